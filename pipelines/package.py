@@ -52,18 +52,18 @@ def read_parameters(package: Path, pairs: Sequence[str]) -> dict[str, Any]:
         ContractError: the package is absent or no compiled pipeline, a pair has no `=`, a name is not the pipeline's,
             or a value is not of its type.
     """
-    types = _types(package)
+    types = _parameter_types(package)
     parameters: dict[str, Any] = {}
     for pair in pairs:
         name, separator, text = pair.partition("=")
         if not separator:
             raise ContractError(f"parameter {pair!r} has no '=', expected NAME=VALUE")
         _check_names([name], types)
-        parameters[name] = _value(name, text, types[name])
+        parameters[name] = _typed_value(name, text, types[name])
     return parameters
 
 
-def _value(name: str, text: str, kind: str) -> Any:
+def _typed_value(name: str, text: str, kind: str) -> Any:
     if kind not in _VALUES:
         return text
     wanted, written = _VALUES[kind]
@@ -87,7 +87,7 @@ def check_parameters(package: Path, parameters: Mapping[str, Any]) -> None:
     Raises:
         ContractError: the package is absent or no compiled pipeline, or a parameter is not the pipeline's.
     """
-    _check_names(sorted(parameters), _types(package))
+    _check_names(sorted(parameters), _parameter_types(package))
 
 
 def _check_names(names: Sequence[str], types: Mapping[str, str]) -> None:
@@ -101,35 +101,35 @@ def image_tag(package: Path) -> str:
     Raises:
         ContractError: the package is absent or no compiled pipeline, or its images have not one immutable tag.
     """
-    document = _document(package)
+    document = _read_document(package)
     try:
         images = [each["container"]["image"] for each in document["deploymentSpec"]["executors"].values()]
     except (KeyError, TypeError, AttributeError) as error:
-        raise _no_package(package) from error
+        raise _not_a_package(package) from error
     tags = {image.rpartition("/")[2].partition(":")[2] for image in images}
     if len(tags) != 1 or not tags.isdisjoint({"", "dev", "latest"}):
-        told = ", ".join(sorted(tag or "none" for tag in tags))
-        raise ContractError(f"images of {package} have tag {told}, expected one revision: evergreen compile --tag")
+        found = ", ".join(sorted(tag or "none" for tag in tags))
+        raise ContractError(f"images of {package} have tag {found}, expected one revision: evergreen compile --tag")
     return str(tags.pop())
 
 
-def _types(package: Path) -> dict[str, str]:
+def _parameter_types(package: Path) -> dict[str, str]:
     """KFP's type of each parameter of the compiled pipeline."""
     try:
-        inputs = _document(package)["root"]["inputDefinitions"]["parameters"]
+        inputs = _read_document(package)["root"]["inputDefinitions"]["parameters"]
         return {name: described["parameterType"] for name, described in inputs.items()}
     except (KeyError, TypeError, AttributeError) as error:
-        raise _no_package(package) from error
+        raise _not_a_package(package) from error
 
 
-def _document(package: Path) -> Any:
+def _read_document(package: Path) -> Any:
     try:
         return next(iter(yaml.load_all(package.read_text(), _LOADER)))
     except OSError as error:
         raise ContractError(f"package {package} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, StopIteration, ValueError) as error:
-        raise _no_package(package) from error
+        raise _not_a_package(package) from error
 
 
-def _no_package(package: Path) -> ContractError:
+def _not_a_package(package: Path) -> ContractError:
     return ContractError(f"package {package} is no compiled pipeline, expected one of `evergreen compile`")

@@ -148,8 +148,8 @@ class Placement:
     `retryPolicy: Always`."""
     training_retries: int = 4
     """The same of training, which is the longest step and goes on from its checkpoint, so that each loss of a node
-    costs it minutes. More on nodes that come and go; an error that no try can mend waits 10 s * 3^n longer for each
-    to be told, with 4 of them 7 minutes."""
+    costs it minutes. More on nodes that come and go; an error that no try can mend is reported 10 s * 3^n
+    later for each, with 4 of them after 7 minutes."""
 
     def __post_init__(self) -> None:
         """Refuses GPUs that nobody would use, and what the cluster would refuse in the middle of a run."""

@@ -107,13 +107,13 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             champion: Model to beat: current, none, or a released model's id.
             holdout_fraction: Share of the newest rows kept for the gate.
             max_malformed_fraction: Share of malformed rows that stops the run.
-            replay_share: Share of rows from days before the window among those learnt, against forgetting; 0 = the
+            replay_share: Share of rows from days before the window among those learned, against forgetting; 0 = the
                 window alone.
             replay_days: Newest days with rows before the window, from which old rows are drawn: those to replay, and
                 (whatever the share) some to measure what is remembered; 0 = none is read.
             window_days: Days that the window has, counted back from its end; 0 = `window_start` says.
-            late_days: Days before the live model's last row of which rows are learnt, too, that came to the lake later,
-                where neither `window_start` nor `window_days` says; 0 = none.
+            late_days: Days before the live model's last row of which rows are learned, too, that came to the lake
+                later, where neither `window_start` nor `window_days` says; 0 = none.
             columns: Features to learn from, comma-separated; empty = all 39. Must equal the parent's.
             negative_rate: Share of the training rows without a click that is kept; scores are corrected for it.
             attribution_hours: Hours after a row in which its click may still come; 0 = every label counts as final.
@@ -144,7 +144,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             solver: Settings of the hugectr trainer over its defaults, as a JSON object; empty = none.
             min_auc: AUC that a model needs to be released at all.
             max_auc_loss: AUC by which the candidate may trail the champion (non-inferiority margin).
-            max_old_auc_loss: The same on held-out rows of days before the window; negative = told, not judged.
+            max_old_auc_loss: The same on held-out rows of days before the window; negative = reported, not judged.
             accept_inconclusive: Whether too small a held-out window may release a model nevertheless.
         """
         run = dsl.PIPELINE_JOB_NAME_PLACEHOLDER

@@ -110,31 +110,31 @@ class Controller:
         if not self.spec.least <= current <= self.spec.most:
             wanted = min(max(current, self.spec.least), self.spec.most)
         else:
-            proposal = self._proposed(current, pods, readings)
+            proposal = self._largest_wish(current, pods, readings)
             if proposal is None:
                 return current
-            wanted = self._limited(now, current, self._stabilised(now, current, proposal))
+            wanted = self._within_policies(now, current, self._stabilised(now, current, proposal))
         if wanted != current:
             self._changes.append((now, wanted - current))
         return wanted
 
-    def _proposed(
+    def _largest_wish(
         self, current: int, pods: Sequence[PodStatus], readings: Mapping[str, PerPod | float | None]
     ) -> int | None:
         """The largest wish of all metrics; None where too little is known to act."""
         wishes: list[int | None] = []
         for metric in self.spec.metrics:
-            reading, target = readings.get(metric.name), _milli(metric.target)
+            reading, target = readings.get(metric.name), _thousandths(metric.target)
             if reading is None:
                 wishes.append(None)
             elif isinstance(reading, Mapping):
-                milli = {pod: _milli(value) for pod, value in reading.items()}
+                milli = {pod: _thousandths(value) for pod, value in reading.items()}
                 wishes.append(self._wish_by_pods(target, current, pods=pods, values=milli))
             elif metric.is_average:
-                ratio = _milli(reading) / (target * len(pods)) if pods else math.inf
-                wishes.append(len(pods) if self._is_within(ratio) else math.ceil(_milli(reading) / target))
+                ratio = _thousandths(reading) / (target * len(pods)) if pods else math.inf
+                wishes.append(len(pods) if self._is_within(ratio) else math.ceil(_thousandths(reading) / target))
             else:
-                ratio = _milli(reading) / target
+                ratio = _thousandths(reading) / target
                 num_ready = sum(1 for pod in pods if pod.is_ready)
                 wishes.append(current if self._is_within(ratio) else math.ceil(ratio * num_ready))
         known = [wish for wish in wishes if wish is not None]
@@ -151,7 +151,7 @@ class Controller:
         measured = {pod.name: values[pod.name] for pod in pods if pod.name in values.keys() - pending}
         if not measured:
             return None
-        ratio = _ratio(measured, target)
+        ratio = _mean_ratio(measured, target)
         starting = bool(pending) and ratio > 1
         if not starting and not missing:
             return current if self._is_within(ratio) else math.ceil(ratio * len(measured))
@@ -159,7 +159,7 @@ class Controller:
         measured |= dict.fromkeys(missing, target if ratio < 1 else 0)
         if starting:
             measured |= dict.fromkeys(pending, 0)
-        careful = _ratio(measured, target)
+        careful = _mean_ratio(measured, target)
         if self._is_within(careful) or (ratio < 1 < careful) or (careful < 1 < ratio):
             return current
         wish = math.ceil(careful * len(measured))
@@ -180,19 +180,19 @@ class Controller:
         self._recommended.append((now, proposal))
         return min(max(current, lowest), highest)
 
-    def _limited(self, now: float, current: int, wanted: int) -> int:
+    def _within_policies(self, now: float, current: int, wanted: int) -> int:
         """`wanted` within the policies and the bounds."""
         longest = max(policy.period_seconds for rules in (self.spec.up, self.spec.down) for policy in rules.policies)
         self._changes = [(at, change) for at, change in self._changes if at > now - longest]
         if wanted > current:
-            limit = max(self._limit(now, current, self.spec.up, sign=1), current)
+            limit = max(self._policy_limit(now, current, self.spec.up, sign=1), current)
             return min(wanted, limit, self.spec.most)
         if wanted < current:
-            limit = min(self._limit(now, current, self.spec.down, sign=-1), current)
+            limit = min(self._policy_limit(now, current, self.spec.down, sign=-1), current)
             return max(wanted, limit, self.spec.least)
         return wanted
 
-    def _limit(self, now: float, current: int, rules: Rules, *, sign: int) -> int:
+    def _policy_limit(self, now: float, current: int, rules: Rules, *, sign: int) -> int:
         if rules.select == "Disabled":
             return current
         limits = []
@@ -208,12 +208,12 @@ class Controller:
         return widest(limits)
 
 
-def _milli(value: float) -> int:
+def _thousandths(value: float) -> int:
     """Thousandths, cut off: how the metrics APIs carry numbers."""
     if math.isinf(value):
         raise ContractError(f"a query's value is {value}, which no quantity holds; expected a finite one")
     return int(value * 1000)
 
 
-def _ratio(values: Mapping[str, int], target: int) -> float:
+def _mean_ratio(values: Mapping[str, int], target: int) -> float:
     return (sum(values.values()) // len(values)) / target

@@ -109,21 +109,21 @@ class PodQueue:
             if queue:
                 first = arrivals[queue[0]]
             else:
-                self._begin_idle(until)
+                self._start_on_idle_instances(until)
                 if self._head == len(arrivals):
                     break
                 first = arrivals[self._head]
             start = first if first > free[0] else free[0]
             if start >= until:
                 break
-            self._admit(start)
-            self._begin(start)
-        self._admit(until)
-        self._finish(until)
-        self._shorten()
+            self._admit_requests(start)
+            self._start_batch(start)
+        self._admit_requests(until)
+        self._count_ended_batches(until)
+        self._forget_past_requests()
         self.now = until
 
-    def _admit(self, until: float) -> None:
+    def _admit_requests(self, until: float) -> None:
         """Lets requests into the queue that come up to `until`; between two batches it only grows, so this is exact."""
         arrivals, queue = self._arrivals, self._queue
         head, most = self._head, self.settings.max_queued
@@ -135,10 +135,10 @@ class PodQueue:
             head += 1
         self._head = head
 
-    def _begin_idle(self, until: float) -> None:
+    def _start_on_idle_instances(self, until: float) -> None:
         """Requests that find nobody waiting and an instance free go alone and at once; up to the first that does not.
 
-        The same as `_admit` and `_begin` do, for the most frequent case at a third of the time.
+        The same as `_admit_requests` and `_start_batch` do, for the most frequent case at a third of the time.
         """
         arrivals, rows = self._arrivals, self._rows
         multiples, free = self._multiples, self._free
@@ -155,7 +155,7 @@ class PodQueue:
             head += 1
         self._head = head
 
-    def _begin(self, start: float) -> None:
+    def _start_batch(self, start: float) -> None:
         """One free instance takes a batch."""
         arrivals, all_rows = self._arrivals, self._rows
         queue, settings = self._queue, self.settings
@@ -185,7 +185,7 @@ class PodQueue:
         # Every request of a batch is counted with the batch's time, as Triton does.
         self._running.append(_Batch(start + seconds, count, rows, waited, seconds * count))
 
-    def _finish(self, until: float) -> None:
+    def _count_ended_batches(self, until: float) -> None:
         """Counts the batches that ended: Triton counts a request when it is answered."""
         ended = [batch for batch in self._running if batch.end <= until]
         if not ended:
@@ -199,7 +199,7 @@ class PodQueue:
         counters.queue_seconds += sum(queued)
         counters.compute_seconds += sum(computed)
 
-    def _shorten(self) -> None:
+    def _forget_past_requests(self) -> None:
         """Forgets the requests that are past."""
         past = self._queue[0] if self._queue else self._head
         if past > 4096 or past == len(self._arrivals):

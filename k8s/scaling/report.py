@@ -22,7 +22,7 @@ def describe(outcome: SimulatedRun, *, objective_ms: float, price: float | None 
     Args:
         outcome: What happened.
         objective_ms: Queue time that is still in time.
-        price: Of a node's hour; None = the cost is not told.
+        price: Of a node's hour; None = no cost is printed.
     """
     waits = np.concatenate([each for _, each in outcome.waits])
     counters, wanted = outcome.counters, [moment.wanted for moment in outcome.moments]

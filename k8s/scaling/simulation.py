@@ -113,28 +113,28 @@ class Simulation:
             taken = 0
             outcome.num_arrived += len(requests.arrivals)
             while now < end:
-                upcoming = min(chain([end, sync_at], self._changes(now), self._scrapes(now)))
-                taken = self._dispatch(requests, taken, now=now, until=upcoming)
+                upcoming = min(chain([end, sync_at], self._ready_times(now), self._scrape_times(now)))
+                taken = self._dispatch_requests(requests, taken, now=now, until=upcoming)
                 now = upcoming
-                self._scrape(now)
+                self._scrape_pods(now)
                 if now >= sync_at:
-                    self._sync(now)
+                    self._sync_autoscaler(now)
                     sync_at += SYNC_SECONDS
-        self._advance(now)
+        self._advance_pods(now)
         outcome.seconds = now
         for pod in cluster.pods:
-            self._collect(pod)
+            self._add_to_outcome(pod)
         outcome.pod_hours, outcome.node_hours = cluster.pod_hours(now), cluster.node_hours(now)
         return outcome
 
-    def _changes(self, now: float) -> Iterator[float]:
+    def _ready_times(self, now: float) -> Iterator[float]:
         """Times at which a pod becomes ready."""
         return (pod.ready_at for pod in self._cluster.pods if pod.ready_at > now)
 
-    def _scrapes(self, now: float) -> Iterator[float]:
+    def _scrape_times(self, now: float) -> Iterator[float]:
         return (self._scraper.next_after(pod, now) for pod in self._cluster.pods)
 
-    def _dispatch(self, requests: TraceRequests, taken: int, *, now: float, until: float) -> int:
+    def _dispatch_requests(self, requests: TraceRequests, taken: int, *, now: float, until: float) -> int:
         """Gives the requests that come before `until` to ready pods; how many of the step's are given then."""
         last = int(np.searchsorted(requests.arrivals, until))
         if last == taken:
@@ -151,13 +151,13 @@ class Simulation:
             pod.queue.offer(arrivals[own].tolist(), requests.rows, multiples[own].tolist())
         return last
 
-    def _scrape(self, now: float) -> None:
+    def _scrape_pods(self, now: float) -> None:
         for pod in self._cluster.pods:
             if self._scraper.is_due(pod, now):
                 pod.queue.advance(now)
                 self._scraper.scrape(pod, now)
 
-    def _advance(self, now: float) -> None:
+    def _advance_pods(self, now: float) -> None:
         for pod in self._cluster.pods:
             if pod.queue.now < now:
                 pod.queue.advance(now)
@@ -166,16 +166,16 @@ class Simulation:
         for pod in self._cluster.pods:
             pod.queue.waits.clear()
 
-    def _sync(self, now: float) -> None:
+    def _sync_autoscaler(self, now: float) -> None:
         """The autoscaler decides, and the Deployment follows."""
         cluster = self._cluster
-        self._advance(now)
+        self._advance_pods(now)
         for pod in cluster.settle(now):
-            self._collect(pod)
+            self._add_to_outcome(pod)
         pods = cluster.staying()
         readings = self._readings(now, {pod.name for pod in pods})
         self._wanted = self._controller.sync(now, self._wanted, pods=[pod.seen(now) for pod in pods], readings=readings)
-        metrics = {name: _mean(reading) for name, reading in readings.items()}
+        metrics = {name: _mean_reading(reading) for name, reading in readings.items()}
         self.outcome.moments.append(SyncState(now, self._wanted, len(cluster.ready(now)), len(cluster.pods), metrics))
         cluster.scale(now, self._wanted)
 
@@ -187,13 +187,13 @@ class Simulation:
         found = metrics_by_pod({pod: each for pod, each in samples.items() if pod in staying}, now)
         return {name: by_pod or None for name, by_pod in found.items()}
 
-    def _collect(self, pod: Pod) -> None:
+    def _add_to_outcome(self, pod: Pod) -> None:
         """Adds what a pod did to the outcome."""
         self.outcome.counters.add(pod.queue.counters)
         self.outcome.num_inside += pod.queue.num_inside
 
 
-def _mean(reading: object) -> float | None:
+def _mean_reading(reading: object) -> float | None:
     if isinstance(reading, dict):
         return math.fsum(reading.values()) / len(reading)
     return reading if isinstance(reading, float) else None

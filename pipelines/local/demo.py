@@ -251,14 +251,14 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
         services = Services(settings=settings, plan=plan, folders=folders, triton_url=triton.grpc_url, log=log)
         demo = Demo(services=services, screen=screen, stack=stack, triton=triton)
         with screen.stage("compile", "compile the pipeline"):
-            _compile(services.package)
+            _compile_pipeline(services.package)
         with screen.stage("first_run", "first model through the pipeline"):
             _first_run(demo)
         with screen.stage("baseline", "live traffic, labels arrive later"):
             _start_services(demo)
             _wait_for_window(demo, version=1)
         with screen.stage("drift", "the world changes"):
-            fired = _drift(demo)
+            fired = _change_world(demo)
         walks: list[RollbackWalk] = []
         if fired:
             with screen.stage("retraining", "retrain on the new logs"):
@@ -269,7 +269,7 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
                 with screen.stage("rollback", "one command back to the old version, one forward again"):
                     walks = _show_rollback(demo)
         with screen.stage("drain", "stop and account for every record"):
-            traffic = _drain(demo)
+            traffic = _stop_and_account(demo)
         with screen.stage("verify", "recompute every logged score offline, make every decision again"):
             verified = _verify_scores(demo)
             replayed = _replay_decisions(demo)
@@ -361,7 +361,7 @@ def _run_to_end(logs: Path, module: str, *words: str) -> dict[str, Any]:
     return answer
 
 
-def _compile(package: Path) -> None:
+def _compile_pipeline(package: Path) -> None:
     from pipelines.package import compile_pipeline
     from pipelines.placement import Placement
 
@@ -416,7 +416,7 @@ def _wait_for_window(demo: Demo, *, version: int) -> None:
     demo.stack.wait_until(full, what=f"a full window of version {version}", seconds=600, watch=demo.watch)
 
 
-def _drift(demo: Demo) -> bool:
+def _change_world(demo: Demo) -> bool:
     """Changes the world and waits for the monitor's decision; False if the rows ran out before it could be sure."""
     if not demo.rows_ran_out():
         demo.stack.tell("replay", "drift")
@@ -441,7 +441,7 @@ def _wait_for_run(demo: Demo) -> bool:
     return live is not None and live.version > 1
 
 
-def _drain(demo: Demo) -> dict[str, Any]:
+def _stop_and_account(demo: Demo) -> dict[str, Any]:
     """Stops traffic, waits until every record is accounted for, ends all; returns the traffic's summary."""
     with contextlib.suppress(ProcessDied):  # its rows ran out; its exit code tells
         demo.stack.tell("replay", "stop")
@@ -465,12 +465,12 @@ def _show_rollback(demo: Demo) -> list[RollbackWalk]:
     back = demo.services.rollback_command("the demo shows a rollback")
     forward = demo.services.rollback_command("the demo goes back to the newest version")
     return [
-        _walk(demo, live.previous_version, back),
-        _walk(demo, live.version, [*forward, "--to", str(live.version)]),
+        _roll_to(demo, live.previous_version, back),
+        _roll_to(demo, live.version, [*forward, "--to", str(live.version)]),
     ]
 
 
-def _walk(demo: Demo, version: int, command: list[str]) -> RollbackWalk:
+def _roll_to(demo: Demo, version: int, command: list[str]) -> RollbackWalk:
     """Makes `version` live by the rollback command, and waits until it alone answers."""
     name = f"rollback_to_{version}"
     started_at = time.time()

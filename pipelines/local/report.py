@@ -5,8 +5,8 @@ Self-contained HTML. The numbers are `summary`'s; the lines are drawn by `compon
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from pipelines.local.summary import (
     DemoSummary,
     Lines,
     Observations,
-    RunNumbers,
     decision_sentences,
     journal_events,
     memory_sentences,
@@ -56,32 +55,31 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
     start = min((line["time"] for line in (*traffic[:1], *timeline[:1], *events[:1])), default=0.0)
     body = [
         "<h1>Evergreen: one turn of the loop</h1>",
-        f"<p>{_text(_headline(summary))}</p>",
-        f"<p>{_text(_drift(summary.drift))} {_text(summary.created_at)}.</p>",
-        _list("What these rows are too few to tell", summary.uncertain),
-        _numbers(summary),
+        f"<p>{escape(_headline_sentence(summary))}</p>",
+        f"<p>{escape(_describe_drift(summary.drift))} {escape(summary.created_at)}.</p>",
+        _html_list("What these rows are too few to tell", summary.uncertain),
+        _number_boxes(summary),
         "<h2>AUC over time, as the monitor saw it</h2>",
         _auc_chart(observed, events, summary, start=start),
         "<h2>Events</h2>",
-        _table(
+        _html_table(
             ["time", "what", "details"],
             [[f"{e['time'] - start:.1f} s", e["kind"].replace("_", " "), e["text"]] for e in events],
         ),
         "<h2>Versions and the gate</h2>",
-        _versions(summary),
+        _version_table(summary),
         *_sentences(memory_sentences(summary)),
         "<h2>What was served</h2>",
         *_sentences(serving_sentences(summary)),
         "<h2>How it was decided</h2>",
         *_sentences(decision_sentences(summary)),
-        _backtests(summary.backtests),
+        _backtest_table(summary.backtests),
         "<h2>What validation found</h2>",
-        _findings(observed.folders),
-        "<h2>Latency of scoring requests</h2>",
-        _latency_chart(traffic, start),
+        _validation_findings(observed.folders),
         "<h2>Where the time went</h2>",
-        _table(["stage", "seconds"], [[name.replace("_", " "), _number(s)] for name, s in summary.seconds.items()]),
-        _step_seconds(summary.runs),
+        _html_table(
+            ["stage", "seconds"], [[name.replace("_", " "), _digits(s)] for name, s in summary.seconds.items()]
+        ),
     ]
     page = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -93,10 +91,10 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
 
 
 def _sentences(sentences: Iterable[str]) -> list[str]:
-    return [f"<p>{_text(sentence[0].upper() + sentence[1:])}.</p>" for sentence in sentences]
+    return [f"<p>{escape(sentence[0].upper() + sentence[1:])}.</p>" for sentence in sentences]
 
 
-def _headline(summary: DemoSummary) -> str:
+def _headline_sentence(summary: DemoSummary) -> str:
     auc, trigger = summary.auc, summary.trigger
     if trigger.reason is None:
         return "The monitor saw nothing that it could be sure of, and asked for no run."
@@ -109,12 +107,12 @@ def _headline(summary: DemoSummary) -> str:
     share = auc.regained_share
     regained = f"; {share:.0%} of what drift cost is regained" if share is not None else ""
     return (
-        f"Drift took the live AUC from {_number(auc.baseline)} to {_number(auc.trough)}. The monitor asked for a "
-        f"run, the new version serves with an AUC of {_number(auc.recovered)}{regained}."
+        f"Drift took the live AUC from {_digits(auc.baseline)} to {_digits(auc.trough)}. The monitor asked for a "
+        f"run, the new version serves with an AUC of {_digits(auc.recovered)}{regained}."
     )
 
 
-def _drift(drift: Mapping[str, Any]) -> str:
+def _describe_drift(drift: Mapping[str, Any]) -> str:
     columns = ", ".join(drift.get("columns", ()))
     if drift.get("kind") == "permutation":
         return f"Drift: the values of {columns} change places, at random (seed {drift['seed']})."
@@ -122,23 +120,23 @@ def _drift(drift: Mapping[str, Any]) -> str:
     return f"Drift: what the values of {columns} mean rotates; new values appear in {new}." if columns else ""
 
 
-def _numbers(summary: DemoSummary) -> str:
+def _number_boxes(summary: DemoSummary) -> str:
     bayes, records, requests = summary.bayes_auc or {}, summary.records, summary.requests
     shown = [
         ("requests sent / failed", f"{requests['sent']:,} / {requests['failed']}"),
         ("records published / archived", f"{records.published:,} / {records.archived:,}"),
-        ("serving parity, largest difference", _number(summary.serving_parity_max_abs_diff)),
+        ("serving parity, largest difference", _digits(summary.serving_parity_max_abs_diff)),
     ]
     if bayes.get("before") is not None:
-        best = f"{_number(bayes['before'])} / {_number(bayes.get('after'))}"
+        best = f"{_digits(bayes['before'])} / {_digits(bayes.get('after'))}"
         shown.insert(0, ("best possible AUC before / after drift", best))
     if (rollback := summary.rollback) is not None:
         failed = rollback.during.requests_failed
         shown.append(("rollback / requests failed", f"{rollback.seconds:.1f} s / {failed}"))
     for name, words in (("drift_to_detection", "drift to detection"), ("trigger_to_serving", "decision to serving")):
         if (seconds := summary.seconds[name]) is not None:
-            shown.append((words, f"{_number(seconds)} s"))
-    return '<div class="numbers">' + "".join(f"<div>{_text(k)}<b>{_text(v)}</b></div>" for k, v in shown) + "</div>"
+            shown.append((words, f"{_digits(seconds)} s"))
+    return '<div class="numbers">' + "".join(f"<div>{escape(k)}<b>{escape(v)}</b></div>" for k, v in shown) + "</div>"
 
 
 def _auc_chart(observed: Observations, events: Lines, summary: DemoSummary, *, start: float) -> str:
@@ -174,16 +172,7 @@ def _auc_chart(observed: Observations, events: Lines, summary: DemoSummary, *, s
     )
 
 
-def _latency_chart(traffic: Lines, start: float) -> str:
-    x = [t["time"] - start for t in traffic]
-    lines = [
-        Line(label="p50", color="#2563eb", x=x, y=[t["p50_ms"] for t in traffic]),
-        Line(label="p99", color="#dc2626", x=x, y=[t["p99_ms"] for t in traffic]),
-    ]
-    return line_chart(lines, y_label="milliseconds per request", from_zero=True) or "<p>No request was sent.</p>"
-
-
-def _versions(summary: DemoSummary) -> str:
+def _version_table(summary: DemoSummary) -> str:
     rows = [
         [
             str(version.version),
@@ -191,66 +180,55 @@ def _versions(summary: DemoSummary) -> str:
             version.parent or "from scratch",
             version.gate,
             version.reason,
-            "" if version.old_auc is None else f"{_number(version.old_auc)}, {_number(version.replaced_old_auc)}",
-            _number(version.parity_max_abs_diff),
+            "" if version.old_auc is None else f"{_digits(version.old_auc)}, {_digits(version.replaced_old_auc)}",
+            _digits(version.parity_max_abs_diff),
         ]
         for version in summary.versions
     ]
     old = "AUC on older rows, and of the version it replaced"
-    return _table(["version", "rows learned from", "parent", "gate", "because", old, "parity"], rows)
+    return _html_table(["version", "rows learned from", "parent", "gate", "because", old, "parity"], rows)
 
 
-def _backtests(backtests: Lines) -> str:
+def _backtest_table(backtests: Lines) -> str:
     """What each policy alone would have done over the same rows."""
     header = ["policy alone", "runs", "false alarms", "seconds to the first", "rows to it", "held back"]
     rows = [
         [
             each["policies"],
             str(len(each["fires"])),
-            _number(each["false_alarms"]),
-            _number(each["delay_seconds"]),
+            _digits(each["false_alarms"]),
+            _digits(each["delay_seconds"]),
             "none" if each["delay_rows"] is None else f"{each['delay_rows']:,}",
             str(each["held"]),
         ]
         for each in backtests
     ]
-    return _table(header, rows) if rows else ""
+    return _html_table(header, rows) if rows else ""
 
 
-def _step_seconds(runs: Sequence[RunNumbers]) -> str:
-    """Seconds that each step worked, a column per run; a container's start is not counted."""
-    steps = list(dict.fromkeys(step for run in runs for step in run.step_seconds))
-    rows = [[step, *(_number(run.step_seconds.get(step)) for run in runs)] for step in steps]
-    return _table(["step's own seconds", *(f"run {number}" for number in range(1, len(runs) + 1))], rows)
-
-
-def _findings(folders: LocalFolders) -> str:
+def _validation_findings(folders: LocalFolders) -> str:
     parts = []
     for path in sorted(folders.artifacts.glob("*/validation/report")):
         report = ValidationReport.read(path)
-        parts.append(f"<p>{report.num_rows:,} rows: <b>{_text(report.decision)}</b></p>")
+        parts.append(f"<p>{report.num_rows:,} rows: <b>{escape(report.decision)}</b></p>")
         shown = [f for f in report.findings if f["severity"] != "info"][:15]
         rows = [[f["severity"], f["feature"], f["kind"], f["description"]] for f in shown]
-        parts.append(_table(["severity", "feature", "kind", "finding"], rows) if rows else "")
+        parts.append(_html_table(["severity", "feature", "kind", "finding"], rows) if rows else "")
         if len(report.findings) > len(shown):
             parts.append(f"<p>{len(report.findings) - len(shown)} more in the step's own report.</p>")
     return "".join(parts)
 
 
-def _list(title: str, sentences: Sequence[str]) -> str:
-    items = "".join(f"<li>{_text(sentence)}</li>" for sentence in sentences)
-    return f'<div class="note"><b>{_text(title)}</b><ul>{items}</ul></div>' if items else ""
+def _html_list(title: str, sentences: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f'<div class="note"><b>{escape(title)}</b><ul>{items}</ul></div>' if items else ""
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_text(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{_text(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll{" wide" if len(header) > 2 else ""}"><table><tr>{head}</tr>{body}</table></div>'
 
 
-def _number(value: float | None) -> str:
+def _digits(value: float | None) -> str:
     return "none" if value is None else f"{value:.4g}"
-
-
-def _text(value: str) -> str:
-    return html.escape(value)

@@ -78,7 +78,7 @@ def run_pipeline(
 
     root.mkdir(parents=True, exist_ok=True)
     logs.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="evergreen-") as temporary, _quiet(logs / "kfp.log"):
+    with tempfile.TemporaryDirectory(prefix="evergreen-") as temporary, _kfp_output_to(logs / "kfp.log"):
         refused: set[str] = set()
         handler = _task_handler(pythons=pythons, source=source, logs=logs, temporary=Path(temporary), refused=refused)
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
@@ -137,7 +137,7 @@ def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temp
             }
             environment.pop("PYTHONHOME", None)
             with open(logs / f"{self._step}.log", "ab") as log:
-                code = _run_to_end(self._command, environment, log)
+                code = _run_step(self._command, environment, log)
             logger.info("step %s exited with code %d", self._step, code)
             if code == REFUSED_EXIT_CODE:
                 refused.add(self._step)
@@ -155,7 +155,7 @@ def yielding(command: Sequence[str]) -> list[str]:
     return ["sh", "-c", _YIELD, "sh", str(STEP_NICENESS), *command]
 
 
-def _run_to_end(command: list[str], environment: Mapping[str, str], log: Any) -> int:
+def _run_step(command: list[str], environment: Mapping[str, str], log: Any) -> int:
     process = subprocess.Popen(
         yielding(command),
         env=dict(environment),
@@ -190,7 +190,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _quiet(log_path: Path) -> Iterator[None]:
+def _kfp_output_to(log_path: Path) -> Iterator[None]:
     """Sends what KFP prints and logs to a file: its handlers replace the root logger's and print whole task inputs."""
     root_logger = logging.getLogger()
     handlers, level = root_logger.handlers[:], root_logger.level
@@ -280,7 +280,7 @@ def run_once(
         PermanentError: the run ended without an outcome: KFP itself failed.
     """
     pythons = {name: environments.python_of(name) for name in set(ENVIRONMENT_OF_STEP.values())}
-    _check(package, pythons, parameters)
+    _check_before_run(package, pythons, parameters)
     now = datetime.now(timezone.utc)
     arguments = {
         **folders.pipeline_arguments(),
@@ -290,7 +290,7 @@ def run_once(
     }
     trigger_id = arguments["trigger_id"]
     logs = folders.logs / "runs" / trigger_id
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, _stop_run)
     logger.info("run %s started", trigger_id)
     failure = ""
     try:
@@ -311,7 +311,7 @@ def run_once(
     return outcome
 
 
-def _check(package: Path, pythons: Mapping[str, Path], parameters: Mapping[str, Any]) -> None:
+def _check_before_run(package: Path, pythons: Mapping[str, Path], parameters: Mapping[str, Any]) -> None:
     """Raises `ContractError` for what KFP would tell with a traceback, or would not tell at all."""
     for name, python in sorted(pythons.items()):
         if not python.exists():  # the task would run in whatever `python3` comes next on PATH
@@ -319,7 +319,7 @@ def _check(package: Path, pythons: Mapping[str, Path], parameters: Mapping[str, 
     check_parameters(package, parameters)
 
 
-def _stop(signum: int, _frame: Any) -> None:
+def _stop_run(signum: int, _frame: Any) -> None:
     """Leaves the run, which ends its task on the way out; a second signal does not cut that short."""
     signal.signal(signum, signal.SIG_IGN)
     raise SystemExit(128 + signum)

@@ -1,4 +1,4 @@
-"""The demo's numbers: read from what every process wrote, told in sentences, and held against what the demo promises.
+"""The demo's numbers: read from what every process wrote, put into sentences, and held against what the demo promises.
 
 Sources are the monitor's timeline, events and decisions, the traffic's lines (one a second), the promotion journal and
 the runs' notes. What does not exist is None. Drawing the page is `report`'s.
@@ -268,13 +268,13 @@ def summarize(observed: Observations) -> DemoSummary:
     folders, traffic, drift_time = observed.folders, observed.traffic_summary, observed.drift_time
     releases = [Release.read(p) for p in sorted((folders.store / "releases").glob("*.json"), key=lambda p: int(p.stem))]
     decision = retrain_decision(observed.events)
-    auc, versions = auc_numbers(observed), _versions(releases, read_verdicts(folders))
+    auc, versions = auc_numbers(observed), _version_numbers(releases, read_verdicts(folders))
     trigger = TriggerNumbers(
         reason=decision["text"] if decision else None,
         runs=sum(1 for event in observed.events if event["kind"] == "run_started"),
         policies=policy_words(observed.decisions, decision),
     )
-    runs = _runs(folders.store)
+    runs = _run_numbers(folders.store)
     last: Mapping[str, Any] = observed.timeline[-1] if observed.timeline else {}
     return DemoSummary(
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -298,7 +298,7 @@ def summarize(observed: Observations) -> DemoSummary:
         feature_drift=feature_drift(observed.events, drift_time),
         decisions=observed.replayed,
         backtests=[dict(each) for each in observed.backtests],
-        seconds={**observed.stage_seconds, **_spans(observed.events, drift_time, decision)},
+        seconds={**observed.stage_seconds, **_event_spans(observed.events, drift_time, decision)},
         serving_parity_max_abs_diff=max((r.parity_max_abs_diff for r in releases), default=None),
         runs=runs,
         uncertain=list(uncertainties(observed, auc=auc, trigger=trigger, versions=versions, runs=runs)),
@@ -482,10 +482,10 @@ def uncertainties(
         window = next(line for line in timeline if line["version"] == number and line["auc"] == value)
         few = window["rows"] < observed.plan.window_rows or window["clicks"] < observed.plan.min_clicks
         if few or window["auc_low"] is None or window["auc_high"] - window["auc_low"] > WIDE_INTERVAL:
-            yield f"the {name} auc {_interval(window)}"
+            yield f"the {name} auc {_auc_with_interval(window)}"
     if trigger.reason is None:
         last = observed.timeline[-1] if observed.timeline else None
-        note = f"; the last auc {_interval(last)}" if last and last["auc"] is not None else ""
+        note = f"; the last auc {_auc_with_interval(last)}" if last and last["auc"] is not None else ""
         yield f"the rows ran out before the monitor could be sure that the model is worse{note}"
     elif auc.recovered is None and any(version.version == 2 for version in versions):
         yield "the rows ran out before version 2 could be measured"
@@ -533,9 +533,9 @@ def serving_sentences(summary: DemoSummary) -> Iterator[str]:
     if (release := summary.release) is not None:
         p99 = (release.p99_ms_before, release.during.p99_ms, release.p99_ms_after)
         yield (
-            f"release of version {release.version} under traffic: {_short(release.seconds)} s, "
+            f"release of version {release.version} under traffic: {_three_digits(release.seconds)} s, "
             f"{release.during.requests_failed} requests failed; p99 of a second before, during, after: "
-            f"{', '.join(map(_short, p99))} ms"
+            f"{', '.join(map(_three_digits, p99))} ms"
         )
     if (rollback := summary.rollback) is not None:
         yield (
@@ -545,7 +545,7 @@ def serving_sentences(summary: DemoSummary) -> Iterator[str]:
     for found in summary.verified:
         yield (
             f"version {found.version}: {found.num_rows:,} logged scores recomputed offline, "
-            f"{found.num_different} differ, largest difference {_short(found.max_abs_diff)}"
+            f"{found.num_different} differ, largest difference {_three_digits(found.max_abs_diff)}"
         )
 
 
@@ -609,7 +609,7 @@ def _serving_promises(summary: DemoSummary) -> Iterator[tuple[bool, str]]:
         yield rows == archived, f"{rows} logged scores were recomputed, expected the {archived} archived"
 
 
-def _versions(releases: Sequence[Release], verdicts: Sequence[Verdict]) -> list[VersionNumbers]:
+def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -> list[VersionNumbers]:
     found = []
     for release in releases:
         model = Model.read(local_path(release.model_uri) / Model.MANIFEST)
@@ -632,7 +632,7 @@ def _versions(releases: Sequence[Release], verdicts: Sequence[Verdict]) -> list[
     return found
 
 
-def _runs(store: Path) -> list[RunNumbers]:
+def _run_numbers(store: Path) -> list[RunNumbers]:
     return [
         RunNumbers(
             trigger_id=outcome.trigger_id,
@@ -646,7 +646,9 @@ def _runs(store: Path) -> list[RunNumbers]:
     ]
 
 
-def _spans(events: Lines, drift_time: float | None, decision: Mapping[str, Any] | None) -> dict[str, float | None]:
+def _event_spans(
+    events: Lines, drift_time: float | None, decision: Mapping[str, Any] | None
+) -> dict[str, float | None]:
     """Seconds from the change to the decision, and from there to the new version's first answer."""
     decided_at = decision["time"] if decision else None
     served_at = next((e["time"] for e in events if e["kind"] == "version_seen" and e["version"] == 2), None)
@@ -683,11 +685,11 @@ def _epoch_seconds(time: str) -> float:
     return round(moment_of(time).timestamp(), 3)
 
 
-def _interval(window: Mapping[str, Any]) -> str:
+def _auc_with_interval(window: Mapping[str, Any]) -> str:
     low, high = window["auc_low"], window["auc_high"]
     interval = f"95 % {low:.3f}..{high:.3f}" if low is not None and high is not None else "no interval"
     return f"{window['auc']:.3f} ({interval}) rests on {window['rows']} rows with {window['clicks']} clicks"
 
 
-def _short(value: float | None) -> str:
+def _three_digits(value: float | None) -> str:
     return "none" if value is None else f"{value:.3g}"

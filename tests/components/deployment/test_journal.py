@@ -105,7 +105,7 @@ def test_models_shows_what_a_live_version_learned_from_where_the_store_knows_it(
     assert main(["models", "--store", str(store)]) == 0
     lines = capsys.readouterr().out.splitlines()
     told = (
-        "learnt 12,345 rows of 2026-02-27 to 2026-02-28, 0.25 of those without a click, rows replayed of 1 earlier "
+        "learned 12,345 rows of 2026-02-27 to 2026-02-28, 0.25 of those without a click, rows replayed of 1 earlier "
         "days, not from I4 C2"
     )
     # Below its release and the rollback to it; model-3 is gone, model-4 was a canary and never live.
@@ -113,7 +113,7 @@ def test_models_shows_what_a_live_version_learned_from_where_the_store_knows_it(
     assert lines[2].strip() == lines[11].strip() == told
     assert main(["models", "--store", str(store), "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)
-    assert [entry["learnt"] and entry["learnt"]["negative_rate"] for entry in entries] == [
+    assert [entry["learned"] and entry["learned"]["negative_rate"] for entry in entries] == [
         0.25, 0.25, None, None, None, None, 1.0, 1.0, 0.25, 0.25
     ]  # fmt: skip
 
