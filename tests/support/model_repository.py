@@ -56,5 +56,5 @@ def named(repository):
 
 def with_versions(text, versions):
     """A written configuration that serves exactly `versions`; all else stays."""
-    listed = ", ".join(str(version) for version in sorted(versions))
-    return re.sub(r"versions: \[ [\d, ]+ \]", f"versions: [ {listed} ]", text)
+    listed = "".join(f"    versions: {version}\n" for version in sorted(versions))
+    return re.sub(r"specific \{[^}]*\}", f"specific {{\n{listed}  }}", text)

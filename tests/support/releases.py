@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from components.contracts.manifests import Release
+from components.contracts.manifests import Model, Release
 from components.store.models import model_folder, release_path
+
+
+def keep_model(store, model_id, **changes):
+    """Writes the manifest of a stored model that has no files."""
+    folder = model_folder(store, model_id)
+    values = {
+        "model_id": model_id, "uri": folder.as_uri(), "backend": "pytorch", "config": {}, "slot_sizes": [4] * 26,
+        "parent_model_id": None, "seed": 0, "num_train_rows": 12_345, "optimizer_step": 1, "early_stopping": {},
+        "last_event_time": "", "raw_digest": "", "sha256": {}, "created_at": "",
+    }  # fmt: skip
+    Model(**{**values, **changes}).write(folder / Model.MANIFEST)
 
 
 def release(store, version, model_id="m1"):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from components.contracts.serving import (
     CATEGORICAL_INPUT,
@@ -101,22 +101,51 @@ def triton_config(
     Raises:
         ContractError: no versions, or one below 1.
     """
-    return _TEMPLATE.format(
-        name=name,
-        backend=options.server,
-        max_batch_size=MAX_BATCH_ROWS,
-        inputs=",\n".join(_tensor(tensor) for tensor in (DENSE_INPUT, CATEGORICAL_INPUT)),
-        outputs=_tensor(PROBABILITY_OUTPUT),
-        instances=options.instances,
-        kind=_KINDS[options.device],
-        queue_delay=options.max_queue_delay_microseconds,
-        queue_timeout=options.queue_timeout_microseconds,
-        queue_size=options.max_queued_requests,
-        policy=_policy(versions),
-        cache="true" if options.response_cache else "false",
-        parameters=_ONE_THREAD if options.server == ONNXRUNTIME else "",
-        warmup=_warmup(warmup),
-    )
+    from google.protobuf import json_format, text_format
+    from tritonclient.grpc import model_config_pb2
+
+    wanted = sorted(set(versions))
+    if not wanted or wanted[0] < 1:
+        raise ContractError(f"versions are {wanted}, expected one or more, each at least 1")
+    # A sample of batch size n is n requests of one and the same row, run as one batch.
+    samples = [_sample(f"row {at}", 1, row) for at, row in enumerate(warmup)]
+    if warmup:
+        samples.append(_sample("batch", WARMUP_BATCH, warmup[0]))
+    threads = ("intra_op_thread_count", "inter_op_thread_count") if options.server == ONNXRUNTIME else ()
+    document = {
+        "name": name,
+        "backend": options.server,
+        "max_batch_size": MAX_BATCH_ROWS,
+        "input": [{"name": tensor.name, **_shape(tensor)} for tensor in (DENSE_INPUT, CATEGORICAL_INPUT)],
+        "output": [{"name": PROBABILITY_OUTPUT.name, **_shape(PROBABILITY_OUTPUT)}],
+        "instance_group": [{"count": options.instances, "kind": _KINDS[options.device]}],
+        "dynamic_batching": {
+            "max_queue_delay_microseconds": options.max_queue_delay_microseconds,
+            "default_queue_policy": {
+                "timeout_action": "REJECT",
+                "default_timeout_microseconds": options.queue_timeout_microseconds,
+                "allow_timeout_override": False,
+                "max_queue_size": options.max_queued_requests,
+            },
+        },
+        "response_cache": {"enable": options.response_cache},
+        "version_policy": {"specific": {"versions": wanted}},
+        "parameters": {each: {"string_value": "1"} for each in threads},
+        "model_warmup": samples,
+    }
+    config = json_format.ParseDict(document, model_config_pb2.ModelConfig())
+    header = "# Written by components.deployment at each release; edits are overwritten.\n"
+    return header + str(text_format.MessageToString(config))
+
+
+def _shape(tensor: Tensor) -> dict[str, Any]:
+    return {"data_type": f"TYPE_{tensor.datatype}", "dims": [tensor.width]}
+
+
+def _sample(name: str, batch_size: int, row: WarmupRow) -> dict[str, Any]:
+    files = ((DENSE_INPUT, row.dense), (CATEGORICAL_INPUT, row.categorical))
+    inputs = {tensor.name: {**_shape(tensor), "input_data_file": file} for tensor, file in files}
+    return {"name": name, "batch_size": batch_size, "inputs": inputs}
 
 
 def warmup_files_of(text: str) -> set[str]:
@@ -150,62 +179,3 @@ def read_options(text: str) -> ServingOptions:
         )
     except (text_format.ParseError, IndexError) as error:
         raise ContractError(f"configuration cannot be read: {first_line(error)}") from error
-
-
-def _policy(versions: Iterable[int]) -> str:
-    wanted = sorted(set(versions))
-    if not wanted or wanted[0] < 1:
-        raise ContractError(f"versions are {wanted}, expected one or more, each at least 1")
-    return f"version_policy {{ specific {{ versions: [ {', '.join(str(version) for version in wanted)} ] }} }}"
-
-
-def _tensor(tensor: Tensor) -> str:
-    return f'  {{ name: "{tensor.name}" data_type: TYPE_{tensor.datatype} dims: [ {tensor.width} ] }}'
-
-
-def _warmup(rows: Sequence[WarmupRow]) -> str:
-    # A sample of batch size n is n requests of one and the same row, run as one batch.
-    samples = [_sample(f"row {at}", 1, row) for at, row in enumerate(rows)]
-    if rows:
-        samples.append(_sample("batch", WARMUP_BATCH, rows[0]))
-    return "".join(f"model_warmup {sample}\n" for sample in samples)
-
-
-def _sample(name: str, batch_size: int, row: WarmupRow) -> str:
-    inputs = "".join(
-        f'  inputs {{ key: "{tensor.name}" value {{ data_type: TYPE_{tensor.datatype} dims: [ {tensor.width} ] '
-        f'input_data_file: "{file}" }} }}\n'
-        for tensor, file in ((DENSE_INPUT, row.dense), (CATEGORICAL_INPUT, row.categorical))
-    )
-    return f'{{\n  name: "{name}" batch_size: {batch_size}\n{inputs}}}'
-
-
-_TEMPLATE = """\
-# Written by components.deployment at each release; edits are overwritten.
-name: "{name}"
-backend: "{backend}"
-max_batch_size: {max_batch_size}
-input [
-{inputs}
-]
-output [
-{outputs}
-]
-instance_group [ {{ count: {instances} kind: {kind} }} ]
-dynamic_batching {{
-  max_queue_delay_microseconds: {queue_delay}
-  default_queue_policy {{
-    timeout_action: REJECT
-    default_timeout_microseconds: {queue_timeout}
-    allow_timeout_override: false
-    max_queue_size: {queue_size}
-  }}
-}}
-response_cache {{ enable: {cache} }}
-{policy}
-{parameters}{warmup}"""
-
-_ONE_THREAD = """\
-parameters { key: "intra_op_thread_count" value: { string_value: "1" } }
-parameters { key: "inter_op_thread_count" value: { string_value: "1" } }
-"""

@@ -526,33 +526,6 @@ def test_what_happened_while_the_evidence_was_read_is_not_overridden(place):
     assert current(place.store).version == 1
 
 
-def test_a_replica_that_appears_while_the_canary_is_loaded_loads_it_too(place):
-    listed = ["a:1"]
-    site = dataclasses.replace(place.release_settings(), triton_urls=("dns:///triton:1",))
-
-    class Slow:
-        """The first replica: while it loads the canary, the second one is started."""
-
-        def load(self, name):
-            place.servers["a:1"].load(name)
-            if name == CANARY_NAME and "b:1" not in listed:
-                place.servers["b:1"].restart()
-                listed.append("b:1")
-
-        def __getattr__(self, name):
-            return getattr(place.servers["a:1"], name)
-
-    done = start(
-        *place.candidates[2],
-        dataclasses.replace(
-            site,
-            connect=lambda url: Slow() if url == "a:1" else place.servers[url],
-            resolve=lambda name, port: list(listed),
-        ),
-    )
-    assert set(place.servers["b:1"].models[CANARY_NAME]) == {done.version}
-
-
 def test_a_start_that_a_server_refuses_changes_nothing(place):
     class Refusing:
         def __init__(self, real):
@@ -700,14 +673,6 @@ def test_a_canary_started_by_hand_is_served_with_the_live_versions_options(tmp_p
     assert main(["start", "--store", str(store), "--model-id", "model-2"]) == 0
     assert "version 2 is the canary" in capsys.readouterr().out
     assert read_options((repository / CANARY_NAME / "config.pbtxt").read_text()) == settings.options
-
-
-def test_a_model_that_was_never_judged_is_no_canary(tmp_path, make_candidate, capsys):
-    store = tmp_path / "store"
-    release(*make_candidate(store, 1), ReleaseSettings(store=store, repository=str(tmp_path / "repository")))
-    make_candidate(store, 2)
-    assert main(["start", "--store", str(store), "--model-id", "model-2"]) == 2
-    assert "model-2 was never judged" in capsys.readouterr().err
 
 
 ROOT = "gs://models/serving"

@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 
-from components.contracts.metrics import auc_difference
 from components.deployment.canary.policy import (
     ABORT,
     GROW,
@@ -115,25 +114,6 @@ def test_a_better_model_reaches_all():
 def test_an_equal_model_is_not_held_for_ever():
     ends = [run(seed) for seed in range(60)]
     assert sum(end[0] == "live" for end in ends) >= 50
-
-
-def test_rows_of_one_request_do_not_count_as_independent():
-    """The planted lists share most of everything: the error over requests is the one that repeats show."""
-    worlds = [world(seed, 3000, rows=60) for seed in range(100)]
-    found = [auc_difference(w.labels, w.canary, w.stable, groups=w.requests) for w in worlds]
-    spread = np.std([f.auc for f in found])
-    stated = np.mean([f.standard_error for f in found])
-    ignoring = np.mean([auc_difference(w.labels, w.canary, w.stable).standard_error for w in worlds])
-    assert stated == pytest.approx(spread, rel=0.2)
-    assert ignoring < 0.9 * min(stated, spread)
-
-
-def test_single_rows_have_the_same_error_either_way():
-    pairs = world(3, 2000)
-    one = auc_difference(pairs.labels, pairs.canary, pairs.stable)
-    other = auc_difference(pairs.labels, pairs.canary, pairs.stable, groups=pairs.requests)
-    assert other.auc == one.auc
-    assert other.standard_error == pytest.approx(one.standard_error, rel=0.01)
 
 
 def test_more_pairs_than_the_look_change_nothing():

@@ -8,9 +8,10 @@ import socket
 import pytest
 
 from components.contracts.serving import MODEL_NAME
+from components.deployment import triton_client
 from components.deployment.release import ReleaseSettings, release
-from components.deployment.servers import Fleet, NotListening, Patience, parse_urls, resolve
-from components.deployment.triton_client import Triton, _is_closed
+from components.deployment.servers import NotListening, Patience, parse_urls, resolve
+from components.deployment.triton_client import Triton
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.store.promotion_journal import current
 from tests.support.file_triton import FileTriton
@@ -29,7 +30,6 @@ class Cluster:
             repository=str(root / "repository"),
             triton_urls=(NAME,),
             patience=Patience(clock=lambda: next(now), sleep=lambda _: None),
-            connect=self.connect,
             resolve=self.resolve,
         )
 
@@ -45,11 +45,11 @@ class Cluster:
         self.asked += 1
         return [f"{host}:8001" for host in self.listed]
 
-    def connect(self, url):
-        return self.pod(url.removesuffix(":8001"))
-
-    def release(self, candidate, connect=None):
-        return release(*candidate, dataclasses.replace(self.settings, connect=connect or self.connect))
+    def release(self, candidate, kind=FileTriton):
+        """Releases to pods of that kind."""
+        repository, state = self.settings.repository, self.root / "state"
+        settings = dataclasses.replace(self.settings, connect=lambda url: kind(url, repository=repository, state=state))
+        return release(*candidate, settings)
 
 
 @pytest.fixture
@@ -77,10 +77,7 @@ def test_a_replica_that_appears_during_the_switch_is_notified_too(cluster, make_
                 cluster.listed.append(host)
             super().load(name)
 
-    cluster.release(
-        make_candidate(cluster.settings.store, 2),
-        lambda url: Slow(url, repository=cluster.settings.repository, state=cluster.root / "state"),
-    )
+    cluster.release(make_candidate(cluster.settings.store, 2), Slow)
     assert [cluster.pod(host).loaded() for host in ("10.0.0.1", "10.0.0.2", "10.0.0.3")] == [[2]] * 3
 
 
@@ -96,10 +93,7 @@ def test_a_replica_that_is_starting_is_waited_for(cluster, make_candidate):
                 starting.start()
             super().check_live()
 
-    cluster.release(
-        make_candidate(cluster.settings.store, 1),
-        lambda url: Starting(url, repository=cluster.settings.repository, state=cluster.root / "state"),
-    )
+    cluster.release(make_candidate(cluster.settings.store, 1), Starting)
     assert starting.loaded() == [1]
 
 
@@ -113,28 +107,6 @@ def test_a_pod_whose_image_is_still_pulled_holds_nobody_up_and_reads_what_was_pu
     assert cluster.pod("10.0.0.1").loaded() == [done.version] == [1]
     assert "passed over, since nothing listens there: 10.0.0.2:8001" in caplog.text
     assert cluster.pod("10.0.0.2").start().loaded() == [1]
-
-
-def test_others_serve_before_a_pod_that_does_not_listen_is_waited_for(cluster, make_candidate):
-    cluster.add("10.0.0.1")
-    cluster.pod("10.0.0.2").crash()
-    cluster.listed.append("10.0.0.2")
-    seen = []
-
-    class Starting(FileTriton):
-        def check_live(self):
-            if self.url.startswith("10.0.0.2"):
-                seen.append(cluster.pod("10.0.0.1").loaded())
-            super().check_live()
-
-    cluster.release(
-        make_candidate(cluster.settings.store, 1),
-        lambda url: Starting(url, repository=cluster.settings.repository, state=cluster.root / "state"),
-    )
-    assert seen[0] == []
-    # Asked once when the release began, and again and again when all others served.
-    assert seen[1:] == [[1]] * len(seen[1:])
-    assert len(seen) > 10
 
 
 def test_where_nobody_listens_a_release_fails_for_now(cluster, make_candidate):
@@ -155,20 +127,19 @@ def test_a_server_that_listens_and_does_not_answer_is_still_a_failure(cluster, m
             super().check_live()
 
     with pytest.raises(TemporaryError, match="deadline exceeded"):
-        cluster.release(
-            make_candidate(cluster.settings.store, 1),
-            lambda url: Hanging(url, repository=cluster.settings.repository, state=cluster.root / "state"),
-        )
+        cluster.release(make_candidate(cluster.settings.store, 1), Hanging)
     assert current(cluster.settings.store) is None
 
 
-def test_the_client_tells_a_closed_port_from_a_server_that_does_not_answer():
+def test_the_client_tells_a_closed_port_from_a_server_that_does_not_answer(monkeypatch):
+    monkeypatch.setattr(triton_client, "CALL_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        assert not _is_closed(f"127.0.0.1:{port}")
-    assert _is_closed(f"127.0.0.1:{port}")
+        with pytest.raises(TemporaryError, match="liveness") as silent:
+            Triton(f"127.0.0.1:{port}").check_live()
+    assert not isinstance(silent.value, NotListening)
     with pytest.raises(NotListening, match="liveness"):
-        Triton(f"127.0.0.1:{port}").check_live()
+        Triton("127.0.0.1:9").check_live()
 
 
 def test_a_replica_that_was_deleted_meanwhile_is_no_failure(cluster, make_candidate):
@@ -181,10 +152,7 @@ def test_a_replica_that_was_deleted_meanwhile_is_no_failure(cluster, make_candid
                 cluster.listed.remove("10.0.0.2")
             super().load(name)
 
-    done = cluster.release(
-        make_candidate(cluster.settings.store, 1),
-        lambda url: Deleted(url, repository=cluster.settings.repository, state=cluster.root / "state"),
-    )
+    done = cluster.release(make_candidate(cluster.settings.store, 1), Deleted)
     assert cluster.pod("10.0.0.1").loaded() == [1] == [done.version]
 
 
@@ -199,10 +167,7 @@ def test_a_release_is_none_when_every_replica_has_left_meanwhile(cluster, make_c
             super().load(name)
 
     with pytest.raises(TemporaryError, match="no server is left of dns:///triton-headless:8001"):
-        cluster.release(
-            make_candidate(cluster.settings.store, 1),
-            lambda url: Deleted(url, repository=cluster.settings.repository, state=cluster.root / "state"),
-        )
+        cluster.release(make_candidate(cluster.settings.store, 1), Deleted)
     assert current(cluster.settings.store) is None
 
 
@@ -219,10 +184,7 @@ def test_a_replica_that_fails_and_is_still_listed_rolls_every_server_back(cluste
 
     failures = []
     with pytest.raises(PermanentError, match="out of memory"):
-        cluster.release(
-            make_candidate(cluster.settings.store, 2),
-            lambda url: Failing(url, repository=cluster.settings.repository, state=cluster.root / "state"),
-        )
+        cluster.release(make_candidate(cluster.settings.store, 2), Failing)
     assert [pod.loaded() for pod in pods] == [[1]] * 3
     assert current(cluster.settings.store).version == 1
 
@@ -252,11 +214,3 @@ def test_addresses_of_both_families_can_be_dialled(monkeypatch):
     ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     assert resolve("triton", 8001) == ["[fd00::1]:8001", "10.0.0.1:8001"]
-
-
-@pytest.mark.e2e
-def test_a_real_server_is_found_by_name(triton):
-    port = triton.grpc_url.rpartition(":")[2]
-    fleet = Fleet([f"dns:///localhost:{port}"], Triton, patience=Patience(ready_seconds=5))
-    assert triton.grpc_url in [server.url for server in fleet.servers]
-    fleet.close()

@@ -19,7 +19,7 @@ from components.deployment.triton_client import Triton
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.locations import open_objects
 from components.storage.uris import local_path
-from components.store.models import champion, graph_folder, graph_sha256, read_serving_place, release_path
+from components.store.models import champion, graph_folder, graph_sha256, release_path
 from components.store.promotion_journal import current, read_entries, read_journal
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support.file_triton import FileTriton
@@ -71,21 +71,6 @@ def test_graph_and_golden_rows_are_kept_in_the_store_apart_from_what_is_served(w
     assert (kept / "golden.npz").exists()
     assert (kept / "model.onnx").read_bytes() == (served / "model.onnx").read_bytes()
     assert (kept / "model.onnx").stat().st_ino != (served / "model.onnx").stat().st_ino
-
-
-def test_where_it_went_is_noted_for_whoever_comes_next(world):
-    world.release(1)
-    place = read_serving_place(world.settings.store)
-    assert (place.repository_uri, place.triton_urls) == (world.repository.uri, list(world.settings.triton_urls))
-
-
-@pytest.mark.e2e
-def test_served_scores_are_the_second_opinions(deploy, client, raw_rows, make_parts):
-    deploy(1)
-    workflow, toy = make_parts(1)
-    dense, categorical = raw_rows(300, 9)
-    served, _ = client.infer(MODEL_NAME, dense, categorical)
-    np.testing.assert_allclose(served, toy.scores(workflow, dense, categorical), atol=1e-5)
 
 
 @pytest.mark.e2e

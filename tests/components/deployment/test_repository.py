@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from google.protobuf import text_format
@@ -93,23 +91,6 @@ def test_a_rehearsal_has_one_instance_and_no_response_cache(open_objects, make_v
         assert read_options(repository.config_for(1, repository.published.record(1).options)) == options
 
 
-def test_a_configuration_never_names_rows_that_are_absent(open_objects, put_live):
-    repository = ModelRepository(open_objects())
-    with repository.locked():
-        put_live(repository, 1)
-        first = repository.read_config()
-        put_live(repository, 2, beside=[1])
-        repository.prune({1, 2}, num_kept=2)
-        for text in (
-            repository.read_config(),
-            with_versions(repository.read_config(), [1]),
-            repository.config_for(1, OPTIONS),
-        ):
-            there = {each.name.rpartition("/")[2] for each in repository.objects.list("click_model/warmup/")}
-            assert warmup_files_of(text) <= there
-    assert warmup_files_of(first)
-
-
 def test_only_rows_of_a_configuration_outlive_a_pruning(open_objects, put_live):
     repository = ModelRepository(open_objects())
     with repository.locked():
@@ -123,12 +104,12 @@ def test_only_rows_of_a_configuration_outlive_a_pruning(open_objects, put_live):
 def test_pruning_keeps_the_newest_the_asked_for_and_the_served(open_objects, put_live):
     repository = ModelRepository(open_objects())
     with repository.locked():
-        for number in range(1, 7):
+        for number in range(7, 13):
             put_live(repository, number)
-        repository.write_config(with_versions(repository.read_config(), [2]))
-        assert repository.prune({3}, num_kept=1) == [1, 4, 5]
-        assert repository.versions() == [2, 3, 6]
-        assert repository.prune({3}, num_kept=1) == []
+        repository.write_config(with_versions(repository.read_config(), [8]))
+        assert repository.prune({9}, num_kept=1) == [7, 10, 11]
+        assert repository.versions() == [8, 9, 12]
+        assert repository.prune({9}, num_kept=1) == []
 
 
 def test_a_served_version_cannot_be_withdrawn(open_objects, put_live):
@@ -193,12 +174,3 @@ def test_traffic_plans_follow_one_another_by_number(open_objects):
             repository.write_plan(plan(1))
         repository.write_plan(plan(2))
     assert ModelRepository(open_objects()).read_plan() == plan(2)
-
-
-def test_the_numbers_in_versions_are_numbers(open_objects, put_live):
-    repository = ModelRepository(open_objects())
-    with repository.locked():
-        for number in (9, 10, 11):
-            put_live(repository, number)
-    assert repository.versions() == [9, 10, 11]
-    assert os.path.basename(repository.uri) in ("model%20repository", "triton")

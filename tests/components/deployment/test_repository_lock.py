@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from components.deployment.repository.model_repository import ModelRepository
 from components.runtime.errors import TemporaryError
 from components.storage.objects import Changed
-from tests.support.model_repository import OPTIONS, Clocks, everything, named, with_versions
+from tests.support.clocks import Clock
+from tests.support.model_repository import OPTIONS, named, with_versions
 
 
 def test_the_configuration_is_not_written_over_anothers(open_objects, put_live):
@@ -37,36 +36,15 @@ def test_a_second_deployment_is_refused_with_the_name_of_the_first(open_objects)
         pass
 
 
-def test_of_two_deployments_at_once_one_gets_the_lock(open_objects):
-    start, done, inside, refused = threading.Barrier(2), threading.Event(), [], []
-
-    def deploy(holder):
-        repository = ModelRepository(open_objects(), holder=holder)
-        start.wait(120)
-        try:
-            with repository.locked():
-                inside.append(holder)
-                done.wait(120)
-        except TemporaryError as error:
-            refused.append(str(error))
-            done.set()
-
-    deployments = [threading.Thread(target=deploy, args=(f"deployment {at}",)) for at in range(2)]
-    [each.start() for each in deployments]
-    [each.join(120) for each in deployments]
-    assert len(inside) == len(refused) == 1
-    assert "another deployment is at work" in refused[0]
-
-
 def test_an_expired_holder_that_still_writes_is_refused_everywhere(open_bucket, put_live, make_version):
-    clocks = Clocks()
-    settings = {"clock": lambda: clocks.wall, "monotonic": lambda: clocks.steady}
+    clock = Clock()
+    settings = {"clock": clock, "monotonic": clock}
     with ModelRepository(open_bucket()).locked():
         pass
     late = ModelRepository(open_bucket(), holder="late", **settings)
     with late.locked():
         put_live(late, 1)
-        clocks.pass_(61.0)
+        clock.advance(61.0)
         heir = ModelRepository(open_bucket(), holder="heir", **settings)
         with heir.locked():
             put_live(heir, 2)
@@ -100,18 +78,3 @@ def test_an_expired_holder_that_passed_its_check_just_before_is_stopped_by_the_g
         with pytest.raises(Changed, match="another deployment changed"):
             late.write_config(text)
     assert named(heir) == [2]
-
-
-def test_changes_without_the_lock_are_a_fault_of_the_program(open_objects, make_version):
-    repository = ModelRepository(open_objects())
-    for call in (
-        lambda: repository.stage(1, make_version(1), OPTIONS),
-        lambda: repository.publish(1),
-        lambda: repository.write_config("x"),
-        lambda: repository.withdraw(1),
-        repository.discard_candidate,
-        repository.remove_canary,
-    ):
-        with pytest.raises(AssertionError, match="need its lock"):
-            call()
-    assert everything(repository.objects) == {}

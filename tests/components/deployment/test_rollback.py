@@ -40,17 +40,6 @@ def test_rollback_makes_the_previous_version_live_and_the_next_release_counts_on
 
 
 @pytest.mark.e2e
-def test_rollback_under_load_fails_no_request(deploy, go_back, triton, raw_rows):
-    deploy(1), deploy(2)
-    with under_load([triton.grpc_url] * 2, raw_rows(8), until=1) as traffic:
-        go_back()
-    assert traffic.failures == []
-    for answers in traffic.answers:
-        assert answers[-1] == 1
-        assert answers == sorted(answers, reverse=True), "no request went forth again"
-
-
-@pytest.mark.e2e
 def test_rollback_to_a_version_that_left_the_repository_brings_it_back_under_load(
     make_candidate, settings, go_back, client, triton, raw_rows, repository
 ):
@@ -60,6 +49,7 @@ def test_rollback_to_a_version_that_left_the_repository_brings_it_back_under_loa
     with under_load([triton.grpc_url], raw_rows(8), until=1) as traffic:
         assert go_back(to_version=1).version == 1
     assert traffic.failures == []
+    assert traffic.answers[0] == sorted(traffic.answers[0], reverse=True), "no request went forth again"
     assert live_version(client, raw_rows(3)) == 1
     assert not (triton.repository / CANDIDATE_NAME).exists()
 
@@ -132,12 +122,3 @@ def test_a_folder_that_an_unknown_hand_put_there_is_passed_over(world):
     assert (done.version, done.previous_version) == (3, 1)
     world.check_all_is_well(3)
     assert [server.loaded() for server in world.servers] == [[3], [3]]
-
-
-def test_the_journal_says_who_went_back_and_to_which_hashes(world):
-    first = world.release(1)
-    world.release(2)
-    site = dataclasses.replace(world.settings, who="anna@desk")
-    entry = rollback(site, reason="auc fell")
-    assert (entry.who, entry.reason, entry.sha256) == ("anna@desk", "auc fell", first.sha256)
-    assert [line.action for line in world.entries()][-2:] == ["intent", "rollback"]

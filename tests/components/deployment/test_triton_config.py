@@ -109,7 +109,7 @@ def test_the_versions_of_a_configuration_are_read_from_its_text():
     "text", ["", 'name: "click_model"', 'name: "a"\nversion_policy { latest { num_versions: 2 } }']
 )
 def test_a_configuration_that_names_no_versions_is_refused(text):
-    with pytest.raises(ContractError, match="0 version policies that name versions, expected 1"):
+    with pytest.raises(ContractError, match="names no versions"):
         versions_of(text)
 
 

@@ -117,23 +117,6 @@ def test_what_was_answered_is_recomputed_within_a_millionth(released, lake, stor
     }  # fmt: skip
 
 
-def test_rows_with_every_feature_missing_or_extreme_are_recomputed(released, raw_table, truth, store, tmp_path):
-    done = released()
-    table = raw_table(64, seed=5)
-    half = np.arange(64) < 32
-    for name in criteo.FEATURES:
-        at = table.schema.get_field_index(name)
-        kind = table.schema.field(name).type
-        extreme = 3.4e38 if name in criteo.DENSE else criteo.MAX_CATEGORY
-        table = table.set_column(at, name, pa.array(np.full(64, extreme), mask=half).cast(kind))
-    part = tmp_path / "lake" / "day=2026-01-01"
-    part.mkdir(parents=True)
-    pq.write_table(logged(table, VERSION, truth(done, table)), part / "part-a.parquet")
-    found = verify(VERSION, store, FolderObjects(tmp_path / "lake"))
-    assert found.same, found.first_difference
-    assert found.num_rows == 64
-
-
 def test_the_first_differing_row_is_named_with_its_values_and_both_scores(released, lake, store, raw_table, capsys):
     done = released()
 

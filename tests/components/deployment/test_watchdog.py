@@ -125,15 +125,6 @@ def test_a_stub_killed_under_load_is_healed_and_requests_succeed_again(deploy, c
     assert watchdog.counts == {WELL: 2, HEALED: 1}
 
 
-def test_one_dead_stub_of_two_is_found_in_one_round(make_candidate, settings, triton, watchdog):
-    ending = stubs_of(triton.pid)  # of the test before
-    release(*make_candidate(settings.store, 1), dataclasses.replace(settings, options=ServingOptions(instances=2)))
-    wait_for(lambda: len(stubs_of(triton.pid) - ending) == 2)
-    os.kill(min(stubs_of(triton.pid) - ending), signal.SIGKILL)
-    assert findings(watchdog) == [HEALED]
-    assert findings(watchdog) == [WELL]
-
-
 class OutOfTurn(Triton):
     """A real connection to two instances; the dead one is passed over once, then met at every second request."""
 
@@ -259,15 +250,6 @@ def test_the_canary_is_watched_too(deploy, client, triton, watchdog, settings, r
     assert client.infer(CANARY_NAME, *raw_rows(3))[1] == 1
     client.unload(CANARY_NAME)
     shutil.rmtree(triton.repository / CANARY_NAME)
-
-
-def test_a_model_that_is_not_loaded_is_loaded(deploy, client, watchdog, raw_rows):
-    deploy(1)
-    client.unload(MODEL_NAME)
-    first, second = findings(watchdog), findings(watchdog)
-    assert first in ([BUSY], [SUSPECT]), "versions may be changing hands at this moment"
-    assert second == [HEALED]
-    assert live_version(client, raw_rows(3)) == 1
 
 
 def test_a_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton, watchdog, caplog):
