@@ -141,15 +141,7 @@ class Acting:
     ) -> None:
         """Continues where a predecessor stopped; listens to the journal from now on.
 
-        Args:
-            settings: See `ActingSettings`.
-            restraint: How often a run may be requested.
-            documents: The monitor's memory.
-            archive: Flushed before a run is requested.
-            trigger: Runs the pipeline; None = only notify.
-            journal: Gets an event of every transition.
-            clock: Seconds since the epoch.
-            checkpoint: Called with the name of each step that a crash may follow.
+        The archive is flushed before a run is requested. Without a trigger people are notified in place of runs.
         """
         self._restraint, self._documents, self._journal = restraint, documents, journal
         self._actions = parse_actions(settings.actions)
@@ -191,12 +183,7 @@ class Acting:
         return decision
 
     def step(self, now: float, *, log_problem: str | None = None) -> None:
-        """Advances what is under way as far as possible without waiting.
-
-        Args:
-            now: Seconds since the epoch.
-            log_problem: Why nothing can arrive from the record log; None = nothing is wrong.
-        """
+        """Advances what is under way without waiting; `log_problem`: why nothing can arrive from the record log."""
         self._report_log(log_problem, now)
         self.notifier.step(now)
         self.retraining.step(now)

@@ -52,9 +52,15 @@ class KubeflowSettings:
     """Kubeflow trigger: JSON object of further pipeline parameters, such as the store and the lake."""
 
     def __post_init__(self) -> None:
-        """Refuses a version of a pipeline that is not an uploaded one."""
+        """Refuses a version of a pipeline that is not an uploaded one, and parameters that are no JSON object."""
         if self.pipeline_package and self.pipeline_version_id:
             raise ContractError("pipeline_version_id is given with pipeline_package, expected it with an uploaded one")
+        try:
+            is_object = isinstance(json.loads(self.pipeline_arguments), dict)
+        except ValueError:
+            is_object = False
+        if not is_object:
+            raise ContractError(f"pipeline_arguments is {self.pipeline_arguments!r}, expected a JSON object")
 
     def expect_complete(self) -> None:
         """Checks that a run can be created.
@@ -87,16 +93,8 @@ class KubeflowTrigger:
             settings: See `KubeflowSettings`.
             store: The model store, where the run leaves its outcome; None or not mounted = only KFP's state is known.
             timeout_seconds: To connect and to read, of each request.
-
-        Raises:
-            ContractError: the further pipeline parameters are not a JSON object.
         """
-        try:
-            self._arguments = json.loads(settings.pipeline_arguments)
-        except ValueError as error:
-            raise ContractError(f"pipeline_arguments is {settings.pipeline_arguments!r}: {error}") from error
-        if not isinstance(self._arguments, dict):
-            raise ContractError(f"pipeline_arguments is {settings.pipeline_arguments!r}, expected a JSON object")
+        self._arguments = json.loads(settings.pipeline_arguments)
         self._settings, self._store = settings, store
         self._server = KubeflowServer(
             settings.kubeflow_host, namespace=settings.kubeflow_namespace, timeout_seconds=timeout_seconds
@@ -195,7 +193,4 @@ def _deciding_run(runs: list[Any]) -> Any:
 
     A name has several where a dead run was repeated, or where two monitors created it at the same time.
     """
-    for kind in ([run for run in runs if _is_active(run)], [run for run in runs if run.state == "SUCCEEDED"], runs):
-        if kind:
-            return max(kind, key=_creation_order)
-    raise AssertionError("no runs")
+    return max(runs, key=lambda run: (_is_active(run), run.state == "SUCCEEDED", _creation_order(run)))

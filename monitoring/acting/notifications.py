@@ -18,9 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 from components.notices.message import compose
 from components.notices.webhook import Answer
@@ -108,14 +106,7 @@ class Notifier:
     def __init__(
         self, documents: Documents, outbox: Outbox | None, settings: NotificationSettings, *, clock: Callable[[], float]
     ) -> None:
-        """Continues the incidents that were open.
-
-        Args:
-            documents: Where the incidents are kept.
-            outbox: None = nobody is notified; incidents are kept all the same, for the status page.
-            settings: See `NotificationSettings`.
-            clock: Seconds since the epoch.
-        """
+        """Continues the incidents kept in `documents`; without an outbox they are kept all the same, for the page."""
         self._documents, self.outbox, self._settings, self._clock = documents, outbox, settings, clock
         kept = documents.read_document(INCIDENTS) or {}
         self.open = {name: OpenIncident(**{**values, "sent": tuple(values["sent"])}) for name, values in kept.items()}
@@ -190,7 +181,6 @@ class Notifier:
 class WaitingMessage:
     """A message on its way; stored as JSON."""
 
-    id: str
     payload: dict[str, Any]
     put_at: float
     tries: int = 0
@@ -201,22 +191,13 @@ class Outbox:
     """The waiting messages of one state folder."""
 
     def __init__(
-        self,
-        documents: Documents,
-        send: Callable[[bytes], Answer],
-        *,
-        max_waiting: int = MAX_WAITING,
-        monotonic: Callable[[], float] = time.monotonic,
+        self, documents: Documents, send: Callable[[bytes], Answer], *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """Continues with what a predecessor could not deliver.
+        """Continues with what a predecessor could not deliver; `send` is called on another thread.
 
-        Args:
-            documents: Where the messages are kept.
-            send: Sends one message; called on another thread, raises nothing.
-            max_waiting: Messages that wait at most.
-            monotonic: Seconds by a clock that nobody sets, for an attempt that hangs.
+        `monotonic` returns seconds by a clock that nobody sets, for an attempt that hangs.
         """
-        self._documents, self._send, self._max_waiting, self._monotonic = documents, send, max_waiting, monotonic
+        self._documents, self._send, self._monotonic = documents, send, monotonic
         kept = documents.read_document(OUTBOX) or {"messages": []}
         self._messages = [WaitingMessage(**each) for each in kept["messages"]]
         self._attempt: _Attempt | None = None
@@ -227,8 +208,8 @@ class Outbox:
 
     def put(self, payload: dict[str, Any], *, now: float) -> None:
         """Stores a message to be sent."""
-        messages = [*self._messages, WaitingMessage(id=uuid4().hex, payload=payload, put_at=now)]
-        dropped = max(0, len(messages) - self._max_waiting)
+        messages = [*self._messages, WaitingMessage(payload=payload, put_at=now)]
+        dropped = max(0, len(messages) - MAX_WAITING)
         self._store(messages[dropped:], {"notification_dropped": dropped} if dropped else {})
 
     def step(self, now: float) -> None:
@@ -237,17 +218,16 @@ class Outbox:
             answer = self._attempt.answer
             if answer is None and self._monotonic() - self._attempt.begun_at < ABANDON_SECONDS:
                 return
-            self._handle_answer(self._attempt.message_id, answer or Answer("retry", "no complete answer"), now)
+            # It may have been dropped meanwhile.
+            if self._messages and self._messages[0] is self._attempt.message:
+                self._handle_answer(answer or Answer("retry", "no complete answer"), now)
             self._attempt = None
         # A clock that was set back must not hold the message for longer than the longest pause.
         if self._messages and not 0 < self._messages[0].next_at - now <= MAX_PAUSE_SECONDS * 6:
-            first = self._messages[0]
-            body = json.dumps(first.payload).encode()
-            self._attempt = _Attempt(first.id, partial(self._send, body), self._monotonic())
+            self._attempt = _Attempt(self._messages[0], self._send, self._monotonic())
 
-    def _handle_answer(self, message_id: str, answer: Answer, now: float) -> None:
-        if not self._messages or self._messages[0].id != message_id:
-            return  # it was dropped meanwhile
+    def _handle_answer(self, answer: Answer, now: float) -> None:
+        """Drops the first message, or keeps it for another try."""
         first, *rest = self._messages
         if answer.state == "delivered":
             self._logged_reason = ""
@@ -272,13 +252,13 @@ class Outbox:
 class _Attempt:
     """One attempt to send a message, on its own thread."""
 
-    def __init__(self, message_id: str, send: Callable[[], Answer], begun_at: float) -> None:
-        self.message_id, self.begun_at = message_id, begun_at
+    def __init__(self, message: WaitingMessage, send: Callable[[bytes], Answer], begun_at: float) -> None:
+        self.message, self.begun_at = message, begun_at
         self.answer: Answer | None = None
-        threading.Thread(target=self._run, args=(send,), name="webhook", daemon=True).start()
+        threading.Thread(target=self._send_message, args=(send,), name="webhook", daemon=True).start()
 
-    def _run(self, send: Callable[[], Answer]) -> None:
+    def _send_message(self, send: Callable[[bytes], Answer]) -> None:
         try:
-            self.answer = send()
+            self.answer = send(json.dumps(self.message.payload).encode())
         except Exception as error:  # noqa: BLE001 - an error on this thread reaches nobody, and the message would wait forever
             self.answer = Answer("retry", f"failed: {type(error).__name__}")

@@ -79,18 +79,7 @@ class Retraining:
         upload_wait_seconds: float,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Continues where a predecessor stopped.
-
-        Args:
-            documents: Where progress and the memory of past runs are kept.
-            archive: Flushed before a run is requested.
-            trigger: Runs the pipeline; None = nobody does, and `begin` must not be called.
-            journal: Gets an event of every transition.
-            restraint: Cool-down and back-off.
-            recipe: Incremental or full.
-            upload_wait_seconds: Longest wait for the uploader; 0 = none.
-            checkpoint: Called with the name of each step that a crash may follow.
-        """
+        """Continues where a predecessor stopped; without a trigger nobody runs anything, and `begin` is not called."""
         self._documents, self._archive, self._trigger, self._journal = documents, archive, trigger, journal
         self._restraint, self._recipe = restraint, recipe
         self._upload_wait_seconds, self._checkpoint = upload_wait_seconds, checkpoint
@@ -100,13 +89,7 @@ class Retraining:
         self._past = read_memory(documents, RECIPE, RecipeMemory)
 
     def begin(self, decision: Decision, *, now: float, data_until: float) -> None:
-        """Makes a request of a decision to retrain; only when idle, and with a trigger.
-
-        Args:
-            decision: Confirmed, and not restrained.
-            now: Seconds since the epoch.
-            data_until: Event time up to which every row is matured.
-        """
+        """Makes a request of a confirmed decision, for rows up to the event time `data_until`; only when idle."""
         assert self.progress.phase == IDLE
         assert self._trigger is not None
         past = self._past.asked(now=now)

@@ -12,6 +12,7 @@ import pytest
 from components.notices.message import compose
 from components.notices.webhook import Answer, post_to_file
 from components.runtime.errors import ContractError
+from monitoring.acting import notifications
 from monitoring.acting.notifications import NotificationSettings, Notifier, Outbox
 from monitoring.journal import Event
 from tests.support.clocks import Clock
@@ -208,10 +209,7 @@ def deliver(outbox, clock, server, *, until, seconds=1.0):
 
 @pytest.fixture
 def outbox(server, webhook_file):
-    def make(kept, **options):
-        return Outbox(kept, lambda body: post_to_file(webhook_file, body, timeout_seconds=60.0), **options)
-
-    return make
+    return lambda kept: Outbox(kept, lambda body: post_to_file(webhook_file, body, timeout_seconds=60.0))
 
 
 def test_failures_are_retried_in_order_and_retry_after_is_kept_to(server, outbox):
@@ -245,16 +243,17 @@ def test_a_message_that_the_server_refuses_is_dropped_and_the_next_goes_out(serv
     assert kept.counts == {"notification_delivered": 1, "notification_dropped": 2}
 
 
-def test_room_is_bounded_the_newest_stay_and_the_drop_is_counted(server, outbox):
+def test_room_is_bounded_the_newest_stay_and_the_drop_is_counted(server, outbox, monkeypatch):
+    monkeypatch.setattr(notifications, "MAX_WAITING", 3)
     clock, kept = Clock(START), KeptDocuments()
     server.answers = [(503, {})] * 1000
-    box = outbox(kept, max_waiting=3)
+    box = outbox(kept)
     for number in range(10):
         box.put({"text": str(number)}, now=clock.now)
     assert len(box) == 3
     assert kept.counts["notification_dropped"] == 7
     server.answers = []
-    deliver(outbox(kept, max_waiting=3), clock, server, until=lambda: len(server.messages) == 3)
+    deliver(outbox(kept), clock, server, until=lambda: len(server.messages) == 3)
     assert [message["text"] for message in server.messages] == ["7", "8", "9"]
 
 
