@@ -17,7 +17,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -43,7 +43,6 @@ from monitoring.deciding.policy import Baseline
 from monitoring.flags import flat_values, make_settings
 from monitoring.journal import DECISIONS_FILE
 
-FORMAT_VERSION = 1
 MANIFEST, RECORDS, STATISTICS, DECISIONS = "incident.json", "records", "statistics", "decisions.jsonl"
 REFERENCE, SCORES = "reference.json", "scores.json"
 
@@ -63,8 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--state", required=True, help="the monitor's state folder")
     add("--archive", required=True, help="its archive, or the lake: folder or gs://bucket/path")
     add("--store", required=True, help="model store")
-    moment = "ISO 8601 or seconds since the epoch"
-    add("--start", type=parse_time, default=0.0, help=f"{moment} (default: before the first decision)")
+    add("--start", type=parse_time, default=0.0, help="ISO 8601 or seconds (default: before the first decision)")
     add("--end", type=parse_time, help="the last decision point (default: the last decision)")
     add("--out", type=Path, required=True, help="folder to make")
     recorded.set_defaults(call=_record)
@@ -89,7 +87,7 @@ def _record(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    found = replay(read_incident(arguments.incident))
+    found = replay(arguments.incident)
     differs = found.first_difference
     if arguments.json:
         summary = {"points": len(found.lines), "digest": digest_of(found.lines), "first_difference": differs}
@@ -107,22 +105,6 @@ def _replay(arguments: argparse.Namespace) -> int:
     for name, lines in (("recorded", found.recorded), ("replayed", found.lines)):
         print(f"  {name}: {lines[differs] if differs < len(lines) else 'none'}")
     return ExitCode.REFUSED
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordedIncident:
-    """What `incident.json` says."""
-
-    folder: Path
-    start: float
-    """Decision points after this time are replayed, seconds since the epoch."""
-    end: float
-    """And up to this one."""
-    settings: JudgingSettings
-    memory: Mapping[str, Any] | None
-    """The judge's at `start`; None = it had judged nothing."""
-    baselines: Mapping[str, Any]
-    """What the gate had measured, by version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,53 +127,45 @@ def digest_of(lines: Sequence[str]) -> str:
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
-def read_incident(folder: Path) -> RecordedIncident:
-    """The incident in `folder`, every file of which is the one that was recorded.
-
-    Raises:
-        ContractError: it is none, of a newer format, or a file is missing or changed; names it.
-    """
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    """The incident's manifest, every file of which is the one that was recorded."""
     path = folder / MANIFEST
     try:
-        known = json.loads(path.read_bytes())
+        manifest: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ContractError(f"{path} cannot be read: {error}; expected the folder of a recorded incident") from error
-    if known.get("format_version") != FORMAT_VERSION:
-        raise ContractError(f"{path} has format version {known.get('format_version')}, expected {FORMAT_VERSION}")
-    for name, expected in known["sha256"].items():
+    for name, expected in manifest["sha256"].items():
         file = folder / name
         if not file.is_file() or sha256_file(file) != expected:
             raise ContractError(f"{file} is missing or is not the file that was recorded, expected sha256 {expected}")
-    return RecordedIncident(
-        folder=folder,
-        start=known["start"],
-        end=known["end"],
-        settings=make_settings(JudgingSettings, **known["settings"]),
-        memory=known["memory"],
-        baselines=known["baselines"],
-    )
+    return manifest
 
 
-def replay(incident: RecordedIncident) -> Replayed:
-    """Judges the incident's records again; the only clock is the records' event time."""
+def replay(incident: Path) -> Replayed:
+    """Judges the records of the incident in a folder again; the only clock is the records' event time.
+
+    Raises:
+        ContractError: it is no incident, or a file is missing or changed; names it.
+    """
+    manifest = _read_manifest(incident)
 
     def baseline(version: int) -> Baseline | None:
-        known = incident.baselines.get(str(version))
+        known = manifest["baselines"].get(str(version))
         return Baseline(**known) if known else None
 
     def reference(version: int) -> ReferenceStatistics | None:
-        folder = incident.folder / STATISTICS / str(version)
+        folder = incident / STATISTICS / str(version)
         return read_reference(folder / REFERENCE, scores=folder / SCORES) if (folder / REFERENCE).exists() else None
 
     judgements = judge_requests(
-        read_requests(FolderObjects(incident.folder / RECORDS), features=(incident.folder / STATISTICS).exists()),
-        incident.settings,
+        read_requests(FolderObjects(incident / RECORDS), features=(incident / STATISTICS).exists()),
+        make_settings(JudgingSettings, **manifest["settings"]),
         baseline=baseline,
         reference=reference,
-        memory=incident.memory,
+        memory=manifest["memory"],
     )
-    lines = tuple(each.line() for each in judgements if incident.start < each.time <= incident.end)
-    return Replayed(lines=lines, recorded=tuple((incident.folder / DECISIONS).read_text().splitlines()))
+    lines = tuple(each.line() for each in judgements if manifest["start"] < each.time <= manifest["end"])
+    return Replayed(lines=lines, recorded=tuple((incident / DECISIONS).read_text().splitlines()))
 
 
 def record(
@@ -231,7 +205,6 @@ def record(
         until=until,
     )
     manifest = {
-        "format_version": FORMAT_VERSION,
         "start": start,
         "end": end,
         "settings": flat_values(settings),

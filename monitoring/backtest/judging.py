@@ -43,12 +43,8 @@ def judge_requests(
 ) -> Iterator[DecisionPoint]:
     """Judges `requests`, ordered by (time, request id), to their end.
 
-    Args:
-        requests: What was served.
-        settings: How to judge.
-        baseline: What the gate measured of a version.
-        reference: A version's training statistics; asked only for requests that have features.
-        memory: Of a judge that stopped at `judged`: requests up to there fill the windows, those after are judged.
+    A version's training statistics are looked up only for requests that have features. With the memory of a judge that
+    stopped at `judged`, requests up to there fill the windows and those after are judged.
     """
     judge = Judge(settings.judge, make_policies(settings.policies), baseline=baseline, memory=memory)
     stream = _Stream(judge, DriftWatch(reference, settings.drift), settings)

@@ -4,7 +4,7 @@ In: matured rows in order. Out: the capital. What follows from it is left to `mo
 
 A round is a fixed number of successive requests. Its payoff X is the sum of (1 if the click scores above the
 non-click, 1/2 for a tie, else 0) - theta over every pair of a click and a non-click of *different* requests of the
-round, divided by a number fixed before the round (`RoundPlan.pairs`), so that X lies in [-theta, 1 - theta]. A click
+round, divided by a number fixed before the round (the planned pairs), so that X lies in [-theta, 1 - theta]. A click
 is compared with non-clicks that no other round uses; rows of one request, which share their user, meet in one round
 and never in a pair. If the AUC over pairs of such rows is at least theta, E[X | earlier rounds] >= 0, so each factor
 1 - lambda X, with lambda chosen before the round in [0, 1 / (1 - theta)), has a mean of at most 1: a product of them
@@ -19,7 +19,7 @@ log(1 / w_t), about log t. The restarted e-detectors of Shin, Ramdas and Rinaldo
 mean time between false alarms instead of the probability that there ever is one.
 
 Exact where rows are independent given their labels, or requests are independent and no round has more pairs than
-`RoundPlan.pairs`; a round with more is scaled down, which for dependent rows moves the null by a little. Not covered:
+planned; a round with more is scaled down, which for dependent rows moves the null by a little. Not covered:
 a user who returns in another request soon.
 """
 
@@ -28,7 +28,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,25 +50,11 @@ _SPREADS = 2.0
 """Standard deviations above the mean that the planned pairs allow for clicks and for non-clicks."""
 
 
-@dataclass(frozen=True)
-class RoundPlan:
-    """Fixed before a round, from earlier rows."""
-
-    requests: int
-    pairs: float
-    """Divides the payoffs; a round with more pairs is divided by its own."""
-
-
 class EProcess:
     """The capital of bets against one null hypothesis."""
 
     def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
-        """Continues from what `memory()` returned.
-
-        Args:
-            theta: The null hypothesis is that the AUC is at least this, inside (0, 1).
-            memory: A JSON object; empty, or of another theta = start anew.
-        """
+        """Continues from what `memory()` returned; starts anew where it is empty, or of another `theta` in (0, 1)."""
         if memory.get("theta") != theta:
             memory = {}  # Evidence against another claim says nothing about this one.
         self.theta = theta
@@ -106,19 +91,21 @@ class EProcess:
         if plan is None:
             return False
         self._rows = _concatenate(self._rows, rows)
-        num_rounds = (int(self._rows.groups[-1]) + 1) // plan.requests
+        per_round, planned_pairs = plan
+        num_rounds = (int(self._rows.groups[-1]) + 1) // per_round
         if not num_rounds:
             return False
-        used = int(np.searchsorted(self._rows.groups, num_rounds * plan.requests))
+        used = int(np.searchsorted(self._rows.groups, num_rounds * per_round))
         labels, scores, groups = self._rows.labels[:used], self._rows.scores[:used], self._rows.groups[:used]
         self._rows = MaturedRows(
             labels=self._rows.labels[used:],
             scores=self._rows.scores[used:],
-            groups=self._rows.groups[used:] - num_rounds * plan.requests,
+            groups=self._rows.groups[used:] - num_rounds * per_round,
         )
-        wins, pairs = cross_wins(labels, scores, groups, rounds=groups // plan.requests, num_rounds=num_rounds)
-        payoffs = (wins - self.theta * pairs) / np.maximum(pairs, plan.pairs)
-        clicks = np.bincount(groups // plan.requests, labels, num_rounds)
+        rounds = groups // per_round
+        wins, pairs = cross_wins(labels, scores, groups, rounds=rounds, num_rounds=num_rounds)
+        payoffs = (wins - self.theta * pairs) / np.maximum(pairs, planned_pairs)
+        clicks = np.bincount(rounds, labels, num_rounds)
         played = pairs > 0
         return self._compound(payoffs[played].tolist(), clicks[played].tolist(), enough)
 
@@ -133,8 +120,11 @@ class EProcess:
                 return True
         return False
 
-    def _plan_round(self) -> RoundPlan | None:
-        """The next round, from the rows counted so far; None before enough clicks were counted."""
+    def _plan_round(self) -> tuple[int, float] | None:
+        """The next round's requests and pairs, from the rows counted so far; None before enough clicks were counted.
+
+        The pairs divide the payoffs; a round with more is divided by its own.
+        """
         requests, clicks, clicks_squared, others, others_squared = self._sums.tolist()
         if clicks < FIRST_CLICKS or not others:
             return None
@@ -145,7 +135,7 @@ class EProcess:
             + _SPREADS * math.sqrt(size * max(squared / requests - (total / requests) ** 2, 0.0))
             for total, squared in ((clicks, clicks_squared), (others, others_squared))
         ]
-        return RoundPlan(size, max(most[0], 1.0) * max(most[1], 1.0))
+        return size, max(most[0], 1.0) * max(most[1], 1.0)
 
     def _count_rows(self, rows: MaturedRows) -> None:
         clicks = np.bincount(rows.groups, rows.labels)

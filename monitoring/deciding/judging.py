@@ -75,19 +75,12 @@ class Judge:
         baseline: Callable[[int], Baseline | None] = no_baseline,
         memory: Mapping[str, Any] | None = None,
     ) -> None:
-        """Continues where `memory` stopped.
+        """Continues where `memory` stopped, which `memory()` or a `DecisionPoint` holds; None = a new judge.
 
         After it, `restore` what matured before and `note_prediction` what was predicted after
-        `judged_until + attribution_window_seconds`.
-
-        Args:
-            settings: See `JudgeSettings`.
-            policies: Asked in this order; at least one.
-            baseline: What the gate measured of a version. Asked once per version and then remembered: a verdict that
-                is replaced later must not change what a backtest decides.
-            memory: What `memory()` or a `DecisionPoint` holds; None = a new judge.
+        `judged_until + attribution_window_seconds`. `baseline`, what the gate measured of a version, is called once per
+        version and remembered: a verdict that is replaced later must not change what a backtest decides.
         """
-        assert policies
         known = memory or {}
         self._capacity, self._policies, self._baseline_of = settings.window_rows, tuple(policies), baseline
         self._span, self._grace = microseconds(settings.decide_seconds), microseconds(settings.drift_grace_seconds)
@@ -184,21 +177,20 @@ class Judge:
         points: list[DecisionPoint] = []
         for point, requests in groupby(due, key=lambda request: point_after(microseconds(request.time), self._span)):
             self._timeline.advance(point)
-            if rows := self._take_in(list(requests)):
-                points.append(self._decide_at(point, rows))
+            of_serving_version = []
+            for request in requests:
+                self._update_window(request)
+                self._matured_total += len(request.labels)
+                if request.model_version == self._timeline.version:
+                    of_serving_version.append(request)
+            if of_serving_version:
+                points.append(self._decide_at(point, of_serving_version))
         self._timeline.advance(last)
         self._judged = last
         return points
 
     def _is_judged(self, request: MaturedRequest) -> bool:
         return self._judged is not None and microseconds(request.time) <= self._judged
-
-    def _take_in(self, requests: list[MaturedRequest]) -> list[MaturedRequest]:
-        """Moves the requests of one point into the windows; returns those of the serving version."""
-        for request in requests:
-            self._update_window(request)
-            self._matured_total += len(request.labels)
-        return [request for request in requests if request.model_version == self._timeline.version]
 
     def _update_window(self, request: MaturedRequest) -> None:
         window = self._windows.pop(request.model_version, None) or RowWindow(self._capacity)

@@ -65,12 +65,7 @@ class Exposition:
     """The newest snapshot and the loop's heartbeat."""
 
     def __init__(self, *, stall_seconds: float = STALL_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
-        """Shows nothing yet, healthy.
-
-        Args:
-            stall_seconds: Time without a sign of life after which the loop counts as stuck.
-            clock: Monotonic seconds.
-        """
+        """Shows nothing yet, healthy; `clock` returns monotonic seconds."""
         self._stall_seconds, self._clock = stall_seconds, clock
         self._last_beat = clock()
         self._ended: str | None = None

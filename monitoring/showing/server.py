@@ -59,7 +59,7 @@ class MonitorServer:
         Args:
             exposition: What is shown.
             settings: Where to listen.
-            page: Makes the status page, HTML; None = there is none.
+            page: Makes the status page, HTML.
             report: The report, HTML, that a path below /reports/ names (`run_reports`); None = there is none.
 
         Raises:

@@ -91,14 +91,7 @@ class StoreWatcher:
     """Reads the store and the archive when it is time."""
 
     def __init__(self, store: Path, documents: Documents, archive: Archive, *, has_uploader: bool) -> None:
-        """Reads nothing yet.
-
-        Args:
-            store: The model store.
-            documents: The monitor's memory, where runs are counted.
-            archive: The monitor's archive.
-            has_uploader: False = the archive is the lake, and nothing in it waits.
-        """
+        """Reads nothing yet; without an uploader the archive is the lake, and nothing in it waits."""
         self._store, self._archive, self._has_uploader = store, archive, has_uploader
         self._looked_at: float | None = None
         self._runs = RunCounter(store, documents)
@@ -149,12 +142,7 @@ class RunCounter:
         )
 
     def count(self, now: float) -> RunCounts:
-        """Counts the runs that ended since the last call.
-
-        Raises:
-            OSError, ValueError, TypeError, KeyError: the store cannot be read.
-            TemporaryError: the memory cannot be written; nothing was counted.
-        """
+        """Counts the runs that ended since the last call."""
         folder = self._store / "runs"
         names = {path.name for path in folder.iterdir()} if folder.exists() else set()
         ended = {name: at for name, at in self._ended.items() if name in names}

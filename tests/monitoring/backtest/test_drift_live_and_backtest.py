@@ -14,7 +14,7 @@ from components.storage.folder import FolderObjects
 from components.store.models import model_folder, scores_path
 from inference_client.simulation.world import World
 from monitoring.backtest.archived_requests import read_requests
-from monitoring.backtest.incident import STATISTICS, main, read_incident, replay
+from monitoring.backtest.incident import STATISTICS, main, replay
 from monitoring.backtest.judging import judge_requests
 from monitoring.gate_baselines import GateBaselines
 from monitoring.memory.references import StoredReferences
@@ -126,6 +126,6 @@ def test_an_incident_carries_the_statistics_and_replays_without_the_store(ran, t
     flags |= {"start": start, "end": end}
     assert main(["record", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]) == 0
     assert (tmp_path / "incident" / STATISTICS / "1").is_dir()
-    replayed = replay(read_incident(tmp_path / "incident"))
+    replayed = replay(tmp_path / "incident")
     assert list(replayed.lines) == [line for line in ran.lines if start < json.loads(line)["time"] <= end]
     assert replayed.first_difference is None

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from monitoring.backtest.incident import MANIFEST, main, read_incident, replay
+from monitoring.backtest.incident import MANIFEST, main, replay
 from tests.monitoring.backtest.conftest import CHANGED_AT, RELEASED_AT
 from tests.support.monitors import START
 
@@ -32,7 +32,7 @@ def incident(ran, tmp_path):
 def test_an_incident_from_the_middle_replays_to_the_monitors_own_lines(ran, incident):
     times = [json.loads(line)["time"] for line in ran.lines]
     expected = [line for time, line in zip(times, ran.lines) if SPAN[0] < time <= SPAN[1]]
-    replayed = replay(read_incident(incident))
+    replayed = replay(incident)
     assert len(expected) > 20
     assert list(replayed.lines) == expected
     assert replayed.first_difference is None
@@ -40,7 +40,7 @@ def test_an_incident_from_the_middle_replays_to_the_monitors_own_lines(ran, inci
 
 def test_an_incident_without_start_and_end_holds_every_decision_that_was_written(ran, tmp_path):
     assert record(ran, tmp_path / "all", None, None) == 0
-    replayed = replay(read_incident(tmp_path / "all"))
+    replayed = replay(tmp_path / "all")
     assert list(replayed.lines) == ran.lines
     assert replayed.first_difference is None
 
@@ -53,7 +53,7 @@ def test_where_the_first_decisions_have_rolled_away_an_incident_begins_with_what
         (tmp_path / "state" / name).write_text("".join(f"{line}\n" for line in lines))
     ran = replace(ran, folder=tmp_path / "state")
     assert record(ran, tmp_path / "all", 0.0, SPAN[1]) == 0
-    replayed = replay(read_incident(tmp_path / "all"))
+    replayed = replay(tmp_path / "all")
     assert replayed.first_difference is None
     assert list(replayed.lines) == [line for line in left[1:] if json.loads(line)["time"] <= SPAN[1]]
 
