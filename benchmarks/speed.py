@@ -1,9 +1,9 @@
-"""One case of the speed benchmark: a network on a table, learnt by ours and by the peers in interleaved rounds.
+"""One case of the speed benchmark: a network on a table, learned by ours and by the peers in interleaved rounds.
 
 In a round each contestant learns the same rows, one after another, in an order that changes from round to round; so a
 figure is a ratio of neighbours in time, and a machine
 that is busy for a while is busy for all of them. The first round warms up and is not counted. In the end each has
-learnt the same rows in batches of the same size, and is scored on the same held-out ones.
+learned the same rows in batches of the same size, and is scored on the same held-out ones.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
     planted = PlantedLogit(slot_sizes)
     segments = [planted.draw(case.steps * batch_size, seed)[0] for seed in range(2, 2 + case.rounds)]
     held_out, true_logits = planted.draw(_HELD_OUT_ROWS, seed=1)
-    ours, peers = _contestants(case.config, slot_sizes, batch_size, scratch)
+    ours, peers = _contestants(case.config, slot_sizes, batch_size, scratch=scratch)
     _check_same_network(ours[0], peers[0], held_out[:4096])
     on_small_table = _OnSmallTable(case, batch_size, scratch) if sum(slot_sizes) > sum(SAMPLE_SLOT_SIZES) else None
 
@@ -71,7 +71,7 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
             on_small_table.learn(number)
     aucs = {c.name: roc_auc(held_out.labels, c.score(held_out)) for c in [*ours, *peers]}
     names = [c.name for c in ours], [c.name for c in peers]
-    result = _figures(case, *names, {name: values[1:] for name, values in speeds.items()}, aucs)
+    result = _figures(case, *names, speeds={name: values[1:] for name, values in speeds.items()}, aucs=aucs)
     result["best_possible_auc"] = roc_auc(held_out.labels, true_logits)
     if on_small_table:
         result["cost_per_row_to_small_table"] = on_small_table.cost_ratio(speeds["evergreen float32"])
@@ -83,7 +83,7 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
 
 
 def _contestants(
-    config: DcnConfig, slot_sizes: list[int], batch_size: int, scratch: Path
+    config: DcnConfig, slot_sizes: list[int], batch_size: int, *, scratch: Path
 ) -> tuple[list[Evergreen], list[TrainingContestant]]:
     weights = _initial_weights(config, slot_sizes, scratch)
     ours = [
@@ -138,6 +138,7 @@ def _figures(
     case: Case,
     ours: list[str],
     peers: list[str],
+    *,
     speeds: dict[str, list[float]],
     aucs: dict[str, float | None],
 ) -> dict[str, Any]:

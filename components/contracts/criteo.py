@@ -124,7 +124,7 @@ awaits none of the kind: the outcome counts if `outcome_time` is at most that lo
 both in whole microseconds. The same outcome may be there more than once."""
 
 
-def feature_matrix(batch: Any, names: Sequence[str], dtype: str, missing: float) -> NDArray[Any]:
+def feature_matrix(batch: Any, names: Sequence[str], dtype: str, *, missing: float) -> NDArray[Any]:
     """Columns `names` of an Arrow record batch as one array [n, len(names)] of `dtype`, nulls as `missing`.
 
     The batch is only asked what pyarrow's answers, which is no dependency of the contracts.

@@ -133,13 +133,13 @@ class RawDataset(Manifest):
     digest: str
     """SHA-256 over the Parquet files: the version of the data."""
     replay_uri: str | None = None
-    """Folder of rows drawn from days before the window, to be learnt beside it; same schema. None = no replay."""
+    """Folder of rows drawn from days before the window, to be learned beside it; same schema. None = no replay."""
     num_replay_rows: int = 0
     replay_holdout_uri: str | None = None
     """Folder of other rows of those days, kept from training: how well the old distribution is remembered."""
     num_replay_holdout_rows: int = 0
     replay_share: float = 0.0
-    """Share of replayed rows among the rows learnt that the run asked for, in [0, 1)."""
+    """Share of replayed rows among the rows learned that the run asked for, in [0, 1)."""
     replay_days: list[dict[str, Any]] = field(default_factory=list)
     """Each: day (YYYY-MM-DD), num_rows, num_holdout_rows drawn from it and its version."""
     num_late_clicks: int = 0
@@ -147,7 +147,7 @@ class RawDataset(Manifest):
     outcomes_digest: str | None = None
     """SHA-256 over the files of late outcomes that were joined, those of replayed days too; None = there was none."""
     excluded_columns: list[str] = field(default_factory=list)
-    """Features that the run left out, in the order of files: nothing that is learnt, judged or served depends on them.
+    """Features that the run left out, in the order of files: nothing that is learned, judged or served depends on them.
     Null in the rows, but where the champion learns from them, which the gate must score fairly; so go by this list."""
     unread_columns: list[str] = field(default_factory=list)
     """Those of them that are null in all rows: no model that learns from one can be scored on these rows."""
@@ -164,7 +164,7 @@ class RawDataset(Manifest):
     (SHA-256), num_rows; and num_late_rows, how many of them, where there are any."""
     num_late_rows: int = 0
     """The first rows of `train_uri` as extraction wrote it, counted in `num_train_rows`: older than the window, and of
-    files that came to the lake after the champion's line had learnt newer rows. Never held out, and never among the
+    files that came to the lake after the champion's line had learned newer rows. Never held out, and never among the
     rows replayed beside them."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """What the lake's days up to the last row read consisted of, as far back as a later round asks: bytes by file name
@@ -178,7 +178,7 @@ class RawDataset(Manifest):
     quarantine_uri: str | None = None
 
     def seen_days(self) -> list[dict[str, Any]]:
-        """`days`, then those of which rows are replayed, told apart by `replay`: true; these have no digest."""
+        """`days`, then those of which rows are replayed, marked by `replay`: true; these have no digest."""
         replayed = [
             {"day": each["day"], "version": each["version"], "num_rows": each["num_rows"], "replay": True}
             for each in self.replay_days
@@ -305,7 +305,7 @@ class Model(Manifest):
     """AUC and log loss on the slice of the training rows that stopped training; of thinned rows where `negative_rate`
     is below 1, so the log loss compares with no held-out rows' then."""
     last_event_time: str
-    """Newest row read for this model, learnt, held out or thinned away: the next round's watermark."""
+    """Newest row read for this model, learned, held out or thinned away: the next round's watermark."""
     raw_digest: str
     sha256: dict[str, str]
     """Hash of each part's tree: `weights`, `workflow`, `statistics`."""
@@ -315,7 +315,7 @@ class Model(Manifest):
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`; what serving goes by is in the workflow."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """Which version of which day it learnt from in its own round; see `RawDataset.seen_days`."""
+    """Which version of which day it learned from in its own round; see `RawDataset.seen_days`."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files that were in the lake in its round: what is not among them is late. See `RawDataset.files`."""
 

@@ -121,12 +121,8 @@ def auc_difference(
 ) -> AucDifference | None:
     """AUC of `scores` minus AUC of `reference` on the same rows, by paired DeLong.
 
-    Args:
-        labels: 0 or 1, shape [n].
-        scores: Finite numbers, shape [n].
-        reference: Finite numbers, shape [n].
-        groups: Integers from 0, shape [n]: rows of one group (a request) share their user and are not independent;
-            the standard error then counts groups (Obuchowski 1997). None = every row for itself.
+    Rows of one of the `groups` (a request; integers from 0, [n]) share their user and are not independent; the standard
+    error then counts groups (Obuchowski 1997). None = every row for itself.
 
     `None` with fewer than two clicks, two non-clicks, or two groups. Scores that order the rows alike differ by exactly
     0 with a p-value of 1.

@@ -5,7 +5,7 @@ held-out rows, to the monitor, which compares what is served. Two JSON files, fo
 `<model>/statistics/reference.json` (`manifests.Model.REFERENCE`) and `<store>/verdicts/<model>/scores.json`.
 
 An incremental run's statistics are those of its own window, not merged with its parent's, as validation's TFDV
-statistics are. Merged ones would keep every distribution that ever was, and alarm again on a change that is learnt.
+statistics are. Merged ones would keep every distribution that ever was, and alarm again on a change that is learned.
 
 Dense columns are counted between fixed edges (TFDV's own buckets do not carry a comparison of Criteo's integers; see
 `components.validation.tfdv_statistics`). The ends of a column are set apart by whole buckets: what lies outside `inner`

@@ -270,9 +270,9 @@ def _logged_rows_of(file: Any, archived: ArchivedFile, version: int) -> Iterator
                 if len(at):
                     rows = batch.take(pa.array(at))
                     asked = GoldenRows(
-                        dense=feature_matrix(rows, DENSE, "float32", np.nan),
-                        categorical=feature_matrix(rows, CATEGORICAL, "int64", MISSING_CATEGORY),
-                        expected=feature_matrix(rows, [score_column], "float32", np.nan).ravel(),
+                        dense=feature_matrix(rows, DENSE, "float32", missing=np.nan),
+                        categorical=feature_matrix(rows, CATEGORICAL, "int64", missing=MISSING_CATEGORY),
+                        expected=feature_matrix(rows, [score_column], "float32", missing=np.nan).ravel(),
                     )
                     yield LoggedRows(file=archived.name, positions=position + at, log=rows, asked=asked)
             position += batch.num_rows

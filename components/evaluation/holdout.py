@@ -86,8 +86,8 @@ def raw_batches(folder: Path, batch_rows: int = BATCH_ROWS) -> Iterator[RawBatch
         yield RawBatch(
             labels=_labels(batch),
             event_seconds=time.to_numpy(zero_copy_only=False) / 1e6,
-            dense=feature_matrix(batch, DENSE, "float32", np.nan),
-            categorical=feature_matrix(batch, CATEGORICAL, "int64", MISSING_CATEGORY),
+            dense=feature_matrix(batch, DENSE, "float32", missing=np.nan),
+            categorical=feature_matrix(batch, CATEGORICAL, "int64", missing=MISSING_CATEGORY),
         )
 
 
@@ -96,8 +96,8 @@ def encoded_batches(folder: Path, batch_rows: int = BATCH_ROWS) -> Iterator[Enco
     for batch in _batches(folder, [LABEL, *DENSE, *CATEGORICAL], batch_rows):
         yield EncodedBatch(
             labels=_labels(batch),
-            dense=feature_matrix(batch, DENSE, "float32", np.nan),
-            ids=feature_matrix(batch, CATEGORICAL, "int64", MISSING_CATEGORY),
+            dense=feature_matrix(batch, DENSE, "float32", missing=np.nan),
+            ids=feature_matrix(batch, CATEGORICAL, "int64", missing=MISSING_CATEGORY),
         )
 
 

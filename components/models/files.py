@@ -105,11 +105,7 @@ def new_model(
 
     A folder that must not be seen half is written inside `durable.whole_directory`, which also flushes it to disk.
 
-    Args:
-        folder: Where the files are made; created where it is absent.
-        shapes: Shape of each tensor, the table as `embeddings` among them.
-        step: Optimizer steps taken.
-        with_moments: Whether to write the optimizer file.
+    `shapes` has the shape of each tensor, among them the table's as `embeddings`. An absent folder is created.
 
     Raises:
         PermanentError: the disk has no room for them.

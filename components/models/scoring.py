@@ -28,10 +28,7 @@ class Scorer:
     def __init__(self, network: Network, table: Tensor, slot_sizes: Sequence[int]) -> None:
         """Takes the network and the table as they are; both may change between calls.
 
-        Args:
-            network: The network.
-            table: Vectors of all slots, [sum(slot_sizes), E].
-            slot_sizes: Number of ids per categorical column.
+        `table` holds the vectors of all slots, [sum(slot_sizes), E].
         """
         self._network, self._table = network, table
         self._sizes = torch.tensor(slot_sizes, dtype=torch.int64, device=table.device)

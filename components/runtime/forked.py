@@ -110,7 +110,9 @@ def _fork_worker(function: Callable[[Any], Any], items: Sequence[Any]) -> tuple[
     ours, theirs = context.Pipe()
     with theirs:
         # A daemon, so that the interpreter's end does not wait for one that a signal kept from being remembered here.
-        process = context.Process(target=_work, args=(function, items, theirs, os.getpid()), daemon=True)
+        process = context.Process(
+            target=_work, args=(function, items, theirs), kwargs={"parent": os.getpid()}, daemon=True
+        )
         process.start()
     return ours, process
 
@@ -133,7 +135,7 @@ def _receive_answers(workers: Sequence[Connection]) -> list[tuple[list[Any], Exc
     return [answers[connection] for connection in workers]
 
 
-def _work(function: Callable[[Any], Any], items: Sequence[Any], theirs: Connection, parent: int) -> None:
+def _work(function: Callable[[Any], Any], items: Sequence[Any], theirs: Connection, *, parent: int) -> None:
     """What a new process does."""
     # If the parent were killed, nobody would end this process: it would stay, with all its memory.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -77,7 +77,7 @@ class Moment:
         choice where the slice cannot tell (measured: on 1,000 judging rows of an unchanged world a part won by 0.0002
         and cost 0.011 AUC). Within a part, and against fresh weights, any gain counts. A parent is kept only where it
         is better by more than one standard error: what a short window teaches is less than its slice can tell apart,
-        and a round that keeps its parent has learnt nothing from its rows (docs/freshness.md has the measurement).
+        and a round that keeps its parent has learned nothing from its rows (docs/freshness.md has the measurement).
         """
         gains = best.row_losses - self.row_losses
         # One row tells nothing of chance.

@@ -44,7 +44,7 @@ class TrainingSettings:
     stopping_fraction: float = 0.1
     """Share of the training rows, the newest, that judges each epoch and is not fitted until training has ended."""
     finish: bool = True
-    """Whether the stopping slice is learnt in the end, from the best weights, in as many passes as they had made."""
+    """Whether the stopping slice is learned in the end, from the best weights, in as many passes as they had made."""
     num_halvings: int = 3
     """In an incremental round, besides all fitted rows: how many newer parts (the newest half, quarter, ...) are
     fitted as well, each on its own from the parent. The log loss on the stopping slice chooses one, a newer part only

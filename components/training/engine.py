@@ -91,13 +91,8 @@ def make_engine(
 ) -> Engine:
     """A new engine of that name, with a network that waits for its weights.
 
-    Args:
-        backend: One of `BACKENDS`.
-        config: The network.
-        slot_sizes: Number of ids per categorical column.
-        settings: Optimizer and precision.
-        scratch: Folder for files that an engine needs while it works; not created where it needs none.
-        solver: HugeCTR's own settings as a JSON object; empty = its defaults.
+    `scratch` is a folder for files that an engine needs while it works; it is not created where it needs none.
+    `solver` is a JSON object with HugeCTR's own settings; empty = its defaults.
 
     Raises:
         ContractError: no backend has this name, or it refuses the network or a setting.

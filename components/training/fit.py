@@ -92,7 +92,7 @@ def fit(
     Raises:
         ContractError: the training set is not what its manifest says, or has labels of one class.
         PermanentError: a loss or a score is not finite.
-        Preempted: `should_stop` said so; the fit is saved, and goes on where it is called again.
+        Preempted: `should_stop` was true; the fit is saved, and goes on where it is called again.
     """
     return _Fit(job, engine, emit=emit, clock=clock, should_stop=should_stop).run()
 

@@ -43,15 +43,8 @@ def publish(
     The id is the time of creation and the first 8 hex digits of the weights' hash, so a retried task that fits the same
     weights publishes the same model; a folder of that id whose parts differ is replaced.
 
-    Args:
-        store: The model store.
-        described: Makes the manifest from model id, final folder and the hash of each part.
-        weights: Folder of the fitted weights; it is gone afterwards. A fit that misses it makes it again.
-        config: The network, whose graph is exported.
-        slot_sizes: Number of ids per categorical column.
-        workflow_path: Folder of the feature workflow.
-        report: Names TFDV's statistics and schema.
-        created_at: Time of the run's first try, in UTC.
+    `described` makes the manifest from model id, final folder and the hash of each part. The folder `weights` is gone
+    afterwards; a fit that misses it makes it again. `created_at` is the time of the run's first try, in UTC.
 
     Raises:
         ContractError: the workflow, the statistics or the schema is absent.

@@ -2,17 +2,18 @@
 
 A row takes 160 bytes (ids as int32). What the fit then touches are pages that the kernel may drop again, so rows may
 outgrow memory; decoding holds some ten thousand rows per thread. What the columns mean is `contracts.criteo`'s; what is
-wrong with a folder is said here, before a long fit starts. The order in which rows are learnt is `passes`'.
+wrong with a folder is reported here, before a long fit starts. The order in which rows are learned is `row_order`'s.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ from components.runtime.errors import ContractError, PermanentError, first_line
 
 _DECODED_ROWS = 1 << 14
 """Rows decoded at a time by each thread: 4 MB of columns. Half as many took a twentieth longer."""
-_TURNED_ROWS = 1 << 12
-"""Rows turned from columns into rows at a time, so that the part written lies in a core's cache (0.4 MB)."""
+_TRANSPOSED_ROWS = 1 << 12
+"""Rows transposed at a time, so that the part written lies in a core's cache (0.4 MB)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,10 +68,7 @@ def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) 
     The flat files have no name once they are open: they end with the arrays, however the process ends, and no later
     process can take them for those of another set. It decodes again, in less than a tenth of the time of one epoch.
 
-    Args:
-        folders: Folders to read.
-        slot_sizes: Number of ids per column.
-        cache: Folder, created where it is absent, on the disk that shall hold the flat files.
+    The folder `cache` is created if it is absent; it is on the disk that shall hold the flat files.
 
     Raises:
         ContractError: a file is absent, damaged, has other columns or types, or nulls; another number of rows; a value
@@ -78,125 +76,94 @@ def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) 
         PermanentError: the flat files cannot be written, as on a full disk.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    with _FlatFiles(cache) as files:
-        at = 0
-        for folder in folders:
-            _decode_folder(folder, files, first=at, slot_sizes=slot_sizes)
-            at += folder.num_rows
-        rows = files.mapped(at)
+    rows = _map_nameless_files(cache, sum(folder.num_rows for folder in folders))
+    first = 0
+    for folder in folders:
+        _decode_folder(folder, rows[first : first + folder.num_rows], slot_sizes)
+        first += folder.num_rows
     # Arrow keeps what it freed, which the fit can use.
     pa.default_memory_pool().release_unused()
     return rows
 
 
-class _FlatFiles:
-    """Nameless files of labels, dense values and ids.
+def _map_nameless_files(folder: Path, num_rows: int) -> Rows:
+    """Arrays for so many rows, each mapped from a file without a name.
 
-    They are written while they grow, and mapped once they are whole: on a full disk a write is an error, where a
-    mapped page would kill the process; and 80 MB of new pages took 18 ms to map and touch, 11 ms to write.
+    The files get their whole size here: on a full disk that is an error, where a mapped page would kill the process.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        with ExitStack() as opened:
-            self._files = [opened.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0)) for _ in range(3)]
-            self._opened = opened.pop_all()
+    def mapped(dtype: type[Any], *shape: int) -> NDArray[Any]:
+        if not num_rows:  # no empty file can be mapped
+            return np.empty(shape, dtype)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, math.prod(shape) * np.dtype(dtype).itemsize)
+            return np.memmap(file, dtype, "r+", shape=shape).view(np.ndarray)
 
-    def __enter__(self) -> _FlatFiles:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._opened.close()
-
-    def write(self, first: int, rows: Rows) -> None:
-        """Puts `rows` where row `first` begins; threads may do so at once."""
-        for file, values in zip(self._files, (rows.labels, rows.dense, rows.ids)):
-            left, at = values.data.cast("B"), first * values.strides[0]
-            while len(left):
-                try:
-                    written = os.pwrite(file.fileno(), left, at)
-                except OSError as error:
-                    raise PermanentError(
-                        f"decoded rows cannot be written to {self._folder}: {error.strerror}"
-                    ) from error
-                left, at = left[written:], at + written
-
-    def mapped(self, num_rows: int) -> Rows:
-        """All rows, in arrays that keep the files."""
-        if not num_rows:
-            return _empty_rows(0)  # no empty file can be mapped
-        like = _empty_rows(1)
-        mapped = [
-            np.memmap(file, values.dtype, "r+", shape=(num_rows, *values.shape[1:])).view(np.ndarray)
-            for file, values in zip(self._files, (like.labels, like.dense, like.ids))
-        ]
-        return Rows(labels=mapped[0], dense=mapped[1], ids=mapped[2])
-
-
-def _empty_rows(num_rows: int) -> Rows:
-    return Rows(
-        labels=np.empty(num_rows, np.float32),
-        dense=np.empty((num_rows, NUM_DENSE), np.float32),
-        ids=np.empty((num_rows, NUM_CATEGORICAL), np.int32),
-    )
+    try:
+        return Rows(
+            labels=mapped(np.float32, num_rows),
+            dense=mapped(np.float32, num_rows, NUM_DENSE),
+            ids=mapped(np.int32, num_rows, NUM_CATEGORICAL),
+        )
+    except OSError as error:
+        raise PermanentError(f"decoded rows cannot be written to {folder}: {error.strerror}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Piece:
-    """A row group of a file, and which rows it holds, counted over all folders."""
+class _RowGroup:
+    """A row group of a file, and where its rows go."""
 
     path: Path
     metadata: Any
-    group: int
-    first: int
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.metadata.row_group(self.group).num_rows)
+    number: int
+    into: Rows
 
 
-def _decode_folder(folder: RowFolder, files: _FlatFiles, *, first: int, slot_sizes: list[int]) -> None:
-    pieces, at = [], 0
+def _decode_folder(folder: RowFolder, into: Rows, slot_sizes: list[int]) -> None:
+    groups: list[_RowGroup] = []
+    at = 0
     for path in listed_files(folder.path):
-        metadata = _metadata(path)
-        for group in range(metadata.num_row_groups):
-            pieces.append(_Piece(path=path, metadata=metadata, group=group, first=first + at))
-            at += pieces[-1].num_rows
+        metadata = _read_metadata(path)
+        for number in range(metadata.num_row_groups):
+            num_rows = metadata.row_group(number).num_rows
+            groups.append(_RowGroup(path=path, metadata=metadata, number=number, into=into[at : at + num_rows]))
+            at += num_rows
     if at != folder.num_rows:
         raise ContractError(f"{folder.path} holds {at} rows, expected the {folder.num_rows} of its manifest")
-    # Arrow and NumPy let other threads run while they work. Of several errors the first in the folder's order is told.
+    # Arrow and NumPy let other threads run while they work. Of several errors the first in row order is raised.
     with ThreadPoolExecutor(pa.cpu_count(), "decode") as pool:
-        deque(pool.map(lambda piece: _decode_piece(piece, files, slot_sizes), pieces), maxlen=0)
+        deque(pool.map(lambda group: _decode_group(group, slot_sizes), groups), maxlen=0)
 
 
-def _metadata(path: Path) -> Any:
-    with _reading(path):
+def _read_metadata(path: Path) -> Any:
+    with _unreadable_is_contract_error(path):
         metadata = pq.read_metadata(path, memory_map=True)
     if missing := {LABEL, *DENSE, *CATEGORICAL} - set(metadata.schema.names):
         raise ContractError(f"{path} has no columns {sorted(missing)}")
     return metadata
 
 
-def _decode_piece(piece: _Piece, files: _FlatFiles, slot_sizes: list[int]) -> None:
-    at, decoded = 0, _empty_rows(min(_DECODED_ROWS, piece.num_rows))
-    for batch in _batches(piece):
-        rows = decoded[: batch.num_rows]
-        _decode(batch, rows, slot_sizes, source=f"{piece.path}")
-        files.write(piece.first + at, rows)
+def _decode_group(group: _RowGroup, slot_sizes: list[int]) -> None:
+    at = 0
+    for batch in _iterate_batches(group):
+        _decode(batch, group.into[at : at + batch.num_rows], slot_sizes, source=f"{group.path}")
         at += batch.num_rows
-    if at != piece.num_rows:
-        raise ContractError(f"row group {piece.group} of {piece.path} holds {at} rows, expected {piece.num_rows}")
+    if at != len(group.into):
+        raise ContractError(f"row group {group.number} of {group.path} holds {at} rows, expected {len(group.into)}")
 
 
-def _batches(piece: _Piece) -> Iterator[Any]:
+def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
     # Mapped: else each column's compressed pages of a whole row group are copied first (290 against 140 MB).
-    with _reading(piece.path), pq.ParquetFile(piece.path, metadata=piece.metadata, memory_map=True) as file:
+    with (
+        _unreadable_is_contract_error(group.path),
+        pq.ParquetFile(group.path, metadata=group.metadata, memory_map=True) as file,
+    ):
         columns = [LABEL, *DENSE, *CATEGORICAL]
-        yield from file.iter_batches(_DECODED_ROWS, row_groups=[piece.group], columns=columns, use_threads=False)
+        yield from file.iter_batches(_DECODED_ROWS, row_groups=[group.number], columns=columns, use_threads=False)
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _unreadable_is_contract_error(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -227,13 +194,13 @@ def _decode(batch: Any, into: Rows, slot_sizes: list[int], *, source: str) -> No
         if len(values) and (values.min() < 0 or values.max() >= size):
             raise ContractError(f"ids of {name} in {source} are {values.min()}..{values.max()}, expected 0..{size - 1}")
     into.labels[:] = labels
-    _turn(dense, into.dense)
-    _turn(ids, into.ids)
+    _transpose(dense, into.dense)
+    _transpose(ids, into.ids)
 
 
-def _turn(columns: list[NDArray[Any]], into: NDArray[Any]) -> None:
+def _transpose(columns: list[NDArray[Any]], into: NDArray[Any]) -> None:
     """Writes columns [n] each into the rows of `into` [n, columns]."""
-    for start in range(0, len(into), _TURNED_ROWS):
-        part = into[start : start + _TURNED_ROWS]
+    for start in range(0, len(into), _TRANSPOSED_ROWS):
+        part = into[start : start + _TRANSPOSED_ROWS]
         for number, values in enumerate(columns):
-            part[:, number] = values[start : start + _TURNED_ROWS]
+            part[:, number] = values[start : start + _TRANSPOSED_ROWS]

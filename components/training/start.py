@@ -91,11 +91,8 @@ def continue_from(parent: Model, training_set: TrainingSet, config: NetworkConfi
 
     The logits are those of rows thinned as the training set's are, whatever the parent's own rate was.
 
-    Args:
-        parent: The model to continue.
-        training_set: This round's rows, encoded with the workflow that goes on from the parent's.
-        config: The network of this run.
-        into: The folder; one left by an earlier try is replaced.
+    The training set is this round's, encoded with the workflow that goes on from the parent's. A folder `into` that an
+    earlier try left is replaced.
 
     Raises:
         ContractError: the parent has another network, its ids mean other categories than the training set's or its

@@ -299,7 +299,7 @@ class ReferenceCounter:
 def _feature_matrix(batch: pa.RecordBatch, names: tuple[str, ...], dtype: str, missing: float) -> NDArray[np.generic]:
     if not names:
         return np.zeros((batch.num_rows, 0), dtype)
-    return criteo.feature_matrix(batch, names, dtype, missing)
+    return criteo.feature_matrix(batch, names, dtype, missing=missing)
 
 
 def _run_starts(ascending: Ints) -> Ints:

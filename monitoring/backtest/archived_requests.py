@@ -136,8 +136,8 @@ def _requests(table: pa.Table) -> Iterator[ArchivedRequest]:
     dense = categorical = None
     if criteo.DENSE[0] in table.column_names:
         batch = table.to_batches()[0]
-        dense = criteo.feature_matrix(batch, criteo.DENSE, "float32", np.nan)
-        categorical = criteo.feature_matrix(batch, criteo.CATEGORICAL, "int64", criteo.MISSING_CATEGORY)
+        dense = criteo.feature_matrix(batch, criteo.DENSE, "float32", missing=np.nan)
+        categorical = criteo.feature_matrix(batch, criteo.CATEGORICAL, "int64", missing=criteo.MISSING_CATEGORY)
     for start, end in zip(starts.tolist(), ends.tolist()):
         rows = slice(start, end)
         time = float(times[start]) / 1e6

@@ -15,7 +15,7 @@ def test_nulls_become_the_stated_value_and_all_others_stay(raw_table, names, dty
     batch = pa.Table.to_batches(raw_table(200))[0]
     assert sum(batch.column(name).null_count for name in names) > 0
     expected = [[missing if v is None else v for v in batch.column(name).to_pylist()] for name in names]
-    found = criteo.feature_matrix(batch, names, dtype, missing)
+    found = criteo.feature_matrix(batch, names, dtype, missing=missing)
     assert found.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(found, np.array(expected, dtype=dtype).T)
 
@@ -23,4 +23,4 @@ def test_nulls_become_the_stated_value_and_all_others_stay(raw_table, names, dty
 def test_values_of_another_type_are_refused_and_not_cut_to_fit():
     batch = pa.record_batch({"C1": pa.array([1.5])})
     with pytest.raises(pa.ArrowInvalid):
-        criteo.feature_matrix(batch, ["C1"], "int64", criteo.MISSING_CATEGORY)
+        criteo.feature_matrix(batch, ["C1"], "int64", missing=criteo.MISSING_CATEGORY)

@@ -104,32 +104,6 @@ def test_paired_difference_equals_delong_written_out(sample):
     assert difference.high - difference.low == pytest.approx(2 * metrics.Z_95 * difference.standard_error)
 
 
-def test_interval_of_auc_covers_the_true_auc_at_its_level():
-    # Binormal scores, one standard deviation apart: the true AUC is Phi(1 / sqrt(2)).
-    truth = 0.5 * math.erfc(-0.5)
-    random = np.random.default_rng(7)
-    covered = 0
-    for _ in range(400):
-        labels = np.repeat([1, 0], [60, 140])
-        estimate = metrics.auc_estimate(labels, random.normal(size=200) + labels)
-        covered += estimate.low <= truth <= estimate.high
-    assert 0.92 <= covered / 400 <= 0.98
-
-
-def test_interval_of_paired_difference_covers_zero_at_its_level_and_uses_the_pairing():
-    random = np.random.default_rng(8)
-    covered = 0
-    for _ in range(400):
-        labels = np.repeat([1, 0], [60, 140])
-        shared = random.normal(size=200) + labels
-        first, second = (shared + 0.4 * random.normal(size=200) for _ in range(2))
-        difference = metrics.auc_difference(labels, first, second)
-        covered += difference.low <= 0 <= difference.high
-        unpaired = math.hypot(*(metrics.auc_estimate(labels, s).standard_error for s in (first, second)))
-        assert difference.standard_error < unpaired
-    assert 0.92 <= covered / 400 <= 0.98
-
-
 def test_log_loss_equals_scikit_learn_and_survives_certainty():
     random = np.random.default_rng(1)
     labels, scores = random.integers(0, 2, 500), random.random(500)

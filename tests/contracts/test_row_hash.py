@@ -40,10 +40,3 @@ def test_draws_are_even_and_independent_of_each_other_and_of_another_salts():
     assert chi_square < 99 + 4 * np.sqrt(2 * 99)  # mean and standard deviation of its distribution
     for one, other in ((draws, others), (draws[1:], draws[:-1]), (draws[64:], draws[:-64])):
         assert abs(np.corrcoef(one, other)[0, 1]) < 4 / np.sqrt(len(one))
-
-
-def test_a_draw_is_the_rows_own():
-    identities = np.array([5, 6, 5], np.uint64)
-    draws = uniforms(identities, -3)
-    assert draws[0] == draws[2] != draws[1]
-    assert uniforms(identities[1:2], -3)[0] == draws[1]

@@ -25,21 +25,6 @@ def workflow(first, *others):
     )
 
 
-def test_each_kind_of_change_is_told_by_id():
-    before = workflow([10, TOMBSTONE, 30, TOMBSTONE, 50], [7])
-    now = workflow([10, 20, TOMBSTONE, TOMBSTONE, 50, 60, TOMBSTONE, 80], [7])
-    first, second, *rest = vocabulary_changes(before, now)
-    assert first.entered.tolist() == [4, 8, 10]
-    assert first.reused.tolist() == [4]
-    assert first.evicted.tolist() == [5]
-    assert not any(len(a) for change in (second, *rest) for a in (change.entered, change.reused, change.evicted))
-
-
-def test_without_a_before_every_category_entered():
-    first, *_ = vocabulary_changes(None, workflow([10, TOMBSTONE, 30]))
-    assert (first.entered.tolist(), first.reused.tolist(), first.evicted.tolist()) == ([3, 5], [], [])
-
-
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [

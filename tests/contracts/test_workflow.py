@@ -71,12 +71,6 @@ def test_dense_values_encode_by_the_stated_arithmetic():
     np.testing.assert_allclose(encoded, expected, rtol=2e-5, atol=2e-5)
 
 
-def test_no_rows_encode_to_no_rows():
-    encoder = fitted()
-    assert encoder.encode_categorical(np.zeros((0, 26), np.int64)).shape == (0, 26)
-    assert encoder.encode_dense(np.zeros((0, 13), np.float32)).shape == (0, 13)
-
-
 def test_appended_categories_move_no_id():
     encoder = fitted()
     _, categorical = raw_rows(encoder)
@@ -109,19 +103,6 @@ def test_tombstones_move_no_id_and_match_no_value():
     assert encoder.tombstones == [0] * 26
 
 
-def test_a_column_of_tombstones_only_knows_nothing():
-    only = fitted(vocabularies=(np.full(4, TOMBSTONE),) * 26)
-    assert set(only.encode_categorical(np.array([[TOMBSTONE] * 25 + [-1]])).ravel().tolist()) == {1, 2}
-    assert only.slot_sizes == [7] * 26
-
-
-def test_tombstones_survive_the_disk(tmp_path):
-    encoder = buried(fitted())
-    encoder.save(tmp_path)
-    for left, right in zip(encoder.vocabularies, FeatureWorkflow.load(tmp_path).vocabularies):
-        np.testing.assert_array_equal(left, right)
-
-
 EXCLUDED = ("I3", "I13", "C1", "C4")
 
 
@@ -148,12 +129,6 @@ def test_an_excluded_column_is_missing_whatever_the_rows_hold_and_others_are_as_
     assert (values[:, 2] != excluding.encode_dense(dense)[:, 2]).any()
 
 
-def test_excluded_columns_survive_the_disk_under_a_version_that_older_readers_refuse(tmp_path):
-    without_columns(fitted()).save(tmp_path)
-    assert FeatureWorkflow.load(tmp_path).excluded == EXCLUDED
-    assert json.loads((tmp_path / workflow.SETTINGS_FILE).read_text())["format_version"] == 3
-
-
 @pytest.mark.parametrize(
     ("names", "said"),
     [(("I14",), "expected features"), (("I1", "I1"), "each once"), (("C4",), "have vocabularies")],
@@ -165,7 +140,7 @@ def test_columns_that_cannot_be_left_out_are_refused(names, said):
 
 
 def test_workflow_survives_the_disk_to_the_last_bit(tmp_path):
-    encoder = fitted()
+    encoder = without_columns(buried(fitted()))
     (tmp_path / "other").write_text("stays")
     encoder.save(tmp_path)
     loaded = FeatureWorkflow.load(tmp_path)
@@ -174,7 +149,7 @@ def test_workflow_survives_the_disk_to_the_last_bit(tmp_path):
         np.testing.assert_array_equal(left, right)
     for name in ("means", "stds"):
         assert getattr(encoder, name).tobytes() == getattr(loaded, name).tobytes()
-    for name in ("fill", "clip_min", "frequency_threshold"):
+    for name in ("fill", "clip_min", "frequency_threshold", "excluded"):
         assert getattr(encoder, name) == getattr(loaded, name)
     assert (tmp_path / "other").read_text() == "stays"
 
@@ -183,12 +158,6 @@ def rewrite(folder, **changes):
     path = folder / workflow.SETTINGS_FILE
     document = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({k: v for k, v in document.items() if v != "absent"}))
-
-
-def keep_25_columns(folder):
-    with np.load(folder / workflow.VOCABULARIES_FILE) as arrays:
-        kept = {name: arrays[name] for name in criteo.CATEGORICAL[:-1]}
-    np.savez(folder / workflow.VOCABULARIES_FILE, **kept)
 
 
 def damage(folder):
@@ -201,26 +170,15 @@ def damage(folder):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda f: shutil.rmtree(f), "No such file"),
-        (lambda f: (f / workflow.VOCABULARIES_FILE).unlink(), "No such file"),
-        (lambda f: (f / workflow.VOCABULARIES_FILE).write_bytes(b""), "cannot be read"),
-        (lambda f: (f / workflow.VOCABULARIES_FILE).write_bytes(b"PK\x03\x04 torn"), "cannot be read"),
+        (shutil.rmtree, "No such file"),
         (damage, "cannot be read"),
-        (keep_25_columns, "C26"),
         (lambda f: (f / workflow.SETTINGS_FILE).write_text("{"), "cannot be read"),
-        (lambda f: (f / workflow.SETTINGS_FILE).write_text("[]"), "format_version None"),
-        (lambda f: (f / workflow.SETTINGS_FILE).write_text("3"), "cannot be read"),
         (lambda f: rewrite(f, format_version=4), "format_version 4, expected 3"),
         (lambda f: rewrite(f, fill="absent"), "fill"),
-        (lambda f: rewrite(f, surprise=1), "surprise"),
         (lambda f: rewrite(f, means=[1.0]), "expected 13 finite"),
-        (lambda f: rewrite(f, stds=[0.0] * 13), "std of I1 is 0"),
     ],
-    ids=[
-        "no folder", "no vocabularies", "empty vocabularies", "torn vocabularies", "damaged vocabularies", "25 columns",
-        "torn settings", "list", "number", "version 4", "no fill", "unknown field", "one mean", "std 0",
-    ],
-)  # fmt: skip
+    ids=["no folder", "damaged vocabularies", "torn settings", "version 4", "no fill", "one mean"],
+)
 def test_damaged_workflow_is_refused(tmp_path, spoil, said):
     folder = tmp_path / "workflow"
     fitted().save(folder)

@@ -118,7 +118,6 @@ class Model:
             workspace_mb=self._embedding.workspace_size_per_gpu_in_mb,
             num_gpus=self._num_gpus,
             seed=self._solver.seed,
-            half=self._solver.use_mixed_precision,
         )
 
     def _compiled(self, what: str) -> None:

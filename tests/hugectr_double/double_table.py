@@ -20,16 +20,15 @@ logger = logging.getLogger("hugectr")
 class Table:
     """The rows of all GPUs, and Adam's state of each."""
 
-    def __init__(self, *, dim: int, workspace_mb: int, num_gpus: int, seed: int, half: bool) -> None:
+    def __init__(self, *, dim: int, workspace_mb: int, num_gpus: int, seed: int) -> None:
         self.dim, self.num_gpus = dim, num_gpus
         self.capacity = (workspace_mb << 20) // (3 * 4 * dim)
         self._rows: list[dict[int, int]] = [{} for _ in range(num_gpus)]
         self._known = np.empty(0, np.int64), np.empty(0, np.int64)
         self._random = np.random.default_rng(seed)
-        self._state_type = torch.float16 if half else torch.float32
         shape = (num_gpus * self.capacity, dim)
         self.vectors = torch.from_numpy(self._random.uniform(-0.05, 0.05, shape).astype(np.float32))
-        self.states = [torch.zeros(shape, dtype=self._state_type) for _ in range(2)]
+        self.states = [torch.zeros(shape) for _ in range(2)]
 
     def places(self, keys: np.ndarray, *, insert: bool) -> np.ndarray:
         """Flat row of each key; -1 for an unknown one unless it may be inserted."""
@@ -74,7 +73,7 @@ class Table:
         summed = torch.zeros(len(places), self.dim).index_add_(0, inverse, gradients.reshape(-1, self.dim))
         m, v = (state[places].float() for state in self.states)
         m, v = beta1 * m + (1 - beta1) * summed, beta2 * v + (1 - beta2) * summed**2
-        self.states[0][places], self.states[1][places] = m.to(self._state_type), v.to(self._state_type)
+        self.states[0][places], self.states[1][places] = m, v
         self.vectors[places] -= rate * m / (v.sqrt() + epsilon)
 
     def load(self, folder: str) -> None:
@@ -90,7 +89,7 @@ class Table:
 
     def load_states(self, path: str) -> None:
         count = self.states[0].numel()
-        values = np.fromfile(path, dtype="<f2" if self._state_type == torch.float16 else "<f4")
+        values = np.fromfile(path, dtype="<f4")
         if len(values) < 2 * count:
             raise OSError(f"{path}: {len(values)} values, expected {2 * count}")
         for number, state in enumerate(self.states):

@@ -17,10 +17,8 @@ __version__ = "24.6.0"
 
 
 def _solver(values):
-    if values["use_mixed_precision"] and values["enable_tf32_compute"]:
-        raise RuntimeError("use_mixed_precision and enable_tf32_compute cannot be true at the same time")
-    if values["use_mixed_precision"] and values["scaler"] not in (128, 256, 512, 1024):
-        raise RuntimeError("Scaler of mixed precision training should be either 128/256/512/1024")
+    if values["use_mixed_precision"]:
+        raise NotImplementedError("the double computes in float32 only")
 
 
 def _embedding(values):

@@ -108,17 +108,6 @@ def test_calls_out_of_order_are_refused(rows, call, message):
         call(model_of(rows, compiled=False), rows)
 
 
-def test_what_excludes_itself_is_refused(rows):
-    with pytest.raises(RuntimeError, match="cannot be true at the same time"):
-        hugectr.CreateSolver(use_mixed_precision=True, enable_tf32_compute=True)
-    with pytest.raises(RuntimeError, match="should be either 128/256/512/1024"):
-        hugectr.CreateSolver(use_mixed_precision=True, scaler=2048.0)
-    with pytest.raises(RuntimeError, match="batch_size%total_gpu_count"):
-        model_of(rows, vvgpu=[[0, 1, 2]])
-    with pytest.raises(NotImplementedError, match="epoch mode only"):
-        model_of(rows, repeat_dataset=True)
-
-
 def test_a_reader_ends_once_and_starts_over_with_a_source(rows):
     model = model_of(rows)
     reader = model.get_data_reader_train()
@@ -127,17 +116,6 @@ def test_a_reader_ends_once_and_starts_over_with_a_source(rows):
         assert [model.train() for _ in range(3)] == [True, True, False]
         with pytest.raises(RuntimeError, match="past its end"):
             model.train()
-
-
-def test_a_source_is_not_changed_before_the_end_was_read(rows):
-    model = model_of(rows)
-    reader = model.get_data_reader_train()
-    reader.set_source(rows)
-    assert [model.train(), model.train()] == [True, True]
-    with pytest.raises(RuntimeError, match="not in the EOF state"):
-        reader.set_source(rows)
-    assert not model.train()
-    reader.set_source(rows)
 
 
 def test_learns_what_the_rows_say(rows):
@@ -162,18 +140,6 @@ def test_files_and_metadata_that_disagree_are_refused(tmp_path, rows):
     (tmp_path / "rows" / "_metadata.json").unlink()
     with pytest.raises(RuntimeError, match=r"_metadata\.json"):
         model_of(rows)
-
-
-def test_more_keys_than_the_workspace_holds_stop_training(tmp_path, rows):
-    capacity = (1 << 20) // (3 * 4 * 2)
-    keys = np.stack([np.arange(capacity + 1024), np.zeros(capacity + 1024, int)], axis=1)
-    many = write_rows(tmp_path / "many", labels=np.zeros(len(keys)), keys=keys)
-    model = model_of(many, batchsize=1024)
-    model.get_data_reader_train().set_source(many)
-    for _ in range(capacity // 1024):
-        assert model.train()
-    with pytest.raises(RuntimeError, match=f"exceeds max_vocabulary_size_per_gpu .{capacity}."):
-        model.train()
 
 
 def trained(rows, **solver):

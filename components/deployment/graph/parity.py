@@ -107,8 +107,8 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
         try:
             with pq.ParquetFile(file) as rows:
                 for batch in rows.iter_batches(columns=[*DENSE, *CATEGORICAL]):
-                    dense.append(feature_matrix(batch, DENSE, "float32", np.nan))
-                    categorical.append(feature_matrix(batch, CATEGORICAL, "int64", MISSING_CATEGORY))
+                    dense.append(feature_matrix(batch, DENSE, "float32", missing=np.nan))
+                    categorical.append(feature_matrix(batch, CATEGORICAL, "int64", missing=MISSING_CATEGORY))
                     count += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             raise ContractError(f"held-out rows {file} cannot be read: {first_line(error)}") from error

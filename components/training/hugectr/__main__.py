@@ -48,7 +48,7 @@ def export_stored_model(model_folder: Path, into: Path) -> None:
         raise ContractError(f"network of {model.model_id} is {config.network!r}, expected dcn: HugeCTR builds no other")
     num_rows = sum(model.slot_sizes)
     workspace_mb = smallest_workspace_mb(num_rows, config.embedding_dim)
-    layout = StateLayout(num_rows=num_rows, dim=config.embedding_dim, num_gpus=1, workspace_mb=workspace_mb, half=False)
+    layout = StateLayout(num_rows=num_rows, dim=config.embedding_dim, num_gpus=1, workspace_mb=workspace_mb)
     export_model(open_model(model_folder / Model.WEIGHTS, model.slot_sizes), config, layout, folder=into)
     write_graph(into / GRAPH_FILE, config, TrainingSettings(), workspace_mb=workspace_mb)
 

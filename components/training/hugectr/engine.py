@@ -88,14 +88,8 @@ class HugectrEngine:
     ) -> None:
         """Makes an engine without weights; `restore` gives it some.
 
-        Args:
-            config: The network, a DCN.
-            slot_sizes: Number of ids per categorical column.
-            settings: Optimizer and precision.
-            solver: HugeCTR's own settings; None = the defaults.
-            scratch: Folder for weights and staged rows: four times the model and its state, and 264 bytes per row of
-                three stages; None = a new one where temporary files go.
-            gpu_memory: Asks for the GPUs' memory.
+        `scratch` is a folder for weights and staged rows: four times the model and its state, and 264 bytes per row of
+        three stages; None = a new one where temporary files go.
 
         Raises:
             ContractError: settings that exclude each other.
@@ -109,13 +103,15 @@ class HugectrEngine:
             self._hugectr = importlib.import_module("hugectr")
         except ImportError as error:
             raise PermanentError(f"backend hugectr runs in the image {IMAGE} only: {error}") from error
-        self._config, self._slot_sizes, self._settings, self._solver = config, list(slot_sizes), settings, solver
+        self._config = config
+        self._slot_sizes = list(slot_sizes)
+        self._settings = settings
+        self._solver = solver
         self._layout = StateLayout(
             num_rows=sum(slot_sizes),
             dim=config.embedding_dim,
             num_gpus=solver.num_gpus,
             workspace_mb=plan_workspace(sum(slot_sizes), config.embedding_dim, solver, gpu_memory=gpu_memory),
-            half=solver.use_mixed_precision,
         )
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)
@@ -245,7 +241,7 @@ class HugectrEngine:
             proof = self._scratch / "proof"
             self._save_to(proof)
             current, saved = (open_model(folder, self._slot_sizes) for folder in (self._current, proof))
-            _require_same(current, saved, moments=not self._solver.use_mixed_precision)
+            _require_same(current, saved)
             shutil.rmtree(proof)
         logger.info("hugectr model: batches of %d, workspace %d MiB per GPU", batch_size, self._layout.workspace_mb)
         return self._running
@@ -310,19 +306,13 @@ class HugectrEngine:
         self._is_current = True
 
 
-def _require_same(loaded: StoredModel, saved: StoredModel, *, moments: bool) -> None:
-    """Refuses a model that, saved right after loading, is not the one that was loaded.
-
-    Args:
-        loaded: What HugeCTR was to load.
-        saved: What it saved since, before any step.
-        moments: Whether to compare the optimizer state too, where `loaded` has any.
+def _require_same(loaded: StoredModel, saved: StoredModel) -> None:
+    """Refuses a model that, saved right after loading and before any step, is not the one that was loaded.
 
     Raises:
-        PermanentError: a tensor differs.
+        PermanentError: a tensor of the weights differs, or of the optimizer state where `loaded` has any.
     """
-    num_parts = len(loaded.parts) if moments else 1
-    for kind, mine, its in zip(("weights", "Adam's m", "Adam's v"), loaded.parts[:num_parts], saved.parts):
+    for kind, mine, its in zip(("weights", "Adam's m", "Adam's v"), loaded.parts, saved.parts):
         names = [name for name, values in mine.dense.items() if not np.array_equal(values, its.dense[name])]
         names += [] if np.array_equal(mine.table, its.table) else ["the embedding table"]
         if names:
@@ -335,8 +325,6 @@ def _require_same(loaded: StoredModel, saved: StoredModel, *, moments: bool) -> 
 def _require_settings(settings: TrainingSettings, solver: SolverSettings) -> None:
     """Refuses what HugeCTR would refuse after minutes, or would not."""
     if settings.precision == "bfloat16":
-        raise ContractError("precision is 'bfloat16', expected float32 or tf32; HugeCTR's own is use_mixed_precision")
-    if settings.precision == "tf32" and solver.use_mixed_precision:
-        raise ContractError("precision is 'tf32' with use_mixed_precision, expected one of the two")
+        raise ContractError("precision is 'bfloat16', expected float32 or tf32")
     if settings.batch_size % solver.num_gpus:
         raise ContractError(f"batch_size is {settings.batch_size}, expected a multiple of {solver.num_gpus} GPUs")

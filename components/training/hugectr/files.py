@@ -1,7 +1,7 @@
 """HugeCTR's model files, written from and read into a model of the store (`components.models.files`).
 
 Layout as HugeCTR 24.06's `save_params_to_files("<folder>/dcn", 0)` has it; little endian, no headers, float32 where
-nothing else is said:
+nothing else is stated:
 
 - `dcn_dense_0.model`: all dense parameters back to back, in the order of the layers, InnerProduct weights as [in, out];
 - `dcn_opt_dense_0.model`: Adam's m, then v, which begins at a multiple of 256 bytes;
@@ -9,7 +9,7 @@ nothing else is said:
 - `dcn0_opt_sparse_0.model`: m, then v; each is the workspace of every GPU, [capacity, dim], zero in unused rows;
 - `dcn.json`: the graph (`layers`), where `python -m components.training.hugectr` exports a model.
 
-Which row of the workspace is a key's is said nowhere in the files. A loaded key's row is its position among the keys of
+The files do not state which row of the workspace belongs to a key. A loaded key's row is its position among the keys of
 its GPU (key modulo the number of GPUs), and a model that was exported here has all keys in ascending order, so key k
 has row k // n of GPU k % n. On one GPU a save lists the keys by their rows, so that row r belongs to key r of the file,
 whatever their order: what HugeCTR trained alone can be imported too. NVIDIA's own ONNX converter reads these files for
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from components.models.configs import DcnConfig
 from components.models.files import ROWS_PER_CHUNK, TABLE, FloatArray, StoredModel, chunks, new_model
+from components.models.network import build_network
 from components.runtime.errors import ContractError, PermanentError
 from components.training.hugectr.settings import max_vocabulary_size
 
@@ -48,8 +49,6 @@ class StateLayout:
     num_gpus: int
     workspace_mb: int
     """Per GPU."""
-    half: bool
-    """Whether the moments are float16, as with mixed precision."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -57,14 +56,9 @@ class StateLayout:
         return (2, self.num_gpus, max_vocabulary_size(self.workspace_mb, self.dim), self.dim)
 
     @property
-    def dtype(self) -> str:
-        """NumPy's name of the moments' type."""
-        return "<f2" if self.half else "<f4"
-
-    @property
     def num_bytes(self) -> int:
         """Size of the file."""
-        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+        return 4 * int(np.prod(self.shape))
 
 
 def export_model(stored: StoredModel, config: DcnConfig, layout: StateLayout, *, folder: Path) -> None:
@@ -85,7 +79,7 @@ def export_model(stored: StoredModel, config: DcnConfig, layout: StateLayout, *,
     gap = np.zeros(-first.nbytes % _ALIGNMENT_BYTES // 4, "<f4")
     np.concatenate([first, gap, second]).tofile(folder / DENSE_OPTIMIZER_FILE)
     # Unused rows take no room on the disk.
-    state = np.memmap(folder / SPARSE_OPTIMIZER_FILE, layout.dtype, "w+", shape=layout.shape)
+    state = np.memmap(folder / SPARSE_OPTIMIZER_FILE, "<f4", "w+", shape=layout.shape)
     for part in chunks(0, layout.num_rows):
         keys = np.arange(part.start, part.stop)
         for table, moment in zip(state, stored.moments):
@@ -95,12 +89,7 @@ def export_model(stored: StoredModel, config: DcnConfig, layout: StateLayout, *,
 def import_model(folder: Path, config: DcnConfig, layout: StateLayout, *, into: Path, step: int) -> None:
     """Writes the model whose files HugeCTR saved in `folder` into the folder `into`, as the store has it.
 
-    Args:
-        folder: HugeCTR's files, of a model that has all keys.
-        config: The network.
-        layout: Of the sparse optimizer file.
-        into: Folder of `components.models.files`.
-        step: Optimizer steps taken; HugeCTR's files do not hold it.
+    The files are those of a model that has all keys. They do not hold `step`, the number of optimizer steps taken.
 
     Raises:
         ContractError: a file is absent or of another size, a key is missing or unknown, or a row of the optimizer
@@ -112,7 +101,7 @@ def import_model(folder: Path, config: DcnConfig, layout: StateLayout, *, into: 
     keys = np.fromfile(key_path, "<i8")
     _require_all_keys(keys, layout.num_rows, key_path)
     vectors = _mapped(folder / SPARSE_FOLDER / VECTOR_FILE, "<f4", (layout.num_rows, layout.dim))
-    state = _mapped(folder / SPARSE_OPTIMIZER_FILE, layout.dtype, layout.shape)
+    state = _mapped(folder / SPARSE_OPTIMIZER_FILE, "<f4", layout.shape)
     _require_unused_rows_zero(state, layout, folder / SPARSE_OPTIMIZER_FILE)
     flat = np.fromfile(folder / DENSE_FILE, "<f4")
     both = np.fromfile(folder / DENSE_OPTIMIZER_FILE, "<f4")
@@ -156,21 +145,8 @@ def unflatten(config: DcnConfig, flat: FloatArray) -> dict[str, FloatArray]:
     return dense
 
 
-def num_dense_parameters(config: DcnConfig) -> int:
-    """Number of floats in the dense file."""
-    return sum(each.size for each in _empty_dense(config).values())
-
-
 def _empty_dense(config: DcnConfig) -> dict[str, FloatArray]:
-    layers, width, rank = config.num_cross_layers, config.input_width, config.projection_dim
-    shapes: dict[str, tuple[int, ...]] = {"cross_bias": (layers, width)}
-    if rank:
-        shapes |= {"cross_u": (layers, width, rank), "cross_v": (layers, rank, width)}
-    else:
-        shapes |= {"cross_weight": (layers, width)}
-    for name, (fan_in, fan_out) in zip(_tower_names(config), zip((width, *config.tower), config.tower)):
-        shapes |= {f"{name}.weight": (fan_out, fan_in), f"{name}.bias": (fan_out,)}
-    shapes |= {"final_tower": (1, config.tower[-1]), "final_cross": (1, width), "bias": (1,)}
+    shapes = {name: tuple(each.shape) for name, each in build_network(config).named_parameters()}
     return {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
 
 
@@ -193,7 +169,7 @@ def _tower_names(config: DcnConfig) -> list[str]:
 
 
 def _require_sizes(folder: Path, config: DcnConfig, layout: StateLayout) -> None:
-    dense = 4 * num_dense_parameters(config)
+    dense = sum(each.nbytes for each in _empty_dense(config).values())
     _require_size(folder / DENSE_FILE, dense)
     _require_size(folder / DENSE_OPTIMIZER_FILE, dense + -dense % _ALIGNMENT_BYTES + dense, 2 * dense)
     _require_size(folder / SPARSE_FOLDER / KEY_FILE, 8 * layout.num_rows)

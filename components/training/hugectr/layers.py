@@ -1,6 +1,6 @@
 """The Deep & Cross Network as HugeCTR's layers: given to its Python API, and written as its graph JSON.
 
-x0 feeds two layers. HugeCTR would insert a Slice by itself, as in NVIDIA's DCN sample; here it stands in the list, so
+x0 feeds two layers. HugeCTR would insert a Slice by itself, as in NVIDIA's DCN sample; here it is in the list, so
 that the graph that is built and the graph that is saved are the same. Nothing here trains or reads rows. `hugectr` is
 passed in, so that this module loads without it.
 
@@ -161,11 +161,7 @@ def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
         batchsize_eval=blueprint.batch_size,  # it never evaluates
         vvgpu=[list(node) for node in solver.vvgpu],
         repeat_dataset=False,
-        use_mixed_precision=solver.use_mixed_precision,
         enable_tf32_compute=settings.precision == "tf32",
-        scaler=solver.scaler if solver.use_mixed_precision else 1.0,
-        use_cuda_graph=solver.use_cuda_graph,
-        use_algorithm_search=solver.use_algorithm_search,
         i64_input_key=True,
         # Staged files hold whole batches only. One that does not would be counted as missing, instead of being learned
         # with what the batch before left in the rest of the buffers.

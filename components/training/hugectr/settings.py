@@ -45,16 +45,6 @@ class SolverSettings:
 
     vvgpu: tuple[tuple[int, ...], ...] = ((0,),)
     """Devices per node; this engine is one process, so one node."""
-    use_mixed_precision: bool = False
-    """float16 products and activations (tensor cores). Saved weights stay float32, but HugeCTR keeps the embeddings'
-    Adam moments as float16 then, in which second moments below 6e-8 are zero: off unless the speed is needed."""
-    scaler: float = 1024.0
-    """Factor on the loss against underflow of float16 gradients; only with `use_mixed_precision`."""
-    use_cuda_graph: bool = True
-    """Record forward and backward pass once and replay them: a step of this network is many short kernels. The
-    optimizer's update is not in the record, so the learning rate may change from step to step."""
-    use_algorithm_search: bool = True
-    """Let cuBLAS try its algorithms for the products, once per model."""
     prove_restores: bool = True
     """Save every restored model at once and compare it with what was to be loaded: HugeCTR only logs what it could not
     load, and would train on from random weights."""
@@ -75,8 +65,6 @@ class SolverSettings:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected at least 1")
         if self.max_workspace_mb < 0:
             raise ContractError(f"max_workspace_mb is {self.max_workspace_mb}, expected at least 0")
-        if not 0 < self.scaler < float("inf"):
-            raise ContractError(f"scaler is {self.scaler:g}, expected a positive number")
 
     @property
     def num_gpus(self) -> int:
@@ -111,11 +99,10 @@ def _typed(name: str, value: Any, default: Any) -> Any:
         if not is_nested or not all(type(gpu) is int and gpu >= 0 for node in value for gpu in node):
             raise ContractError(f"vvgpu is {value!r}, expected device numbers per node such as [[0, 1]]")
         return tuple(tuple(node) for node in value)
-    wanted = (int, float) if isinstance(default, float) else (type(default),)
     # A bool is an int to isinstance.
-    if type(value) not in wanted:
+    if type(value) is not type(default):
         raise ContractError(f"{name} is {value!r}, expected a value such as {default!r}")
-    return float(value) if isinstance(default, float) else value
+    return value
 
 
 def given_rate(settings: TrainingSettings, *, step: int, model_step: int) -> float:

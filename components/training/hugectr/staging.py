@@ -93,13 +93,7 @@ def write_stage(
 ) -> Stage:
     """Writes one folder with `_file_list.txt` and `_metadata.json`.
 
-    Args:
-        rows: Rows.
-        order: Row numbers, whole batches.
-        batch_size: Rows per batch.
-        num_files: Files, one per GPU; fewer where there are fewer batches.
-        folder: The folder to make.
-        group_rows: Rows per row group, at most.
+    `order` makes whole batches, which go to `num_files` files, one per GPU; fewer where there are fewer batches.
 
     Raises:
         PermanentError: the disk refuses.

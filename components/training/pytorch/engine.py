@@ -55,11 +55,7 @@ class PytorchEngine:
     ) -> None:
         """Makes an engine whose table is zero everywhere; `restore` gives it weights.
 
-        Args:
-            config: The network.
-            slot_sizes: Number of ids per categorical column.
-            settings: Optimizer and precision.
-            device: Torch's name of the device; None = the GPU where there is one.
+        `device` is torch's name of it; None = the GPU where there is one.
         """
         self._settings, self._slot_sizes = settings, list(slot_sizes)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

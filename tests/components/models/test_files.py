@@ -155,9 +155,3 @@ def test_neither_writing_nor_reading_holds_a_table_in_memory(tmp_path):
     finally:
         tracemalloc.stop()
     assert peak < 400_000 * 16 * 4 / 10
-
-
-def test_chunks_cover_their_rows_once():
-    parts = list(chunks(5, 200_000))
-    assert np.array_equal(np.concatenate([np.arange(p.start, p.stop) for p in parts]), np.arange(5, 200_000))
-    assert list(chunks(5, 5)) == []

@@ -239,19 +239,6 @@ def test_a_folder_without_optimizer_state_starts_from_zero_moments(name, make_en
         np.testing.assert_allclose(second.dense[parameter], expected, rtol=1e-4, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["pytorch", "hugectr"])
-def test_a_model_of_another_network_is_refused(name, make_engine, initial, world):
-    for config, message in (
-        (V2, "unknown or missing names"),
-        (dcn(embedding_dim=4, num_cross_layers=2, tower=(16, 9)), "has shape"),
-        (dcn(embedding_dim=8, num_cross_layers=2, tower=(16, 8)), "width 4, expected 8|has shape"),
-    ):
-        with pytest.raises(ContractError, match=message):
-            make_engine(name, config).restore(initial(V1))
-    with pytest.raises(ContractError, match="expected 130 rows"):
-        make_engine(name, slot_sizes=[5] * 26).restore(initial(V1))
-
-
 def test_what_no_engine_builds_is_refused(tmp_path):
     for backend, config, sizes, message in (
         ("pytorch", V1, [5] * 25, "expected 26 of at least 1"),

@@ -111,7 +111,7 @@ def test_a_part_of_the_rows_is_the_newest_and_passed_as_often_as_makes_the_steps
     assert engine.calls.count(("restore", parent.name)) == 3  # each branch begins with the parent
 
 
-def test_the_newest_rows_are_learnt_in_the_end_in_as_many_passes_as_the_best_weights_had_made(
+def test_the_newest_rows_are_learned_in_the_end_in_as_many_passes_as_the_best_weights_had_made(
     world, make_training_set, run
 ):
     training_set = make_training_set(*world.rows(5_000)[:3])
@@ -160,29 +160,13 @@ def test_each_pass_holds_replay_rows_in_the_asked_for_share(with_replay, run):
     assert set(first) != set(second)
 
 
-def test_the_stopping_slice_is_learnt_in_the_end_beside_older_rows_in_the_same_share(with_replay, run):
+def test_the_stopping_slice_is_learned_in_the_end_beside_older_rows_in_the_same_share(with_replay, run):
     _, engine, lines = run(with_replay(0.1), replace(SETTINGS, max_epochs=1, finish=True))
     assert lines[-1]["log_loss"] < lines[0]["log_loss"], "one pass is kept, so one finishes"
     rows = np.concatenate(learned_rows(engine))[2_000:]
     assert sorted(rows[rows < 2_000]) == list(range(1_800, 2_000))
     older = rows[rows >= 2_000]
     assert len(older) == len(set(older)) == 22
-
-
-def test_a_branch_is_mixed_too_and_the_stopping_slice_stays_new(with_replay, run, parent):
-    settings = TrainingSettings(max_epochs=1, patience=0, num_halvings=1, finish=False, batch_size=64)
-    _, engine, lines = run(with_replay(0.1), settings, start=parent)
-    rows = np.concatenate(learned_rows(engine))[2_000:]
-    assert [line["branch"] for line in lines][:3] == [0, 0, 1]
-    assert (rows[:1_000] >= 2_000).sum() == 100
-    assert not ((rows >= 1_800) & (rows < 2_000)).any()
-
-
-def test_a_share_that_older_rows_cannot_fill_takes_all_of_them_once(with_replay, run):
-    _, engine, _ = run(with_replay(0.5), replace(SETTINGS, max_epochs=1, finish=False))
-    rows = np.concatenate(learned_rows(engine))
-    assert sorted(rows[rows >= 2_000]) == list(range(2_000, 2_400))
-    assert len(rows) == 1_800 + 400
 
 
 def test_no_share_reads_no_older_rows(with_replay, run, tmp_path):
@@ -253,14 +237,6 @@ def test_the_smallest_window_is_fitted_and_judged_by_one_row(world, make_trainin
     result, _, _ = run(make_training_set(labels, dense, ids), start=parent)
     assert np.isfinite(result.early_stopping["log_loss"])
     assert all(p.stat().st_size for p in result.weights.rglob("*") if p.is_file())
-
-
-def test_a_replay_folder_without_rows_is_no_replay(world, make_training_set, run, tmp_path):
-    training_set = make_training_set(*world.rows(500)[:3])
-    folder = write_folder(tmp_path / "no older rows", *world.rows(0)[:3])
-    replaying = replace(training_set, replay_uri=folder.as_uri(), num_replay_rows=0, replay_share=0.5)
-    one, other = (run(rows)[0] for rows in (training_set, replaying))
-    assert content(one.weights) == content(other.weights)
 
 
 def test_auc_is_none_where_the_newest_rows_have_one_class(world, make_training_set, run):

@@ -1,7 +1,7 @@
 """What an incremental round forgets of the world before its window, and what replayed rows keep of it.
 
 Two seasons in which some ids mean different things; one dense value tells which it is, so a model can know both. The
-parent has learnt the first season, the window holds the second alone.
+parent has learned the first season, the window holds the second alone.
 """
 
 from __future__ import annotations
@@ -71,12 +71,3 @@ def test_replayed_rows_keep_the_old_season_known_at_little_cost_to_the_new(world
     assert remembered.low > 0.7 * forgotten
     assert auc_difference(new.labels, scores(mixed, new), scores(alone, new)).low > -0.012
     assert roc_auc(new.labels, scores(mixed, new)) > roc_auc(new.labels, scores(parent, new)) + 0.15
-
-
-def test_a_share_of_none_is_a_round_without_old_rows_to_the_last_bit(world, make_training_set, fitted):
-    window = make_training_set(*world.rows(1_500)[:3], name="window")
-    old_rows = make_training_set(*world.rows(500, seed=2)[:3], name="old")
-    with_old = replace(window, replay_uri=old_rows.train_uri, num_replay_rows=500, replay_share=0.0)
-    without, unused = fitted(window, "without"), fitted(with_old, "unused")
-    for path in sorted(p for p in without.weights.rglob("*") if p.is_file()):
-        assert path.read_bytes() == (unused.weights / path.relative_to(without.weights)).read_bytes(), path.name

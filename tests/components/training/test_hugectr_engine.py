@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -13,12 +12,10 @@ import pytest
 
 from components.contracts.manifests import Model
 from components.models.configs import config_from_document
-from components.models.files import open_model
 from components.models.scoring import load_scorer
-from components.runtime.errors import ContractError, PermanentError, Preempted
+from components.runtime.errors import ContractError, PermanentError
 from components.storage.uris import local_path
 from components.training.config import TrainingSettings
-from components.training.fit import FitJob, fit
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.files import DENSE_FILE, SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE
 from components.training.hugectr.settings import SolverSettings
@@ -73,55 +70,17 @@ def initial(tmp_path, world):
     return tmp_path / "initial"
 
 
-def test_without_hugectr_the_image_is_named(monkeypatch, world, tmp_path):
-    monkeypatch.setitem(sys.modules, "hugectr", None)
-    with pytest.raises(PermanentError, match="runs in the image evergreen-training-hugectr"):
-        HugectrEngine(CONFIG, world.slot_sizes, SETTINGS, scratch=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("settings", "solver", "message"),
     [
         (TrainingSettings(precision="bfloat16"), {}, "precision is 'bfloat16'"),
-        (TrainingSettings(precision="tf32"), {"use_mixed_precision": True}, "'tf32' with use_mixed_precision"),
         (TrainingSettings(batch_size=129), {"vvgpu": ((0, 1),)}, "batch_size is 129, expected a multiple of 2 GPUs"),
     ],
-    ids=["bfloat16", "tf32 and mixed", "batch"],
+    ids=["bfloat16", "batch"],
 )
 def test_settings_that_exclude_each_other_are_refused_before_a_model_is_built(settings, solver, message, make_engine):
     with pytest.raises(ContractError, match=message):
         make_engine(settings=settings, **solver)
-
-
-def test_tf32_and_mixed_precision_train(make_engine, initial, rows, tmp_path, world):
-    for settings, solver in (
-        (TrainingSettings(precision="tf32", batch_size=128), {}),
-        (SETTINGS, {"use_mixed_precision": True}),
-    ):
-        engine = make_engine(settings=settings, **solver)
-        engine.restore(initial)
-        engine.learn(rows, np.arange(1_280), batch_size=128, seed=0)
-        folder = tmp_path / f"saved {len(solver)}"
-        engine.save(folder)
-        again = make_engine(settings=settings, **solver)
-        again.restore(folder)
-        again.learn(rows, np.arange(128), batch_size=128, seed=0)
-        m, v = open_model(folder, world.slot_sizes).moments
-        assert m.table.any()
-        assert (v.table >= 0).all()
-
-
-def test_a_batch_size_the_gpus_cannot_share_is_rounded_down_and_a_new_one_keeps_what_was_learnt(
-    make_engine, initial, rows
-):
-    engine = make_engine(vvgpu=((0, 1),))
-    engine.restore(initial)
-    engine.learn(rows, np.arange(1_280), batch_size=128, seed=0)
-    before = engine.score(rows)
-    engine.learn(rows, np.arange(66), batch_size=33, seed=0)
-    assert engine.num_steps == 10 + 3
-    after = engine.score(rows)
-    assert 0 < np.abs(after - before).max() < 0.3
 
 
 def test_stages_larger_than_those_a_reader_was_made_for_get_a_new_model(make_engine, initial, rows):
@@ -150,37 +109,26 @@ def change_key(folder):
     keys.tofile(folder / SPARSE_FOLDER / "key")
 
 
-def alien_key(folder):
-    keys = np.fromfile(folder / SPARSE_FOLDER / "key", "<i8")
-    keys[3] = 10**6
-    keys.tofile(folder / SPARSE_FOLDER / "key")
-
-
 def used_tail(folder):
     state = np.fromfile(folder / SPARSE_OPTIMIZER_FILE, "<f4")
     state[-1] = 1.0
     state.tofile(folder / SPARSE_OPTIMIZER_FILE)
 
 
-def cut(name):
-    def spoil(folder):
-        (folder / name).write_bytes((folder / name).read_bytes()[:-4])
-
-    return spoil
+def cut_vectors(folder):
+    path = folder / SPARSE_FOLDER / "emb_vector"
+    path.write_bytes(path.read_bytes()[:-4])
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (cut(DENSE_FILE), rf"{DENSE_FILE} has \d+ bytes, expected \d+"),
-        (cut(f"{SPARSE_FOLDER}/emb_vector"), r"emb_vector has \d+ bytes, expected \d+"),
-        (cut(SPARSE_OPTIMIZER_FILE), rf"{SPARSE_OPTIMIZER_FILE} has \d+ bytes, expected \d+"),
+        (cut_vectors, r"emb_vector has \d+ bytes, expected \d+"),
         (lambda folder: (folder / DENSE_FILE).unlink(), f"{DENSE_FILE} cannot be read"),
         (change_key, "lacks 1 keys and holds others twice"),
-        (alien_key, r"holds keys 0\.\.1000000, expected 0\.\.\d+"),
         (used_tail, "is not zero after row"),
     ],
-    ids=["dense", "vectors", "optimizer", "absent", "a key twice", "an alien key", "moments elsewhere"],
+    ids=["cut", "absent", "a key twice", "moments elsewhere"],
 )
 def test_what_hugectr_did_not_write_whole_is_no_model(spoil, message, double, make_engine, initial, rows, tmp_path):
     engine = make_engine(methods=spoilt_save(double, spoil), prove_restores=False)
@@ -242,39 +190,18 @@ def test_scratch_is_empty_in_the_end(make_engine, initial, rows, tmp_path):
     assert not list((tmp_path / "scratch").iterdir())
 
 
-def test_a_fit_that_was_preempted_in_a_pass_ends_where_an_unbroken_one_does(
-    make_engine, make_training_set, world, tmp_path
-):
-    job = FitJob(
-        training_set=make_training_set(*world.rows(3_840, 1)[:3]),
-        config=CONFIG,
-        settings=TrainingSettings(learning_rate=0.005, batch_size=128, max_epochs=2),
-        start=None,
-        checkpoint_path=tmp_path / "unbroken",
-    )
-    whole = fit(job, make_engine(stage_rows=320), emit=lambda _: None)
-    job = replace(job, checkpoint_path=tmp_path / "broken")
-    with pytest.raises(Preempted, match="saved at epoch 1, batch 80 of 108"):
-        fit(job, make_engine(stage_rows=320), emit=lambda _: None, should_stop=lambda: True)
-    resumed = fit(job, make_engine(stage_rows=320), emit=lambda _: None)
-    assert resumed.optimizer_step == whole.optimizer_step > 108
-    assert resumed.early_stopping["auc"] == pytest.approx(whole.early_stopping["auc"], abs=1e-4)
-    one, other = (open_model(result.weights, world.slot_sizes).weights for result in (whole, resumed))
-    np.testing.assert_allclose(one.table, other.table, atol=2e-5)
-
-
 @pytest.fixture
 def run(tmp_path, validation_report, double):
     """A whole training step by one backend; gives the model."""
 
-    def run(training_set, backend, name, parent="none", config=CONFIG):
+    def run(training_set, backend, name, parent="none"):
         asked = TrainingRun(
             run=name,
             store=tmp_path / "store",
             work=tmp_path / "work",
             parent=parent,
             backend=backend,
-            config=config,
+            config=CONFIG,
             settings=TrainingSettings(learning_rate=0.005, batch_size=128, max_epochs=2, num_halvings=1),
             solver='{"max_workspace_mb": 64}' if backend == "hugectr" else "",
         )
@@ -292,20 +219,17 @@ def auc(model, rows):
     return roc_auc_score(rows.labels, scorer.probabilities(rows.dense, rows.ids))
 
 
-@pytest.mark.parametrize("config", [CONFIG, dcn(embedding_dim=4, num_cross_layers=1, tower=(8,), projection_dim=2)])
-def test_a_fit_by_hugectr_publishes_a_model_that_either_backend_continues(config, run, world, make_training_set):
+def test_a_fit_by_hugectr_publishes_a_model_that_either_backend_continues(run, world, make_training_set):
     # So many that all parts are whole batches of 32, which no engine fills up: both make the very same steps.
     first_set = make_training_set(*world.rows(3_840, 1)[:3], name="first")
     second_set = make_training_set(*world.rows(3_840, 5)[:3], name="second")
     judging = world.encoded(4_000, 9)
-    first = run(first_set, "hugectr", "first", config=config)
+    first = run(first_set, "hugectr", "first")
     assert (first.backend, first.parent_model_id) == ("hugectr", None)
-    twin = run(first_set, "pytorch", "twin", config=config)
+    twin = run(first_set, "pytorch", "twin")
     assert first.optimizer_step == twin.optimizer_step
     assert auc(first, judging) == pytest.approx(auc(twin, judging), abs=1e-4)
-    children = [
-        run(second_set, backend, backend, parent=first.model_id, config=config) for backend in ("hugectr", "pytorch")
-    ]
+    children = [run(second_set, backend, backend, parent=first.model_id) for backend in ("hugectr", "pytorch")]
     scores = [auc(child, judging) for child in children]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
     assert min(scores) > auc(first, judging)

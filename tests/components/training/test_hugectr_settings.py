@@ -16,20 +16,10 @@ from components.training.hugectr.settings import (
 )
 
 
-def test_the_promised_defaults():
-    solver = parse_solver("")
-    assert solver == SolverSettings()
-    assert (solver.vvgpu, solver.use_cuda_graph) == (((0,),), True)
-    # float16 moments lose second moments below 6e-8, so it is asked for.
-    assert not solver.use_mixed_precision
-    assert solver.scaler == 1024.0
-
-
-def test_a_document_overrides_by_hugectrs_names():
-    solver = parse_solver('{"vvgpu": [[0, 3]], "use_mixed_precision": true, "scaler": 512}')
-    assert (solver.vvgpu, solver.num_gpus) == (((0, 3),), 2)
-    assert (solver.use_mixed_precision, solver.scaler) == (True, 512.0)
-    assert type(solver.scaler) is float
+def test_a_document_overrides_the_defaults():
+    assert parse_solver("") == SolverSettings()
+    solver = parse_solver('{"vvgpu": [[0, 3]], "stage_rows": 500}')
+    assert (solver.vvgpu, solver.num_gpus, solver.stage_rows) == (((0, 3),), 2, 500)
 
 
 @pytest.mark.parametrize(
@@ -43,10 +33,9 @@ def test_a_document_overrides_by_hugectrs_names():
         ('{"vvgpu": [[0], [0]]}', r"vvgpu is \[\[0\], \[0\]\], expected one node"),
         ('{"vvgpu": [[0, 0]]}', "expected one node's distinct GPUs"),
         ('{"vvgpu": [[]]}', "vvgpu is"),
-        ('{"use_cuda_graph": 1}', "use_cuda_graph is 1"),
+        ('{"prove_restores": 1}', "prove_restores is 1"),
         ('{"stage_rows": 1.5}', "stage_rows is 1.5"),
         ('{"loss_interval": 0}', "loss_interval is 0, expected at least 1"),
-        ('{"scaler": 0}', "scaler is 0, expected a positive number"),
     ],
 )
 def test_a_wrong_document_is_refused_by_name(text, message):

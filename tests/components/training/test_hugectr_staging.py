@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.runtime.errors import PermanentError
-from components.training.hugectr.staging import full_batches, staged, write_stage
+from components.training.hugectr.staging import staged, write_stage
 from components.training.rows import Rows
 
 
@@ -62,11 +62,6 @@ def test_staged_files_are_in_hugectrs_form(rows, tmp_path):
     assert [(c["col_name"], c["index"]) for c in metadata["cats"]] == [(f"C{i}", 13 + i) for i in range(1, 27)]
     assert metadata["file_stats"] == [{"file_name": f"00{i}.parquet", "num_rows": 128} for i in range(2)]
     assert write_stage(rows, np.arange(64), batch_size=64, num_files=4, folder=tmp_path / "one").num_batches == 1
-
-
-def test_the_last_batch_is_filled_up_from_the_beginning():
-    np.testing.assert_array_equal(full_batches(np.arange(10), 4), [*range(10), 0, 1])
-    np.testing.assert_array_equal(full_batches(np.arange(8), 4), np.arange(8))
 
 
 def test_a_disk_that_refuses_is_a_permanent_error(rows, tmp_path):

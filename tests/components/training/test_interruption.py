@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import PermanentError, Preempted
-from components.runtime.exit_codes import ExitCode
 from components.storage.uris import local_path
-from components.store.runs import read_notes
 from components.training import publish, step
 from components.training.checkpoint import CheckpointFolder
 from components.training.config import TrainingSettings
 from components.training.preemption import stop_on_sigterm
 from components.training.step import TrainingRun, forget_checkpoint, train
+from tests.support.crashes import Killed
 from tests.support.training_world import dcn
-
-REPOSITORY = Path(__file__).resolve().parents[3]
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 @pytest.fixture
@@ -128,36 +117,6 @@ def test_a_run_killed_while_it_drops_another_settings_files_can_go_back_to_those
     assert run(seed=1) == first
 
 
-def test_files_of_other_settings_that_cannot_be_removed_stop_the_run(run, folder, monkeypatch):
-    run(seed=1)
-    rmtree = shutil.rmtree
-
-    def refused(path, ignore_errors=False, **keywords):
-        if Path(path) != folder:
-            rmtree(path, ignore_errors=ignore_errors, **keywords)
-        elif not ignore_errors:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(shutil, "rmtree", refused)
-    with pytest.raises(PermissionError):
-        run(seed=2)
-
-
-def test_what_a_killed_engine_left_in_its_scratch_is_gone_before_the_next_begins(run, folder, monkeypatch):
-    (folder / "engine" / "hugectr-old").mkdir(parents=True)
-    run()
-    (folder / "engine" / "hugectr-old").mkdir(parents=True)
-    made, make_engine = [], step.make_engine
-
-    def looked(*arguments, scratch, **keywords):
-        made.append(scratch.exists())
-        return make_engine(*arguments, scratch=scratch, **keywords)
-
-    monkeypatch.setattr(step, "make_engine", looked)
-    run()
-    assert made == [False]
-
-
 def test_an_engine_is_closed_and_its_scratch_removed_where_a_fit_fails(run, folder, monkeypatch):
     closed, make_engine = [], step.make_engine
 
@@ -169,6 +128,8 @@ def test_an_engine_is_closed_and_its_scratch_removed_where_a_fit_fails(run, fold
 
     def failed(*arguments, **keywords):
         raise PermanentError("loss is not finite")
+
+    (folder / "engine" / "left by a killed try").mkdir(parents=True)
 
     monkeypatch.setattr(step, "make_engine", made)
     monkeypatch.setattr(step, "fit", failed)
@@ -219,80 +180,3 @@ def test_a_left_over_file_that_cannot_be_removed_does_not_end_a_fit(run, folder,
     checkpoints = CheckpointFolder(folder / "checkpoint")
     checkpoints.save(checkpoints.load())
     assert stuck.exists()
-
-
-COMPONENT = """
-import signal
-from components.training.pytorch.engine import PytorchEngine
-
-learn = PytorchEngine.learn
-
-def stopped(*arguments, **keywords):
-    for _ in range(2):  # whoever sends it may do so twice
-        signal.raise_signal(signal.SIGTERM)
-    return learn(*arguments, **keywords)
-
-PytorchEngine.learn = stopped
-"""
-
-
-@pytest.fixture
-def component(tmp_path, training_set, validation_report):
-    """Runs the KFP component as its container does: kfp's executor on the function's source."""
-    source = (REPOSITORY / "components/training/component.py").read_text()
-    function = source[source.index("def training(") :]
-    training_set.write(tmp_path / "training_set")
-    validation_report.write(tmp_path / "validation_report")
-
-    def artifacts(**kinds):
-        return {
-            name: {"artifacts": [{"name": name, "type": {"schemaTitle": kind}, "uri": str(tmp_path / name)}]}
-            for name, kind in kinds.items()
-        }
-
-    parameters = {
-        **{"run": "r", "store": str(tmp_path / "store"), "work": str(tmp_path / "work"), "parent": "none"},
-        **{
-            "backend": "pytorch",
-            "network": "dcn",
-            "learning_rate": 0.01,
-            "batch_size": 64,
-            "max_epochs": 1,
-            "embedding_dim": 4,
-        },
-        **{"num_cross_layers": 1, "tower": "8", "dropout": 0.0, "projection_dim": 0, "seed": 1},
-        **{"precision": "float32", "checkpoint_minutes": 5.0, "solver": ""},
-    }
-    executor_input = {
-        "inputs": {
-            "parameterValues": parameters,
-            "artifacts": artifacts(training_set="system.Dataset", validation_report="system.Artifact"),
-        },
-        "outputs": {
-            "artifacts": artifacts(model="system.Model", metrics="system.Metrics"),
-            "outputFile": str(tmp_path / "executor_output.json"),
-        },
-    }
-
-    def go(first=""):
-        program = tmp_path / "ephemeral_component.py"
-        program.write_text(f"from kfp import dsl\nfrom kfp.dsl import *\n{first}\n{function}")
-        command = [sys.executable, "-m", "kfp.dsl.executor_main", "--component_module_path", str(program)]
-        command += ["--executor_input", json.dumps(executor_input), "--function_to_execute", "training"]
-        environment = os.environ | {"_KFP_RUNTIME": "true", "PYTHONPATH": str(REPOSITORY)}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-
-    return go
-
-
-def test_the_component_ends_with_75_at_sigterm_and_its_retry_with_a_model(component, tmp_path):
-    ended = component(COMPONENT)
-    assert ended.returncode == ExitCode.PREEMPTED, ended.stderr
-    assert read_notes(tmp_path / "store", "r")[0].state == "preempted"
-    assert not (tmp_path / "model").exists()
-    ended = component()
-    assert ended.returncode == 0, ended.stderr
-    assert "checkpoint found" in ended.stdout
-    metrics = json.loads((tmp_path / "executor_output.json").read_text())["artifacts"]["metrics"]["artifacts"][0]
-    assert metrics["metadata"]["train_rows"] == 600
-    assert np.isfinite(metrics["metadata"]["stopping_log_loss"])

@@ -130,10 +130,6 @@ def test_torchs_own_random_numbers_stay_the_callers(trained):
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_tf32_is_float32_on_a_cpu(trained):
-    assert_same_bits(trained(settings=TrainingSettings(precision="tf32"))[0], trained(settings=TrainingSettings())[0])
-
-
 def test_restoring_and_saving_hold_no_second_table(tmp_path):
     sizes = [20_000] * 26
     write_initial(tmp_path / "start", CONFIG, sizes, click_rate=0.3, seed=0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from components.training import row_order
-from components.training.row_order import PassOrder, PassRows, derived_seed, replayed
+from components.training.row_order import PassOrder, PassRows
 
 
 def part(num_new, num_replayed=0, available=0, first=0):
@@ -62,17 +62,3 @@ def test_other_passes_draw_other_replay_rows():
         for seed in range(20)
     ]
     assert len(set.union(*drawn)) > 700
-
-
-@pytest.mark.parametrize(
-    ("num_new", "share", "available", "expected"),
-    [(900, 0.1, 5000, 100), (900, 0.5, 5000, 900), (900, 0.5, 10, 10), (900, 0.0, 10, 0), (1, 0.9, 10, 9)],
-)
-def test_the_share_is_that_of_all_rows_of_a_pass(num_new, share, available, expected):
-    assert replayed(num_new, share, available) == expected
-
-
-def test_seeds_differ_by_every_number_and_by_their_order():
-    seeds = [derived_seed(*numbers) for numbers in [(42, 0, 1), (42, 1, 1), (1, 42, 1), (42, 0, 1, 1), (42, 0, 2, 1)]]
-    assert len(set(seeds)) == len(seeds)
-    assert derived_seed(42, 1, 2) == int(np.random.SeedSequence([42, 1, 2]).generate_state(1)[0])

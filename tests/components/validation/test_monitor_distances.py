@@ -33,8 +33,8 @@ def compared(now, before):
                 request_id=f"r{number}",
                 time=0.0,
                 model_version=1,
-                dense=criteo.feature_matrix(batch, criteo.DENSE, "float32", np.nan),
-                categorical=criteo.feature_matrix(batch, criteo.CATEGORICAL, "int64", criteo.MISSING_CATEGORY),
+                dense=criteo.feature_matrix(batch, criteo.DENSE, "float32", missing=np.nan),
+                categorical=criteo.feature_matrix(batch, criteo.CATEGORICAL, "int64", missing=criteo.MISSING_CATEGORY),
                 scores=np.full(batch.num_rows, 0.5, np.float32),
             )
         )
