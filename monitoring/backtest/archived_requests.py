@@ -140,19 +140,19 @@ def _requests(table: pa.Table) -> Iterator[ArchivedRequest]:
         categorical = criteo.feature_matrix(batch, criteo.CATEGORICAL, "int64", missing=criteo.MISSING_CATEGORY)
     for start, end in zip(starts.tolist(), ends.tolist()):
         rows = slice(start, end)
-        time = float(times[start]) / 1e6
-        name = str(names[start])
-        version = int(versions[start])
+        matured = MaturedRequest(
+            str(names[start]), float(times[start]) / 1e6, int(versions[start]), labels[rows], scores[rows]
+        )
         is_canary = canary is not None and bool(canary[start])
         features = None
         if dense is not None and categorical is not None:
             features = PredictionBatch(
-                request_id=name,
-                time=time,
-                model_version=version,
+                request_id=matured.request_id,
+                time=matured.time,
+                model_version=matured.model_version,
                 dense=dense[rows],
                 categorical=categorical[rows],
                 scores=scores[rows],
                 canary=is_canary,
             )
-        yield ArchivedRequest(MaturedRequest(name, time, version, labels[rows], scores[rows]), is_canary, features)
+        yield ArchivedRequest(matured, is_canary, features)

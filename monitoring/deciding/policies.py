@@ -9,6 +9,7 @@ not over months. `sequential` is bounded over all time (`monitoring.deciding.bet
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -91,7 +92,7 @@ class _ConfiguredPolicy:
         return Decision(policy=self.name, action=action, reason=reason, numbers={**common, **numbers})
 
 
-class _WindowPolicy(_ConfiguredPolicy):
+class _WindowPolicy(_ConfiguredPolicy, ABC):
     """Judges one window of rows at a time, and confirms by several."""
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
@@ -103,12 +104,13 @@ class _WindowPolicy(_ConfiguredPolicy):
         numbers = {**self._own_numbers(evidence), "breaches": breaches, "rows_since_breach": since}
         return self._decision(evidence, action, reason + note, **numbers), memory
 
+    @abstractmethod
     def _judge_window(self, evidence: Evidence) -> tuple[Action, str]:
         """Whether this one window is a breach, and why."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _own_numbers(self, evidence: Evidence) -> dict[str, float | None]:
-        raise NotImplementedError
+        """Those that only this policy reports."""
 
     def _lack_of_rows(self, kpis: Kpis) -> str:
         """What the window lacks to be judged at all, or an empty text."""

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import training
-from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for
+from benchmarks.encoded_rows import PlantedLogit
 from benchmarks.peers import PlainDcn
 from components.models.files import open_model
 from components.models.scoring import load_scorer
@@ -27,11 +26,6 @@ def test_plain_pytorch_peer_computes_our_network(tmp_path):
     np.testing.assert_allclose(theirs.numpy(), ours, atol=1e-6)
 
 
-def test_tables_have_the_size_asked_for():
-    assert slot_sizes_for(sum(SAMPLE_SLOT_SIZES)) == SAMPLE_SLOT_SIZES
-    assert sum(slot_sizes_for(10_000_000)) == pytest.approx(10_000_000, rel=1e-5)
-
-
 def test_rows_follow_the_planted_logit_and_the_seed():
     planted = PlantedLogit(SLOT_SIZES)
     rows, logits = planted.draw(20_000, seed=5)
@@ -46,9 +40,3 @@ def test_rows_follow_the_planted_logit_and_the_seed():
         assert abs(rows.labels[part].mean() - expected[part].mean()) < 4 * error
     # Zipf with exponent 1: the share of ids up to k is log(2 + k) / log(1 + size).
     assert (rows.ids[:, 25] == 0).mean() == pytest.approx(np.log(2) / np.log1p(SLOT_SIZES[25]), abs=0.015)
-
-
-def test_unknown_case_is_refused_by_name(capsys):
-    with pytest.raises(SystemExit):
-        training.main(["--only", "nothing"])
-    assert "small-1.2M" in capsys.readouterr().err

@@ -148,21 +148,6 @@ def test_two_monitors_that_saw_the_same_rows_ask_for_one_run_and_both_follow_it_
     assert len(server.runs) == 1
 
 
-def test_two_monitors_of_one_log_leave_one_run_active_at_a_time(server, bench_of):
-    """Each gets a part of the records, and judges at a point of its own."""
-    first, second = bench_of("a"), bench_of("b")
-    own_log, second.log = second.log, first.log
-    monitors = [start_on_kubeflow(b) for b in (first, second)]
-    for b, monitor in zip((first, second), monitors):
-        first.clock.now = second.clock.now = max(first.clock.now, second.clock.now)
-        traffic(b, f"bad for {b.folder.parent.name}", auc="bad")
-        first.clock.now = second.clock.now = b.clock.now
-        monitor.tick()
-    assert [b.kinds()[-1] for b in (first, second)] == ["run_started", "busy"]
-    assert len(server.runs) == 1
-    second.log = own_log
-
-
 def test_two_monitors_racing_leave_one_active_run(server, bench_of):
     """Both see the same drift at the same moment, both look before either creates its run."""
     server.advance = {"CANCELING": "CANCELED"}  # as the server does with a run that was terminated

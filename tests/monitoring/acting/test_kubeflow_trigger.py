@@ -135,15 +135,6 @@ def test_a_successful_run_whose_gate_refused_is_reported_from_a_release(server, 
     assert trigger.state("a") == ("refused", "evaluation: auc fell", None)
 
 
-def test_a_failed_run_is_reported_with_the_step_and_reason_that_it_left(server, connect, tmp_path):
-    trigger = connect()
-    trigger.submit(request("a"))
-    outcome = {"run": "r", "trigger_id": "a", "step": "training", "reason": "out of memory", "version": None}
-    write_outcome(tmp_path / "store", RunOutcome(**outcome, state="failed", ended_at="2026-01-01"))
-    server.runs[0]["state"] = "FAILED"
-    assert trigger.state("a") == ("failed", "training: out of memory", None)
-
-
 def test_an_outcome_that_cannot_be_read_is_an_error_of_ours(server, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
 import threading
 
 import pytest
@@ -79,27 +77,6 @@ def test_a_drift_is_reported_once_with_what_how_much_since_when_what_was_done_an
     assert "Done: a run was started" in server.messages[1]["text"]
     assert f"Run: {b.trigger.requests[0].request_id}" in server.messages[1]["text"]
     assert b.store.counters["notification_delivered"] == 4
-
-
-def test_an_open_incident_is_recalled_and_an_ended_one_is_not(told, server):
-    b = told(remind_seconds=1000.0, cooldown_seconds=1e6)
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
-    b.trigger.end("released", version=2)
-    for _ in range(25):
-        b.clock.now += 100.0
-        monitor.tick()
-    turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
-    assert sum(text.startswith("Still: ") for text in texts(server)) == 2
-    traffic(b, "v2", auc="good", version=2)
-    monitor.tick()
-    for _ in range(25):
-        b.clock.now += 100.0
-        monitor.tick()
-    turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
-    assert texts(server)[-1].startswith("Recovered")
-    assert sum(text.startswith("Still: ") for text in texts(server)) == 2
 
 
 def test_a_run_that_ends_after_the_drift_is_over_is_reported_and_opens_no_incident():
@@ -284,26 +261,6 @@ def test_a_sending_that_never_ends_is_abandoned():
     deliver(box, clock, None, until=lambda: not len(box))
     never.set()
     assert len(asked) == 2
-
-
-def test_a_server_that_answers_a_byte_at_a_time_is_given_up(webhook_file):
-    listener, over = socket.create_server(("127.0.0.1", 0)), threading.Event()
-
-    def drip():
-        connection, _ = listener.accept()
-        with connection, contextlib.suppress(OSError):
-            while not over.wait(0.02):
-                connection.sendall(b"H")
-
-    dripping = threading.Thread(target=drip)
-    dripping.start()
-    webhook_file.write_text(f"http://127.0.0.1:{listener.getsockname()[1]}/")
-    try:
-        assert post_to_file(webhook_file, b"{}", timeout_seconds=0.2).state == "retry"
-    finally:
-        over.set()
-        dripping.join()
-        listener.close()
 
 
 def test_the_address_never_reaches_log_store_or_error(server, outbox, webhook_file, caplog):

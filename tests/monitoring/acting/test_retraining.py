@@ -166,21 +166,6 @@ def test_an_unreachable_trigger_is_retried_with_the_same_request(bench):
     assert len(b.trigger.requests) == 1
 
 
-def test_a_trigger_that_cannot_start_a_run_backs_off(bench):
-    b = bench(**DRIFT)
-
-    def submit(request):
-        raise PermanentError("run_command is missing")
-
-    b.trigger.submit = submit
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
-    assert monitor.retraining.progress.phase == "idle"
-    assert "run_command is missing" in b.events[-1]["text"]
-    assert monitor.retraining.memory.failures == 1
-
-
 POINTS = ["retraining.decided", "archive.sealed", "retraining.submitted", "retraining.running", "retraining.ended"]
 
 
@@ -259,30 +244,6 @@ def test_a_remote_trigger_is_not_queried_at_every_turn(bench):
     assert [time - asked[0] for time in asked] == [0.0, 15.0]
 
 
-def test_a_clock_that_is_set_back_does_not_hold_up_the_look_at_a_run(bench):
-    b = bench(**DRIFT)
-    b.trigger.poll_seconds = 15.0
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
-    monitor.tick()
-    b.trigger.end("released", version=2)
-    b.clock.now -= 86_400.0
-    monitor.tick()
-    assert "run_ended" in b.kinds()
-
-
-def test_the_timeline_names_its_numbers(bench):
-    b = bench()
-    monitor = b.start()
-    traffic(b, "a", auc="good")
-    monitor.tick()
-    point = json.loads((b.settings.state / "timeline.jsonl").read_text())
-    names = "time version rows clicks auc auc_low auc_high log_loss calibration ctr backlog matured_total pending"
-    assert set(f"{names} duplicates dead_letters archived late_outcomes".split()) <= set(point)
-    assert point["time"] == START + WINDOW
-
-
 @pytest.mark.parametrize("offset", [0.0, 7.25], ids=["at a decision point", "between two"])
 def test_every_row_that_was_judged_belongs_to_the_run(bench, offset):
     """The archive counts in microseconds and the window's end is exclusive: the newest judged row lies before it."""
@@ -310,20 +271,6 @@ def test_a_run_that_takes_long_is_reported_once_and_followed_to_its_end(bench):
     b.trigger.end("released", version=2)
     monitor.tick()
     assert monitor.retraining.progress.phase == "idle"
-
-
-def test_the_end_of_a_drift_is_reported_although_the_monitor_was_restarted_meanwhile(bench):
-    b = bench(**DRIFT)
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
-    b.trigger.end("released", version=2)
-    monitor.tick()
-    for number in range(2):
-        monitor = b.start()
-        traffic(b, f"v2-{number}", auc="good", version=2)
-        monitor.tick()
-    assert b.kinds().count("recovered") == 1
 
 
 def test_a_full_timeline_makes_room_and_keeps_its_predecessor(tmp_path):

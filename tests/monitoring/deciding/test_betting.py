@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitoring.deciding.betting import FRACTIONS, EProcess, cross_wins
-from tests.support.click_streams import ClickTraffic, draw, part, pooled_auc
+from tests.support.click_streams import ClickTraffic, draw, part
 from tests.support.evidence import rows_of
 
 NEVER = float("inf")
@@ -94,25 +93,3 @@ def test_evidence_against_another_claim_is_not_carried_over():
     process = EProcess(0.75, {})
     process.update(rows_of([1, 0, 0, 0] * 10, [0.0, 0.1, 0.2, 0.3] * 10), NEVER)
     assert EProcess(0.7, process.memory()).rounds == 0
-
-
-def mean_payoff(traffic: ClickTraffic, *, is_by_row: bool) -> tuple[float, float]:
-    """Mean of a round's payoff in pairs, at theta = the pooled AUC, and its standard error."""
-    stream = draw(np.random.default_rng(5), traffic, rows=400_000, auc=0.8)
-    if is_by_row:
-        stream = replace(stream, groups=np.arange(len(stream.labels)))
-    per_round = (20 if is_by_row else 2) * 2
-    rounds = stream.groups // per_round
-    num = int(rounds[-1]) + 1
-    wins, pairs = cross_wins(stream.labels, stream.scores, stream.groups, rounds=rounds, num_rounds=num)
-    payoffs = wins - pooled_auc(traffic, 0.8, rows=2_000_000) * pairs
-    return float(payoffs.mean()), float(payoffs.std() / np.sqrt(num))
-
-
-def test_rows_that_share_their_user_are_a_fair_bet_by_request_and_an_unfair_one_by_row():
-    """One user's rows are alike, clicks and others: pairs of one request win less often than pairs of two."""
-    traffic = ClickTraffic(0.25, 1_000, rows_per_request=10, user_spread=1.0)
-    mean, error = mean_payoff(traffic, is_by_row=False)
-    assert abs(mean) < 4 * error
-    mean, error = mean_payoff(traffic, is_by_row=True)
-    assert mean < -10 * error

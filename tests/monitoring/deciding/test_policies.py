@@ -168,7 +168,9 @@ def test_drift_that_lasts_over_buckets_requests_a_run_and_keeps_requesting_it():
 
 def test_buckets_that_close_together_count_each():
     assert drifts((bucket("C1"), bucket("C1", end=200.0)), drift_buckets=2)[0] == ["retrain"]
-    assert drifts((bucket("C1"), bucket(end=200.0)), drift_buckets=1)[0] == ["ok"]
+    actions, decision = drifts((bucket("C1"), bucket(end=200.0)), drift_buckets=1)
+    assert actions == ["ok"]
+    assert decision.numbers["rows_since_breach"] == 0
 
 
 def test_a_bucket_counts_from_so_many_columns_on():
@@ -200,7 +202,8 @@ USUAL = [(1000, 10.0)] * MIN_SPANS
 
 
 def test_volume_far_from_usual_is_reported_and_never_retrains():
-    assert volumes(*USUAL, (1000, 10.0))[0] == "ok"
+    for rows in (200, 1000, 5000):
+        assert volumes(*USUAL, (rows, 10.0), volume_spans=MIN_SPANS)[0] == "ok"
     assert volumes(*USUAL, (150, 10.0)) == ("undecidable", "150 rows in 10 s, usual 1000: less than a 5th")
     assert volumes(*USUAL, (6000, 10.0)) == ("breach", "6000 rows in 10 s, usual 1000: more than 5 times as many")
 
@@ -224,6 +227,7 @@ def test_the_schedule_asks_once_a_version_has_served_for_long_enough():
         decision, _ = policy.decide(evidence_of(time=time, serving_since=1000.0), {})
         assert decision.action is action
     assert "model version 1 has served 8999 s of at most 3600 s" in decision.reason
+    assert decision.numbers["rows_since_breach"] == 0
 
 
 # -- together
@@ -249,7 +253,7 @@ def test_any_retrain_wins_and_the_first_gives_the_reason(actions, first):
 
 
 POLICIES_OUT_OF_RANGE = {"auc_threshold": 1.0, "min_clicks": 0, "consecutive_breaches": 0, "min_rows_since_breach": -1}
-POLICIES_OUT_OF_RANGE |= {"max_relative_drop": 1.0, "sequential_alpha": float("nan"), "sequential_tolerance": -0.01}
+POLICIES_OUT_OF_RANGE |= {"max_relative_drop": 1.0, "sequential_alpha": float("nan"), "sequential_tolerance": 0.5}
 POLICIES_OUT_OF_RANGE |= {"drift_buckets": 0, "drift_columns": 0, "volume_factor": 1.0, "volume_spans": 11}
 OUT_OF_RANGE = {
     PolicySettings: {**POLICIES_OUT_OF_RANGE, "max_serving_seconds": 0.0},

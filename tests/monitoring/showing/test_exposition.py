@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from monitoring.showing.exposition import Exposition, Snapshot
@@ -55,10 +53,3 @@ def test_a_turn_cut_short_is_alive_and_not_ready_until_a_whole_one(exposition, c
     assert exposition.unready() == "the last turn was cut short: log is busy"
     exposition.show(Snapshot(time=2.0))
     assert exposition.unready() is None
-
-
-def test_status_is_the_snapshot_with_both_verdicts(exposition):
-    exposition.show(Snapshot(time=1.0, pending_rows=5, log_problem="gone"))
-    status = json.loads(exposition.status())
-    assert (status["pending_rows"], status["unhealthy"]) == (5, None)
-    assert status["unready"] == "the log cannot deliver: gone"

@@ -10,65 +10,21 @@ from monitoring.showing.metrics import DRIFT_OUTCOMES, PROMOTIONS
 from monitoring.showing.store_status import VERDICTS, StoreStatus
 from tests.support.snapshots import EMPTY, FULL, KPIS, samples
 
+NAMES = """
+rolling_auc rolling_auc_low rolling_auc_high log_loss normalized_entropy calibration calibration_error click_rate
+conversion_rate hit_rate ndcg window_rows window_clicks records_total retrain_requests_total drift_distance drifted
+outlying drift_checks_total open_auc open_auc_low open_auc_high decision last_record_timestamp_seconds
+serving_version log_backlog log_read_up_to_timestamp_seconds log_connected pending_rows info
+last_turn_timestamp_seconds auc_threshold last_decision_timestamp_seconds retrain_budget retrain_budget_left
+retrain_blocked_until_timestamp_seconds runs_without_release_in_a_row failed_runs_in_a_row gate_refusals_in_a_row
+run_under_way run_started_timestamp_seconds runs_total last_run_end_timestamp_seconds last_run_duration_seconds
+promotions_total live_version live_since_timestamp_seconds notifications_total notifications_waiting
+unuploaded_files oldest_unuploaded_timestamp_seconds model_store_readable
+"""
+
 
 def test_metric_names_are_frozen():
-    assert {name for name, *_ in samples(FULL)} == {
-        f"ctr_monitor_{name}"
-        for name in (
-            "rolling_auc",
-            "rolling_auc_low",
-            "rolling_auc_high",
-            "log_loss",
-            "normalized_entropy",
-            "calibration",
-            "calibration_error",
-            "click_rate",
-            "conversion_rate",
-            "hit_rate",
-            "ndcg",
-            "window_rows",
-            "window_clicks",
-            "records_total",
-            "retrain_requests_total",
-            "drift_distance",
-            "drifted",
-            "outlying",
-            "drift_checks_total",
-            "open_auc",
-            "open_auc_low",
-            "open_auc_high",
-            "decision",
-            "last_record_timestamp_seconds",
-            "serving_version",
-            "log_backlog",
-            "log_read_up_to_timestamp_seconds",
-            "log_connected",
-            "pending_rows",
-            "info",
-            "last_turn_timestamp_seconds",
-            "auc_threshold",
-            "last_decision_timestamp_seconds",
-            "retrain_budget",
-            "retrain_budget_left",
-            "retrain_blocked_until_timestamp_seconds",
-            "runs_without_release_in_a_row",
-            "failed_runs_in_a_row",
-            "gate_refusals_in_a_row",
-            "run_under_way",
-            "run_started_timestamp_seconds",
-            "runs_total",
-            "last_run_end_timestamp_seconds",
-            "last_run_duration_seconds",
-            "promotions_total",
-            "live_version",
-            "live_since_timestamp_seconds",
-            "notifications_total",
-            "notifications_waiting",
-            "unuploaded_files",
-            "oldest_unuploaded_timestamp_seconds",
-            "model_store_readable",
-        )
-    }
+    assert {name for name, *_ in samples(FULL)} == {f"ctr_monitor_{name}" for name in NAMES.split()}
 
 
 def test_outcomes_are_frozen():

@@ -12,7 +12,7 @@ from components.store import promotion_journal
 from monitoring.acting.acting import ActingStatus
 from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.page import MAX_POINTS, History, read_history, status_page, tail
-from tests.support.snapshots import DECISION, DRIFT, EMPTY, EVENTS, FULL, KPIS, NOW, POINTS
+from tests.support.snapshots import DECISION, EMPTY, EVENTS, FULL, KPIS, NOW, POINTS
 
 
 class Text(HTMLParser):
@@ -91,12 +91,6 @@ def test_what_a_record_says_is_text_and_never_markup():
     assert "script" not in shown.tags
     assert "img" not in shown.tags
     assert evil in shown.text
-
-
-def test_the_worst_column_comes_first_and_one_not_judged_last():
-    columns = [{**row, "drifted": row["column"] == "C2"} for row in DRIFT["columns"]]
-    shown = page(Snapshot(drift={**DRIFT, "columns": columns}))
-    assert shown.text.index("C2 drifted") < shown.text.index("I1") < shown.text.index("C3")
 
 
 def promotion(**changes):

@@ -12,7 +12,6 @@ import pytest
 from components.run_outcome.outcome import record
 from components.store import promotion_journal
 from components.store.runs import STEPS, noted
-from monitoring.memory.archive import Archive
 from monitoring.showing import store_status
 from monitoring.showing.store_status import LOOK_SECONDS
 from monitoring.uploader import Uploader
@@ -166,36 +165,6 @@ def test_a_store_that_cannot_be_read_is_reported_and_stops_nothing(bench, broken
     assert found["ctr_monitor_live_version",] == 1
 
 
-def test_a_new_installation_is_reported_from_one_whose_store_was_lost(bench):
-    """By what is absent; alerts on Triton are silent in the first case and not in the second."""
-    b = bench()
-    shown = Shown(b)
-    alike = {"ctr_monitor_live_version", "ctr_monitor_serving_version"}
-    found = shown.after()
-    assert found["ctr_monitor_model_store_readable",] == 1
-    assert not alike & {name for name, *_ in found}
-    publish(b.log, prediction("a", time=b.clock.now))
-    found = shown.after()
-    assert alike & {name for name, *_ in found} == {"ctr_monitor_serving_version"}
-    assert ("ctr_monitor_serving_version",) in Shown(b).after(), "a restart in a night without requests forgets nothing"
-
-
-def test_an_archive_that_cannot_be_read_leaves_the_last_look_and_stops_nothing(bench, monkeypatch):
-    b = bench(upload_wait_seconds=600.0)
-    shown = Shown(b)
-    assert shown.after()["ctr_monitor_unuploaded_files",] == 0
-    asked = []
-
-    def refuse(archive):
-        asked.append(archive)
-        raise PermissionError("as the test says")
-
-    monkeypatch.setattr(Archive, "waiting_for_upload", refuse)
-    assert shown.after()["ctr_monitor_unuploaded_files",] == 0
-    assert shown.after(1.0)["ctr_monitor_last_turn_timestamp_seconds",] == b.clock.now
-    assert len(asked) == 1, "it is asked again in a minute, not in each turn"
-
-
 def test_files_that_wait_for_the_uploader_are_reported_with_the_age_of_the_oldest(bench, tmp_path):
     b = bench(archive_roll_seconds=0.0, upload_wait_seconds=600.0)
     shown = Shown(b)
@@ -235,13 +204,3 @@ def test_budget_rows_of_failures_and_the_run_at_work_outlive_a_restart(bench):
     assert found["ctr_monitor_runs_without_release_in_a_row",] == 3
     assert found["ctr_monitor_failed_runs_in_a_row",] == 2
     assert found["ctr_monitor_auc_threshold",] == 0.74
-
-
-def test_the_newest_record_is_known_after_a_restart_in_a_quiet_night(bench):
-    b = bench()
-    shown = Shown(b)
-    publish(b.log, prediction("last", time=START + 5.0))
-    shown.after(10.0)
-    shown.after(WINDOW)
-    shown = Shown(b)
-    assert shown.after(30_000.0)["ctr_monitor_last_record_timestamp_seconds",] == START + 5.0
