@@ -235,9 +235,9 @@ def _print_release(one: dict[str, Any]) -> None:
         f"  version {one['version']}: window {one['window_seconds']:.2f} s with {one['num_in_window']} requests,"
         f" p99 {ms['window_p99_ms']} ms (worst {ms['window_worst_ms']}); before {ms['before_p99_ms']};"
         f" whole run of the step {ms['whole_run_p99_ms']};"
-        f" failed {one['num_failed']} of {one['num_answered'] + one['num_failed']}"
+        f" failed {one['num_failed']} of {one['num_answered'] + one['num_failed']}",
+        flush=True,
     )
-    print(f"    seconds: {', '.join(f'{name} {value:.2f}' for name, value in one['seconds'].items())}", flush=True)
 
 
 def _print_targets(found: list[Target]) -> None:

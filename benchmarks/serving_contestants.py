@@ -232,9 +232,9 @@ def running(models: Models, peers_python: Path) -> Iterator[tuple[Released, dict
         stack.enter_context(ours.server)
         version = ours.release(0).version
         _write_floor(ours)
-        _load(ours.server.grpc_url, FLOOR)
+        _load_model(ours.server.grpc_url, FLOOR)
         stack.enter_context(reference)
-        _load(reference.grpc_url, REFERENCE)
+        _load_model(reference.grpc_url, REFERENCE)
         web = stack.enter_context(_web_server(peers_python, ours.graph(version), models.folder / "web.log"))
         contestants = [
             Contestant(OURS, ours.server.grpc_url, MODEL_NAME),
@@ -258,7 +258,7 @@ class _WithPython(TritonServer):
         super()._launch(replace(wheel, variables={**wheel.variables, "PATH": path, "PYTHONWARNINGS": "ignore"}))
 
 
-def _load(url: str, name: str) -> None:
+def _load_model(url: str, name: str) -> None:
     triton = Triton(url)
     try:
         triton.load(name)
@@ -315,8 +315,8 @@ def _write_reference(models: Models, repository: Path) -> None:
     )
     shutil.copytree(models.nvtabular, workflow / "nvtabular")
     network = _write_model(repository, "network", "network_model.py", inputs=encoded, outputs=_TENSORS_OUT)
-    shutil.copyfile(models.model_folder(0) / Model.WEIGHTS / NETWORK_FILE, network / NETWORK_FILE)
     np.save(network / "table.npy", models.weights(0).table)
+    shutil.copyfile(models.model_folder(0) / Model.WEIGHTS / NETWORK_FILE, network / NETWORK_FILE)
     np.save(network / "offsets.npy", np.concatenate([[0], np.cumsum(models.workflow.slot_sizes)[:-1]]))
     _write_model(repository, REFERENCE, None, inputs=_TENSORS_IN, outputs=_TENSORS_OUT, extra=_ENSEMBLE)
 

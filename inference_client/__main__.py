@@ -70,7 +70,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, help="score the first rows only")
 
 
-def _score(options: argparse.Namespace) -> None:
+def _score_file(options: argparse.Namespace) -> None:
     import asyncio
 
     from inference_client.recommender import RecommenderClient
@@ -125,7 +125,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-consecutive-failures", type=int, help="then give up with exit code 3")
 
 
-def _replay(options: argparse.Namespace) -> None:
+def _replay_traffic(options: argparse.Namespace) -> None:
     from uuid import uuid4
 
     from inference_client.replay import ReplayProcess, ReplaySettings, run_replay
@@ -172,7 +172,7 @@ def _add_rank(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", help="where to publish the list; nowhere without it")
 
 
-def _rank(options: argparse.Namespace) -> None:
+def _rank_candidates(options: argparse.Namespace) -> None:
     import asyncio
 
     from inference_client.recommender import Ranking, RecommenderClient
@@ -209,7 +209,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, help="file to write the report to")
 
 
-def _load(options: argparse.Namespace) -> None:
+def _load_with_rows(options: argparse.Namespace) -> None:
     from components.runtime.durable import write_whole
     from inference_client.load import MAX_IN_FLIGHT, POOL_ROWS, LoadSettings, load_server, print_report
     from inference_client.row_files import first_rows
@@ -240,7 +240,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bayes-auc", type=float, default=0.80, help="best AUC that any model could reach")
 
 
-def _simulate(options: argparse.Namespace) -> None:
+def _simulate_lake(options: argparse.Namespace) -> None:
     from inference_client.simulation.lake import store_lake
     from inference_client.simulation.world import World
 
@@ -260,7 +260,7 @@ def _add_drift(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--new-category-share", type=float, help="of the rows of those columns")
 
 
-def _drift(options: argparse.Namespace) -> None:
+def _drift_world(options: argparse.Namespace) -> None:
     import numpy as np
 
     from inference_client.simulation.world import Drift, World, measured_bayes_auc
@@ -280,12 +280,12 @@ def _split_names(text: str) -> tuple[str, ...]:
 
 
 _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Callable[[argparse.ArgumentParser], None], str]] = {
-    "score": (_score, _add_score, "score the rows of a file; prints a JSON line per row"),
-    "replay": (_replay, _add_replay, "send traffic at a stated rate and publish records"),
-    "rank": (_rank, _add_rank, "rank the rows of a file for one context, log the list"),
-    "load": (_load, _add_load, "put a stated load on a server and report latencies, errors and rates"),
-    "simulate": (_simulate, _add_simulate, "write a lake of rows of a new synthetic world"),
-    "drift": (_drift, _add_drift, "write a drifted copy of a world"),
+    "score": (_score_file, _add_score, "score the rows of a file; prints a JSON line per row"),
+    "replay": (_replay_traffic, _add_replay, "send traffic at a stated rate and publish records"),
+    "rank": (_rank_candidates, _add_rank, "rank the rows of a file for one context, log the list"),
+    "load": (_load_with_rows, _add_load, "put a stated load on a server and report latencies, errors and rates"),
+    "simulate": (_simulate_lake, _add_simulate, "write a lake of rows of a new synthetic world"),
+    "drift": (_drift_world, _add_drift, "write a drifted copy of a world"),
 }
 
 

@@ -216,7 +216,7 @@ class PlannedClient:
         key = key or request_id
         arm = plan.arm_for(key)
         if arm != plan.canary:
-            scored = await self._ask(plan.stable, dense, categorical)
+            scored = await self._ask_arm(plan.stable, dense, categorical)
         else:
             scored, arm = await self._ask_canary(plan, canary=arm, dense=dense, categorical=categorical)
         shadow = plan.shadow_for(key, request_id)
@@ -248,7 +248,7 @@ class PlannedClient:
         """The answer and who gave it."""
         give_up_at = self._timer() + self._settings.deadline_seconds
         try:
-            scored = await self._ask(canary, dense, categorical, max_attempts=1)
+            scored = await self._ask_arm(canary, dense, categorical, max_attempts=1)
             return scored._replace(canary=True), canary
         except (DeadlineExpired, Overloaded):
             # The time is up, or the client itself has no room: asking the other arm would not help.
@@ -259,9 +259,11 @@ class PlannedClient:
             logger.debug("the canary did not answer, asking %s: %s", plan.stable.model_name, error)
         self.plan.refresh_soon()
         left = max(0.001, give_up_at - self._timer())
-        return await self._ask(plan.stable, dense, categorical, deadline_seconds=left), plan.stable
+        return await self._ask_arm(plan.stable, dense, categorical, deadline_seconds=left), plan.stable
 
-    async def _ask(self, arm: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64], **bounds: Any) -> Scored:
+    async def _ask_arm(
+        self, arm: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64], **bounds: Any
+    ) -> Scored:
         scored = await self._client.score(dense, categorical, model_name=arm.model_name, **bounds)
         if scored.model_version != arm.version:
             self.unplanned[f"{arm.model_name}: {scored.model_version}"] += 1

@@ -276,7 +276,7 @@ class ScoringClient:
         backoff = self._settings.first_backoff_seconds
         for attempt in range(1, request.max_attempts + 1):
             try:
-                reply = await self._ask(request, inputs)
+                reply = await self._ask_server(request, inputs)
                 return _read_reply(reply, len(dense), self.server)
             except ServerUnavailable as error:
                 wait = self._timing.jitter(backoff)
@@ -287,7 +287,7 @@ class ScoringClient:
             backoff = min(2 * backoff, self._settings.max_backoff_seconds)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _ask(self, request: _Request, inputs: list[Any]) -> Any:
+    async def _ask_server(self, request: _Request, inputs: list[Any]) -> Any:
         try:
             reply = await self.transport.infer(
                 request.model,

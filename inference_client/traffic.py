@@ -6,7 +6,6 @@ A source hands out rows request by request. Sending them is `replay`'s job; the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -91,18 +90,6 @@ class WorldTraffic:
         }
 
 
-@dataclass
-class _Permutation:
-    keys: NDArray[np.int64]
-    images: NDArray[np.int64]
-
-    def apply(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        present = values != MISSING_CATEGORY
-        mapped = values.copy()
-        mapped[present] = self.images[np.searchsorted(self.keys, values[present])]
-        return mapped
-
-
 class FileTraffic:
     """The labelled rows of a file (or a folder of them) in order, once; forms are `row_files`'.
 
@@ -128,11 +115,12 @@ class FileTraffic:
         self._has_drifted = False
         files = row_files(path)
         self._batches = read_rows(files, columns=columns)
-        self._permutations: dict[int, _Permutation] = {}
+        self._permutations: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        """By column: its values in rising order, and what each becomes."""
         for place in sorted(columns.categorical.index(name) for name in drift_columns):
             distinct = _distinct_categories(files, columns.categorical[place])
             random = np.random.default_rng([seed, 7, place])
-            self._permutations[place] = _Permutation(distinct, random.permutation(distinct))
+            self._permutations[place] = distinct, random.permutation(distinct)
         self._features: FeatureRows | None = None
         self._label = np.empty(0, dtype=np.int32)
 
@@ -148,8 +136,9 @@ class FileTraffic:
         self._features, self._label = self._features.take(slice(rows, None)), self._label[rows:]
         if self._has_drifted:
             categorical = features.categorical.copy()
-            for place, permutation in self._permutations.items():
-                categorical[:, place] = permutation.apply(categorical[:, place])
+            for place, (values, images) in self._permutations.items():
+                present = categorical[:, place] != MISSING_CATEGORY
+                categorical[present, place] = images[np.searchsorted(values, categorical[present, place])]
             features = FeatureRows(dense=features.dense, categorical=categorical)
         return Request(features, label, None)
 
@@ -164,12 +153,13 @@ class FileTraffic:
         """See `Traffic.drift_note`."""
         if not self._drift_columns:
             return {}
-        values = {self._columns.categorical[place]: len(p.keys) for place, p in self._permutations.items()}
+        names = self._columns.categorical
+        counts = {names[place]: len(values) for place, (values, _) in self._permutations.items()}
         return {
             "kind": "permutation",
             "columns": list(self._drift_columns),
             "seed": self._seed,
-            "distinct_values": values,
+            "distinct_values": counts,
         }
 
 

@@ -30,7 +30,8 @@ class TritonPythonModel:
 
         from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
 
-        self._dense, self._categorical, self._missing = list(DENSE), list(CATEGORICAL), MISSING_CATEGORY
+        self._dense, self._categorical = list(DENSE), list(CATEGORICAL)
+        self._missing = MISSING_CATEGORY
         self._workflow = nvtabular.Workflow.load(str(Path(__file__).resolve().with_name("nvtabular")))
 
     def execute(self, requests: list[Any]) -> list[Any]:

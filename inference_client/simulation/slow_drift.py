@@ -122,7 +122,7 @@ class DriftingWorld:
         return float(effects.astype(np.float64).std())
 
     def _categories(self, step: int) -> list[CategoryTable]:
-        tables = list(self.world.category_tables)
+        tables = list(self.world.tables.categories)
         for number, name in enumerate(CATEGORICAL):
             if name in self.drift.columns:
                 tables[number] = self._moved(tables[number], number, step)

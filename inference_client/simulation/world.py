@@ -135,12 +135,12 @@ class World:
 
     @cached_property
     def tables(self) -> Tables:
-        """All of the three below."""
-        return Tables(dense=self.dense_tables, categories=self.category_tables, interactions=self.interaction_tables)
+        """One table per column with every drift applied in turn, and the weights of the interactions."""
+        return Tables(
+            dense=self._dense_tables(), categories=self._category_tables(), interactions=self._interaction_tables()
+        )
 
-    @cached_property
-    def dense_tables(self) -> list[DenseTable]:
-        """One table per integer column."""
+    def _dense_tables(self) -> list[DenseTable]:
         random = np.random.default_rng([self.seed, 1])
         tables = []
         for column in DENSE_COLUMNS.values():
@@ -149,9 +149,7 @@ class World:
             tables.append(DenseTable.build(column, slope=slope, missing_effect=missing_effect))
         return tables
 
-    @cached_property
-    def category_tables(self) -> list[CategoryTable]:
-        """One table per categorical column, with every drift applied in turn."""
+    def _category_tables(self) -> list[CategoryTable]:
         tables = []
         for number, (name, column) in enumerate(CATEGORY_COLUMNS.items()):
             spread = float(np.sqrt(column.variance))
@@ -166,9 +164,7 @@ class World:
             tables.append(table)
         return tables
 
-    @cached_property
-    def interaction_tables(self) -> list[tuple[int, int, NDArray[np.float32]]]:
-        """(column, column, weights [buckets * buckets]) per interaction."""
+    def _interaction_tables(self) -> list[tuple[int, int, NDArray[np.float32]]]:
         random = np.random.default_rng([self.seed, 4])
         size = INTERACTION_BUCKETS**2
         return [

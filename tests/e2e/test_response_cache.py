@@ -16,7 +16,7 @@ from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
 from components.storage.locations import open_objects
 from components.store.traffic_plan import Arm
-from pipelines.local.triton import MIN_CACHE_BYTES, TritonServer, TritonSettings
+from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support.model_repository import with_versions
 from tests.support.processes import wait_for
 
@@ -54,7 +54,6 @@ def client(triton):
 
 @pytest.fixture
 def expected(make_parts):
-
     def scores(seed, rows):
         workflow, toy = make_parts(seed)
         return toy.scores(workflow, *rows)
@@ -122,18 +121,3 @@ def test_a_number_given_twice_would_be_answered_with_the_old_weights_even_after_
     other_order = tuple(array[::-1] for array in rows)
     fresh, _ = client.infer(MODEL_NAME, *other_order)
     np.testing.assert_allclose(fresh, expected(2, other_order), atol=1e-5)
-
-
-def test_a_configuration_that_asks_for_the_cache_is_served_by_a_server_without_one(deploy, tmp_path, raw_rows):
-    deploy(1)
-    shutil.copytree(tmp_path / "repository", tmp_path / "another")
-    with TritonServer(tmp_path / "another", log=tmp_path / "another.log") as server:
-        client = Triton(server.grpc_url)
-        assert client.infer(MODEL_NAME, *raw_rows(2))[1] == 1
-        client.close()
-
-
-def test_the_smallest_cache_that_is_accepted_is_one_that_the_server_starts_with(tmp_path):
-    settings = TritonSettings(cache_bytes=MIN_CACHE_BYTES)
-    with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
-        assert server.alive()

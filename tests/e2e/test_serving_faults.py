@@ -23,9 +23,9 @@ from components.storage.locations import open_objects
 from components.storage.uris import local_path
 from components.store.promotion_journal import current, read_entries
 from pipelines.local.triton import TritonServer, TritonSettings
-from tests.e2e.traffic import Traffic
 from tests.support.model_repository import with_versions
 from tests.support.processes import running_in_group, wait_for
+from tests.support.real_servers import Altered, RetryingTraffic
 
 pytestmark = pytest.mark.e2e
 
@@ -66,18 +66,6 @@ def expected(make_parts):
     return scores
 
 
-class Altered:
-    """A real connection of which the test changes one method."""
-
-    def __init__(self, url, **methods):
-        self._real = Triton(url)
-        for name, method in methods.items():
-            setattr(self, name, lambda *a, method=method, **k: method(self._real, *a, **k))
-
-    def __getattr__(self, name):
-        return getattr(self._real, name)
-
-
 def check_answers(answers, scores_of_version, settings):
     """Every answer is what the version that it names says, and the journal knows that version and its hash."""
     repository = ModelRepository(open_objects(settings.repository))
@@ -92,7 +80,7 @@ def check_answers(answers, scores_of_version, settings):
 def test_kill_9_under_load_costs_retries_but_no_request_and_no_leftovers(deploy, triton, settings, raw_rows, expected):
     deploy(1)
     rows = raw_rows(8)
-    with Traffic(triton.grpc_url, rows) as traffic:
+    with RetryingTraffic(triton.grpc_url, rows) as traffic:
         traffic.more()
         group, shm = triton.pid, f"{triton._shm_prefix}*"
         os.kill(triton.pid, signal.SIGKILL)
@@ -122,7 +110,7 @@ def test_kill_9_in_the_middle_of_a_release_brings_back_what_the_journal_says(
         deploy(2, connect=lambda url: Altered(url, load=die))
     assert current(settings.store).version == 1
     triton.restart()
-    with Traffic(triton.grpc_url, rows) as traffic:
+    with RetryingTraffic(triton.grpc_url, rows) as traffic:
         traffic.more()
         done = deploy(3)
         traffic.more()
@@ -131,50 +119,13 @@ def test_kill_9_in_the_middle_of_a_release_brings_back_what_the_journal_says(
     check_answers(traffic.answers, {1: expected(1, rows), done.version: expected(3, rows)}, settings)
 
 
-def test_kill_9_while_a_version_is_being_loaded_brings_back_the_last_published_one(deploy, triton, settings, raw_rows):
-    """The server itself is killed while its loader is at work, not just before it is asked."""
-    deploy(1)
-
-    def die_loading():
-        wait_for(lambda: len(running_in_group(triton.pid)) > before)
-        triton.kill()
-
-    before = len(running_in_group(triton.pid))
-
-    def die(real, asked):
-        is_first = asked == MODEL_NAME and triton.alive()
-        loading = threading.Thread(target=die_loading)
-        if is_first:
-            loading.start()
-        try:
-            real.load(asked)
-        finally:
-            # Where the load was quicker than the kill, what follows it fails.
-            if is_first:
-                loading.join()
-
-    with pytest.raises(TemporaryError):
-        deploy(2, connect=lambda url: Altered(url, load=die))
-    triton.restart()
-    client = Triton(triton.grpc_url)
-    assert client.infer(MODEL_NAME, *raw_rows(3))[1] == current(settings.store).version == 1
-    client.close()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(lambda data: data[: len(data) // 2], id="truncated"),
-        pytest.param(lambda data: b"", id="empty", marks=pytest.mark.slow),
-    ],
-)
 def test_a_damaged_live_graph_ends_the_start_with_the_reason_and_a_rollback_without_servers_brings_it_up(
-    deploy, triton, settings, raw_rows, expected, damage
+    deploy, triton, settings, raw_rows, expected
 ):
     deploy(1), deploy(2)
     triton.stop()
     graph = triton.repository / MODEL_NAME / "2" / "model.onnx"
-    graph.write_bytes(damage(graph.read_bytes()))
+    graph.write_bytes(graph.read_bytes()[:1000])
     with pytest.raises(PermanentError, match=r"triton ended with -?\d+ at start: .*'click_model' version 2"):
         triton.restart()
     assert not triton.alive()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import numpy as np
 import pytest
 
 from components.contracts.serving import MODEL_NAME
-from inference_client.errors import BadRequest, DeadlineExpired, ServerUnavailable
+from components.deployment.repository.triton_config import ServingOptions, triton_config
+from inference_client.errors import DeadlineExpired, ServerUnavailable
 from inference_client.scoring import ClientSettings, ScoringClient
-from pipelines.local.triton import Ports, TritonServer, TritonSettings
+from pipelines.local.triton import TritonServer
 
 pytestmark = pytest.mark.e2e
 
@@ -33,29 +33,14 @@ class TritonPythonModel:
         return answers
 """
 
-CONFIG = """
-name: "{name}"
-backend: "python"
-max_batch_size: 4096
-input [
-  {{ name: "dense" data_type: TYPE_FP32 dims: [ {width} ] }},
-  {{ name: "categorical" data_type: TYPE_INT64 dims: [ 26 ] }}
-]
-output [ {{ name: "probability" data_type: TYPE_FP32 dims: [ 1 ] }} ]
-instance_group [ {{ count: 1 kind: KIND_CPU }} ]
-dynamic_batching {{
-  default_queue_policy {{ timeout_action: REJECT default_timeout_microseconds: 20000000 max_queue_size: 4 }}
-}}
-version_policy {{ specific {{ versions: [ 1 ] }} }}
-"""
 
-
-def write_model(repository, width=13):
+def write_model(repository):
     version = repository / MODEL_NAME / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(MODEL)
-    (version / "model.onnx").write_bytes(b"unused")
-    (repository / MODEL_NAME / "config.pbtxt").write_text(CONFIG.format(name=MODEL_NAME, width=width))
+    (version / "model.onnx").touch()
+    options = ServingOptions(instances=1, max_queued_requests=4)
+    (repository / MODEL_NAME / "config.pbtxt").write_text(triton_config(MODEL_NAME, options, [1]))
 
 
 def rows_taking(seconds, n=1):
@@ -112,46 +97,3 @@ def test_a_full_queue_is_told_at_once_and_retried_into(triton):
     assert "Exceeds maximum queue size" in str(refused[0])
     # The same load with retries: everyone is answered.
     assert not [o for o in converse(triton, talk, max_attempts=60) if isinstance(o, BaseException)]
-
-
-def test_a_model_of_another_width_is_told_by_its_tensor(tmp_path):
-    write_model(tmp_path / "repository", width=12)
-    with (
-        TritonServer(tmp_path / "repository", log=tmp_path / "triton.log") as server,
-        pytest.raises(BadRequest, match=r"dense.*\[-1,12\].*\[1,13\]"),
-    ):
-        converse(server, lambda client: client.score(*rows_taking(0.0)))
-
-
-def test_a_server_killed_under_a_request_is_waited_for_until_it_is_back(tmp_path):
-    """The request was in the server's hands; scoring changes nothing, so the next server gets it too."""
-    write_model(tmp_path / "repository")
-    first = TritonServer(tmp_path / "repository", log=tmp_path / "first.log")
-    first.start()
-    ports = Ports(*(int(url.rpartition(":")[2].partition("/")[0]) for url in _urls(first)))
-    second = TritonServer(tmp_path / "repository", log=tmp_path / "second.log", settings=TritonSettings(ports=ports))
-
-    async def talk(client):
-        await client.score(*rows_taking(0.0))
-        asking = asyncio.create_task(client.score(*rows_taking(0.3, 4)))
-        end = time.monotonic() + 120
-        while not client.transport.in_flight:
-            assert time.monotonic() < end
-            await asyncio.sleep(0.001)
-        await asyncio.to_thread(first.kill)
-        await asyncio.to_thread(first.stop)
-        await asyncio.to_thread(second.start)
-        return await asking
-
-    try:
-        answer = converse(first, talk, deadline_seconds=60.0, max_attempts=100)
-        np.testing.assert_array_equal(answer.scores, np.linspace(0, 1, 4, dtype=np.float32))
-    finally:
-        first.stop()
-        second.stop()
-
-
-def _urls(server):
-    http = server.http_url.removeprefix("http://")
-    metrics = server.metrics_url.removeprefix("http://").removesuffix("/metrics")
-    return http, server.grpc_url, metrics

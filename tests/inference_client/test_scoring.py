@@ -43,15 +43,6 @@ def refusing_url():
         yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
-def test_scores_are_the_servers_to_the_bit(server, make_rows, score_rows):
-    server.scoring.version = 7
-    rows = make_rows(64)
-    scored = score(server.url, rows)
-    np.testing.assert_array_equal(scored.scores, score_rows(*rows))
-    assert scored.model_version == 7
-    assert server.scoring.requests == [64]
-
-
 def test_more_rows_than_a_batch_are_split_and_put_together_in_order(server, make_rows, score_rows):
     rows = make_rows(2 * MAX_BATCH_ROWS + 5)
     scored = score(server.url, rows)
@@ -106,11 +97,6 @@ def test_a_servers_traceback_does_not_reach_the_message(server, make_rows):
     with pytest.raises(ServerFault) as caught:
         score(server.url, make_rows(1))
     assert "secret" not in str(caught.value)
-
-
-def test_absent_model_is_named(server, make_rows):
-    with pytest.raises(ModelAbsent, match="does not serve model other"):
-        score(server.url, make_rows(1), model_name="other")
 
 
 def test_refused_connection_is_unavailable(refusing_url, make_rows, sleeps):

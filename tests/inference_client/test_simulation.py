@@ -111,12 +111,12 @@ def test_after_drift_the_best_auc_and_the_click_rate_stay(rows, drifted_rows):
 
 
 def test_drift_changes_the_weights_of_the_stated_columns_only(world, drifted):
-    for name, before, after in zip(criteo.CATEGORICAL, world.category_tables, drifted.category_tables):
+    for name, before, after in zip(criteo.CATEGORICAL, world.tables.categories, drifted.tables.categories):
         known = len(before.frequencies)
         same = np.array_equal(before.weights[:known], after.weights[:known])
         assert same == (name not in DRIFT_COLUMNS), name
         np.testing.assert_array_equal(before.keys[:known], after.keys[:known])
-    for before, after in zip(world.dense_tables, drifted.dense_tables):
+    for before, after in zip(world.tables.dense, drifted.tables.dense):
         np.testing.assert_array_equal(before.effects, after.effects)
     assert drifted.strength == world.strength
 
@@ -124,7 +124,7 @@ def test_drift_changes_the_weights_of_the_stated_columns_only(world, drifted):
 def test_new_categories_take_the_stated_share_of_the_stated_columns(world, rows, drifted_rows):
     drift = Drift(seed=8)
     for i, name in enumerate(criteo.CATEGORICAL):
-        known = world.category_tables[i].keys
+        known = world.tables.categories[i].keys
         new = ~np.isin(drifted_rows.categorical[:, i], known)
         expected = drift.new_category_share if name in drift.new_category_columns else 0.0
         assert within(new.mean(), expected, ROWS), name

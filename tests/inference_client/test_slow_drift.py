@@ -115,7 +115,7 @@ def test_the_stated_share_of_the_variance_moves_and_the_sum_stays(world):
         popularity_spread=0.0,
         new_category_columns=(),
     )
-    table = world.category_tables[C17]
+    table = world.tables.categories[C17]
     shares, fixed = table.row_shares, table.weights / table.spread
     # Twenty half-lives apart, so each time is a new draw.
     seen = [drifting.tables_at(20.0 * n).categories[C17].weights / table.spread for n in range(200)]
@@ -127,28 +127,22 @@ def test_the_stated_share_of_the_variance_moves_and_the_sum_stays(world):
 
 def test_only_the_stated_columns_move(world, drifting):
     now = drifting.at(24.0).tables
-    for name, before, after in zip(CATEGORICAL, world.category_tables, now.categories):
+    for name, before, after in zip(CATEGORICAL, world.tables.categories, now.categories):
         assert (before is after) == (name not in SlowDrift(seed=3).columns), name
     assert now.dense is world.tables.dense
 
 
-def test_a_world_told_to_stand_still_is_the_plain_world(world):
-    still = moving(world, **STILL).at(80.0)
-    assert still.strength == pytest.approx(world.strength, abs=1e-12)
-    assert still.bias == pytest.approx(world.bias, abs=0.02)
-
-
 def test_popularity_moves_by_the_stated_spread(world):
     drifting = moving(world, popularity_spread=0.3, new_category_columns=())
-    ratio = np.log(drifting.tables_at(24.0).categories[C2].frequencies / world.category_tables[C2].frequencies)
+    ratio = np.log(drifting.tables_at(24.0).categories[C2].frequencies / world.tables.categories[C2].frequencies)
     assert ratio.std() == pytest.approx(0.3, abs=0.04)
     same = moving(world, popularity_spread=0.0, new_category_columns=()).tables_at(24.0).categories[C2].frequencies
-    np.testing.assert_allclose(same, world.category_tables[C2].frequencies, rtol=1e-12)
+    np.testing.assert_allclose(same, world.tables.categories[C2].frequencies, rtol=1e-12)
 
 
 def test_new_categories_come_at_the_stated_rate_and_share_and_go(world):
     drifting = moving(world, new_categories_per_hour=4.0, new_category_share=0.1, new_category_half_life_hours=2.0)
-    known = set(world.category_tables[C2].keys.tolist())
+    known = set(world.tables.categories[C2].keys.tolist())
 
     def arrived(hours):
         return set(drifting.tables_at(hours).categories[C2].keys.tolist()) - known
@@ -161,7 +155,7 @@ def test_new_categories_come_at_the_stated_rate_and_share_and_go(world):
         rows = drifting.at(hours).draw(ROWS, np.random.default_rng(8))
         new = ~np.isin(rows.categorical[:, C2], list(known))
         assert new.mean() == pytest.approx(0.1, abs=5 * np.sqrt(0.1 * 0.9 / ROWS))
-        assert np.isin(rows.categorical[:, C17], world.category_tables[C17].keys).all()
+        assert np.isin(rows.categorical[:, C17], world.tables.categories[C17].keys).all()
 
 
 def test_a_new_category_keeps_its_value_and_weight_while_it_fades(world, drifting):

@@ -30,7 +30,7 @@ def test_world_traffic_is_the_worlds_and_switches_at_once():
     world = World.create(3)
     drifted = world.drifted(Drift(seed=4))
     traffic = WorldTraffic(world, drifted, np.random.default_rng(0))
-    old = world.category_tables[1].keys
+    old = world.tables.categories[1].keys
     assert np.isin(traffic.take(64).features.categorical[:, 1], old).all()
     traffic.drift()
     after = np.concatenate([traffic.take(64).features.categorical[:, 1] for _ in range(20)])

@@ -117,7 +117,6 @@ def test_closing_waits_for_calls_whose_callers_have_given_up(stuck, make_rows):
 
 
 def test_closing_does_not_wait_for_ever(stuck, make_rows):
-
     async def talk(client):
         with pytest.raises(DeadlineExpired):
             await client.score(*make_rows(1))

@@ -29,9 +29,9 @@ from components.storage.locations import open_objects
 from components.store.models import release_path
 from components.store.promotion_journal import CANARY, INTENT, JOURNAL_FILE, WITHDRAWN, read_entries
 from pipelines.local.triton import TritonServer, TritonSettings
-from tests.e2e.traffic import Traffic
 from tests.support.model_repository import with_versions
 from tests.support.processes import wait_for
+from tests.support.real_servers import RetryingTraffic
 
 pytestmark = pytest.mark.e2e
 
@@ -111,7 +111,7 @@ def live_version(client, rows):
 def test_a_stub_killed_under_load_is_healed_and_requests_succeed_again(deploy, client, triton, watchdog, raw_rows):
     deploy(1)
     assert findings(watchdog) == [WELL]
-    with Traffic(triton.grpc_url, raw_rows(8)) as traffic:
+    with RetryingTraffic(triton.grpc_url, raw_rows(8)) as traffic:
         traffic.more()
         kill_stubs(triton)
         wait_for(lambda: traffic.failures)
@@ -215,7 +215,7 @@ def test_a_server_that_came_back_with_another_version_is_led_to_the_live_one_wit
     client.load(MODEL_NAME)
     config.write_text(published)
     assert live_version(client, raw_rows(3)) == 1
-    with Traffic(triton.grpc_url, raw_rows(8)) as traffic:
+    with RetryingTraffic(triton.grpc_url, raw_rows(8)) as traffic:
         assert [findings(watchdog) for _ in range(2)] == [[SUSPECT], [HEALED]]
         wait_for(lambda: traffic.answers and traffic.answers[-1].model_version == 2)
     assert traffic.failures == []
