@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +54,6 @@ def ours(file: Path, folder: Path) -> Callable[[], int]:
                 writer.write(batch)
             malformed.judge()
         return sum(part.num_rows for part in writer.parts)
-
-    return work
-
-
-def ingested(file: Path, folder: Path) -> Callable[[], int]:
-    """`evergreen ingest`: as `ours`, spooled first, with request ids and times, published as a lake."""
-    from components.extraction.ingest import IngestSettings, ingest
-
-    def work() -> int:
-        settings = IngestSettings(
-            last_day=date(2026, 3, 1), days=1, max_rows=None, lake_fraction=1.0, max_malformed_fraction=0.0
-        )
-        counts = ingest([file], lake=str(folder / "lake"), replay=folder / "replay.parquet", settings=settings)
-        return counts["rows"]
 
     return work
 
@@ -112,7 +97,7 @@ def _pyarrow_options(*, block_bytes: int) -> dict[str, Any]:
     }
 
 
-WAYS: dict[str, Way] = {each.__name__: each for each in (ours, ingested, pyarrow_whole, pyarrow_stream)}
+WAYS: dict[str, Way] = {each.__name__: each for each in (ours, pyarrow_whole, pyarrow_stream)}
 
 
 def peak_bytes() -> int:
@@ -133,7 +118,7 @@ def run_here(way: str, file: Path, folder: Path) -> dict[str, float]:
 
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-OURS, INGESTED = "ours", "ingested"
+OURS = "ours"
 PYARROW = ("pyarrow_whole", "pyarrow_stream")
 RATIO_TARGET, MEMORY_TARGET, GROWTH_TARGET = 0.5, 10**9, 1.1
 """Ours to the faster pyarrow way; bytes; peak on the large file to that on the small one, a tenth of it for noise."""
@@ -178,7 +163,7 @@ def measure(file: Path, num_rows: int, ways: Sequence[str], rounds: int, scratch
             told[way] = run(way, file, scratch / way)
             if told[way]["rows"] != num_rows:
                 raise Unequal(f"{way} made {told[way]['rows']} rows of {num_rows}")
-            if number == 0 and way != INGESTED:
+            if number == 0:
                 made[way] = rows_of(scratch / way)
             shutil.rmtree(scratch / way)
         if unequal := [way for way, rows in made.items() if rows != made[OURS]]:
@@ -254,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(run_here(way, Path(file).absolute(), Path(folder).absolute())))
         return 0
     num_rows = flags.rows or (_QUICK_ROWS if flags.quick else _ROWS)
-    ways = [OURS, INGESTED, *PYARROW]
+    ways = [OURS, *PYARROW]
     facts, other_work = machine.facts(), machine.OtherWork()
     facts |= {"cores_used": len(os.sched_getaffinity(0))}
     print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)

@@ -23,11 +23,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import machine, raw_windows, same_encoding
-from benchmarks.spread import spread
+from benchmarks.spread import print_target, spread
 from components.contracts.manifests import Model, TrainingSet
 from components.runtime.durable import sha256_tree, write_whole
 from components.storage.uris import local_path
@@ -50,7 +51,6 @@ class Run(NamedTuple):
     """Of it and its children."""
     peak: int
     """Bytes."""
-    said: str
 
 
 def step(raw: Path, bench: Path, run: str, *, parent: str = "none", flags: tuple[str, ...] = ()) -> Run:
@@ -91,18 +91,6 @@ def keep_as_model(bench: Path, run: str, model_id: str) -> None:
     ).write(folder / Model.MANIFEST)
 
 
-def import_seconds() -> float:
-    """Start of an interpreter that imports what the step imports, and ends."""
-    code = "import components.preprocessing.preprocess"
-    return _measure([sys.executable, "-W", "ignore", "-c", code]).seconds
-
-
-def phases(run: Run) -> dict[str, float]:
-    """The stock script's own seconds by phase."""
-    found: dict[str, float] = json.loads(run.said.strip().splitlines()[-1])
-    return found
-
-
 def _measure(command: list[str]) -> Run:
     before = os.times()
     began = time.perf_counter()
@@ -116,7 +104,7 @@ def _measure(command: list[str]) -> Run:
     if process.returncode:
         raise StepProcessFailed(f"{command[2:4]} ended with {process.returncode}: {said[-500:]}")
     used = after.children_user + after.children_system - before.children_user - before.children_system
-    return Run(seconds, used, peak, said)
+    return Run(seconds, used, peak)
 
 
 def _tree(pid: int) -> Iterator[int]:
@@ -164,33 +152,25 @@ class PreprocessingBench:
         """A round that goes on from the model."""
         return step(raw, self.folder, "incremental", parent="m0", flags=flags)
 
-    def stock_script(self, raw: Path) -> Run:
-        """The peer."""
-        return stock(raw, self.folder / "stock")
-
-
-def against_stock(ours: Callable[[], Run], stock: Callable[[], Run], num_rows: int, rounds: int) -> dict[str, Any]:
-    """Figures of both in turns."""
-    taken: list[dict[str, Run]] = []
-    for number in range(rounds):
-        turns = [("ours", ours), ("stock", stock)]
-        taken.append({name: run() for name, run in (turns if number % 2 else turns[::-1])})
-    rates = {name: spread([num_rows / runs[name].seconds for runs in taken]) for name in ("stock", "ours")}
-    ratios = spread([runs["stock"].seconds / runs["ours"].seconds for runs in taken])
-    of_processor = spread([runs["stock"].processor_seconds / runs["ours"].processor_seconds for runs in taken])
-    return {
-        "num_rows": num_rows,
-        "rows_per_second": {name: rate._asdict() for name, rate in rates.items()},
-        "seconds": {name: spread([runs[name].seconds for runs in taken])._asdict() for name in rates},
-        "ratio": ratios._asdict(),
-        "ratio_of_processor_seconds": of_processor._asdict(),
-        "stock_phases": phases(taken[-1]["stock"]),
-    }
+    def against_stock(self, ours: Callable[[], Run], raw: Path, *, num_rows: int, rounds: int) -> dict[str, Any]:
+        """Figures of a round and of the stock script on the same rows, in turns."""
+        taken: list[dict[str, Run]] = []
+        for number in range(rounds):
+            turns = [("ours", ours), ("stock", lambda: stock(raw, self.folder / "stock"))]
+            taken.append({name: run() for name, run in (turns if number % 2 else turns[::-1])})
+        seconds = {name: spread([runs[name].seconds for runs in taken]) for name in ("stock", "ours")}
+        processor = [runs["stock"].processor_seconds / runs["ours"].processor_seconds for runs in taken]
+        return {
+            "num_rows": num_rows,
+            "seconds": {name: each._asdict() for name, each in seconds.items()},
+            "ratio": spread([runs["stock"].seconds / runs["ours"].seconds for runs in taken])._asdict(),
+            "ratio_of_processor_seconds": spread(processor)._asdict(),
+        }
 
 
 def full(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """A first round; both outputs are compared."""
-    result = against_stock(bench.full_round, lambda: bench.stock_script(bench.first), bench.num_rows, rounds)
+    result = bench.against_stock(bench.full_round, bench.first, num_rows=bench.num_rows, rounds=rounds)
     ours = bench.folder / "work" / "full" / "preprocessing"
     result["rows_compared_and_the_same"] = same_encoding.expect_same(bench.folder / "stock", ours)
     _print("first round", result, FULL_TARGET)
@@ -200,30 +180,20 @@ def full(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 
 def incremental(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """A round that only extends vocabularies."""
-    result = against_stock(
-        lambda: bench.incremental_round(bench.later),
-        lambda: bench.stock_script(bench.later),
-        bench.num_rows,
-        rounds,
-    )
+    ours = partial(bench.incremental_round, bench.later)
+    result = bench.against_stock(ours, bench.later, num_rows=bench.num_rows, rounds=rounds)
     _print("incremental round", result, INCREMENTAL_TARGET)
     return result
 
 
 def fixed(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """A round of few rows."""
-    result = against_stock(
-        lambda: bench.incremental_round(bench.few), lambda: bench.stock_script(bench.few), FIXED_ROWS, rounds
-    )
-    result["import_seconds"] = spread([import_seconds() for _ in range(rounds)])._asdict()
+    ours = partial(bench.incremental_round, bench.few)
+    result = bench.against_stock(ours, bench.few, num_rows=FIXED_ROWS, rounds=rounds)
     seconds = result["seconds"]["ours"]
-    print(
-        f"incremental round of {FIXED_ROWS:,} rows, whole process: {seconds['median']:.2f} s "
-        f"({seconds['least']:.2f} to {seconds['most']:.2f}), of that interpreter and imports "
-        f"{result['import_seconds']['median']:.2f} s; the "
-        f"script {result['seconds']['stock']['median']:.2f} s; target {FIXED_TARGET_SECONDS} s: "
-        f"{_met(seconds['median'] <= FIXED_TARGET_SECONDS)}"
-    )
+    value = f"{seconds['median']:.2f} s ({seconds['least']:.2f} to {seconds['most']:.2f})"
+    is_met = seconds["median"] <= FIXED_TARGET_SECONDS
+    print_target(f"incremental round of {FIXED_ROWS:,} rows", value, f"at most {FIXED_TARGET_SECONDS} s", is_met)
     return result
 
 
@@ -233,14 +203,10 @@ def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     peaks = {}
     for name, raw in (("once", bench.later), ("four times", larger)):
         peaks[name] = min(bench.incremental_round(raw, _PARTITION_ROWS).peak for _ in range(min(rounds, 2)))
-    stock = bench.stock_script(bench.later).peak
-    ratio = peaks["four times"] / peaks["once"]
-    print(
-        f"peak memory of {bench.num_rows:,} and {4 * bench.num_rows:,} rows: {peaks['once'] / 2**20:.0f} and "
-        f"{peaks['four times'] / 2**20:.0f} MiB, {ratio:.2f} times; target {MEMORY_TARGET}: "
-        f"{_met(ratio <= MEMORY_TARGET)} (the script, once: {stock / 2**20:.0f} MiB)"
-    )
-    return {"peak": peaks, "ratio": ratio, "stock": stock}
+    ratio, script = peaks["four times"] / peaks["once"], stock(bench.later, bench.folder / "stock").peak
+    value = f"{peaks['four times'] / 2**20:.0f} MiB, {ratio:.2f} times that of once the rows"
+    print_target("peak memory of four times the rows", value, f"at most {MEMORY_TARGET} times", ratio <= MEMORY_TARGET)
+    return {"peak": peaks, "ratio": ratio, "stock": script}
 
 
 PARTS: dict[str, Callable[[PreprocessingBench, int], dict[str, Any]]] = {
@@ -252,18 +218,10 @@ PARTS: dict[str, Callable[[PreprocessingBench, int], dict[str, Any]]] = {
 
 
 def _print(title: str, result: dict[str, Any], target: float) -> None:
-    rates, ratio = result["rows_per_second"], result["ratio"]
-    print(
-        f"{title} of {result['num_rows']:,} rows: {rates['ours']['median']:,.0f} rows/s, the script "
-        f"{rates['stock']['median']:,.0f}; {ratio['median']:.2f} times ({ratio['least']:.2f} to {ratio['most']:.2f}), "
-        f"in processor time {result['ratio_of_processor_seconds']['median']:.2f}; target {target}: "
-        f"{_met(ratio['median'] >= target)}",
-        flush=True,
-    )
-
-
-def _met(is_met: bool) -> str:
-    return "met" if is_met else "MISSED"
+    ratio, rows_per_second = result["ratio"], result["num_rows"] / result["seconds"]["ours"]["median"]
+    value = f"{ratio['median']:.2f} ({ratio['least']:.2f} to {ratio['most']:.2f}) times the script, "
+    value += f"{rows_per_second:,.0f} rows/s, in processor time {result['ratio_of_processor_seconds']['median']:.2f}"
+    print_target(f"{title} of {result['num_rows']:,} rows", value, f"at least {target}", ratio["median"] >= target)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -6,10 +6,48 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from components.runtime.exit_codes import exits_with_code
 
 STEP = "extraction"
+
+
+FLAGS: tuple[tuple[str, Any, str], ...] = (
+    ("window-start", "", "ISO 8601 UTC, inclusive; empty: after the champion's last trained row, or the first row"),
+    ("window-end", "", "ISO 8601 UTC, exclusive; empty: to the last row"),
+    ("window-days", 0.0, "days that the window has, counted back from its end; 0: --window-start says"),
+    ("champion", "current", "current, none, or a released model's id"),
+    ("holdout-fraction", 0.1, "share of the newest rows kept from training"),
+    ("max-malformed-fraction", 0.01, "share of a file's rows that may be malformed before the step stops"),
+    ("replay-share", 0.0, "share of older rows among those learned, in [0, 1)"),
+    (
+        "replay-days",
+        7,
+        "newest days with rows before the window, from which old rows are drawn: to replay, and (whatever the share) "
+        "to measure what is remembered; 0: none is read",
+    ),
+    (
+        "late-days",
+        1,
+        "days before the champion's last trained row of which rows are learned, too, that came to the lake later, "
+        "where neither --window-start nor --window-days says; 0: none",
+    ),
+    ("columns", "", "features to learn from, comma-separated; empty: all 39"),
+    (
+        "negative-rate",
+        1.0,
+        "share of the training rows without a click that is kept, in (0, 1]; held-out rows are never thinned",
+    ),
+    ("attribution-hours", 0.0, "hours after a row in which its click may still come; 0: every label counts as final"),
+    (
+        "immature-rows",
+        "leave",
+        "what becomes of rows younger than that: leave (for the next round), weight (by thinning) or keep, with the "
+        "label that they have now, for no later round reads them again",
+    ),
+)
+"""Name, default and help of what a run may choose."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -27,72 +65,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="lake with day=YYYY-MM-DD folders: absolute path, file:// or gs://, of which what the window needs is "
         "fetched into <work>/.lake-cache",
     )
-    parser.add_argument(
-        "--window-start",
-        default="",
-        help="ISO 8601 UTC, inclusive; empty: after the champion's last trained row, without a champion the first row",
-    )
-    parser.add_argument("--window-end", default="", help="ISO 8601 UTC, exclusive; empty: to the last row")
-    parser.add_argument("--champion", default="current", help="current, none, or a released model's id")
-    parser.add_argument(
-        "--holdout-fraction", type=float, default=0.1, help="share of the newest rows kept from training"
-    )
-    parser.add_argument(
-        "--max-malformed-fraction",
-        type=float,
-        default=0.01,
-        help="share of a file's rows that may be malformed and set aside before the step stops",
-    )
-    parser.add_argument(
-        "--replay-share", type=float, default=0.0, help="share of older rows among those learned, in [0, 1)"
-    )
-    parser.add_argument(
-        "--replay-days",
-        type=int,
-        default=7,
-        help="newest days with rows before the window, from which old rows are drawn: to replay, and (whatever the "
-        "share) to measure what is remembered; 0: none is read",
-    )
-    parser.add_argument(
-        "--window-days",
-        type=float,
-        default=0.0,
-        help="days that the window has, counted back from its end; 0: --window-start says",
-    )
-    parser.add_argument(
-        "--late-days",
-        type=int,
-        default=1,
-        help="days before the champion's last trained row of which rows are learned, too, that came to the lake later, "
-        "where neither --window-start nor --window-days says; 0: none",
-    )
-    _add_row_flags(parser)
+    for name, default, text in FLAGS:
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} (default %(default)s)")
     parser.add_argument("--output", required=True, help="where the RawDataset manifest is written")
     return parser
-
-
-def _add_row_flags(parser: argparse.ArgumentParser) -> None:
-    """What of the window's rows and their columns is learned from."""
-    parser.add_argument("--columns", default="", help="features to learn from, comma-separated; empty: all 39")
-    parser.add_argument(
-        "--negative-rate",
-        type=float,
-        default=1.0,
-        help="share of the training rows without a click that is kept, in (0, 1]; held-out rows are never thinned",
-    )
-    parser.add_argument(
-        "--attribution-hours",
-        type=float,
-        default=0.0,
-        help="hours after a row in which its click may still come; 0: every label counts as final",
-    )
-    parser.add_argument(
-        "--immature-rows",
-        default="leave",
-        choices=("leave", "weight", "keep"),
-        help="what becomes of rows younger than that: left for the next round; or weighted by thinning or kept, with "
-        "the label that they have now, for no later round reads them again",
-    )
 
 
 @exits_with_code
@@ -143,7 +119,7 @@ def _extract_window(arguments: argparse.Namespace) -> None:
                 maturity=maturity,
                 newest=lake.newest,
             )
-            dataset = extract(lake, window, work / arguments.run / STEP, settings)
+            dataset = extract(lake, window, folder=work / arguments.run / STEP, settings=settings)
         dataset.write(arguments.output)
         note.facts = {
             "train_rows": dataset.num_train_rows,

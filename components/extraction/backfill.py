@@ -14,20 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from components.contracts.criteo import DAY_PARTITION, VERSION_COMPLETE, VERSION_PARTITION, is_visible
-from components.extraction.day_versions import FileMark, VersionMarker, version_of_folder
+from components.contracts.criteo import DAY_PARTITION, VERSION_COMPLETE, VERSION_PARTITION
+from components.extraction.day_versions import FileMark, VersionMarker, is_own_file, version_of_folder
 from components.extraction.ingest import dated, name_of, spool_rows
 from components.extraction.lake import PIECE_ROWS, cut_evenly, sorted_once
 from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows
@@ -51,17 +48,6 @@ CLAIM = "_CLAIM"
 """Object in a version's folder by which a writer claims it: JSON with who and when, for people."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackfillSettings:
-    """What becomes of a day."""
-
-    day: date
-    reason: str = ""
-    """Kept in the marker, for people."""
-    max_malformed_fraction: float = DEFAULT_MAX_MALFORMED_FRACTION
-    """Share of a file's rows that may be malformed, or of another day; in [0, 1]."""
-
-
 class Backfilled(NamedTuple):
     """What was done."""
 
@@ -73,7 +59,14 @@ class Backfilled(NamedTuple):
     """Names of the files of version 0 that are read no more."""
 
 
-def backfill(files: list[Path], *, lake: str, settings: BackfillSettings) -> Backfilled:
+def backfill(
+    files: list[Path],
+    *,
+    lake: str,
+    day: date,
+    reason: str = "",
+    max_malformed_fraction: float = DEFAULT_MAX_MALFORMED_FRACTION,
+) -> Backfilled:
     """Writes the rows of `files` as the day's next version.
 
     Rows in the raw schema keep their times and must be of the day; Criteo's rows, which have none, are spread evenly
@@ -82,44 +75,46 @@ def backfill(files: list[Path], *, lake: str, settings: BackfillSettings) -> Bac
     Args:
         files: All in the raw schema, or none.
         lake: `gs://bucket/prefix`, `file:///folder` or an absolute path; must exist.
-        settings: Which day, and why.
+        day: Its UTC day.
+        reason: Kept in the marker, for people.
+        max_malformed_fraction: Share of a file's rows that may be malformed, or of another day; in [0, 1].
 
     Raises:
         ContractError: a file is damaged, of no known form or too malformed, forms are mixed, or no row is left.
         TemporaryError: the bucket cannot be reached.
         PermanentError: no permission, no bucket, or no room; or somebody removed files of the version meanwhile.
     """
-    day = DayVersions(lake, settings.day)
+    versions = DayVersions(lake, day)
     # Noted before any row is read: a file that arrives meanwhile holds rows that nobody has corrected.
-    replaces = day.own_files()
-    with _scratch_folder() as scratch:
-        rows = scratch / "rows"
+    replaces = versions.own_files()
+    with tempfile.TemporaryDirectory(prefix="backfill-", ignore_cleanup_errors=True) as folder:
+        scratch, rows = Path(folder), Path(folder, "rows")
         with (
-            MalformedRows(scratch / MALFORMED_FILE, max_fraction=settings.max_malformed_fraction) as malformed,
+            MalformedRows(scratch / MALFORMED_FILE, max_fraction=max_malformed_fraction) as malformed,
             PartWriter(rows) as writer,
         ):
             num_duplicates = 0
-            for table, duplicates in _day_rows(files, settings.day, scratch, malformed):
+            for table, duplicates in _day_rows(files, day, malformed, scratch=scratch):
                 num_duplicates += duplicates
                 writer.write(table)
             malformed.judge()
         num_rows = sum(part.num_rows for part in writer.parts)
         if not num_rows:
-            raise ContractError(f"{files[0]} and the other files hold no row of {settings.day}, expected some")
+            raise ContractError(f"{files[0]} and the other files hold no row of {day}, expected some")
         if malformed.num_rows:
             malformed.path.rename(rows / MALFORMED_FILE)
-        version = day.claim()
+        version = versions.claim()
         marker = VersionMarker(
-            day=str(settings.day),
+            day=str(day),
             version=version,
             files=[FileMark.of(part.path) for part in writer.parts],
             replaces=replaces,
             num_rows=num_rows,
             created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            reason=settings.reason,
+            reason=reason,
         )
-        day.publish(rows, marker)
-    logger.info("%s of %s is version %d now: %d rows", settings.day, lake, version, num_rows)
+        versions.publish(rows, marker)
+    logger.info("%s of %s is version %d now: %d rows", day, lake, version, num_rows)
     return Backfilled(version, num_rows, malformed.num_rows, num_duplicates, [mark.name for mark in replaces])
 
 
@@ -145,8 +140,7 @@ class DayVersions:
 
     def own_files(self) -> list[FileMark]:
         """The files of version 0."""
-        own = [name for name in self._listed if "/" not in name and name.endswith(".parquet") and is_visible(name)]
-        return [FileMark(name, self._listed[name]) for name in own]
+        return [FileMark(name, size) for name, size in self._listed.items() if is_own_file(name)]
 
     def claim(self) -> int:
         """Takes the next free version number; warns of versions that were begun and never completed."""
@@ -200,16 +194,7 @@ class DayVersions:
         return f"{self._partition}/{VERSION_PARTITION.format(version=version)}"
 
 
-@contextmanager
-def _scratch_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="backfill-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _day_rows(files: list[Path], day: date, scratch: Path, malformed: MalformedRows) -> Iterator[tuple[Any, int]]:
+def _day_rows(files: list[Path], day: date, malformed: MalformedRows, *, scratch: Path) -> Iterator[tuple[Any, int]]:
     """The day's rows in time order, a bounded piece at a time, each with how many duplicates were left out."""
     raw = [isinstance(find_reader(path), RawParquet) for path in files]
     if any(raw) and not all(raw):
@@ -217,13 +202,13 @@ def _day_rows(files: list[Path], day: date, scratch: Path, malformed: MalformedR
             f"{files[raw.index(True)]} has event times, {files[raw.index(False)]} has none; expected files of one kind"
         )
     if not any(raw):
-        total, _ = spool_rows(files, scratch / "spool", malformed, None)
+        total, _ = spool_rows(files, scratch / "spool", malformed)
         source = name_of(files, prefix=f"backfill-{day}")
         for batch, _ in dated(scratch / "spool", source, total, first_day=day, days=1):
             yield batch, 0
         return
     span = day_span(day)
-    for i, piece in enumerate(cut_evenly(day, files, span, PIECE_ROWS)):
+    for i, piece in enumerate(cut_evenly(day, files, span, piece_rows=PIECE_ROWS)):
         readers = [RawParquet(path=path, span=piece.span, day=span, with_strays=i == 0) for path in files]
         batches = [batch for reader in readers for batch in reader.batches(malformed)]
         yield sorted_once(pa.Table.from_batches(batches, RAW_SCHEMA))
@@ -255,13 +240,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; see `runtime.exit_codes` for its exit codes."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    settings = BackfillSettings(
+    files = [file for path in arguments.files for file in click_log_files(path)]
+    done = backfill(
+        files,
+        lake=typed_uri(arguments.lake),
         day=parse_day("day", arguments.day),
         reason=arguments.reason,
         max_malformed_fraction=arguments.max_malformed_fraction,
     )
-    files = [file for path in arguments.files for file in click_log_files(path)]
-    done = backfill(files, lake=typed_uri(arguments.lake), settings=settings)
     print(json.dumps({"day": arguments.day, **done._asdict()}))
     return 0
 

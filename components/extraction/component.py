@@ -49,17 +49,12 @@ def extraction(
         raw_dataset: RawDataset manifest of the rows.
         metrics: Counts of rows.
     """
+    flags = {name: value for name, value in locals().items() if name not in ("raw_dataset", "metrics")}
     from components.contracts.manifests import RawDataset
     from components.extraction.__main__ import main
 
-    flags = {
-        "--run": run, "--store": store, "--work": work, "--lake": lake, "--window-start": window_start,
-        "--window-end": window_end, "--champion": champion, "--holdout-fraction": holdout_fraction,
-        "--max-malformed-fraction": max_malformed_fraction, "--replay-share": replay_share,
-        "--replay-days": replay_days, "--window-days": window_days, "--late-days": late_days, "--columns": columns,
-        "--negative-rate": negative_rate, "--attribution-hours": attribution_hours, "--immature-rows": immature_rows,
-    }  # fmt: skip
-    if code := main([*(f"{flag}={value}" for flag, value in flags.items()), f"--output={raw_dataset.path}"]):
+    argv = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    if code := main([*argv, f"--output={raw_dataset.path}"]):
         raise SystemExit(code)
     dataset = RawDataset.read(raw_dataset.path)
     counted = ("train_rows", "holdout_rows", "late_rows", "replay_rows", "replay_holdout_rows")

@@ -27,7 +27,7 @@ from components.contracts.manifests import RawDataset
 from components.extraction.lake import Lake
 from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows
 from components.extraction.part_files import PartWriter, cut_newest
-from components.extraction.replay import HELD_OUT, REPLAYED, DrawnReplay, draw_replay
+from components.extraction.replay import HELD_OUT, REPLAYED, draw_replay
 from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
 from components.extraction.window import ALL_FINAL, ImmatureRows, LateClickDelays, Maturity, days_asked
 from components.runtime.durable import sha256_tree, whole_directory
@@ -117,7 +117,7 @@ class _CopiedRows:
         self.days.update(dict(zip(numbers.tolist(), counts.tolist())))
 
 
-def extract(lake: Lake, window: TimeSpan, folder: Path, settings: ExtractionSettings) -> RawDataset:
+def extract(lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionSettings) -> RawDataset:
     """Writes the window's rows below `folder`, replacing what was there, and returns their manifest.
 
     Raises:
@@ -127,8 +127,8 @@ def extract(lake: Lake, window: TimeSpan, folder: Path, settings: ExtractionSett
         with MalformedRows(
             aside / MALFORMED_FILE, max_fraction=settings.max_malformed_fraction, named=lake.files.named
         ) as malformed:
-            count, parts = _copy(lake, window, aside, malformed, settings.maturity)
-            late = _copy_late(lake, window, aside, malformed)
+            count, parts = _copy_window(lake, window, malformed, folder=aside, maturity=settings.maturity)
+            late = _copy_late(lake, window, malformed, folder=aside)
             malformed.judge()
         _expect_rows(count, window, lake)
         num_holdout = min(max(1, round(count.num_rows * settings.holdout_fraction)), count.num_rows - 1)
@@ -137,10 +137,10 @@ def extract(lake: Lake, window: TimeSpan, folder: Path, settings: ExtractionSett
         _prepend_late(aside)
         num_train = late.num_rows + count.num_rows + count.num_young - num_holdout
         num_late_clicks = lake.late.num_joined
-        replay = _drawn(lake, count.first, num_train, num_holdout, settings, aside)
+        num_drawn = {"num_rows": settings.num_replayed(num_train), "num_holdout_rows": num_holdout}
+        replay = draw_replay(lake, count.first, **num_drawn, num_days=settings.replay_days, folder=aside)
         digest = data_digest(aside)
-    num_window = num_train + num_holdout - late.num_rows
-    logger.info("extracted %d rows of %s, %d held out; %d late", num_window, window, num_holdout, late.num_rows)
+    logger.info("%s: %d rows to learn, %d of them late; %d held out", window, num_train, late.num_rows, num_holdout)
     return RawDataset(
         source_uri=lake.files.uri,
         window_start=to_iso(window.start) if window.start is not None else None,
@@ -168,24 +168,10 @@ def extract(lake: Lake, window: TimeSpan, folder: Path, settings: ExtractionSett
         negative_rate=settings.negative_rate,
         attribution_seconds=settings.maturity.attribution / 1e6,
         num_immature=count.num_young,
-        days=_days_read(lake, window, count.days, late.days),
+        days=_days_read(lake, window, num_rows=count.days, num_late=late.days),
         num_late_rows=late.num_rows,
         files=_files_seen(lake, count.last, settings.late_days),
         schema_mismatches=malformed.schema_mismatches,
-    )
-
-
-def _drawn(
-    lake: Lake, before: int, num_train: int, num_holdout: int, settings: ExtractionSettings, folder: Path
-) -> DrawnReplay:
-    """Draws rows older than `before` into `folder`."""
-    return draw_replay(
-        lake,
-        before,
-        num_rows=settings.num_replayed(num_train),
-        num_holdout_rows=num_holdout if settings.replay_days else 0,
-        num_days=settings.replay_days,
-        folder=folder,
     )
 
 
@@ -196,8 +182,8 @@ def data_digest(folder: Path) -> str:
     return hashlib.sha256(trees.encode()).hexdigest()
 
 
-def _copy(
-    lake: Lake, window: TimeSpan, folder: Path, malformed: MalformedRows, maturity: Maturity
+def _copy_window(
+    lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path, maturity: Maturity
 ) -> tuple[_CopiedRows, PartWriter]:
     """Writes mature rows below `folder`/all and what is kept of young ones below `folder`/young."""
     count, mature_before, young_rows = _CopiedRows(), None, None
@@ -227,7 +213,7 @@ def _copy(
     return count, writer
 
 
-def _copy_late(lake: Lake, window: TimeSpan, folder: Path, malformed: MalformedRows) -> _CopiedRows:
+def _copy_late(lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path) -> _CopiedRows:
     """Writes late rows below `folder`/late. All are mature: a window that holds mature rows lies behind them."""
     count = _CopiedRows()
     with PartWriter(folder / LATE, prefix=LATE) as writer:
@@ -239,7 +225,7 @@ def _copy_late(lake: Lake, window: TimeSpan, folder: Path, malformed: MalformedR
     return count
 
 
-def _days_read(lake: Lake, window: TimeSpan, num_rows: Counter[int], num_late: Counter[int]) -> list[dict[str, Any]]:
+def _days_read(lake: Lake, window: TimeSpan, *, num_rows: Counter[int], num_late: Counter[int]) -> list[dict[str, Any]]:
     """See `RawDataset.days`."""
     days = []
     for number, num in sorted((num_rows + num_late).items()):

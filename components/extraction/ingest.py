@@ -2,8 +2,8 @@
 
 Criteo's rows have no times, so they get some: spread evenly, in file order, over whole days. Rows are spooled to disk
 first, because their spacing depends on their number, which malformed rows make known only at the end. The earlier rows
-become day partitions of the lake, the later ones a file to replay. Files appear in the order of their rows' times, each
-whole or not at all; ingesting the same files again replaces what they left.
+become day partitions of the lake, the later ones a file to replay. Days appear in the order of their rows' times, each
+file whole or not at all; ingesting the same files again replaces what they left.
 """
 
 from __future__ import annotations
@@ -44,13 +44,11 @@ from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
 from components.storage.downloads import NUM_TRANSFERS
 from components.storage.locations import open_objects
-from components.storage.objects import ObjectInfo, Objects, file_crc32c
+from components.storage.objects import Objects
 from components.storage.uris import typed_uri
 
 logger = logging.getLogger(__name__)
 
-STAGE = "_ingest"
-"""Below the lake: uploads that are not complete. No reader looks there."""
 ROWS_PER_REQUEST = 100
 _PARTITION = DAY_PARTITION.format(day="")
 _SPOOL_SCHEMA = pa.schema([RAW_SCHEMA.field(name) for name in CLICK_COLUMNS])
@@ -98,16 +96,16 @@ def ingest(files: list[Path], *, lake: str, replay: Path, settings: IngestSettin
 
     Raises:
         ContractError: a file is of no known form, damaged or too malformed, or there is no row at all.
-        TemporaryError: the bucket cannot be reached, or another ingest of the same files is running.
+        TemporaryError: the bucket cannot be reached.
         PermanentError: no permission, no bucket, or no room.
     """
     source = name_of(files)
     objects = open_objects(lake)
-    objects.list(f"{STAGE}/")  # fails here and not after hours of reading if there is no bucket or no permission
+    objects.list(_PARTITION)  # fails here and not after hours of reading if there is no bucket or no permission
     with hidden_folder(replay.parent) as scratch:
         malformed_file = scratch / "malformed_rows.jsonl"
         with MalformedRows(malformed_file, max_fraction=settings.max_malformed_fraction) as malformed:
-            total, clicks = spool_rows(files, scratch / "spool", malformed, settings.max_rows)
+            total, clicks = spool_rows(files, scratch / "spool", malformed, max_rows=settings.max_rows)
             malformed.judge()
         if total == 0:
             raise ContractError(f"{files[0].parent} holds no row, expected Criteo rows")
@@ -115,7 +113,7 @@ def ingest(files: list[Path], *, lake: str, replay: Path, settings: IngestSettin
         first_day = settings.last_day - timedelta(days=settings.days - 1)
         rows = dated(scratch / "spool", source, total, first_day=first_day, days=settings.days)
         with pq.ParquetWriter(scratch / "replay", RAW_SCHEMA) as replay_file:
-            _write_days(rows, num_lake, scratch / "days", source, replay_file)
+            _write_days(rows, num_lake, days=scratch / "days", source=source, replay=replay_file)
         _publish_days(objects, scratch / "days", source)
         _publish_file(scratch / "replay", replay)
         final_malformed = replay.with_name(f"{replay.name}.malformed_rows.jsonl")
@@ -149,7 +147,9 @@ def name_of(files: list[Path], *, prefix: str = "ingest") -> str:
     return f"{prefix}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def spool_rows(files: list[Path], path: Path, malformed: MalformedRows, max_rows: int | None) -> tuple[int, int]:
+def spool_rows(
+    files: list[Path], path: Path, malformed: MalformedRows, *, max_rows: int | None = None
+) -> tuple[int, int]:
     """Copies the well-formed rows to an Arrow stream file; returns how many they are, and how many are clicks."""
     total = clicks = 0
     with pa.ipc.new_stream(path, _SPOOL_SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4")) as spool:
@@ -225,7 +225,7 @@ def spread(first_row: int, num_rows: int, *, start: int, length: int, total: int
 
 
 def _write_days(
-    rows: Iterator[tuple[Any, NDArray[np.int64]]], num_lake: int, days: Path, source: str, replay: Any
+    rows: Iterator[tuple[Any, NDArray[np.int64]]], num_lake: int, *, days: Path, source: str, replay: Any
 ) -> None:
     """Writes the first `num_lake` rows as day partitions below `days`, the others to `replay`."""
 
@@ -250,51 +250,18 @@ def _write_days(
 
 
 def _publish_days(objects: Objects, days: Path, source: str) -> None:
-    """Adds the files below `days`, named `part-<source>-*.parquet`, to the lake.
-
-    All of them are uploaded beside the lake first, which may take long; then each appears by a copy within the storage,
-    which is quick. An upload that was interrupted is not read, and is continued when the same files are ingested again.
-    """
-    new = {path.relative_to(days).as_posix(): path for path in sorted(days.glob(f"{_PARTITION}*/*.parquet"))}
+    """Makes the files below `days`, named `part-<source>-*.parquet`, the source's only ones in the lake; day by day."""
     own = re.compile(rf"{_PARTITION}[^/]*/part-{re.escape(source)}-[^/]*\.parquet")
-    there = {each.name: each for each in objects.list(_PARTITION) if own.fullmatch(each.name)}
-    stage = f"{STAGE}/{source}"
-    _stage(objects, stage, {name: path for name, path in new.items() if name not in there})
-    for name, path in new.items():
-        if name not in there:
-            objects.copy(f"{stage}/{name}", name)
-        elif not _is_same(there[name], path):
-            objects.write(name, path, if_generation=there[name].generation)
-    for name in there.keys() - new.keys():
-        objects.delete(name, if_generation=there[name].generation)
-    for each in objects.list(f"{stage}/"):
-        objects.delete(each.name, if_generation=each.generation)
-
-
-def _stage(objects: Objects, stage: str, files: dict[str, Path]) -> None:
-    """Uploads the files below `stage`, except those that are there already."""
-    there = {each.name: each for each in objects.list(f"{stage}/")}
-
-    def upload(name: str) -> None:
-        found = there.get(f"{stage}/{name}")
-        if found is None or not _is_same(found, files[name]):
-            objects.write(f"{stage}/{name}", files[name])
-
+    stale = {each.name for each in objects.list(_PARTITION) if own.fullmatch(each.name)}
     with ThreadPoolExecutor(NUM_TRANSFERS, thread_name_prefix="ingest") as threads:
-        try:
-            for number, _ in enumerate(threads.map(upload, files), 1):
-                logger.info("%s: uploaded %d of %d files", objects.uri, number, len(files))
-        except BaseException:
-            threads.shutdown(cancel_futures=True)
-            raise
-
-
-def _is_same(stored: ObjectInfo, path: Path) -> bool:
-    """Whether a stored object certainly has the file's bytes; a folder keeps no checksum to say so."""
-    if stored.size != path.stat().st_size or stored.crc32c is None:
-        return False
-    with open(path, "rb") as file:
-        return file_crc32c(file) == stored.crc32c
+        for day in sorted(days.iterdir()):
+            new = {f"{day.name}/{path.name}": path for path in sorted(day.iterdir())}
+            for _ in threads.map(objects.write, new.keys(), new.values()):
+                pass  # the first failure is raised here
+            stale -= new.keys()
+            logger.info("%s: wrote %d files of %s", objects.uri, len(new), day.name)
+    for name in stale:
+        objects.delete(name)
 
 
 def _publish_file(path: Path, final: Path) -> None:

@@ -80,7 +80,7 @@ def may_hold_rows(path: Path, span: TimeSpan) -> bool:
     return any(time is None or span.overlaps(time.first, time.last) for time in times)
 
 
-def cut_evenly(day: date, files: list[Path], span: TimeSpan, piece_rows: int) -> list[Piece]:
+def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int) -> list[Piece]:
     """Pieces whose spans together are `span`, in order, each with about `piece_rows` rows of the files; at least one.
 
     Rows are taken to lie evenly within their row group, and within `span` where a group has no statistics. Traffic
@@ -183,7 +183,7 @@ class Lake:
         for day in days:
             files, span = self.files.of_day(day).files, day_span(day).clipped(window)
             logger.info("reading day %s: version %d, %d files", day, self.version_of(day), len(files))
-            for i, piece in enumerate(cut_evenly(day, self.files.paths(files), span, self.piece_rows)):
+            for i, piece in enumerate(cut_evenly(day, self.files.paths(files), span, piece_rows=self.piece_rows)):
                 table, num_duplicates = self.read(piece, malformed, with_strays=i == 0)
                 if table.num_rows:
                     yield table, num_duplicates
@@ -208,7 +208,7 @@ class Lake:
             others = self._paths_without_late(day)
             in_window = not window.clipped(day_span(day)).is_empty
             span = day_span(day).clipped(self.seen.read)
-            for i, piece in enumerate(cut_evenly(day, self.files.paths(files), span, self.piece_rows)):
+            for i, piece in enumerate(cut_evenly(day, self.files.paths(files), span, piece_rows=self.piece_rows)):
                 found, num_duplicates = self._sorted(piece, malformed, with_strays=i == 0 and not in_window)
                 table = self._without_known(found, piece._replace(files=others))
                 if found.num_rows:
@@ -242,7 +242,7 @@ class Lake:
             if len(found) == num_days:
                 break
             if not span.is_empty:
-                cut = cut_evenly(day, self._paths_without_late(day), span, piece_rows)
+                cut = cut_evenly(day, self._paths_without_late(day), span, piece_rows=piece_rows)
                 pieces = [piece for piece in cut if piece.num_rows > 0]
                 found += [pieces] if pieces else []
         return [piece for pieces in reversed(found) for piece in pieces]

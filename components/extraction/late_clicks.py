@@ -32,15 +32,16 @@ from components.contracts.criteo import (
 )
 from components.contracts.records import CLICK
 from components.extraction.lake_files import LakeFiles
-from components.extraction.raw_schema import arrow_type, open_parquet, unreadable
+from components.extraction.raw_schema import open_parquet, unreadable
 from components.extraction.window import LateClickDelays
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 from components.storage.objects import ObjectInfo
+from components.store.archived_rows import arrow_schema
 
 logger = logging.getLogger(__name__)
 
-_SCHEMA = pa.schema([(name, arrow_type(text)) for name, text in OUTCOME_TYPES.items()])
+_SCHEMA = arrow_schema(OUTCOME_TYPES)
 _KEY = [REQUEST_ID, ROW]
 _COUNTS_FROM = "counts_from"
 """Event time of the oldest row that a click is in time for: its own time less the window, microseconds since the epoch

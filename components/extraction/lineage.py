@@ -11,22 +11,19 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from components.contracts.criteo import DAY_PARTITION
 from components.contracts.manifests import Model
 from components.contracts.retrain_request import CURRENT
-from components.extraction.day_versions import newest_complete
+from components.extraction.day_versions import newest_complete, objects_by_day
 from components.extraction.times import parse_day
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
 from components.storage.locations import open_objects
 from components.storage.uris import is_bucket_uri, local_path, typed_folder, typed_uri
 from components.store import promotion_journal
-
-_PARTITION = DAY_PARTITION.format(day="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,38 +36,36 @@ class ModelLineage:
     lost: str | None
     """The ancestor after the last of `models` that is not in the store any more; None = the line is whole."""
 
-    def document(self, day: date | None, versions: dict[str, int] | None) -> dict[str, Any]:
+    def document(self, day: str | None, versions: dict[str, int] | None) -> dict[str, Any]:
         """What it saw, as JSON holds it.
 
         Args:
             day: The only day to report; None = all.
-            versions: Newest version of each day of the lake; None = not asked.
+            versions: Newest version of each day of the lake; None = the lake was not named.
 
         Returns:
             model_id, parent_model_id, is_live; `days`, of the model's own round first, each: day, version, num_rows,
-            num_late_rows of these, replay, the model_id that saw it, and where the lake was asked its lake_version
+            num_late_rows of these, replay, the model_id that saw it, and where the lake was named its lake_version
             (None: the lake has no such day) and whether the rows are outdated; `unknown`: ids in the line whose days
             nobody noted.
         """
-        days = [self._seen(model, entry, versions) for model in self.models for entry in model.days]
+        days = []
+        for model, entry in [(each, entry) for each in self.models for entry in each.days]:
+            seen = {"num_late_rows": 0, "replay": False, **entry, "model_id": model.model_id}
+            seen.pop("digest", None)
+            if versions is not None:
+                newest = versions.get(entry["day"])
+                seen |= {"lake_version": newest, "outdated": newest is not None and newest > entry["version"]}
+            if day in (None, entry["day"]):
+                days.append(seen)
         unknown = [model.model_id for model in self.models if not model.days] + ([self.lost] if self.lost else [])
         return {
             "model_id": self.models[0].model_id,
             "parent_model_id": self.models[0].parent_model_id,
             "is_live": self.is_live,
-            "days": [seen for seen in days if day is None or seen["day"] == str(day)],
+            "days": days,
             "unknown": unknown,
         }
-
-    @staticmethod
-    def _seen(model: Model, entry: dict[str, Any], versions: dict[str, int] | None) -> dict[str, Any]:
-        seen = {name: entry[name] for name in ("day", "version", "num_rows")}
-        seen |= {"num_late_rows": entry.get("num_late_rows", 0)}
-        seen |= {"replay": entry.get("replay", False), "model_id": model.model_id}
-        if versions is not None:
-            newest = versions.get(entry["day"])
-            seen |= {"lake_version": newest, "outdated": newest is not None and newest > entry["version"]}
-        return seen
 
 
 def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage]:
@@ -106,12 +101,8 @@ def lake_versions(lake: str) -> dict[str, int]:
     """
     if not is_bucket_uri(lake) and not local_path(lake).is_dir():
         raise ContractError(f"lake {local_path(lake)} does not exist, expected a folder of day partitions")
-    names = [info.name for info in open_objects(lake).list(_PARTITION)]
-    days: dict[str, list[str]] = {}
-    for name in names:
-        day, _, inside = name.removeprefix(_PARTITION).partition("/")
-        days.setdefault(str(parse_day(f"lake partition {lake}/{_PARTITION}{day}", day)), []).append(inside)
-    return {day: newest_complete(inside) for day, inside in days.items()}
+    days = objects_by_day(lake, open_objects(lake).list(), DAY_PARTITION)
+    return {str(day): newest_complete(names) for day, names in days.items()}
 
 
 def _descent(model_id: str, models: dict[str, Model], *, is_live: bool) -> ModelLineage:
@@ -120,10 +111,6 @@ def _descent(model_id: str, models: dict[str, Model], *, is_live: bool) -> Model
         line.append(models[parent])
         parent = models[parent].parent_model_id
     return ModelLineage(models=line, is_live=is_live, lost=parent)
-
-
-if TYPE_CHECKING:
-    from components.extraction.lineage import ModelLineage
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -147,23 +134,22 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; see `runtime.exit_codes` for its exit codes."""
     arguments = build_parser().parse_args(argv)
-
-    day = parse_day("day", arguments.day) if arguments.day else None
+    day = str(parse_day("day", arguments.day)) if arguments.day else None
     found = find_lineages(typed_folder(arguments.store, "--store"), model=arguments.model)
     versions = lake_versions(typed_uri(arguments.lake)) if arguments.lake else None
+    documents = [each.document(day, versions) for each in found]
     if arguments.json:
-        print(json.dumps({"models": [each.document(day, versions) for each in found]}, indent=2))
-    else:
-        nothing = "no model saw it" if found else "there is no model in the store"
-        print("\n".join(line for each in found for line in _lines(each, day, versions)) or nothing)
+        print(json.dumps({"models": documents}, indent=2))
+        return 0
+    # A model certainly did not see the day asked about where nothing of its line is unknown.
+    to_print = [each for each in documents if day is None or each["days"] or each["unknown"]]
+    nothing = "no model saw it" if found else "there is no model in the store"
+    print("\n".join(line for each in to_print for line in _lines(each)) or nothing)
     return 0
 
 
-def _lines(descent: ModelLineage, day: date | None, versions: dict[str, int] | None) -> list[str]:
-    """What people read of one model; nothing where it certainly did not see the day asked about."""
-    document = descent.document(day, versions)
-    if day is not None and not document["days"] and not document["unknown"]:
-        return []
+def _lines(document: dict[str, Any]) -> list[str]:
+    """What people read of one model."""
     continued = f", continues {document['parent_model_id']}" if document["parent_model_id"] else ", from scratch"
     lines = [f"{document['model_id']}{' (live)' if document['is_live'] else ''}{continued}"]
     for seen in document["days"]:
@@ -173,8 +159,7 @@ def _lines(descent: ModelLineage, day: date | None, versions: dict[str, int] | N
         lines.append(f"  {seen['day']} version {seen['version']}: {seen['num_rows']} rows{late}{replayed}{through}")
         if seen.get("outdated"):
             lines.append(f"    OUTDATED: the lake has version {seen['lake_version']}")
-    lines += [f"  what {model_id} saw is not known" for model_id in document["unknown"]]
-    return lines
+    return lines + [f"  what {model_id} saw is not known" for model_id in document["unknown"]]
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class MalformedRows:
         if self._file is not None:
             self._file.close()
 
-    def add(self, path: Path, line: int, reason: str, text: str) -> None:
+    def add(self, path: Path, line: int, reason: str, *, text: str) -> None:
         """Records one malformed row; `count` must count it as well."""
         if self._file is None:
             self._file = self.path.open("w", encoding="utf-8")
@@ -123,7 +123,7 @@ class IgnoredRows(MalformedRows):
     def __init__(self) -> None:
         super().__init__(Path(), max_fraction=1.0)
 
-    def add(self, path: Path, line: int, reason: str, text: str) -> None:
+    def add(self, path: Path, line: int, reason: str, *, text: str) -> None:
         """Ignores the row."""
 
     def count(self, path: Path, num_rows: int) -> None:

@@ -19,17 +19,13 @@ import pyarrow.parquet as pq
 from components.contracts import criteo
 from components.extraction.malformed_rows import MalformedRows
 from components.runtime.errors import ContractError, first_line
+from components.store.archived_rows import arrow_schema
 
 BATCH_ROWS = 65_536
 """Rows of a batch in memory and of a row group on disk."""
 
 
-def arrow_type(text: str) -> Any:
-    """The Arrow type that `contracts.criteo` spells `text`."""
-    return pa.timestamp("us", tz="UTC") if text.startswith("timestamp") else getattr(pa, text)()
-
-
-RAW_SCHEMA = pa.schema([(name, arrow_type(text)) for name, text in criteo.RAW_TYPES.items()])
+RAW_SCHEMA = arrow_schema(criteo.RAW_TYPES)
 CLICK_COLUMNS = (criteo.LABEL, *criteo.FEATURES)
 """What Criteo publishes; the other columns of the raw schema say where a row came from."""
 KEY_COLUMNS = (criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME)
@@ -99,7 +95,7 @@ def record_malformed(
     """Sets the rows of `batch` that `reasons` names aside, under their row number in `path`."""
     for at, reason in sorted(reasons.items()):
         text = json.dumps(batch.slice(at, 1).to_pylist()[0], default=str)
-        malformed.add(path, first_row + at, reason, text)
+        malformed.add(path, first_row + at, reason, text=text)
 
 
 def without_rows(batch: Any, positions: Iterable[int]) -> Any:

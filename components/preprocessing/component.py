@@ -31,14 +31,13 @@ def preprocessing(
         training_set: Manifest of the encoded rows.
         metrics: Rows, ids, and the categories that came and went.
     """
+    flags = {name: value for name, value in locals().items() if name not in ("raw_dataset", "training_set", "metrics")}
     from components.preprocessing.__main__ import main
     from components.storage.uris import local_path
     from components.store.runs import read_notes
 
-    flags = {"run": run, "store": store, "work": work, "parent": parent, "frequency-threshold": frequency_threshold}
-    flags |= {"category-ttl-days": category_ttl_days, "raw-dataset": raw_dataset.path, "output": training_set.path}
-    flags |= {"dask-scheduler": dask_scheduler}
-    if code := main([f"--{name}={value}" for name, value in flags.items()]):
+    argv = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    if code := main([*argv, f"--raw-dataset={raw_dataset.path}", f"--output={training_set.path}"]):
         raise SystemExit(code)
     for note in read_notes(local_path(store), run):
         if note.step == "preprocessing":

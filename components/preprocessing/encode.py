@@ -1,10 +1,11 @@
 """The rows of a part encoded, proven to be what HugeCTR and the served graph expect, and put together in one folder.
 
 NVTabular encodes and writes (`feature_graph`); each share of the rows may be another process's (`runtime.forked`).
-What was written is read again before anybody else does: types and ranges by `hugectr_parquet`, and the first rows of
-every file against `contracts.workflow`, from which alone the served graph is built. NVTabular writes beside its Parquet
-files what HugeCTR and others ask about them (`_metadata.json`, `_file_list.txt`, `_metadata`, the schema); those of the
-shares are merged into those of all rows.
+What was written is read again before anybody else does. HugeCTR checks neither types (the bits of an int32 label are
+read as a float) nor ranges (an id at or above its slot's size lands in the next slot), so every file is checked here;
+and the first rows of every file are compared with `contracts.workflow`, from which alone the served graph is built.
+NVTabular writes beside its Parquet files what HugeCTR asks about them (`_metadata.json`, `_file_list.txt`); those of
+the shares are merged into those of all rows.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
+from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY
 from components.contracts.hugectr_folder import write_file_list
 from components.contracts.workflow import FeatureWorkflow
-from components.preprocessing import feature_graph, hugectr_parquet
-from components.preprocessing.raw_partitions import Partition, read_head
+from components.preprocessing import feature_graph
+from components.preprocessing.raw_partitions import Partition, read_partition
 from components.runtime import forked
 from components.runtime.durable import write_whole
 from components.runtime.errors import PermanentError
 
+TYPES = {LABEL: "float", **dict.fromkeys(DENSE, "float"), **dict.fromkeys(CATEGORICAL, "int64")}
 COMPARED_ROWS = 1024
 """Of each file."""
 TOLERANCE = 1e-6
@@ -74,7 +76,7 @@ def encode_parts(
         TemporaryError: a process was killed.
     """
     tasks = _tasks(plans, aside, processes)
-    encode = partial(_encode, workflow, features)
+    encode = partial(_encode_share, workflow, features)
     num_rows = forked.run_all(lambda shares: [encode(share) for share in shares], tasks, processes=processes)
     rows = dict.fromkeys(plans, 0)
     folders: dict[str, list[Path]] = {part: [] for part in plans}
@@ -103,14 +105,43 @@ def _share(folder: Path, named: list[tuple[str, Partition, str]]) -> Share:
     return Share(part=parts[0], folder=folder, partitions=list(partitions), names=list(names))
 
 
-def _encode(workflow: Any, features: FeatureWorkflow, share: Share) -> int:
+def _encode_share(workflow: Any, features: FeatureWorkflow, share: Share) -> int:
     """Writes a share and proves it; gives its number of rows."""
-    feature_graph.write_encoded(workflow, share.partitions, share.folder, share.names)
+    feature_graph.write_encoded(workflow, share.partitions, folder=share.folder, names=share.names)
     num_rows = 0
     for partition, name in zip(share.partitions, share.names):
-        num_rows += hugectr_parquet.verify_file(share.folder / name, features.slot_sizes)
+        num_rows += verify_file(share.folder / name, features.slot_sizes)
         compare(features, partition, share.folder / name)
     return num_rows
+
+
+def verify_file(path: Path, slot_sizes: list[int]) -> int:
+    """Proves that one file is in HugeCTR's form; gives its number of rows.
+
+    Raises:
+        PermanentError: a wrong column or type, a null, a value that is not finite, or an id outside [1, slot size).
+    """
+    file = pq.ParquetFile(path)
+    found = {field.name: str(field.type) for field in file.schema_arrow}
+    if list(found.items()) != list(TYPES.items()):
+        raise PermanentError(f"columns of {path} are {found}, expected {TYPES} in this order")
+    sizes = dict(zip(CATEGORICAL, slot_sizes))
+    for batch in file.iter_batches():
+        for name, column in zip(TYPES, batch.columns):
+            if column.null_count:
+                raise PermanentError(f"column {name} of {path} has {column.null_count} nulls, expected none")
+            _verify_values(path, name, column.to_numpy(), slot_size=sizes.get(name))
+    return int(file.metadata.num_rows)
+
+
+def _verify_values(path: Path, name: str, values: Any, *, slot_size: int | None) -> None:
+    if slot_size is None:
+        if wrong := int(np.count_nonzero(~np.isfinite(values))):
+            raise PermanentError(f"column {name} of {path} has {wrong} values that are not finite, expected none")
+    elif values.min() < 1 or values.max() >= slot_size:
+        raise PermanentError(
+            f"column {name} of {path} has ids from {values.min()} to {values.max()}, expected 1 to {slot_size - 1}"
+        )
 
 
 def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None:
@@ -119,7 +150,7 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
     Raises:
         PermanentError: an id differs, or a dense value by more than `TOLERANCE`.
     """
-    raw = read_head(partition, COMPARED_ROWS)
+    raw = read_partition(partition, first_rows=COMPARED_ROWS)
     written = next(pq.ParquetFile(path).iter_batches(batch_size=len(raw))).to_pandas()
     categories = raw[list(CATEGORICAL)].fillna(MISSING_CATEGORY).to_numpy().astype(np.int64)
     wrong_ids = np.count_nonzero(features.encode_categorical(categories) != written[list(CATEGORICAL)].to_numpy())
@@ -151,16 +182,6 @@ def _merge_shares(parts: Sequence[Path], folder: Path, *, final: Path) -> None:
         for stat in document["file_stats"]:
             os.rename(part / stat["file_name"], folder / stat["file_name"])
         shutil.rmtree(part)
-    if len(parts) > 1:
-        write_whole(folder / METADATA, json.dumps({**documents[0], "file_stats": stats}))
-        _write_footers(folder, names)
+    write_whole(folder / METADATA, json.dumps({**documents[0], "file_stats": stats}))
+    (folder / FOOTERS).unlink(missing_ok=True)  # of the first share's files alone, and nobody reads it
     write_file_list(folder, names, final=final)  # NVTabular's own names the folder that it wrote to
-
-
-def _write_footers(folder: Path, names: Sequence[str]) -> None:
-    footers = [pq.read_metadata(folder / name) for name in names]
-    for footer, name in zip(footers, names):
-        footer.set_file_path(name)
-    for footer in footers[1:]:
-        footers[0].append_row_groups(footer)
-    footers[0].write_metadata_file(str(folder / FOOTERS))

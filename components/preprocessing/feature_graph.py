@@ -107,7 +107,7 @@ def explicit_workflow(features: FeatureWorkflow, storage: Path) -> Any:
     return nvt.Workflow(label + values + (categorical >> categorify)).fit_schema(INPUT_SCHEMA)
 
 
-def write_encoded(workflow: Any, partitions: list[Partition], folder: Path, names: list[str]) -> None:
+def write_encoded(workflow: Any, partitions: list[Partition], *, folder: Path, names: list[str]) -> None:
     """Writes the encoded rows to `folder` in HugeCTR's Parquet form, one file per partition, called by its name."""
     encoded = workflow.transform(_dataset(partitions))
     encoded.schema = _movable(encoded.schema)

@@ -66,14 +66,14 @@ def load_columns(folder: Path, features: FeatureWorkflow) -> list[Column]:
     path = folder / ADMISSION_FILE
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return [_column(name, v, arrays, path) for name, v in zip(CATEGORICAL, features.vocabularies)]
+            return [_checked_column(name, v, arrays, path=path) for name, v in zip(CATEGORICAL, features.vocabularies)]
     except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
         if isinstance(error, ContractError):
             raise
         raise ContractError(f"{path} cannot be read: {error}") from error
 
 
-def _column(name: str, vocabulary: NDArray[np.int64], arrays: Any, path: Path) -> Column:
+def _checked_column(name: str, vocabulary: NDArray[np.int64], arrays: Any, *, path: Path) -> Column:
     last_seen, known = arrays[name], arrays[f"{name}_candidates"]
     candidates = Candidates(
         categories=known, sightings=arrays[f"{name}_sightings"], last_seen=arrays[f"{name}_last_seen"]

@@ -12,24 +12,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from components.contracts.manifests import RawDataset, TrainingSet
 from components.contracts.vocabulary_changes import VocabularyChange, vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
-from components.preprocessing import encode, feature_graph, hugectr_parquet, operators, raw_partitions
+from components.preprocessing import encode, feature_graph, operators, raw_partitions
 from components.preprocessing.dask_scheduler import dask_client
 from components.preprocessing.parent import (
     ParentWorkflow,
     expect_parents_columns,
-    load_columns,
     microseconds,
     save_columns,
 )
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.thinning import thin
+from components.preprocessing.vocabularies import Column
 from components.runtime import forked
 from components.runtime.durable import whole_directory
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, PermanentError
 from components.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
@@ -49,8 +50,10 @@ THINNED = ".thinned"
 
 def preprocess(
     raw: RawDataset, *, parent: ParentWorkflow | None, final: Path, settings: PreprocessingSettings
-) -> TrainingSet:
+) -> tuple[TrainingSet, dict[str, Any]]:
     """The manifest of the training set that is now in `final`, where it replaces what an earlier try left.
+
+    Beside it the numbers that people see of it, summed over the categorical columns.
 
     Raises:
         ContractError: the raw rows are not what their manifest says, or the parent learned from other columns.
@@ -66,20 +69,22 @@ def preprocess(
         plans = {part: plan(*at, settings.partition_rows) for part, at in parts.items()}
         processes = _processes(settings)
         to_fit = plan(*parts[TRAIN], min(settings.partition_rows, FIT_ROWS))
-        features = _fit(to_fit, parent, raw, settings, processes, aside / WORKFLOW)
+        features, columns = _fit_workflow(to_fit, raw, settings, parent=parent, folder=aside / WORKFLOW)
         workflow = feature_graph.explicit_workflow(features, aside / CATEGORY_FILES)
         rows = encode.encode_parts(workflow, features, plans, aside=aside, final=final, processes=processes)
         for part, (_, num_rows) in parts.items():
-            hugectr_parquet.expect_rows(rows[part], num_rows, aside / part)
+            if rows[part] != num_rows:
+                raise PermanentError(f"encoded folder {aside / part} has {rows[part]} rows, expected {num_rows}")
             logger.info("%s encoded: %d rows in %d files", part, num_rows, len(plans[part]))
         shutil.rmtree(aside / CATEGORY_FILES)
-    return TrainingSet(
+    changes = vocabulary_changes(parent.features if parent else None, features)
+    training_set = TrainingSet(
         train_uri=(final / TRAIN).as_uri(),
         holdout_uri=(final / HOLDOUT).as_uri(),
         num_train_rows=rows[TRAIN],
         num_holdout_rows=raw.num_holdout_rows,
         slot_sizes=features.slot_sizes,
-        new_categories=[len(change.entered) for change in _changes(features, parent)],
+        new_categories=[len(change.entered) for change in changes],
         tombstones=features.tombstones,
         workflow_uri=(final / WORKFLOW).as_uri(),
         raw_digest=raw.digest,
@@ -96,6 +101,22 @@ def preprocess(
         files=raw.files,
         num_sampled_out=raw.num_train_rows - rows[TRAIN],
     )
+    facts = _facts_of(training_set, changes, columns)
+    logger.info("workflow fitted: %s", facts)
+    return training_set, facts
+
+
+def _facts_of(training_set: TrainingSet, changes: list[VocabularyChange], columns: list[Column]) -> dict[str, Any]:
+    return {
+        "train_rows": training_set.num_train_rows,
+        "holdout_rows": training_set.num_holdout_rows,
+        "ids": sum(training_set.slot_sizes),
+        "new_categories": sum(training_set.new_categories),
+        "reused_ids": sum(len(change.reused) for change in changes),
+        "evicted": sum(len(change.evicted) for change in changes),
+        "tombstones": sum(training_set.tombstones),
+        "candidates": sum(len(column.candidates.categories) for column in columns),
+    }
 
 
 @contextmanager
@@ -138,17 +159,18 @@ def _processes(settings: PreprocessingSettings) -> int:
     return settings.processes or min(forked.available_cores(), forked.MAX_PROCESSES)
 
 
-def _fit(
+def _fit_workflow(
     plan: list[raw_partitions.Partition],
-    parent: ParentWorkflow | None,
     raw: RawDataset,
     settings: PreprocessingSettings,
-    processes: int,
+    *,
+    parent: ParentWorkflow | None,
     folder: Path,
-) -> FeatureWorkflow:
+) -> tuple[FeatureWorkflow, list[Column]]:
     """Writes this round's workflow, with what the next one should know, into `folder`."""
     now = microseconds("last_event_time of the raw dataset", raw.last_event_time)
     fit_share = partial(feature_graph.statistics_of, with_moments=parent is None)
+    processes = _processes(settings)
     shares = forked.shares(plan, processes, weight=lambda partition: partition.num_rows)
     found = forked.run_all(fit_share, shares, processes=processes)
     features, columns = feature_graph.next_workflow(
@@ -160,33 +182,4 @@ def _fit(
     )
     features.save(folder)
     save_columns(columns, folder)
-    changes = _changes(features, parent)
-    logger.info(
-        "workflow fitted: %d ids, %d categories new, %d evicted",
-        sum(features.slot_sizes),
-        sum(len(change.entered) for change in changes),
-        sum(len(change.evicted) for change in changes),
-    )
-    return features
-
-
-def _changes(features: FeatureWorkflow, parent: ParentWorkflow | None) -> list[VocabularyChange]:
-    return vocabulary_changes(parent.features if parent else None, features)
-
-
-def run_facts(training_set: TrainingSet, parent: ParentWorkflow | None) -> dict[str, int]:
-    """The numbers of a training set made from `parent` that people see, summed over the categorical columns."""
-    folder = local_path(training_set.workflow_uri)
-    features = FeatureWorkflow.load(folder)
-    columns = load_columns(folder, features)
-    changes = _changes(features, parent)
-    return {
-        "train_rows": training_set.num_train_rows,
-        "holdout_rows": training_set.num_holdout_rows,
-        "ids": sum(training_set.slot_sizes),
-        "new_categories": sum(training_set.new_categories),
-        "reused_ids": sum(len(change.reused) for change in changes),
-        "evicted": sum(len(change.evicted) for change in changes),
-        "tombstones": sum(training_set.tombstones),
-        "candidates": sum(len(column.candidates.categories) for column in columns),
-    }
+    return features, columns

@@ -7,6 +7,7 @@ category is always float64 (exact below 2^53, null = NaN) and a dense value floa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,7 +82,7 @@ def plan_partitions(
     partitions: list[Partition] = []
     num_rows = 0
     for path in raw_files(folder):
-        metadata = _checked_footer(path)
+        metadata = open_raw(path).metadata
         num_rows += metadata.num_rows
         partitions += [Partition(str(path), *group, excluded) for group in _grouped(metadata, partition_rows)]
     if num_rows != expected_rows or num_rows == 0:
@@ -91,8 +92,8 @@ def plan_partitions(
     return partitions
 
 
-def read_partition(partition: Partition) -> Any:
-    """The label and the features of a partition as a frame of `READ_TYPES`.
+def read_partition(partition: Partition, *, first_rows: int | None = None) -> Any:
+    """The label and the features of a partition, or of its first rows, as a frame of `READ_TYPES`.
 
     Raises:
         ContractError: the file is damaged, a label is null, a dense value infinite, or a category outside [0, 2^32).
@@ -100,24 +101,15 @@ def read_partition(partition: Partition) -> Any:
     path, groups, _, excluded = partition
     names = [name for name in READ_TYPES if name not in excluded]
     try:
-        return _frame(pq.ParquetFile(path).read_row_groups(list(groups), columns=names), path, excluded)
+        file = pq.ParquetFile(path)
+        if first_rows is None:
+            table = file.read_row_groups(list(groups), columns=names)
+        else:
+            batches = file.iter_batches(batch_size=first_rows, row_groups=list(groups), columns=names)
+            table = pa.Table.from_batches([next(batches)])
+        return _frame(table, path, excluded)
     except (pa.ArrowException, OSError) as error:
-        raise ContractError(f"raw file {path} cannot be read as Parquet: {first_line(error)}") from error
-
-
-def read_head(partition: Partition, num_rows: int) -> Any:
-    """The first rows of a partition, as `read_partition` gives them; fewer than asked for only where it has fewer.
-
-    Raises:
-        ContractError: as `read_partition` says, of these rows.
-    """
-    path, groups, _, excluded = partition
-    names = [name for name in READ_TYPES if name not in excluded]
-    try:
-        batches = pq.ParquetFile(path).iter_batches(batch_size=num_rows, row_groups=list(groups), columns=names)
-        return _frame(pa.Table.from_batches([next(batches)]), path, excluded)
-    except (pa.ArrowException, OSError) as error:
-        raise ContractError(f"raw file {path} cannot be read as Parquet: {first_line(error)}") from error
+        raise unreadable(path, error) from error
 
 
 def _frame(table: Any, path: str, excluded: tuple[str, ...]) -> Any:
@@ -165,15 +157,25 @@ def _grouped(metadata: Any, partition_rows: int) -> list[tuple[tuple[int, ...], 
     return grouped
 
 
-def _checked_footer(path: Path) -> Any:
+def open_raw(path: Path, columns: Iterable[str] = (LABEL, *FEATURES)) -> Any:
+    """The raw Parquet file at `path`, footer read.
+
+    Raises:
+        ContractError: the file is damaged, or one of the columns is absent or of another type.
+    """
     try:
         file = pq.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ContractError(f"raw file {path} cannot be read as Parquet: {first_line(error)}") from error
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(path, error) from error
     schema = file.schema_arrow
-    for name in (LABEL, *FEATURES):
+    for name in columns:
         found = str(schema.field(name).type) if name in schema.names else "absent"
         found = "float32" if found == "float" else found
         if found != RAW_TYPES[name]:
             raise ContractError(f"column {name} of {path} is {found}, expected {RAW_TYPES[name]}")
-    return file.metadata
+    return file
+
+
+def unreadable(path: str | Path, error: Exception) -> ContractError:
+    """The refusal of a file that pyarrow could not read."""
+    return ContractError(f"raw file {path} cannot be read as Parquet: {first_line(error)}")

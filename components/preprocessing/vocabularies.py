@@ -89,7 +89,7 @@ def next_column(
         vocabulary[now - last_seen > rules.ttl] = TOMBSTONE
     last_seen[vocabulary == TOMBSTONE] = 0
 
-    counted = _counted_on(parent.candidates, seen[~is_live], counts[~is_live], now)
+    counted = _counted_on(parent.candidates, seen[~is_live], counts[~is_live], now=now)
     # One whose count would do without this round (the threshold fell) has no row here to be learned from.
     is_here = np.isin(counted.categories, seen[~is_live], assume_unique=True)
     enters = is_here & (counted.sightings >= rules.frequency_threshold)
@@ -100,11 +100,11 @@ def next_column(
     return Column(
         vocabulary=np.concatenate([vocabulary, appended]),
         last_seen=np.concatenate([last_seen, np.full(len(appended), now, np.int64)]),
-        candidates=_chosen(counted, _worth_remembering(counted, ~enters, now, rules)),
+        candidates=_chosen(counted, _worth_remembering(counted, ~enters, now=now, rules=rules)),
     )
 
 
-def _counted_on(before: Candidates, seen: NDArray[np.int64], counts: NDArray[np.int64], now: int) -> Candidates:
+def _counted_on(before: Candidates, seen: NDArray[np.int64], counts: NDArray[np.int64], *, now: int) -> Candidates:
     """The candidates with this round's sightings added."""
     categories, places = np.unique(np.concatenate([before.categories, seen]), return_inverse=True)
     old, here = np.split(places, [len(before.categories)])
@@ -116,7 +116,7 @@ def _counted_on(before: Candidates, seen: NDArray[np.int64], counts: NDArray[np.
 
 
 def _worth_remembering(
-    counted: Candidates, is_out: NDArray[np.bool_], now: int, rules: AdmissionRules
+    counted: Candidates, is_out: NDArray[np.bool_], *, now: int, rules: AdmissionRules
 ) -> NDArray[np.int64]:
     """Places of those that the next round should know, ascending."""
     if rules.ttl:

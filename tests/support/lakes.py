@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.contracts import criteo
@@ -15,13 +14,13 @@ from components.contracts.manifests import RawDataset
 from components.extraction.extract import ExtractionSettings, extract
 from components.extraction.lake import Lake
 from components.extraction.lake_files import LakeFiles, opened_lake
-from components.extraction.raw_schema import arrow_type
 from components.storage.bucket import BucketObjects
 from components.storage.folder import FolderObjects
 from components.storage.uris import local_path
+from components.store.archived_rows import arrow_schema
 
 URI = "gs://models/a lake"
-OUTCOMES = pa.schema([(name, arrow_type(text)) for name, text in criteo.OUTCOME_TYPES.items()])
+OUTCOMES = arrow_schema(criteo.OUTCOME_TYPES)
 
 
 def folder_lake(folder: Path, **settings) -> Lake:
@@ -45,7 +44,8 @@ def extract_lake(uri: str, work: Path, window, *, run: str = "run", opened=None,
     """The step without its command line; `opened` are settings of the cache."""
     more = {"open_storage": open_storage, **(opened or {})} if uri.startswith("gs://") else {}
     with opened_lake(uri, work=work, **more) as files:
-        return extract(Lake(files=files), window, work / run / "extraction", ExtractionSettings(**settings))
+        folder, settings = work / run / "extraction", ExtractionSettings(**settings)
+        return extract(Lake(files=files), window, folder=folder, settings=settings)
 
 
 def fetched(seen) -> Counter:

@@ -127,7 +127,7 @@ class RawParquet:
         first_row = 1
         for group in range(file.num_row_groups):
             if self._may_hold(file.metadata.row_group(group)):
-                yield from self._group(file, group, first_row, malformed)
+                yield from self._group_batches(file, group, malformed, first_row=first_row)
             first_row += file.metadata.row_group(group).num_rows
 
     @property
@@ -135,7 +135,7 @@ class RawParquet:
         """The columns that are read."""
         return [name for name in RAW_SCHEMA.names if name not in self.unread]
 
-    def _group(self, file: Any, group: int, first_row: int, malformed: MalformedRows) -> Iterator[Any]:
+    def _group_batches(self, file: Any, group: int, malformed: MalformedRows, *, first_row: int) -> Iterator[Any]:
         try:
             names = [name for name in self._names if name in file.schema_arrow.names]
             for found in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=names):

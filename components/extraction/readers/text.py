@@ -114,7 +114,7 @@ class CriteoText:
         """
         for parsed in map_in_order(blocks(self.path), partial(parse_block, layout=self.layout)):
             for line, reason, text in parsed.malformed:
-                malformed.add(self.path, line, reason, text)
+                malformed.add(self.path, line, reason, text=text)
             malformed.count(self.path, parsed.batch.num_rows + len(parsed.malformed))
             if parsed.batch.num_rows:
                 yield parsed.batch

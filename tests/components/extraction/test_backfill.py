@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import date, datetime, timezone
 from pathlib import Path
 from threading import Barrier
@@ -15,7 +14,7 @@ import pytest
 
 import components.extraction.backfill as backfill_module
 from components.contracts import criteo
-from components.extraction.backfill import BackfillSettings, backfill, main
+from components.extraction.backfill import backfill, main
 from components.extraction.day_versions import VersionMarker
 from components.extraction.extract import ExtractionSettings, extract
 from components.extraction.part_files import PartWriter
@@ -30,7 +29,6 @@ from tests.support.lakes import URI, extract_lake, folder_lake, open_storage, pu
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = date(2026, 3, 1)
-SETTINGS = BackfillSettings(day=DAY, reason="labels were wrong")
 
 
 @pytest.fixture
@@ -61,7 +59,7 @@ def corrected(tmp_path, table):
 
 def run_step(lake: Path, tmp_path: Path, **settings):
     folder = tmp_path / "work" / "extraction"
-    dataset = extract(folder_lake(lake), TimeSpan(), folder, ExtractionSettings(**settings))
+    dataset = extract(folder_lake(lake), TimeSpan(), folder=folder, settings=ExtractionSettings(**settings))
     rows = [row for part in ("train", "holdout") for row in pq.read_table(folder / part).to_pylist()]
     return dataset, rows
 
@@ -77,7 +75,7 @@ def unfinished(folder: Path) -> list[str]:
 
 def test_training_again_gets_the_back_filled_rows(lake, tmp_path, table, corrected):
     before, _ = run_step(lake, tmp_path)
-    done = backfill([corrected], lake=lake.as_uri(), settings=SETTINGS)
+    done = backfill([corrected], lake=lake.as_uri(), day=DAY)
     after, rows = run_step(lake, tmp_path)
     first = labelled(table, 1)
     assert done == (1, first.num_rows, 0, 0, ["part-0.parquet", "part-1.parquet"])
@@ -94,7 +92,7 @@ def test_training_again_gets_the_back_filled_rows(lake, tmp_path, table, correct
 
 
 def test_the_marker_says_what_was_done(lake, corrected):
-    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    backfill([corrected], lake=str(lake), day=DAY, reason="labels were wrong")
     folder = lake / "day=2026-03-01" / "version=1"
     marker = VersionMarker.parse((folder / criteo.VERSION_COMPLETE).read_bytes(), "")
     assert (marker.day, marker.version, marker.num_rows, marker.reason) == ("2026-03-01", 1, 500, "labels were wrong")
@@ -104,10 +102,10 @@ def test_the_marker_says_what_was_done(lake, corrected):
 
 
 def test_replayed_days_name_their_version(lake, tmp_path, corrected):
-    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    backfill([corrected], lake=str(lake), day=DAY)
     second = int(datetime(2026, 3, 2, tzinfo=timezone.utc).timestamp() * 1e6)
     settings = ExtractionSettings(replay_share=0.2)
-    dataset = extract(folder_lake(lake), TimeSpan(second, None), tmp_path / "x" / "e", settings)
+    dataset = extract(folder_lake(lake), TimeSpan(second, None), folder=tmp_path / "x" / "e", settings=settings)
     assert [(each["day"], each["version"]) for each in dataset.replay_days] == [("2026-03-01", 1)]
     assert dataset.num_replay_rows > 0
     assert [(each["day"], each["version"], each.get("replay", False)) for each in dataset.seen_days()] == [
@@ -115,44 +113,33 @@ def test_replayed_days_name_their_version(lake, tmp_path, corrected):
     ]  # fmt: skip
 
 
-def test_files_that_come_later_are_read_beside_the_version_with_a_warning(lake, tmp_path, table, corrected, caplog):
-    backfill([corrected], lake=str(lake), settings=SETTINGS)
-    late = labelled(table, 0).slice(0, 3)
-    late = late.set_column(late.schema.get_field_index("request_id"), "request_id", pa.array(["late"] * 3))
-    late = late.set_column(late.schema.get_field_index("row"), "row", pa.array([0, 1, 2], pa.int32()))
-    pq.write_table(late.cast(RAW_SCHEMA), lake / "day=2026-03-01" / "part-9.parquet")
-    dataset, rows = run_step(lake, tmp_path)
-    assert [(row["row"], row["label"]) for row in rows if row["request_id"] == "late"] == [(0, 0), (1, 0), (2, 0)]
-    assert dataset.days[0]["num_rows"] == 503
-    assert "1 files came after version 1 was back-filled and are read beside it: ['part-9.parquet']" in caplog.text
-
-
-def test_of_a_row_that_came_later_again_the_back_filled_one_stays(lake, tmp_path, table, corrected):
-    backfill([corrected], lake=str(lake), settings=SETTINGS)
+def test_of_a_row_that_came_later_again_the_back_filled_one_stays(lake, tmp_path, table, corrected, caplog):
+    backfill([corrected], lake=str(lake), day=DAY)
     pq.write_table(labelled(table, 0).slice(0, 50), lake / "day=2026-03-01" / "part-again.parquet")
     dataset, rows = run_step(lake, tmp_path)
     assert dataset.num_duplicates == 50
     assert [row["label"] for row in rows[:500]] == [1] * 500
+    assert "1 files came after version 1 was back-filled and are read beside it: ['part-again.parquet']" in caplog.text
 
 
 def test_a_file_that_arrives_during_the_back_fill_is_not_replaced(lake, tmp_path, table, corrected, monkeypatch):
     rows_of = backfill_module._day_rows
 
-    def slow(*arguments):
+    def slow(*arguments, **more):
         pq.write_table(labelled(table, 0).slice(0, 10), lake / "day=2026-03-01" / "part-new.parquet")
-        yield from rows_of(*arguments)
+        yield from rows_of(*arguments, **more)
 
     monkeypatch.setattr(backfill_module, "_day_rows", slow)
-    done = backfill([corrected], lake=str(lake), settings=SETTINGS)
+    done = backfill([corrected], lake=str(lake), day=DAY)
     assert done.replaces == ["part-0.parquet", "part-1.parquet"]
     assert "part-new.parquet" in [path.name for path in paths_of_day(lake, DAY)]
 
 
 def test_a_later_version_replaces_an_earlier_one_and_what_came_between(lake, tmp_path, table, corrected):
-    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    backfill([corrected], lake=str(lake), day=DAY)
     pq.write_table(labelled(table, 0).slice(0, 50), lake / "day=2026-03-01" / "part-between.parquet")
     pq.write_table(labelled(table, 0).slice(0, 60), tmp_path / "second.parquet")
-    done = backfill([tmp_path / "second.parquet"], lake=str(lake), settings=SETTINGS)
+    done = backfill([tmp_path / "second.parquet"], lake=str(lake), day=DAY)
     assert (done.version, done.replaces) == (2, ["part-0.parquet", "part-1.parquet", "part-between.parquet"])
     dataset, rows = run_step(lake, tmp_path)
     assert [(d["version"], d["num_rows"]) for d in dataset.days] == [(2, 60), (0, 500)]
@@ -169,22 +156,22 @@ def test_an_interrupted_back_fill_is_invisible(lake, tmp_path, corrected, monkey
     with monkeypatch.context() as patch:
         patch.setattr(*moment, killed)
         with pytest.raises(Killed):
-            backfill([corrected], lake=str(lake), settings=SETTINGS)
+            backfill([corrected], lake=str(lake), day=DAY)
     assert run_step(lake, tmp_path)[1] == rows
     was_claimed = moment[0] is FolderObjects
-    assert backfill([corrected], lake=str(lake), settings=SETTINGS).version == 1 + was_claimed
+    assert backfill([corrected], lake=str(lake), day=DAY).version == 1 + was_claimed
     assert (f"rm -r '{lake}/day=2026-03-01/version=1/'" in caplog.text.replace("%20", " ")) == was_claimed
 
 
 def test_a_version_without_its_marker_is_passed_over_with_a_warning(lake, tmp_path, corrected, caplog):
-    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    backfill([corrected], lake=str(lake), day=DAY)
     _, rows = run_step(lake, tmp_path)
     incomplete = lake / "day=2026-03-01" / "version=7"
     incomplete.mkdir()
     (incomplete / "part-00000.parquet").write_bytes(b"half")
     assert run_step(lake, tmp_path)[1] == rows
     assert "ignored versions [7]" in caplog.text
-    assert backfill([corrected], lake=str(lake), settings=SETTINGS).version == 8
+    assert backfill([corrected], lake=str(lake), day=DAY).version == 8
 
 
 @pytest.mark.timeout(120)
@@ -196,15 +183,13 @@ def test_of_two_back_fills_at_once_both_are_written(lake, tmp_path, table, monke
     together = Barrier(2)
     rows_of = backfill_module._day_rows
 
-    def meeting(*arguments):
-        yield from rows_of(*arguments)
+    def meeting(*arguments, **more):
+        yield from rows_of(*arguments, **more)
         together.wait(60)
 
     monkeypatch.setattr(backfill_module, "_day_rows", meeting)
     with ThreadPoolExecutor(2) as pool:
-        versions = [
-            done.version for done in pool.map(lambda path: backfill([path], lake=str(lake), settings=SETTINGS), paths)
-        ]
+        versions = [done.version for done in pool.map(lambda path: backfill([path], lake=str(lake), day=DAY), paths)]
     assert sorted(versions) == [1, 2]
     dataset, rows = run_step(lake, tmp_path)
     assert dataset.days[0]["version"] == 2
@@ -214,7 +199,7 @@ def test_of_two_back_fills_at_once_both_are_written(lake, tmp_path, table, monke
 
 def test_criteo_rows_are_spread_over_the_day(lake, tmp_path, criteo_rows, write_text, truth, clicks):
     files = [write_text(tmp_path / f"{i}.tsv.gz", criteo_rows(30, seed=i)) for i in range(2)]
-    backfill(files, lake=str(lake), settings=replace(SETTINGS, day=date(2026, 4, 2)))
+    backfill(files, lake=str(lake), day=date(2026, 4, 2))
     found = pa.concat_tables(pq.read_table(path, partitioning=None) for path in paths_of_day(lake, date(2026, 4, 2)))
     assert clicks(found) == truth(criteo_rows(30, seed=0) + criteo_rows(30, seed=1))
     times = found.column(criteo.EVENT_TIME).to_pylist()
@@ -225,26 +210,24 @@ def test_criteo_rows_are_spread_over_the_day(lake, tmp_path, criteo_rows, write_
 def test_rows_of_another_day_are_malformed(lake, tmp_path, table):
     pq.write_table(table, tmp_path / "both days.parquet")
     with pytest.raises(ContractError, match=r"500 of 1000 rows are malformed"):
-        backfill([tmp_path / "both days.parquet"], lake=str(lake), settings=SETTINGS)
-    done = backfill(
-        [tmp_path / "both days.parquet"], lake=str(lake), settings=replace(SETTINGS, max_malformed_fraction=0.5)
-    )
+        backfill([tmp_path / "both days.parquet"], lake=str(lake), day=DAY)
+    done = backfill([tmp_path / "both days.parquet"], lake=str(lake), day=DAY, max_malformed_fraction=0.5)
     assert (done.num_rows, done.num_malformed) == (500, 500)
     aside = lake / "day=2026-03-01" / "version=1" / backfill_module.MALFORMED_FILE
     assert len(aside.read_text().splitlines()) == 500
 
 
 def test_a_changed_file_of_a_version_is_told(lake, corrected):
-    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    backfill([corrected], lake=str(lake), day=DAY)
     path = lake / "day=2026-03-01" / "version=1" / "part-00000.parquet"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ContractError, match=r"version=1/part-00000.parquet is absent or changed, expected \d+ bytes"):
         paths_of_day(lake, DAY)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format_version": 2}', '{"format_version": 1, "files": [1]}'])
+@pytest.mark.parametrize("text", ["[]", '{"format_version": 2}', '{"format_version": 1, "files": [1]}'])
 def test_a_damaged_marker_is_told(lake, corrected, text):
-    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    backfill([corrected], lake=str(lake), day=DAY)
     (lake / "day=2026-03-01" / "version=1" / "_SUCCESS").write_text(text)
     with pytest.raises(ContractError, match="_SUCCESS is"):
         paths_of_day(lake, DAY)
@@ -286,8 +269,8 @@ def test_what_comes_while_a_lake_is_read_is_another_runs(lake, tmp_path, table, 
     before, _ = run_step(lake, tmp_path)
     opened = folder_lake(lake)
     pq.write_table(table.slice(990), lake / "day=2026-03-02" / "part-later.parquet")
-    backfill([corrected], lake=str(lake), settings=SETTINGS)
-    during = extract(opened, TimeSpan(), tmp_path / "x" / "extraction", ExtractionSettings())
+    backfill([corrected], lake=str(lake), day=DAY)
+    during = extract(opened, TimeSpan(), folder=tmp_path / "x" / "extraction", settings=ExtractionSettings())
     assert (during.digest, during.days) == (before.digest, before.days)
     after, _ = run_step(lake, tmp_path)
     assert [each["version"] for each in after.days] == [1, 0]
@@ -296,8 +279,8 @@ def test_what_comes_while_a_lake_is_read_is_another_runs(lake, tmp_path, table, 
 
 def test_a_lake_in_a_bucket_is_back_filled_as_a_folder_is(lake, tmp_path, corrected, cloud_storage):
     put(lake)
-    done = backfill([corrected], lake=URI, settings=SETTINGS)
-    backfill([corrected], lake=str(lake), settings=SETTINGS)
+    done = backfill([corrected], lake=URI, day=DAY)
+    backfill([corrected], lake=str(lake), day=DAY)
     dataset = extract_lake(URI, tmp_path / "bucket work", TimeSpan())
     in_folder, rows = run_step(lake, tmp_path)
     folder = tmp_path / "bucket work" / "run" / "extraction"

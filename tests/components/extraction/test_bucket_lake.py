@@ -21,7 +21,7 @@ from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK
 from components.extraction.__main__ import main
-from components.extraction.backfill import BackfillSettings, backfill
+from components.extraction.backfill import backfill
 from components.extraction.download_cache import DownloadCache, DownloadProgress
 from components.extraction.lake import Lake
 from components.extraction.lake_files import opened_lake
@@ -134,7 +134,7 @@ def test_of_a_back_filled_day_the_newest_complete_version_is_fetched(lake, folde
         newer = tmp_path / f"newer-{version}.parquet"
         start = parse_time("start", day(5)) / 1e6
         pq.write_table(raw_table(300, seed=20 + version, start=start, seconds=86_000), newer)
-        backfill([newer], lake=str(folder), settings=BackfillSettings(day=parse_day("day", day(5)), reason="late rows"))
+        backfill([newer], lake=str(folder), day=parse_day("day", day(5)))
     (folder / f"day={day(5)}" / "version=3").mkdir()
     (folder / f"day={day(5)}" / "version=3" / "part-00000.parquet").write_bytes(b"half, and no marker")
     put(folder)

@@ -29,7 +29,7 @@ def lake(tmp_path, raw_table, write_lake):
 def run_step(tmp_path):
     def run(lake, window: TimeSpan = ALL, **settings):
         folder = tmp_path / "wo rk" / "run" / "extraction"
-        return extract(lake, window, folder, ExtractionSettings(**settings))
+        return extract(lake, window, folder=folder, settings=ExtractionSettings(**settings))
 
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from datetime import date, timedelta
 from pathlib import Path
@@ -15,6 +16,9 @@ from hypothesis import strategies as st
 from components.contracts import criteo
 from components.extraction.ingest import main, spread
 from components.extraction.raw_schema import RAW_SCHEMA
+from components.storage.bucket import BucketObjects
+from tests.support.crashes import Killed
+from tests.support.lakes import URI, open_storage
 
 
 @pytest.fixture
@@ -202,3 +206,48 @@ def test_files_of_mixed_forms_are_read_in_order(tmp_path, criteo_rows, write_tex
     run_ingest(folder)
     expected = truth(criteo_rows(30, seed=1)) + truth(criteo_rows(30, seed=2)) + rows
     assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == expected
+
+
+def held() -> dict[str, bytes]:
+    objects = open_storage(URI)
+    return {each.name: objects.read(each.name).content for each in objects.list()}
+
+
+def test_a_bucket_holds_what_a_folder_would_and_other_settings_replace_it(
+    tmp_path, criteo_rows, write_text, run_ingest, cloud_storage
+):
+    path = write_text(tmp_path / "day_0.gz", criteo_rows(400))
+    open_storage(URI).write("day=2026-03-07/part-other.parquet", b"another's")
+    for more in ({}, {"days": 2}):
+        assert run_ingest(path, lake=URI, **more)[0] == 0
+        assert run_ingest(path, **more)[0] == 0
+        folder = tmp_path / "my lake"
+        expected = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.parquet")}
+        assert held() == {**expected, "day=2026-03-07/part-other.parquet": b"another's"}
+
+
+def test_a_killed_ingest_shows_whole_files_of_the_first_days_and_is_finished_by_the_next(
+    tmp_path, criteo_rows, write_text, run_ingest, cloud_storage, monkeypatch
+):
+    path, calls, write = write_text(tmp_path / "day_0.gz", criteo_rows(400)), itertools.count(), BucketObjects.write
+
+    def killed(self, *arguments, **more):
+        if next(calls) >= 2:
+            raise Killed
+        return write(self, *arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BucketObjects, "write", killed)
+        with pytest.raises(Killed):
+            run_ingest(path, lake=URI)
+    shown = held()
+    assert run_ingest(path, lake=URI)[0] == 0
+    assert shown == dict(list(held().items())[:2])
+
+
+@pytest.mark.parametrize(("lake", "code"), [("gs://nowhere/lake", 3), ("gs://", 2), ("s3://bucket/lake", 2)])
+def test_a_lake_that_cannot_be_is_refused_before_a_row_is_read(tmp_path, run_ingest, cloud_storage, lake, code):
+    (tmp_path / "day_0").write_bytes(b"this would be refused, too")
+    found, _, error = run_ingest(tmp_path / "day_0", lake=lake)
+    assert (found, error.count("error: ")) == (code, 1)
+    assert "day_0" not in error

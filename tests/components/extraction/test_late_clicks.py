@@ -36,7 +36,7 @@ def lake(tmp_path, table, write_lake):
 def run_step(tmp_path):
     def run(folder, window=ALL, **settings):
         work = tmp_path / "wo rk" / "run" / "extraction"
-        return extract(folder_lake(folder), window, work, ExtractionSettings(**settings))
+        return extract(folder_lake(folder), window, folder=work, settings=ExtractionSettings(**settings))
 
     return run
 
@@ -130,12 +130,6 @@ def test_the_datasets_version_tells_new_late_clicks(lake, table, run_step):
     assert again.outcomes_digest != second.outcomes_digest
 
 
-def test_only_partitions_that_can_matter_are_opened(lake, run_step):
-    (lake / "outcomes" / "day=2026-02-20").mkdir(parents=True)
-    (lake / "outcomes" / "day=2026-02-20" / "part-1.parquet").write_bytes(b"damaged, and older than every row")
-    assert run_step(lake).num_late_clicks == 0
-
-
 def test_replayed_rows_have_their_late_clicks_too(lake, table, run_step):
     late = {(r["request_id"], r["row"]) for r in table.to_pylist()}
     by_day: dict = {}
@@ -152,12 +146,6 @@ def test_replayed_rows_have_their_late_clicks_too(lake, table, run_step):
     assert set(labels) <= late
     in_window = [r for r in table.to_pylist() if r["event_time"].date().isoformat() == "2026-03-04"]
     assert dataset.num_late_clicks == sum(not r["label"] for r in in_window), "of the window's rows alone"
-
-
-def test_without_a_folder_of_outcomes_no_row_is_touched(lake, table, run_step):
-    assert folder_lake(lake).late.join(table, START.date()) is table
-    dataset = run_step(lake)
-    assert labels_of(dataset.train_uri, dataset.holdout_uri) == truth(table)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
-from components.extraction.backfill import BackfillSettings, backfill
+from components.extraction.backfill import backfill
 from tests.support.lakes import URI, fetched, keys_in, keys_of, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -142,16 +142,6 @@ def test_a_window_of_its_own_has_no_late_rows_and_settles_what_lies_before_it(ro
     assert rounds.turn().num_late_rows == 0
 
 
-def test_a_day_that_the_champion_noted_nothing_of_is_unknown_and_the_others_are_not(rounds, between, caplog):
-    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
-    rounds.turn(late_days="1")
-    rounds.add(between(0, 30, step=2), "b.parquet")
-    rounds.add(between(30, 48), "c.parquet")
-    with caplog.at_level(logging.WARNING, WARNINGS):
-        assert rounds.turn(late_days="2").num_late_rows == 150
-    assert "which files of 2026-02-28 the" in caplog.text
-
-
 def test_a_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog):
     rounds.add(between(24, 30, step=2, offset=1), "a.parquet")
     rounds.turn()
@@ -242,7 +232,7 @@ def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, betw
     rounds.turn()
     for day, hours in ((1, (0, 24)), (2, (24, 30))):
         pq.write_table(between(*hours, step=2, offset=1), tmp_path / "again.parquet")
-        backfill([tmp_path / "again.parquet"], lake=str(rounds.lake), settings=BackfillSettings(day=date(2026, 3, day)))
+        backfill([tmp_path / "again.parquet"], lake=str(rounds.lake), day=date(2026, 3, day))
     late = between(10, 30, step=2)
     rounds.add(late, "b.parquet")
     rounds.add(between(30, 48), "c.parquet")

@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.manifests import Model
-from components.extraction.backfill import BackfillSettings, backfill
-from components.extraction.lineage import find_lineages, lake_versions, main
-from components.runtime.errors import ContractError
+from components.extraction.backfill import backfill
+from components.extraction.lineage import lake_versions, main
 from components.store import promotion_journal
 from components.store.models import model_folder
 
@@ -59,7 +58,7 @@ def lake(tmp_path, raw_table, write_lake):
     for day in (1, 2, 2):
         source = folder / f"day=2026-03-0{day}" / "part-0.parquet"
         pq.write_table(pq.read_table(source, partitioning=None), tmp_path / "again.parquet")
-        backfill([tmp_path / "again.parquet"], lake=str(folder), settings=BackfillSettings(day=date(2026, 3, day)))
+        backfill([tmp_path / "again.parquet"], lake=str(folder), day=date(2026, 3, day))
     return folder
 
 
@@ -90,13 +89,6 @@ def test_a_model_carries_what_its_line_of_descent_saw(told):
     assert (m3["parent_model_id"], m3["is_live"], m3["unknown"]) == ("m2", False, [])
 
 
-def test_a_day_names_every_model_that_carries_it(told):
-    found = told("--day", "2026-03-03")
-    assert [model_id for model_id, each in found.items() if each["days"]] == ["m3"]
-    found = told("--day", "2026-03-01")
-    assert [model_id for model_id, each in found.items() if each["days"]] == ["m1", "m2", "m3"]
-
-
 def test_the_lake_tells_which_rows_are_outdated(told, lake):
     assert lake_versions(str(lake)) == {"2026-03-01": 1, "2026-03-02": 2, "2026-03-03": 0}
     found = told("--lake", lake.as_uri())
@@ -113,13 +105,6 @@ def test_the_lake_tells_which_rows_are_outdated(told, lake):
         "other": [("02", 1, 2)],
         "old": [],
     }
-
-
-def test_an_incomplete_version_outdates_nothing(told, lake):
-    (lake / "day=2026-03-03" / "version=1").mkdir()
-    (lake / "day=2026-03-03" / "version=1" / "part.parquet").write_bytes(b"half")
-    (m3,) = told("--lake", str(lake), "--model", "m3").values()
-    assert (m3["days"][0]["lake_version"], m3["days"][0]["outdated"]) == (0, False)
 
 
 def test_what_nobody_noted_is_said(told):
@@ -170,8 +155,3 @@ def test_a_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsy
 def test_a_bad_flag_is_told_in_one_line(store, capsys, flags, message):
     assert main(["--store", str(store), *flags]) == 2
     assert f"error: {message}" in capsys.readouterr().err
-
-
-def test_a_store_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(ContractError, match="does not exist, expected a folder"):
-        find_lineages(tmp_path / "none")

@@ -32,7 +32,7 @@ def test_a_share_above_the_maximum_is_refused_with_counts_and_examples(
 def test_each_file_is_judged_by_itself(tmp_path):
     with MalformedRows(tmp_path / "s.jsonl", max_fraction=0.1) as malformed:
         malformed.count(tmp_path / "good", 1000)
-        malformed.add(tmp_path / "bad", 1, "reason", "text")
+        malformed.add(tmp_path / "bad", 1, "reason", text="text")
         malformed.count(tmp_path / "bad", 2)
         with pytest.raises(ContractError, match="bad: 1 of 2 rows"):
             malformed.judge()
@@ -40,7 +40,7 @@ def test_each_file_is_judged_by_itself(tmp_path):
 
 def test_garbage_stops_before_the_end_of_a_large_file(tmp_path):
     with MalformedRows(tmp_path / "s.jsonl", max_fraction=0.0) as malformed:
-        malformed.add(tmp_path / "bad", 1, "reason", "text")
+        malformed.add(tmp_path / "bad", 1, "reason", text="text")
         malformed.count(tmp_path / "bad", JUDGED_FROM_ROWS - 1)
         with pytest.raises(ContractError, match=r"bad: 1 of 10000 rows are malformed \(0.01%\)"):
             malformed.count(tmp_path / "bad", 1)

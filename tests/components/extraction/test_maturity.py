@@ -107,25 +107,6 @@ def test_probabilities_follow_the_stated_formula_with_the_planted_delays():
     assert found[-1] == 1.0
 
 
-def test_rows_of_other_rates_are_off_by_no_more_than_the_stated_factor():
-    """p is the mean of 0.02 and 0.20; each group's kept odds are off by (1 - q)(1 - pF) / ((1 - p)(1 - qF))."""
-    world = Clicks(600_000, seed=4, rate=[0.02, 0.2])
-    kept = world.young_rows().thinned(world.table(world.is_young))
-    rows = np.array([int(request.split()[1]) for request in kept[criteo.REQUEST_ID].to_pylist()]) * 10
-    rates, labels = world.rates[rows + kept[criteo.ROW].to_numpy()], kept[criteo.LABEL].to_numpy()
-    ages = AS_OF - kept[criteo.EVENT_TIME].cast(pa.int64()).to_numpy()
-    mature_clicks, p = int(world.labels[~world.is_young].sum()), 0.11
-    middle = (ages > 3 * HOUR) & (ages < 5 * HOUR)
-    share = float(world.share_known(np.array([4.0 * HOUR]))[0])
-    for q in (0.02, 0.2):
-        ours = labels[middle & (rates == q)]
-        factor = (1 - q) * (1 - p * share) / ((1 - p) * (1 - q * share))
-        found = log_odds(ours.sum(), len(ours) - ours.sum())
-        bound = error(ours.sum(), len(ours) - ours.sum(), mature_clicks)
-        assert found == pytest.approx(log_odds(q, 1 - q) + math.log(factor), abs=bound)
-        assert abs(math.log(factor)) <= abs(q - p) * (1 - share) / ((1 - 0.2) * (1 - 0.2 * share))
-
-
 @pytest.mark.parametrize(
     ("clicks", "said"),
     [
@@ -182,7 +163,8 @@ def run_step(tmp_path):
         maturity = Maturity(attribution_hours=24, immature_rows=policy)
         window = TimeSpan(None, parse_time("end", end))
         folder = tmp_path / "work" / policy
-        return extract(folder_lake(source), window, folder, ExtractionSettings(maturity=maturity, **settings))
+        settings = ExtractionSettings(maturity=maturity, **settings)
+        return extract(folder_lake(source), window, folder=folder, settings=settings)
 
     return run
 

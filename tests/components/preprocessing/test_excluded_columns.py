@@ -43,15 +43,6 @@ def test_values_of_excluded_columns_reach_no_encoded_row_and_nothing_else_change
         np.testing.assert_array_equal(np.delete(now.dense, DENSE_PLACES, 1), np.delete(before.dense, DENSE_PLACES, 1))
 
 
-def test_nvtabular_and_the_contract_agree_about_excluded_columns(write_raw, excluding, run_step, raw_table, reading):
-    table = raw_table(400, seed=8)
-    encoded_set = run_step(excluding(write_raw(table)))
-    encoded, raw = reading.encoded(encoded_set.train_uri), reading.raw([table])
-    workflow = reading.workflow(encoded_set)
-    np.testing.assert_array_equal(workflow.encode_categorical(raw.categorical), encoded.ids)
-    np.testing.assert_array_equal(workflow.encode_dense(raw.dense).view(np.int32), encoded.dense.view(np.int32))
-
-
 def test_a_round_goes_on_with_its_parents_columns_only(
     write_raw, excluding, run_step, raw_table, keep_as_model, reading, capsys
 ):

