@@ -12,8 +12,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from components.runtime.errors import TemporaryError
@@ -77,56 +77,38 @@ def run(settings: MonitorSettings, stop: threading.Event) -> None:
 
 
 def _run_loop(settings: MonitorSettings, store: Store, exposition: Exposition, stop: threading.Event) -> None:
-    """Runs turns of the loop until `stop` is set, then takes in and archives what is there.
+    """Opens the log, runs turns of the loop until `stop` is set, then takes in and archives what is there.
 
-    A log that is busy or down is tried again, at longer and longer pauses; any other failure ends the process, so
-    that its supervisor sees it.
+    A log that is busy or down is tried again, at longer and longer pauses: nothing is gained by ending the process, for
+    a supervisor would start it again, at pauses of its own. Any other failure ends the process, so that its supervisor
+    sees it.
     """
     from components.logs.locations import open_subscriber
     from monitoring.acting.acting import make_trigger
     from monitoring.monitor import Monitor
 
     write_judging(settings.state, settings.judging)
-    tick_seconds = settings.records.tick_seconds
-    subscriber = _open_log(lambda: open_subscriber(settings.log), tick_seconds, exposition, stop)
-    if subscriber is None:
-        return
-    with closing(subscriber):
-        monitor = Monitor(
-            settings,
-            subscriber=subscriber,
-            store=store,
-            trigger=make_trigger(settings.acting, state=settings.state, store=settings.store),
-            exposition=exposition,
-        )
-        pause = tick_seconds
-        while not stop.wait(pause):
+    subscriber: Subscriber | None = None
+    monitor: Monitor | None = None
+    tick_seconds = pause = settings.records.tick_seconds
+    with ExitStack() as opened:
+        while not stop.is_set():
             try:
+                subscriber = subscriber or opened.enter_context(closing(open_subscriber(settings.log)))
+                if monitor is None:
+                    trigger = make_trigger(settings.acting, state=settings.state, store=settings.store)
+                    monitor = Monitor(
+                        settings, subscriber=subscriber, store=store, trigger=trigger, exposition=exposition
+                    )
                 monitor.tick()
                 pause = tick_seconds
             except TemporaryError as error:
                 pause = min(max(2 * pause, tick_seconds), MAX_RETRY_SECONDS)
                 exposition.note_failed_turn(str(error))
                 logger.warning("turn cut short, next in %g s: %s", pause, error)
-        monitor.stop()
-
-
-def _open_log(
-    open_log: Callable[[], Subscriber], pause: float, exposition: Exposition, stop: threading.Event
-) -> Subscriber | None:
-    """The log as soon as it can be opened, tried at longer and longer pauses; None where `stop` came first.
-
-    Nothing is gained by ending the process: a supervisor would start it again, at pauses of its own.
-    """
-    while not stop.is_set():
-        try:
-            return open_log()
-        except TemporaryError as error:
-            exposition.note_failed_turn(str(error))
-            logger.warning("the log cannot be opened, next try in %g s: %s", pause, error)
-        stop.wait(pause)
-        pause = min(2 * pause, MAX_RETRY_SECONDS)
-    return None
+            stop.wait(pause)
+        if monitor is not None:
+            monitor.stop()
 
 
 if __name__ == "__main__":

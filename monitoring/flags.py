@@ -36,11 +36,6 @@ def settings_of(kind: Any) -> dict[str, Setting]:
     Raises:
         TypeError: two parts have a setting of the same name.
     """
-    return _settings_of(kind)
-
-
-@functools.cache
-def _settings_of(kind: Any) -> dict[str, Setting]:
     hints, texts = typing.get_type_hints(kind), _field_docstrings(kind)
     found: dict[str, Setting] = {}
     for field in dataclasses.fields(kind):
@@ -138,11 +133,12 @@ def expect(settings: Any, rule: str, holds: Callable[[Any], bool], *names: str) 
 
 
 def _from_environment(kind: Any, environment: Mapping[str, str], prefix: str) -> dict[str, Any]:
-    variables = {prefix + name.upper(): name for name in settings_of(kind)}
+    settings = settings_of(kind)
+    variables = {prefix + name.upper(): name for name in settings}
     if unknown := sorted(name for name in environment if name.startswith(prefix) and name not in variables):
         raise ContractError(f"environment variable {unknown[0]} names no setting")
     return {
-        name: _parse_variable(variable, environment[variable], settings_of(kind)[name].type)
+        name: _parse_variable(variable, environment[variable], settings[name].type)
         for variable, name in variables.items()
         if variable in environment
     }
@@ -159,6 +155,7 @@ def _parse_variable(variable: str, text: str, kind: type[Any]) -> Any:
         raise ContractError(f"{variable} is {text!r}, expected {kind.__name__}") from error
 
 
+@functools.cache
 def _field_docstrings(kind: type[Any]) -> dict[str, str]:
     (definition,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(definition, ast.ClassDef)

@@ -26,8 +26,8 @@ from monitoring.memory.archive import Archive
 from monitoring.memory.intake import read_record
 from monitoring.memory.join import mature_request
 from monitoring.memory.kept_watch import KeptWatch
-from monitoring.memory.references import StoredReferences
 from monitoring.memory.store import Store
+from monitoring.released_models import ReleasedModels
 from monitoring.rows import LateOutcome
 from monitoring.settings import MonitorSettings
 from monitoring.showing.exposition import Exposition, Snapshot
@@ -103,7 +103,7 @@ class Monitor:
         self._judging = StoredJudge(
             settings.judging, model_store=settings.store, store=store, journal=self.journal, checkpoint=checkpoint
         )
-        watch = DriftWatch(StoredReferences(settings.store), settings.judging.drift)
+        watch = DriftWatch(ReleasedModels(settings.store).reference, settings.judging.drift)
         self._drift = KeptWatch(watch, store, journal=self.journal, clock=clock)
         self._read_up_to: float | None = None
         """The watermark: every record published before is in; None before the log first says so.

@@ -14,9 +14,9 @@ from monitoring.backtest.settings import JudgingSettings
 from monitoring.deciding.judging import Judge
 from monitoring.deciding.policies import make_policies
 from monitoring.deciding.policy import DecisionPoint
-from monitoring.gate_baselines import GateBaselines
 from monitoring.journal import Journal
 from monitoring.memory.store import Store
+from monitoring.released_models import ReleasedModels
 from monitoring.rows import MaturedRequest
 
 
@@ -37,7 +37,7 @@ class StoredJudge:
         self._window_seconds = settings.judge.attribution_window_seconds
         kept = store.read_document("judge")
         self._mark: int | None = None if kept is None else kept["mark"]
-        baselines = GateBaselines(model_store)
+        baselines = ReleasedModels(model_store).baseline
         self.judge = Judge(settings.judge, make_policies(settings.policies), baseline=baselines, memory=kept)
         self._newest: DecisionPoint | None = None
 

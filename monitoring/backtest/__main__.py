@@ -22,8 +22,7 @@ from monitoring.backtest.judging import backtest, judge_requests, no_reference
 from monitoring.backtest.settings import JudgingSettings
 from monitoring.deciding.judging import no_baseline
 from monitoring.flags import build_parser, expect, flat_values, make_settings, settings_of
-from monitoring.gate_baselines import GateBaselines
-from monitoring.memory.references import StoredReferences
+from monitoring.released_models import ReleasedModels
 
 
 @exits_with_code
@@ -43,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         judgements = judge_requests(
             read_requests(archive, Span(arguments.start, arguments.end), features=is_drift_judged),
             of_run,
-            baseline=GateBaselines(store) if store else no_baseline,
-            reference=StoredReferences(store) if store else no_reference,
+            baseline=ReleasedModels(store).baseline if store else no_baseline,
+            reference=ReleasedModels(store).reference if store else no_reference,
         )
         backtests.append(backtest(judgements, of_run, run_seconds=arguments.run_seconds, drift_at=arguments.drift_at))
     if arguments.html:

@@ -1,4 +1,4 @@
-"""The drift watch of one monitor, over restarts: what is kept in the store, and what is told of a report.
+"""The drift watch of one monitor, over restarts: what is kept in the store, and what is reported.
 
 In: predictions as they are stored, and the watermark. Out: events, counters, what the page shows, and the evidence for
 the judge. The watch's memory and the mark of the last prediction it has seen are one document, written every
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from components.contracts.records import PredictionBatch, decode
-from monitoring.drift.report import ColumnDrift, DriftReport
+from monitoring.drift.report import DriftReport
 from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
 from monitoring.memory.store import Store
@@ -58,22 +59,22 @@ class KeptWatch:
             self._watch.observe(batch)
 
     def close(self, up_to: float | None) -> list[DriftReport]:
-        """Reports on what has ended by the watermark, tells of it, and keeps what is due.
+        """Reports on what has ended by the watermark, and emits an event for each drift.
 
-        Whoever gets reports has taken them in, in a document of the store, when `keep` is called next.
+        The caller passes the reports to `keep` with the documents that it changed by them.
         """
         reports = self._watch.close(up_to) if up_to is not None else []
         for report in reports:
             self._shown.pop(report.version, None)
-            self._shown[report.version] = shown_of(report)
+            self._shown[report.version] = asdict(report)
             if len(self._shown) > MAX_SHOWN:
                 del self._shown[next(iter(self._shown))]
             if report.drifted or report.outlying:
-                self._journal.emit("drift", report.text(), **_details(report))
+                self._journal.emit("drift", report.text(), **_event_details(report))
         return reports
 
     def keep(self, documents: Mapping[str, Mapping[str, Any]], reports: Iterable[DriftReport] = ()) -> None:
-        """Writes the memory, with the documents of those who took in `reports`, and counts the reports."""
+        """Writes the memory, with the documents that changed by `reports`, and counts the reports."""
         counts = Counter({f"drift_{name}_row": n for name, n in (self._watch.passed_over - self._counted).items()})
         for report in reports:
             counts.update(drift_bucket=1, drifted_bucket=int(bool(report.drifted)))
@@ -97,30 +98,11 @@ class KeptWatch:
         return next(reversed(self._shown.values()), None)
 
 
-def shown_of(report: DriftReport) -> dict[str, Any]:
-    """A report as the page and the metrics take it."""
+def _event_details(report: DriftReport) -> dict[str, Any]:
+    """The report with the names of the columns that something is wrong with, and no others."""
+    wrong = {column.column: asdict(column) for column in (*report.drifted, *report.outlying)}
     return {
-        "bucket_start": report.bucket_start,
-        "bucket_end": report.bucket_end,
-        "version": report.version,
-        "rows": report.rows,
-        "columns": [_row(column) for column in report.columns],
-    }
-
-
-def _row(column: ColumnDrift) -> dict[str, Any]:
-    names = ("column", "measure", "distance", "p_value", "drifted", "outlier_rate", "outlying", "missing_share")
-    return {**{name: getattr(column, name) for name in names}, "missing_share_before": column.missing_share_before}
-
-
-def _details(report: DriftReport) -> dict[str, Any]:
-    """Of an event: the columns that something is wrong with."""
-    wrong = {column.column: _row(column) for column in (*report.drifted, *report.outlying)}
-    return {
-        "version": report.version,
-        "bucket_start": report.bucket_start,
-        "bucket_end": report.bucket_end,
-        "rows": report.rows,
+        **asdict(report),
         "drifted": [column.column for column in report.drifted],
         "outlying": [column.column for column in report.outlying],
         "columns": list(wrong.values()),

@@ -18,7 +18,7 @@ from components.contracts.workflow import FeatureWorkflow
 from components.run_outcome.outcome import record
 from components.storage.uris import local_path
 from components.store.runs import find_outcome, read_notes
-from monitoring.memory.references import StoredReferences
+from monitoring.released_models import ReleasedModels
 from pipelines.local.environments import python_of
 
 pytestmark = pytest.mark.timeout(900)
@@ -183,7 +183,7 @@ def test_drift_is_measured_against_the_champions_own_statistics(chain):
 
 
 def test_the_monitor_finds_each_versions_own_training_statistics(chain):
-    find = StoredReferences(local_path(chain.uri("store")))
+    find = ReleasedModels(local_path(chain.uri("store"))).reference
     for turn in chain.rounds:
         found = find(turn.deployment.version)
         assert found.rows == turn.extraction.num_train_rows

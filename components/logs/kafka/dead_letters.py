@@ -8,15 +8,15 @@ and commits its end. The topic's retention limits how long dead letters are kept
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from components.logs.event_log import DeadLetter
 from components.logs.kafka.location import DEAD_LETTER_ENDING, KafkaLocation, sorted_error
-from components.logs.kafka.offsets import OffsetClient, close_consumer
+from components.logs.kafka.offsets import close_consumer, list_partitions
 from components.logs.kafka.publisher import KafkaSender, Outgoing
 from components.runtime.errors import TemporaryError
 
@@ -61,7 +61,8 @@ class KafkaDeadLetters:
             TemporaryError: no broker answers.
             PermanentError: they refuse.
         """
-        letters, _ = self._read_letters()
+        with self._open_consumer() as consumer:
+            letters, _ = self._read_letters(consumer)
         return letters
 
     def replay(self) -> int:
@@ -69,67 +70,64 @@ class KafkaDeadLetters:
 
         Errors are those of `kept` and of `KafkaSender.send`.
         """
-        letters, ends = self._read_letters()
-        topic = self._location.topic
-        again = [Outgoing(topic=topic, message_id=each.message_id, payload=each.payload) for each in letters]
-        for start in range(0, len(again), _BATCH):
-            self._sender.send(again[start : start + _BATCH])
-        if letters:
-            with closing(self._open_client()) as client:
-                client.commit(ends)
+        with self._open_consumer() as consumer:
+            letters, ends = self._read_letters(consumer)
+            topic = self._location.topic
+            again = [Outgoing(topic=topic, message_id=each.message_id, payload=each.payload) for each in letters]
+            for start in range(0, len(again), _BATCH):
+                self._sender.send(again[start : start + _BATCH])
+            if letters:
+                consumer.commit(offsets=ends, asynchronous=False)
         return len(letters)
 
-    def _open_client(self) -> OffsetClient:
-        return OffsetClient(self._location, topic=self._location.dead_letter_topic, group=self._group)
+    @contextmanager
+    def _open_consumer(self) -> Iterator[Consumer]:
+        # The end of a partition is reported as an event: its last offsets may be gaps, and would never come.
+        consumer = Consumer(
+            self._location.client(
+                group_id=self._group,
+                enable_auto_commit=False,
+                enable_auto_offset_store=False,
+                enable_partition_eof=True,
+                auto_offset_reset="earliest",
+                allow_auto_create_topics=False,
+            )
+        )
+        try:
+            yield consumer
+        except KafkaException as error:
+            raise sorted_error(error, f"reading {self._location.dead_letter_topic}") from error
+        finally:
+            close_consumer(consumer)
 
-    def _read_letters(self) -> tuple[list[DeadLetter], dict[int, int]]:
+    def _read_letters(self, consumer: Consumer) -> tuple[list[DeadLetter], list[TopicPartition]]:
         """What is kept, oldest first, and where each partition ended when it was read.
 
         Of a message that is kept twice, by a crash between keeping and acknowledging it, the first counts.
         """
-        with closing(self._open_client()) as client:
-            partitions = client.partitions()
-            starts, ends = client.committed(partitions), client.ends(partitions)
+        topic, brokers = self._location.dead_letter_topic, self._location.brokers
+        open_ = set(list_partitions(consumer, self._location, topic))
+        # Without an offset: from where the group has committed.
+        consumer.assign([TopicPartition(topic, number) for number in open_])
         found: dict[str, DeadLetter] = {}
-        for message in self._messages({p: starts[p] for p in partitions if starts[p] < ends[p]}, ends):
-            letter = _read_letter(message)
-            found.setdefault(letter.message_id, letter)
+        ends: list[TopicPartition] = []
+        deadline = time.monotonic() + self._seconds
+        while open_:
+            if time.monotonic() > deadline:
+                raise TemporaryError(f"reading {topic} from {brokers} took over {self._seconds:.0f} s")
+            for message in consumer.consume(_BATCH, 0.1):
+                error, number = message.error(), message.partition()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    raise sorted_error(error, f"reading {topic}")
+                if number not in open_:
+                    continue
+                if error is not None:
+                    open_.discard(number)
+                    ends.append(TopicPartition(topic, number, message.offset() or 0))
+                else:
+                    letter = _read_letter(message)
+                    found.setdefault(letter.message_id, letter)
         return sorted(found.values(), key=lambda letter: letter.time), ends
-
-    def _messages(self, starts: dict[int, int], ends: dict[int, int]) -> list[Message]:
-        """All messages from `starts` on, up to the end of each partition."""
-        topic = self._location.dead_letter_topic
-        messages = []
-        open_ = set(starts)
-        if not starts:
-            return []
-        # The end of a partition is reported as an event: its last offsets may be gaps, and would never come.
-        settings = self._location.client(
-            group_id=self._group, enable_auto_commit=False, enable_partition_eof=True, auto_offset_reset="earliest"
-        )
-        consumer = Consumer(settings)
-        try:
-            consumer.assign([TopicPartition(topic, number, offset) for number, offset in starts.items()])
-            deadline = time.monotonic() + self._seconds
-            while open_:
-                if time.monotonic() > deadline:
-                    raise TemporaryError(
-                        f"reading {topic} from {self._location.brokers} took over {self._seconds:.0f} s"
-                    )
-                for message in consumer.consume(_BATCH, 0.1):
-                    error = message.error()
-                    number, offset = message.partition(), message.offset()
-                    if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                        raise sorted_error(error, f"reading {topic}")
-                    if error is None and number in open_ and offset is not None:
-                        messages.append(message)
-                    if number in open_ and (error is not None or (offset or 0) + 1 >= ends[number]):
-                        open_.discard(number)
-        except KafkaException as error:
-            raise sorted_error(error, f"reading {topic}") from error
-        finally:
-            close_consumer(consumer)
-        return messages
 
 
 def _read_letter(message: Message) -> DeadLetter:

@@ -1,7 +1,7 @@
 """How far a topic reaches, how far its group has read it, and what this reader holds of it.
 
-`PartitionProgress` is pure: which messages of a partition are held, and which offset may be committed. `OffsetClient`
-asks the brokers, and `BacklogCounter` joins both. Reading messages is left to `subscriber`.
+`PartitionProgress` is pure: which messages of a partition are held, and which offset may be committed. `BacklogCounter`
+asks the brokers what is left. Reading messages is left to `subscriber`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from components.runtime.errors import PermanentError, TemporaryError
 ASK_SECONDS = 2.0
 ASK_AGAIN_SECONDS = 1.0
 """After a question that nobody answered: each may wait for `ASK_SECONDS`, and the reader has more to do."""
-PARTITIONS_SECONDS = 10.0
-"""How long the list of partitions is remembered."""
 CLOSE_SECONDS = 10.0
 """Longest wait for a client to close."""
 _END, _BEGIN = -1, -2
@@ -117,97 +115,21 @@ class PartitionProgress(Generic[M]):
         return max(0, end - position) + len(self.held)
 
 
-class OffsetClient:
-    """Asks about one topic and one group; joins no group, and commits only what its caller names.
-
-    A client of its own beside the consumer that reads: a broker answers one connection's requests in order, so a
-    question behind the reader's fetch would wait as long as that waits for messages (measured: `fetch.wait.max.ms`,
-    0.5 s instead of 0.2 ms).
-    """
-
-    def __init__(self, location: KafkaLocation, *, topic: str, group: str, seconds: float = ASK_SECONDS) -> None:
-        self._location = location
-        self._topic = topic
-        self._seconds = seconds
-        self._consumer = Consumer(
-            # A question makes no topic, mistyped as it may be.
-            location.client(group_id=group, enable_auto_commit=False, allow_auto_create_topics=False)
-        )
-
-    def partitions(self) -> list[int]:
-        """The topic's partitions; empty where there is no such topic.
-
-        Raises:
-            TemporaryError: no broker answered.
-            PermanentError: they refuse.
-        """
-        self._consumer.poll(0)  # serves the client's own log lines
-        try:
-            found = self._consumer.list_topics(self._topic, timeout=self._seconds).topics[self._topic]
-        except KafkaException as error:
-            raise sorted_error(error, f"asking {self._location.brokers} for topic {self._topic}") from error
-        if found.error is not None:
-            if found.error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
-                return []
-            raise sorted_error(found.error, f"asking {self._location.brokers} for topic {self._topic}")
-        return sorted(found.partitions)
-
-    def ends(self, partitions: Collection[int]) -> dict[int, int]:
-        """One past the newest offset of each; errors as `partitions`."""
-        return self._offsets(partitions, _END)
-
-    def committed(self, partitions: Collection[int]) -> dict[int, int]:
-        """Where the group reads on in each: what it committed, else the oldest offset; errors as `partitions`."""
-        asked = [TopicPartition(self._topic, number) for number in partitions]
-        if not asked:
-            return {}
-        try:
-            answered = self._consumer.committed(asked, timeout=self._seconds)
-        except KafkaException as error:
-            raise sorted_error(error, f"asking {self._location.brokers} for committed offsets") from error
-        found = {each.partition: _checked(each).offset for each in answered}
-        fresh = [number for number, offset in found.items() if offset < 0]
-        return {**found, **self._offsets(fresh, _BEGIN)}
-
-    def commit(self, offsets: dict[int, int]) -> None:
-        """Commits for the group, which must have no reader now; errors as `partitions`."""
-        places = [TopicPartition(self._topic, number, offset) for number, offset in offsets.items()]
-        try:
-            self._consumer.commit(offsets=places, asynchronous=False)
-        except KafkaException as error:
-            raise sorted_error(error, f"committing to {self._location.brokers}") from error
-
-    def close(self) -> None:
-        """Ends the client."""
-        close_consumer(self._consumer)
-
-    def _offsets(self, partitions: Collection[int], moment: int) -> dict[int, int]:
-        if not partitions:
-            return {}
-        asked = [TopicPartition(self._topic, number, moment) for number in partitions]
-        try:
-            answered = self._consumer.offsets_for_times(asked, timeout=self._seconds)
-        except KafkaException as error:
-            raise sorted_error(error, f"asking {self._location.brokers} for offsets of {self._topic}") from error
-        return {each.partition: _checked(each).offset for each in answered}
-
-
-def _checked(answer: TopicPartition) -> TopicPartition:
-    if answer.error is not None:
-        raise sorted_error(answer.error, f"offset of {answer.topic}, partition {answer.partition}")
-    if answer.offset is None:
-        raise PermanentError(f"offset of {answer.topic}, partition {answer.partition}: none")
-    return answer
-
-
 class BacklogCounter:
-    """Counts what the group has not finished of a topic, over all partitions, this reader's and others'."""
+    """Counts what the group has not finished of a topic, over all partitions, this reader's and others'.
+
+    It asks by a client of its own beside the consumer that reads: a broker answers one connection's requests in order,
+    so a question behind the reader's fetch would wait as long as that waits for messages (measured:
+    `fetch.wait.max.ms`, 0.5 s instead of 0.2 ms).
+    """
 
     def __init__(self, location: KafkaLocation) -> None:
         self._location = location
-        self._offset_client = OffsetClient(location, topic=location.topic, group=location.group)
+        # A question makes no topic, mistyped as it may be.
+        self._consumer = Consumer(
+            location.client(group_id=location.group, enable_auto_commit=False, allow_auto_create_topics=False)
+        )
         self._silent_until = 0.0
-        self._asked_at, self._partitions = 0.0, list[int]()
         self.problem: str | None = None
         """What the newest question met, or what the reader's client said since; None = answered."""
 
@@ -220,27 +142,71 @@ class BacklogCounter:
         if time.monotonic() < self._silent_until:
             return None
         try:
-            partitions = self._all_partitions()
-            ends = self._offset_client.ends(partitions)
-            starts = self._offset_client.committed(
-                [p for p in partitions if p not in progress or progress[p].next_offset is None]
-            )
+            partitions = list_partitions(self._consumer, self._location, self._location.topic)
+            ends = self._offsets(partitions, _END)
+            starts = self._committed([p for p in partitions if p not in progress or progress[p].next_offset is None])
         except (TemporaryError, PermanentError) as error:
             self.problem = str(error)
             self._silent_until = time.monotonic() + ASK_AGAIN_SECONDS
             return None
-        self.problem = None
         if not partitions:
             self.problem = f"topic {self._location.topic} does not exist at {self._location.brokers}"
             return None
+        self.problem = None
         unknown = PartitionProgress[Any](0)
         return sum(progress.get(p, unknown).unfinished(starts.get(p, 0), ends[p]) for p in partitions)
 
     def close(self) -> None:
         """Ends the client."""
-        self._offset_client.close()
+        close_consumer(self._consumer)
 
-    def _all_partitions(self) -> list[int]:
-        if not self._partitions or time.monotonic() > self._asked_at + PARTITIONS_SECONDS:
-            self._partitions, self._asked_at = self._offset_client.partitions(), time.monotonic()
-        return self._partitions
+    def _committed(self, partitions: Collection[int]) -> dict[int, int]:
+        """Where the group reads on in each: what it committed, else the oldest offset."""
+        if not partitions:
+            return {}
+        places = [TopicPartition(self._location.topic, number) for number in partitions]
+        try:
+            answered = self._consumer.committed(places, timeout=ASK_SECONDS)
+        except KafkaException as error:
+            raise sorted_error(error, f"asking {self._location.brokers} for committed offsets") from error
+        found = {each.partition: _checked(each).offset for each in answered}
+        return {**found, **self._offsets([number for number, offset in found.items() if offset < 0], _BEGIN)}
+
+    def _offsets(self, partitions: Collection[int], moment: int) -> dict[int, int]:
+        if not partitions:
+            return {}
+        places = [TopicPartition(self._location.topic, number, moment) for number in partitions]
+        try:
+            answered = self._consumer.offsets_for_times(places, timeout=ASK_SECONDS)
+        except KafkaException as error:
+            topic = self._location.topic
+            raise sorted_error(error, f"asking {self._location.brokers} for offsets of {topic}") from error
+        return {each.partition: _checked(each).offset for each in answered}
+
+
+def list_partitions(consumer: Consumer, location: KafkaLocation, topic: str) -> list[int]:
+    """The topic's partitions; empty where there is no such topic.
+
+    Raises:
+        TemporaryError: no broker answered.
+        PermanentError: they refuse.
+    """
+    what = f"asking {location.brokers} for topic {topic}"
+    consumer.poll(0)  # serves the client's own log lines
+    try:
+        found = consumer.list_topics(topic, timeout=ASK_SECONDS).topics[topic]
+    except KafkaException as error:
+        raise sorted_error(error, what) from error
+    if found.error is None:
+        return sorted(found.partitions)
+    if found.error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+        return []
+    raise sorted_error(found.error, what)
+
+
+def _checked(answer: TopicPartition) -> TopicPartition:
+    if answer.error is not None:
+        raise sorted_error(answer.error, f"offset of {answer.topic}, partition {answer.partition}")
+    if answer.offset is None:
+        raise PermanentError(f"offset of {answer.topic}, partition {answer.partition}: none")
+    return answer

@@ -16,8 +16,7 @@ from inference_client.simulation.world import World
 from monitoring.backtest.archived_requests import read_requests
 from monitoring.backtest.incident import STATISTICS, main, replay
 from monitoring.backtest.judging import judge_requests
-from monitoring.gate_baselines import GateBaselines
-from monitoring.memory.references import StoredReferences
+from monitoring.released_models import ReleasedModels
 from tests.monitoring.backtest.conftest import Ran, run_over
 from tests.monitoring.drift.conftest import reference_of, requests_of
 from tests.support.monitors import START, WINDOW, Bench, clicks
@@ -88,8 +87,8 @@ def backtested(ran) -> list[str]:
     judged = judge_requests(
         read_requests(FolderObjects(ran.archive), features=True),
         ran.settings,
-        baseline=GateBaselines(store),
-        reference=StoredReferences(store),
+        baseline=ReleasedModels(store).baseline,
+        reference=ReleasedModels(store).reference,
     )
     return [each.line() for each in judged]
 

@@ -11,7 +11,7 @@ import pytest
 from components.contracts import criteo
 from components.contracts.manifests import Model
 from components.store.models import model_folder, scores_path
-from monitoring.memory.references import StoredReferences
+from monitoring.released_models import ReleasedModels
 from tests.support.monitors import START, publish
 from tests.support.releases import release
 
@@ -126,7 +126,7 @@ def test_a_version_without_statistics_is_archived_as_ever_and_counted(watched, w
 
 
 def test_a_store_answers_by_version_and_a_damaged_file_is_no_statistics(tmp_path, reference, caplog):
-    find = StoredReferences(tmp_path)
+    find = ReleasedModels(tmp_path).reference
     assert find(1) is None
     release(tmp_path, 1)
     assert find(1) is None

@@ -1,4 +1,4 @@
-"""The gate's AUC of a version, found through real manifests in a model store."""
+"""What is known of a released version, found through real manifests in a model store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from components.contracts.manifests import ModelQuality, Release, Verdict
 from components.store.models import release_path, verdict_paths
 from monitoring.deciding.policy import Baseline
-from monitoring.gate_baselines import GateBaselines
+from monitoring.released_models import ReleasedModels
 
 BLANK = {"str": "x", "str | None": None, "int": 1, "float": 0.0, "int | None": None, "bool": True}
 
@@ -34,19 +34,19 @@ def keep(store, *, version=7, model_id="m1", candidate=None):
 
 def test_the_gates_auc_of_the_released_model_is_found(tmp_path):
     keep(tmp_path, candidate={"auc": 0.8, "auc_low": 0.79, "auc_high": 0.81, "log_loss": 0.4})
-    assert GateBaselines(tmp_path)(7) == Baseline(auc=0.8, low=0.79, high=0.81)
+    assert ReleasedModels(tmp_path).baseline(7) == Baseline(auc=0.8, low=0.79, high=0.81)
 
 
 @pytest.mark.parametrize("candidate", [None, {"auc": None, "auc_low": None, "auc_high": None}, {}], ids=str)
 def test_a_version_without_verdict_or_auc_has_no_baseline(tmp_path, candidate):
     keep(tmp_path, candidate=candidate)
-    assert GateBaselines(tmp_path)(7) is None
-    assert GateBaselines(tmp_path)(8) is None, "never released"
+    assert ReleasedModels(tmp_path).baseline(7) is None
+    assert ReleasedModels(tmp_path).baseline(8) is None, "never released"
 
 
 def test_a_file_that_cannot_be_read_is_reported_and_ends_no_monitor(tmp_path, caplog):
     keep(tmp_path)
     verdict_paths(tmp_path, "m1")[0].parent.mkdir(parents=True)
     verdict_paths(tmp_path, "m1")[0].write_text("{")
-    assert GateBaselines(tmp_path)(7) is None
+    assert ReleasedModels(tmp_path).baseline(7) is None
     assert "no baseline of version 7" in caplog.text

@@ -1,0 +1,56 @@
+"""What the model store knows of a served version: the gate's AUC, and the statistics of its training rows.
+
+The path is version -> release -> model -> last verdict, or reference statistics. A file that cannot be read is logged
+and counts as absent: neither judging nor archiving stops for it. Remembering a baseline, so that a later verdict on the
+same model changes no decision, is left to `monitoring.deciding.judging`.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from components.contracts.manifests import Model, Release, Verdict
+from components.contracts.reference_statistics import ReferenceStatistics, read_reference
+from components.runtime.errors import ContractError
+from components.store.models import model_folder, release_path, scores_path, verdict_paths
+from monitoring.deciding.policy import Baseline
+
+logger = logging.getLogger(__name__)
+
+
+class ReleasedModels:
+    """The released versions in a model store."""
+
+    def __init__(self, store: Path) -> None:
+        """Reads the model store in the folder `store`."""
+        self._store = store
+
+    def baseline(self, version: int) -> Baseline | None:
+        """The gate's AUC of `version`; None where there is no release, no verdict, or the gate had no AUC."""
+        try:
+            model_id = self._model_id(version)
+            path = None if model_id is None else verdict_paths(self._store, model_id)[0]
+            gate = Verdict.read(path).candidate if path is not None and path.exists() else None
+        except (ContractError, OSError) as error:
+            logger.warning("no baseline of version %d: %s", version, error)
+            return None
+        if gate is None or gate.auc is None or gate.auc_low is None or gate.auc_high is None:
+            return None
+        return Baseline(auc=gate.auc, low=gate.auc_low, high=gate.auc_high)
+
+    def reference(self, version: int) -> ReferenceStatistics | None:
+        """The training statistics of `version`; None where it was never released here, or has none."""
+        try:
+            model_id = self._model_id(version)
+            path = None if model_id is None else model_folder(self._store, model_id) / Model.REFERENCE
+            if model_id is None or path is None or not path.exists():
+                return None
+            return read_reference(path, scores=scores_path(self._store, model_id))
+        except (ContractError, OSError) as error:
+            logger.warning("no drift is measured of model version %d: %s", version, error)
+            return None
+
+    def _model_id(self, version: int) -> str | None:
+        path = release_path(self._store, version)
+        return Release.read(path).model_id if path.exists() else None
