@@ -1,6 +1,6 @@
 """The whole monitor process: rows per second of one core, and whether its memory stays flat: `make benchmark-monitor`.
 
-    python -m benchmarks.monitor [--quick] [--rows N] [--rows-per-message N] [--log NAME] [--json FILE]
+    python -m benchmarks.monitor [--quick] [--json FILE]
 
 Measured is `Monitor.tick` and nothing else, on one core: pull, decode, store with fsync, sketch the features for drift,
 join clicks, mature, measure and judge, archive as Parquet with fsync. Messages are made between the turns, outside the
@@ -13,10 +13,9 @@ too. A row is counted when it lies in a sealed file.
 from __future__ import annotations
 
 import argparse
-import cProfile
+import itertools
 import json
 import os
-import pstats
 import struct
 import tempfile
 import time
@@ -204,7 +203,7 @@ def _monitor_settings(folder: Path) -> MonitorSettings:
     )
 
 
-def measure(rows: int, *, rows_per_message: int, log: str, profile: Path | None = None) -> dict[str, Any]:
+def measure(rows: int, *, rows_per_message: int, log: str) -> dict[str, Any]:
     """Runs one monitor in this process until `rows` rows are archived; what it took."""
     clock = {"time": START}
     traffic = RecordTraffic(rows_per_message)
@@ -222,7 +221,6 @@ def measure(rows: int, *, rows_per_message: int, log: str, profile: Path | None 
             trigger=None,
             clock=lambda: clock["time"],
         )
-        profiler = cProfile.Profile()
         cpu = wall = 0.0
         resident: list[tuple[int, int]] = []
         while store.counters.get("archived", 0) < rows:
@@ -230,11 +228,7 @@ def measure(rows: int, *, rows_per_message: int, log: str, profile: Path | None 
             memory.time = clock["time"]
             subscriber.publish(traffic.messages(MESSAGES_A_TICK, clock["time"]))
             began_cpu, began = time.process_time(), time.perf_counter()
-            if profile:
-                profiler.enable()
             monitor.tick()
-            if profile:
-                profiler.disable()
             cpu, wall = cpu + time.process_time() - began_cpu, wall + time.perf_counter() - began
             resident.append((int(store.counters.get("archived", 0)), memory_of(os.getpid()).anonymous))
             for path in settings.archive.glob("day=*/*.parquet"):
@@ -244,8 +238,6 @@ def measure(rows: int, *, rows_per_message: int, log: str, profile: Path | None 
         database = (settings.state / "monitor.db").stat().st_size
         store.close()
         sqlite.close()
-    if profile:
-        pstats.Stats(profiler).dump_stats(profile)
     return {
         "log": log,
         "rows_per_message": rows_per_message,
@@ -273,34 +265,26 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a million rows in place of ten, half a minute")
-    parser.add_argument("--rows", type=int, help="rows to archive (default: 10 million, --quick: one)")
-    parser.add_argument("--rows-per-message", type=int, help="one size (default: 64, then a tenth of the rows by 1)")
-    parser.add_argument("--log", choices=("memory", "sqlite"), help="one log (default: both)")
-    parser.add_argument("--profile", type=Path, help="writes cProfile's figures there; its overhead is in the rates")
     parser.add_argument("--json", type=Path, help="writes the figures there")
     flags = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     facts, others = machine.facts(), machine.OtherWork()
     print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
-    rows = flags.rows or (1_000_000 if flags.quick else 10_000_000)
-    sizes = [flags.rows_per_message] if flags.rows_per_message else [64, 1]
+    rows = 1_000_000 if flags.quick else 10_000_000
     results = []
-    for log in [flags.log] if flags.log else ["memory", "sqlite"]:
-        for size in sizes:
-            count = rows if size >= 64 else max(1, rows // 50)
-            results.append(measure(count, rows_per_message=size, log=log, profile=flags.profile))
-            _print(results[-1])
+    for log, size in itertools.product(("memory", "sqlite"), (64, 1)):
+        results.append(measure(rows if size == 64 else rows // 50, rows_per_message=size, log=log))
+        _print_run(results[-1])
     if warning := others.warning():
         print(warning)
     if flags.json:
         flags.json.write_text(json.dumps({"machine": facts, "runs": results}, indent=2, default=str) + "\n")
 
 
-def _print(run: dict[str, Any]) -> None:
+def _print_run(run: dict[str, Any]) -> None:
     rate, held = run["rows_per_cpu_second"], {name: size >> 20 for name, size in run["memory"].items()}
-    met = (
-        f", target {TARGET:,}: {'met' if rate >= TARGET else 'TARGET MISSED'}" if run["rows_per_message"] == 64 else ""
-    )
+    verdict = f", target {TARGET:,}: {'met' if rate >= TARGET else 'TARGET MISSED'}"
+    met = verdict if run["rows_per_message"] == 64 else ""
     print(
         f"{run['log']} log, {run['rows_per_message']} rows a message: {rate:,.0f} rows per second of one core{met}"
         f" ({run['rows_per_wall_second']:,.0f} by the clock; {run['rows']:,} rows, {run['clicks']:,} clicks)\n"

@@ -97,9 +97,7 @@ class Monitor:
             clock=clock,
         )
         self.windows = self._measuring.windows
-        known = store.read_document("versions") or {"seen": [], "canaries": []}
-        self._versions_seen = set(known["seen"])
-        self.windows.canaries = set(known["canaries"])
+        self._versions_seen: set[int] = set((store.read_document("versions") or {"seen": []})["seen"])
         self._judging = StoredJudge(
             settings.judging, model_store=settings.store, store=store, journal=self.journal, checkpoint=checkpoint
         )
@@ -113,11 +111,22 @@ class Monitor:
         has_uploader = settings.acting.upload_wait_seconds > 0
         self._store_watcher = StoreWatcher(settings.store, store, self._archive, has_uploader=has_uploader)
         self._last_record_time: float | None = None
+        self._newest: tuple[float, int] | None = None
+        """Time and model version of the newest prediction that no canary made."""
         self._last_decision: DecisionPoint | None = None
         self._decision_text: str | None = None
         self._forget_at = clock() + FORGET_SECONDS
         self._rebuild_windows()
         self._emit_started()
+
+    @property
+    def serving_version(self) -> int | None:
+        """That of the newest prediction that no canary made; None before the first.
+
+        Rows of an old version go on maturing for a whole attribution window after a release, and a rollback serves a
+        lower number.
+        """
+        return self._newest[1] if self._newest else None
 
     def tick(self) -> None:
         """One turn of the loop.
@@ -165,7 +174,7 @@ class Monitor:
         self._judging.restore(requests)
         if newest := self._store.newest_prediction():
             self._last_record_time = min(newest[0], self._clock())
-            self.windows.note_prediction(newest[1], self._last_record_time)
+            self._newest = (self._last_record_time, newest[1])
 
     def _emit_started(self) -> None:
         store = self._store
@@ -225,22 +234,19 @@ class Monitor:
 
     def _note_predictions(self, batches: list[PredictionBatch], now: float) -> None:
         for batch in batches:
+            self._judging.judge.note_prediction(batch.time, batch.model_version, is_canary=batch.canary)
             # A client whose clock is ahead must not decide the serving version until that time has come.
             predicted_at = min(batch.time, now)
-            self._judging.judge.note_prediction(batch.time, batch.model_version, is_canary=batch.canary)
-            changed = self.windows.note_arm(batch.model_version, is_canary=batch.canary)
-            self.windows.note_prediction(batch.model_version, predicted_at)
             self._last_record_time = max(predicted_at, self._last_record_time or 0.0)
+            if not batch.canary:
+                self._newest = max((predicted_at, batch.model_version), self._newest or (0.0, 0))
             if batch.model_version not in self._versions_seen:
                 self._versions_seen.add(batch.model_version)
                 part = "takes a share of the traffic" if batch.canary else "serves"
                 self.journal.emit(
                     "version_seen", f"model version {batch.model_version} {part}", version=batch.model_version
                 )
-                changed = True
-            if changed:
-                seen = {"seen": sorted(self._versions_seen), "canaries": sorted(self.windows.canaries)}
-                self._store.write_documents({"versions": seen})
+                self._store.write_documents({"versions": {"seen": sorted(self._versions_seen)}})
 
     # -- join
 
@@ -334,10 +340,10 @@ class Monitor:
             log_read_up_to=self._read_up_to,
             log_problem=self._subscriber.problem(),
             last_record_time=self._last_record_time,
-            serving_version=self.windows.serving_version,
+            serving_version=self.serving_version,
             windows=self._measuring.shown,
             open_labels=self._measuring.open_labels,
-            drift=self._drift.shown(self.windows.serving_version),
+            drift=self._drift.shown(self.serving_version),
             decided_at=self._last_decision.time if self._last_decision else None,
             decision=self._decision_text,
             decisions=self._last_decision.decisions if self._last_decision else (),

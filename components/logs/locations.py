@@ -1,4 +1,4 @@
-"""The URL that names a log, and how its ends are opened.
+"""The URL that names a log, and how each of its ends is opened.
 
 Joins the inference client, which publishes, to the monitor, which subscribes: both are given the same URL. A backend's
 library is imported only where its scheme is used. What a log promises is `logs.event_log`'s.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from components.logs.event_log import Publisher, Subscriber
 from components.logs.sqlite import SqliteLog
@@ -22,18 +21,6 @@ from components.runtime.errors import ContractError
 
 DEFAULT_LEASE_SECONDS = 30.0
 SCHEMES = ("sqlite", "pubsub", "kafka")
-
-
-class OpenLog(NamedTuple):
-    """Both ends of a log; with SQLite they are one object."""
-
-    publisher: Publisher
-    subscriber: Subscriber
-
-    def close(self) -> None:
-        """Releases both connections."""
-        self.publisher.close()
-        self.subscriber.close()
 
 
 def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publisher:
@@ -69,18 +56,6 @@ def open_subscriber(url: str, *, clock: Callable[[], float] = time.time) -> Subs
 
         return KafkaSubscriber(KafkaLocation.parse(parts), clock=clock)
     return _open_sqlite(parts, clock)
-
-
-def open_log(url: str, *, clock: Callable[[], float] = time.time) -> OpenLog:
-    """Both ends of the log that `url` names; errors as `open_publisher`'s."""
-    publisher = open_publisher(url, clock=clock)
-    if isinstance(publisher, SqliteLog):
-        return OpenLog(publisher, publisher)
-    try:
-        return OpenLog(publisher, open_subscriber(url, clock=clock))
-    except BaseException:
-        publisher.close()
-        raise
 
 
 def _open_sqlite(url: LogUrl, clock: Callable[[], float]) -> SqliteLog:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from components.runtime.errors import ContractError
+from monitoring.flags import expect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +26,8 @@ class DriftSettings:
 
     def __post_init__(self) -> None:
         """Refuses settings that judge nothing."""
-        if not self.drift_bucket_seconds >= 0:
-            raise ContractError(f"drift_bucket_seconds is {self.drift_bucket_seconds}, expected at least 0")
-        if self.drift_min_rows < 1:
-            raise ContractError(f"drift_min_rows is {self.drift_min_rows}, expected at least 1")
-        if not 0 < self.drift_false_discovery_rate < 1:
-            raise ContractError(
-                f"drift_false_discovery_rate is {self.drift_false_discovery_rate}, expected inside (0, 1)"
-            )
-        for name in ("drift_min_divergence", "drift_min_share_change", "drift_min_outlier_rise"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected a number in [0, 1]")
+        expect(self, "at least 0", lambda value: value >= 0, "drift_bucket_seconds")
+        expect(self, "at least 1", lambda value: value >= 1, "drift_min_rows")
+        expect(self, "inside (0, 1)", lambda value: 0 < value < 1, "drift_false_discovery_rate")
+        least = ("drift_min_divergence", "drift_min_share_change", "drift_min_outlier_rise")
+        expect(self, "a number in [0, 1]", lambda value: 0 <= value <= 1, *least)

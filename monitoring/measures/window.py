@@ -83,42 +83,13 @@ class RankedList(NamedTuple):
 
 
 class VersionWindows:
-    """One `RowWindow` per model version, and which version serves now.
-
-    The serving version is that of the newest prediction, matured or not: rows of an old version go on maturing for a
-    whole attribution window after a release, and must not be judged any more. It is not the highest number: a
-    rollback serves an older one. Nor is it a canary, which answers a share of the traffic beside it: its rows have a
-    window of their own, and it serves once it answers as no canary.
-    """
+    """One `RowWindow` per model version, and its newest ranked lists; a canary has a window as well."""
 
     def __init__(self, capacity: int) -> None:
         """Empty; `capacity` is the number of rows of each version's window."""
         self._capacity = capacity
         self._lists: dict[int, deque[RankedList]] = {}
         self._windows: dict[int, RowWindow] = {}
-        self._newest: tuple[float, int] | None = None
-        self.canaries: set[int] = set()
-        """Versions that answered last as canaries."""
-
-    @property
-    def serving_version(self) -> int | None:
-        """The version that serves now; None before the first prediction."""
-        return self._newest[1] if self._newest else None
-
-    def note_arm(self, version: int, *, is_canary: bool) -> bool:
-        """Takes in as what `version` answered; whether that is news."""
-        # A late record of a canary that serves by now is no way back.
-        if is_canary == (version in self.canaries) or (is_canary and version == self.serving_version):
-            return False
-        self.canaries ^= {version}
-        return True
-
-    def note_prediction(self, version: int, predicted_at: float) -> None:
-        """Takes in that `version` made a prediction; a canary's is no sign of who serves."""
-        if version in self.canaries:
-            return
-        if self._newest is None or (predicted_at, version) >= self._newest:
-            self._newest = (predicted_at, version)
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -143,7 +114,6 @@ class VersionWindows:
         labels: NDArray[np.uint8],
         scores: NDArray[np.float32],
         *,
-        predicted_at: float,
         positions: NDArray[np.int32] | None = None,
     ) -> None:
         """Takes in the rows of one request.
@@ -152,7 +122,6 @@ class VersionWindows:
             version: Model version.
             labels: 0 or 1, shape [n].
             scores: Probabilities, shape [n].
-            predicted_at: Seconds since the epoch.
             positions: Places in the ranked list that the request was, from 1, shape [n]; None = it was no list. A list
                 shown in several requests counts as several.
         """
@@ -163,7 +132,6 @@ class VersionWindows:
             clicked = positions[labels == 1]
             found = RankedList(metrics.hit_at_k(clicked, k=RANKING_K), metrics.ndcg_at_k(clicked, k=RANKING_K))
             self._lists.setdefault(version, deque(maxlen=MAX_LISTS)).append(found)
-        self.note_prediction(version, predicted_at)
         if len(self._windows) > MAX_VERSIONS:
             forgotten = next(iter(self._windows))
             del self._windows[forgotten]

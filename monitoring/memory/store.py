@@ -155,8 +155,11 @@ class Store(FileTables):
         ]
 
     def newest_prediction(self) -> tuple[float, int] | None:
-        """Time and model version of the newest prediction held, matured or not; None where there is none."""
-        query = "SELECT time, model_version FROM predictions ORDER BY time DESC, model_version DESC LIMIT 1"
+        """Time and model version of the newest prediction held that no canary made; None where there is none."""
+        query = (
+            "SELECT time, model_version FROM predictions WHERE canary = 0"
+            " ORDER BY time DESC, model_version DESC LIMIT 1"
+        )
         row = self._connection.execute(query).fetchone()
         return None if row is None else (float(row[0]), int(row[1]))
 

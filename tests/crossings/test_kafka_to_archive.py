@@ -16,9 +16,9 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.records import PredictionBatch
-from components.logs.locations import open_log
 from inference_client.publisher import Outcome, RecordPublisher
 from tests.support.kafka_cluster import KafkaCluster
+from tests.support.log_benches import open_log
 from tests.support.paths import REPOSITORY
 
 ROWS, WAIT_SECONDS = 8, 120.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,30 +12,23 @@ from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CONVERSION, OutcomeBatch, PredictionBatch, decode, encode, record_id
 from components.extraction.__main__ import main as extraction
-from components.logs.locations import open_log, open_publisher, open_subscriber
+from components.logs.locations import open_publisher, open_subscriber
 from components.storage.uris import local_path
 from inference_client.publisher import Outcome, RecordPublisher
 from inference_client.timing import Timing
-from monitoring.flags import make_settings
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
-from monitoring.settings import MonitorSettings
 from monitoring.uploader import Uploader
 from pipelines.local.plan import DemoSettings, Services, plan_for_world
 from pipelines.local.runner import LocalFolders
+from tests.support.clocks import Clock
+from tests.support.log_benches import open_log
+from tests.support.monitors import monitor_settings
 
 BEGIN = 1_767_225_590.123456  # ten seconds before a UTC midnight: the rows fall into two day partitions
 WINDOW = 30.0
 ROWS = 8
 ODD_VALUES = (0.1, 1e-45, 3.4e38, -0.0, 16_777_217.0, -3.0)
-
-
-@dataclass
-class Clock:
-    time: float
-
-    def __call__(self) -> float:
-        return self.time
 
 
 def _prediction(number: int) -> PredictionBatch:
@@ -82,15 +74,7 @@ def extracted(tmp_path_factory, predictions, clicks):
     writing = open_publisher(url, clock=clock)
     publisher = RecordPublisher(writing, source="test", timing=Timing(clock=clock))
     reading = open_subscriber(url, clock=clock)
-    settings = make_settings(
-        MonitorSettings,
-        log=url,
-        state=folder / "state",
-        archive=folder / "archive",
-        store=folder / "store",
-        attribution_window_seconds=WINDOW,
-        archive_roll_rows=50,
-    )
+    settings = monitor_settings(folder, attribution_window_seconds=WINDOW, archive_roll_rows=50)
     store = Store(settings.state / "monitor.db")
     monitor = Monitor(
         settings,
@@ -104,16 +88,16 @@ def extracted(tmp_path_factory, predictions, clicks):
     for _ in range(50):
         asyncio.run(publisher.flush())
         monitor.tick()
-        clock.time += 3.0
+        clock.now += 3.0
     # What the log delivers again, and an event that labels nothing, change nothing.
     again = predictions[3]
     conversion = OutcomeBatch(
         batch_id="conversions",
-        time=clock.time,
+        time=clock.now,
         event=CONVERSION,
         request_ids=("request 5",),
         rows=np.array([6], np.int32),
-        times=np.array([clock.time]),
+        times=np.array([clock.now]),
     )
     writing.publish([(record_id(r), encode(r)) for r in (again, conversion)])
     monitor.tick()

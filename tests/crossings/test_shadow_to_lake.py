@@ -21,21 +21,15 @@ from components.extraction.__main__ import main as extraction
 from components.logs.locations import open_publisher, open_subscriber
 from components.storage.locations import open_objects
 from components.storage.uris import local_path
-from monitoring.flags import make_settings
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
-from monitoring.settings import MonitorSettings
 from monitoring.uploader import Uploader
+from tests.support.clocks import Clock
+from tests.support.crashes import Killed, crash_at
+from tests.support.monitors import monitor_settings
 
 BEGIN = 1_767_225_590.0  # ten seconds before a UTC midnight
 WINDOW, ROWS, NUM_REQUESTS = 30.0, 4, 25
-
-
-class Clock:
-    time = BEGIN
-
-    def __call__(self):
-        return self.time
 
 
 def _record(number: int) -> PredictionBatch:
@@ -61,16 +55,8 @@ PLAIN = [dataclasses.replace(r, shadow_version=None, shadow_scores=None, canary=
 
 def _archived(folder, records):
     """Runs the monitor over the log of `records` and a click on row 1 of each; its settings."""
-    clock, url = Clock(), f"sqlite:///{folder}/log.db?lease_seconds=5"
-    settings = make_settings(
-        MonitorSettings,
-        log=url,
-        state=folder / "state",
-        archive=folder / "archive",
-        store=folder / "store",
-        attribution_window_seconds=WINDOW,
-        archive_roll_rows=16,
-    )
+    clock, url = Clock(BEGIN), f"sqlite:///{folder}/log.db?lease_seconds=5"
+    settings = monitor_settings(folder, attribution_window_seconds=WINDOW, archive_roll_rows=16)
     reading, store = open_subscriber(url, clock=clock), Store(settings.state / "monitor.db")
     monitor = Monitor(
         settings,
@@ -90,8 +76,8 @@ def _archived(folder, records):
     open_publisher(url).publish([(record_id(r), encode(r)) for r in (*records, clicks)])
     for _ in range(40):
         monitor.tick()
-        clock.time += 3
-    serving = monitor.windows.serving_version
+        clock.now += 3
+    serving = monitor.serving_version
     monitor.stop()
     store.close()
     return settings, serving
@@ -136,18 +122,11 @@ def test_evidence_reads_every_pair_before_during_and_after_the_upload(places):
     archive, lake = folder / "archive", folder / "lake"
     _check_evidence(archive, lake)
 
-    class Killed(BaseException):
-        pass
-
-    def kill(name):
-        if name == "uploader.marked":
-            raise Killed
-
     with pytest.raises(Killed):
-        Uploader(archive, lake, clock=Clock(), checkpoint=kill).run_once()
+        Uploader(archive, lake, clock=Clock(BEGIN), checkpoint=crash_at("uploader.marked")).run_once()
     assert len(list(lake.glob("day=*/*.parquet"))) == 1
     _check_evidence(archive, lake)
-    Uploader(archive, lake, clock=Clock()).run_once()
+    Uploader(archive, lake, clock=Clock(BEGIN)).run_once()
     assert not list(archive.glob("day=*/*.parquet"))
     _check_evidence(lake)
 
@@ -155,7 +134,7 @@ def test_evidence_reads_every_pair_before_during_and_after_the_upload(places):
 def test_extraction_makes_the_same_rows_of_a_lake_with_shadow_scores(places):
     folder, without, _ = places
     for place in (folder, without):
-        Uploader(place / "archive", place / "lake", clock=Clock()).run_once()
+        Uploader(place / "archive", place / "lake", clock=Clock(BEGIN)).run_once()
     rows = _extracted(folder)
     assert rows == _extracted(without)
     assert len(rows) == NUM_REQUESTS * ROWS

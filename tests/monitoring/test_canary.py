@@ -10,7 +10,6 @@ import pytest
 from components.contracts import criteo
 from components.contracts.records import decode, encode
 from components.runtime.errors import ContractError
-from monitoring.measures.window import VersionWindows
 from monitoring.memory.archive_tables import SCHEMA, build_row_table
 from monitoring.memory.intake import read_record
 from monitoring.rows import ArchiveRow
@@ -37,7 +36,7 @@ def test_a_canary_is_not_the_version_that_serves_however_new_its_answers(bench, 
     monitor.tick()
     if restart:
         monitor = b.start()
-    assert monitor.windows.serving_version == 1
+    assert monitor.serving_version == 1
     assert set(monitor.windows.versions) == {1, 2}, "its rows have a window all the same"
 
 
@@ -49,10 +48,21 @@ def test_a_canary_serves_once_it_answers_as_no_canary_and_late_records_do_not_ta
     b.clock.now += 5
     publish(b.log, prediction("promoted", time=START + 4, version=2), by_canary("late", time=START + 2))
     monitor.tick()
-    assert monitor.windows.serving_version == 2
-    assert monitor.windows.canaries == set()
+    assert monitor.serving_version == 2
     monitor = b.start()
-    assert monitor.windows.serving_version == 2
+    assert monitor.serving_version == 2
+
+
+def test_the_version_of_the_newest_prediction_serves_even_after_a_rollback(bench):
+    b = bench()
+    monitor = b.start()
+    publish(b.log, prediction("new", time=START + 3, version=2), prediction("late", time=START + 2, version=1))
+    b.clock.now = START + 5
+    monitor.tick()
+    assert monitor.serving_version == 2
+    publish(b.log, prediction("rolled back", time=START + 4, version=1))
+    monitor.tick()
+    assert monitor.serving_version == b.start().serving_version == 1
 
 
 def test_the_events_tell_a_canary_from_a_version_that_serves(bench):
@@ -62,14 +72,6 @@ def test_the_events_tell_a_canary_from_a_version_that_serves(bench):
     monitor.tick()
     seen = {e["version"]: e["text"] for e in b.events if e["kind"] == "version_seen"}
     assert seen == {1: "model version 1 serves", 2: "model version 2 takes a share of the traffic"}
-
-
-def test_windows_forget_no_version_for_being_a_canary():
-    windows = VersionWindows(10)
-    assert windows.note_arm(3, is_canary=True)
-    assert not windows.note_arm(3, is_canary=True)
-    windows.note_prediction(3, 5.0)
-    assert windows.serving_version is None
 
 
 @pytest.mark.parametrize("version", [2**31, -(2**31) - 1])

@@ -26,4 +26,4 @@ def test_what_was_stored_is_known_although_the_log_failed_before_the_turn_was_ov
     monitor.tick()
     assert b.store.counters["predicted"] == 8
     assert [event["version"] for event in b.events if event["kind"] == "version_seen"] == [7]
-    assert monitor.windows.serving_version == 7
+    assert monitor.serving_version == 7

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from components.logs.locations import open_log
 from components.runtime.errors import ContractError
 from pipelines.local import log_server
 from pipelines.local.log_server import HOST_VARIABLE, check_log, find_emulator, start_log
 from pipelines.local.stack import Stack, tagged_processes
+from tests.support.log_benches import open_log
 
 
 def program(path: Path) -> Path:

@@ -21,6 +21,8 @@ import time
 import traceback
 from pathlib import Path
 
+from tests.support.clocks import Clock
+
 LEASE_SECONDS = 5.0
 WINDOW = 30.0
 
@@ -71,33 +73,6 @@ def place_of(path, *others) -> str:
     return f" in {'/'.join(folders)}{' of a file aside' if path.name.startswith('.') else ''}"
 
 
-class Clock:
-    """Passes a tenth of a second with every tick, by itself not at all."""
-
-    def __init__(self, now: float) -> None:
-        self.time = now
-
-    def __call__(self) -> float:
-        return self.time
-
-
-def settings_of(folder: Path):
-    from monitoring.flags import make_settings
-    from monitoring.settings import MonitorSettings
-
-    return make_settings(
-        MonitorSettings,
-        log="sqlite:///unused",
-        state=folder / "state",
-        archive=folder / "archive",
-        store=folder / "store",
-        attribution_window_seconds=WINDOW,
-        archive_roll_rows=12,
-        archive_roll_seconds=10.0,
-        upload_wait_seconds=0.0,
-    )
-
-
 def publish(order, clock, reach) -> None:
     from components.logs.sqlite import SqliteLog
 
@@ -112,15 +87,18 @@ def monitor(order, clock, reach) -> None:
     from components.logs.sqlite import SqliteLog
     from monitoring.memory.store import Store
     from monitoring.monitor import Monitor
+    from tests.support.monitors import monitor_settings
 
     folder = Path(order["folder"])
-    settings = settings_of(folder)
+    settings = monitor_settings(
+        folder, attribution_window_seconds=WINDOW, archive_roll_rows=12, archive_roll_seconds=10.0
+    )
     log = SqliteLog(folder / "log.db", lease_seconds=LEASE_SECONDS, clock=clock)
     store = Store(settings.state / "monitor.db")
     monitor = Monitor(settings, subscriber=log, store=store, trigger=None, clock=clock, checkpoint=reach)
     for _ in range(order["ticks"]):
         monitor.tick()
-        clock.time += 0.1
+        clock.advance(0.1)
     if order["stop"]:
         monitor.stop()
 

@@ -11,11 +11,13 @@ import os
 import time
 import uuid
 from collections.abc import Callable
+from typing import NamedTuple
 
 from components.logs.event_log import Delivery, Publisher, Subscriber
 from components.logs.kafka.location import KafkaLocation
 from components.logs.kafka.publisher import KafkaPublisher
 from components.logs.kafka.subscriber import KafkaSubscriber
+from components.logs.locations import open_publisher, open_subscriber
 from components.logs.pubsub import resources
 from components.logs.pubsub.publisher import PubsubPublisher
 from components.logs.pubsub.resources import Names, publisher_client, subscriber_client
@@ -51,6 +53,21 @@ def pull(*subscribers: Subscriber, count: int, seconds: float = SECONDS) -> list
 
     wait_for(enough, f"{count} messages", seconds)
     return got
+
+
+class OpenLog(NamedTuple):
+    """Both ends of the log that a URL names."""
+
+    publisher: Publisher
+    subscriber: Subscriber
+
+    def close(self) -> None:
+        self.publisher.close()
+        self.subscriber.close()
+
+
+def open_log(url: str) -> OpenLog:
+    return OpenLog(open_publisher(url), open_subscriber(url))
 
 
 class Bench:

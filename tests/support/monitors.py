@@ -96,6 +96,19 @@ def read_events(state: Path) -> list[dict]:
     return [json.loads(line) for line in (state / "events.jsonl").read_text().splitlines()]
 
 
+def monitor_settings(folder: Path, **changes) -> MonitorSettings:
+    """Settings of a monitor whose state, archive and model store lie in `folder`."""
+    values = {
+        "log": "sqlite:///unused",
+        "state": folder / "state",
+        "archive": folder / "archive",
+        "store": folder / "store",
+        "attribution_window_seconds": WINDOW,
+        "upload_wait_seconds": 0.0,
+    }
+    return make_settings(MonitorSettings, **{**values, **changes})
+
+
 class Bench:
     """One monitor in a folder with a space in its name; `restart` makes the next one as after a kill."""
 
@@ -104,15 +117,7 @@ class Bench:
         self.folder.mkdir(exist_ok=True)
         self.log = SqliteLog(self.folder / "log.db", lease_seconds=5.0, clock=self.clock)
         self.checkpoint = no_checkpoint
-        values = {
-            "log": "sqlite:///unused",
-            "state": self.folder / "state",
-            "archive": self.folder / "archive",
-            "store": self.folder / "store",
-            "attribution_window_seconds": WINDOW,
-            "upload_wait_seconds": 0.0,
-        }
-        self.settings = make_settings(MonitorSettings, **{**values, **changes})
+        self.settings = monitor_settings(self.folder, **changes)
         self.monitor: Monitor | None = None
         self.store: Store | None = None
 

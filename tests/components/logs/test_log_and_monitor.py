@@ -8,12 +8,10 @@ import zlib
 
 from components.contracts import criteo
 from components.contracts.records import encode, record_id
-from monitoring.flags import make_settings
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
-from monitoring.settings import MonitorSettings
 from tests.support.log_benches import wait_for
-from tests.support.monitors import clicks, prediction, read_rows
+from tests.support.monitors import clicks, monitor_settings, prediction, read_rows
 
 REQUESTS, ROWS = 40, 4
 
@@ -33,16 +31,7 @@ def test_monitor_archives_every_published_row_once_and_dead_letters_the_unreadab
     unreadable = {"future": of_the_future(encode(prediction("future", ROWS))), "garbage": b"\x00 no record"}
     messages += [*messages[::7], *unreadable.items()]  # some twice
     random.Random(1).shuffle(messages)
-    settings = make_settings(
-        MonitorSettings,
-        log=bench.url,
-        state=tmp_path / "state",
-        archive=tmp_path / "archive",
-        store=tmp_path / "store",
-        attribution_window_seconds=2.0,
-        archive_roll_rows=50,
-        upload_wait_seconds=0.0,
-    )
+    settings = monitor_settings(tmp_path, attribution_window_seconds=2.0, archive_roll_rows=50)
     subscriber, store, publisher = bench.subscriber(), Store(settings.state / "monitor.db"), bench.publisher()
     monitor = Monitor(settings, subscriber=subscriber, store=store, trigger=None)
     for start in range(0, len(messages), 10):

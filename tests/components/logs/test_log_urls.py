@@ -2,9 +2,10 @@
 
 import pytest
 
-from components.logs.locations import open_log, open_publisher, open_subscriber
+from components.logs.locations import open_publisher, open_subscriber
 from components.logs.sqlite import SqliteLog
 from components.runtime.errors import ContractError
+from tests.support.log_benches import open_log
 
 
 def test_a_log_url_opens_the_file_it_names(tmp_path):

@@ -10,13 +10,13 @@ from datetime import datetime, timezone
 import pytest
 from google.cloud.pubsub_v1.types import PubsubMessage, PullResponse, ReceivedMessage, Subscription
 
-from components.logs.locations import open_log, open_publisher, open_subscriber
+from components.logs.locations import open_publisher, open_subscriber
 from components.logs.pubsub import dead_letters, resources
 from components.logs.pubsub.publisher import PubsubPublisher, publish_all
 from components.logs.pubsub.resources import Names, publisher_client, subscriber_client
 from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from tests.support.log_benches import BENCHES, pull, wait_for
+from tests.support.log_benches import BENCHES, open_log, pull, wait_for
 from tests.support.pubsub_emulator import Emulator
 
 

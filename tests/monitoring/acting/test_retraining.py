@@ -66,7 +66,7 @@ def test_rows_of_the_old_version_that_mature_after_a_release_never_retrigger(ben
     b.clock.now += WINDOW - 0.5
     monitor.tick()
     assert len(monitor.windows[1]) == 800
-    assert monitor.windows.serving_version == 2
+    assert monitor.serving_version == 2
     assert len(b.trigger.requests) == 1
 
 

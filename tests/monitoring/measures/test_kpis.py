@@ -62,10 +62,10 @@ def test_ndcg_of_a_ranked_list_equals_scikit_learn(n, k, seed):
 
 def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_a_click():
     windows, n = VersionWindows(100), RANKING_K + 2
-    for at, place_of_click in enumerate([1, None, n, 3]):
+    for place_of_click in (1, None, n, 3):
         labels = (np.arange(1, n + 1) == place_of_click).astype(np.uint8)
-        windows.update(1, labels, np.full(n, 0.1, np.float32), predicted_at=float(at), positions=np.arange(1, n + 1))
-    windows.update(1, np.ones(5, np.uint8), np.full(5, 0.1, np.float32), predicted_at=9.0)  # no list
+        windows.update(1, labels, np.full(n, 0.1, np.float32), positions=np.arange(1, n + 1))
+    windows.update(1, np.ones(5, np.uint8), np.full(5, 0.1, np.float32))  # no list
     kpis = measure_version(1, windows)
     assert (kpis.ranked_lists, kpis.hit_rate, kpis.rows) == (4, 0.5, 4 * n + 5)
     assert kpis.ndcg == pytest.approx((1.0 + 0.0 + 1 / math.log2(4)) / 3)
@@ -73,12 +73,10 @@ def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_a_click():
 
 def test_without_lists_there_are_no_such_numbers():
     windows = VersionWindows(10)
-    windows.update(1, np.zeros(3, np.uint8), np.zeros(3, np.float32), predicted_at=0.0)
+    windows.update(1, np.zeros(3, np.uint8), np.zeros(3, np.float32))
     kpis = measure_version(1, windows)
     assert kpis.ranked_lists is kpis.hit_rate is kpis.ndcg is kpis.conversion_rate is None
-    windows.update(
-        1, np.zeros(2, np.uint8), np.zeros(2, np.float32), predicted_at=1.0, positions=np.array([1, 2], np.int32)
-    )
+    windows.update(1, np.zeros(2, np.uint8), np.zeros(2, np.float32), positions=np.array([1, 2], np.int32))
     kpis = measure_version(1, windows)
     assert (kpis.ranked_lists, kpis.hit_rate, kpis.ndcg) == (1, 0.0, None)
     with pytest.raises(KeyError):
@@ -88,7 +86,7 @@ def test_without_lists_there_are_no_such_numbers():
 def test_lists_of_a_forgotten_version_are_forgotten_too():
     windows, one = VersionWindows(10), (np.ones(1, np.uint8), np.ones(1, np.float32))
     for version in range(MAX_VERSIONS + 1):
-        windows.update(version, *one, predicted_at=float(version), positions=np.ones(1, np.int32))
+        windows.update(version, *one, positions=np.ones(1, np.int32))
     assert windows.versions == tuple(range(1, MAX_VERSIONS + 1))
     assert (len(windows.lists(0)), len(windows.lists(1))) == (0, 1)
 
@@ -97,12 +95,12 @@ def test_lists_of_a_forgotten_version_are_forgotten_too():
 def test_auc_equals_scikit_learn_on_the_tail_after_every_update(batch_rows):
     random = np.random.default_rng(batch_rows)
     windows, labels, scores = VersionWindows(100), [], []
-    for step in range(40):
+    for _ in range(40):
         new_labels = (random.random(batch_rows) < 0.3).astype(np.uint8)
         new_scores = np.round(random.random(batch_rows), 2).astype(np.float32)  # many ties
         labels += new_labels.tolist()
         scores += new_scores.tolist()
-        windows.update(1, new_labels, new_scores, predicted_at=float(step))
+        windows.update(1, new_labels, new_scores)
         kpis = measure(1, windows[1].labels, windows[1].scores)
         tail_labels, tail_scores = labels[-100:], scores[-100:]
         assert (kpis.rows, kpis.clicks) == (len(tail_labels), sum(tail_labels))
@@ -124,13 +122,3 @@ def test_a_one_class_window_has_no_auc(label):
 def test_an_empty_window_has_no_number():
     kpis = measure(1, np.zeros(0, np.uint8), np.zeros(0, np.float32))
     assert (kpis.rows, kpis.auc, kpis.log_loss, kpis.calibration, kpis.ctr) == (0, None, None, None, None)
-
-
-def test_serving_version_is_that_of_the_newest_prediction_even_after_a_rollback():
-    windows, one = VersionWindows(10), (np.zeros(1, np.uint8), np.zeros(1, np.float32))
-    windows.update(1, *one, predicted_at=1.0)
-    windows.update(2, *one, predicted_at=3.0)
-    windows.update(1, *one, predicted_at=2.0)  # matured late
-    assert windows.serving_version == 2
-    windows.note_prediction(1, 4.0)  # not matured yet
-    assert windows.serving_version == 1

@@ -314,7 +314,7 @@ def test_predictions_beside_a_message_that_cannot_be_dead_lettered_now_are_known
         b.monitor.tick()
     b.clock.now += WINDOW + 6.0
     b.monitor.tick()
-    assert b.monitor.windows.serving_version == 7
+    assert b.monitor.serving_version == 7
     assert b.monitor._judging.judge.serving_version == 7
     assert [event["version"] for event in b.events if event["kind"] == "version_seen"] == [7]
     assert [each.message_id for each in b.log.list_dead_letters()] == ["bad"]
@@ -406,7 +406,7 @@ def test_windows_are_rebuilt_after_a_restart_from_archived_and_waiting_rows(benc
     monitor = b.start()
     assert (monitor.windows[1].labels.tolist(), monitor.windows[1].scores.tolist()) == before
     assert len(before[0]) == 24
-    assert monitor.windows.serving_version == 1
+    assert monitor.serving_version == 1
 
 
 def test_a_state_of_another_version_is_refused_and_left_alone(tmp_path):

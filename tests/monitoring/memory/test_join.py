@@ -149,7 +149,7 @@ def test_a_client_whose_clock_is_ahead_does_not_name_the_serving_version_for_hou
     b.clock.now = START + 1
     publish(b.log, prediction("now", 2, time=START + 1, version=2))
     monitor.tick()
-    assert monitor.windows.serving_version == 2
+    assert monitor.serving_version == 2
 
 
 def test_a_stop_under_a_flood_ends_and_leaves_the_rest_to_the_next_start(bench):
