@@ -14,12 +14,10 @@ import sys
 import time
 import urllib.error
 
-import numpy as np
 import pytest
 
 from components.logs.sqlite import SqliteLog
-from tests.support.archives import archived_rows, expected_rows
-from tests.support.monitors import clicks, prediction, publish, read_events, read_rows
+from tests.support.monitors import clicks, prediction, publish, read_events
 from tests.support.paths import REPOSITORY
 from tests.support.processes import DIRECT, wait_until
 
@@ -104,39 +102,6 @@ def processes(tmp_path):
         except ProcessLookupError:
             continue
     made.log.close()
-
-
-def test_sigkill_in_mid_stream_loses_no_row_and_archives_none_twice(processes):
-    p = processes
-    uploader = p.start("monitoring.uploader", {"archive": p.archive, "lake": p.lake, "interval_seconds": 0.05})
-    monitor, batches, clicked = p.monitor(), [], set()
-    random = np.random.default_rng(0)
-    for kill in range(4):
-        for i in range(40):
-            batch = prediction(f"r{kill}-{i}", 8, time=time.time())
-            row = int(random.integers(8))
-            batches.append(batch)
-            clicked.add((batch.request_id, row))
-            publish(p.log, batch, clicks(f"o-{batch.request_id}", [(batch.request_id, row, batch.time + 0.1)]))
-        if kill < 3:
-            total = 100 * (kill + 1)
-            wait_until(lambda total=total: p.counter("archived") >= total, what="archived rows")
-            # Kill while the next batches come in: no rest between publishing and the signal.
-            publish(p.log, *[prediction(f"k{kill}-{i}", 8, time=time.time()) for i in range(20)])
-            monitor.kill()
-            monitor.wait()
-            monitor = p.monitor()
-    extra = {f"k{kill}-{i}" for kill in range(3) for i in range(20)}
-    published = 8 * (len(batches) + len(extra))
-    wait_until(lambda: p.counter("matured") == published, what="all labels")
-    assert p.end(monitor) == 0
-    assert p.end(uploader) == 0
-    rows = read_rows(p.lake)
-    assert read_rows(p.archive) == []
-    assert len(rows) == published
-    found = archived_rows(rows)
-    assert {key: value for key, value in found.items() if key[0] not in extra} == expected_rows(batches, clicked)
-    assert read_events(p.state)[-1]["kind"] == "stopped"
 
 
 RUN = """

@@ -25,7 +25,7 @@ def blank(manifest, **values):
 
 
 def keep(store, *, version=7, model_id="m1", candidate=None):
-    blank(Release, version=version, model_id=model_id, extra={}).write(release_path(store, version))
+    blank(Release, version=version, model_id=model_id).write(release_path(store, version))
     if candidate is not None:
         blank(Verdict, candidate_model_id=model_id, candidate=ModelQuality(**candidate)).write(
             verdict_paths(store, model_id)[0]

@@ -9,10 +9,9 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,16 +24,15 @@ from components.logs.kafka.subscriber import KafkaSubscriber
 from components.logs.urls import LogUrl
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from tests.support.kafka_cluster import KafkaCluster
+from tests.support.log_benches import pull, wait_for
+from tests.support.paths import REPOSITORY
 
-WAIT_SECONDS = 120.0
-REPOSITORY = Path(__file__).resolve().parents[3]
 names = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with KafkaCluster() as cluster:
-        yield cluster
+@pytest.fixture
+def cluster(kafka_server):
+    return kafka_server
 
 
 class Ends:
@@ -52,14 +50,6 @@ class Ends:
 
     def reader(self) -> KafkaSubscriber:
         return self._kept(KafkaSubscriber(self.location, clock=lambda: self.now))
-
-    def committed(self) -> int:
-        """What the group has committed over all partitions, asked by a client of the test's own."""
-        consumer = Consumer({"bootstrap.servers": self.location.brokers, "group.id": self.location.group})
-        partitions = consumer.list_topics(self.location.topic, timeout=60).topics[self.location.topic].partitions
-        found = consumer.committed([TopicPartition(self.location.topic, p) for p in partitions], timeout=60)
-        consumer.close()
-        return sum(max(0, each.offset) for each in found)
 
     def close(self) -> None:
         for end in self._open:
@@ -85,31 +75,11 @@ def wide(cluster):
 
 
 def until(condition):
-    """What `condition` answers once it is true."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.01)
-    return answer
-
-
-def pull(reader, count: int):
-    pulled = []
-    until(lambda: pulled.extend(reader.pull(count - len(pulled))) or len(pulled) >= count)
-    return pulled
+    return wait_for(condition, "the condition")
 
 
 def batch(count: int, begin: int = 0):
     return [(str(i), b"%d" % i) for i in range(begin, begin + count)]
-
-
-def ids(deliveries):
-    return [d.message_id for d in deliveries]
-
-
-def committed(ends, reader) -> int:
-    reader.pull(0)
-    return ends.committed()
 
 
 # -- one offset for each partition
@@ -145,25 +115,13 @@ def test_an_offset_is_committed_once_and_again_only_where_that_failed():
     assert progress.offset_to_commit() == 1
 
 
-def test_acknowledged_out_of_order_only_what_precedes_the_first_open_message_is_committed(ends):
-    ends.publisher().publish(batch(5))
-    reader = ends.reader()
-    deliveries = pull(reader, 5)
-    reader.acknowledge([deliveries[i].token for i in (4, 1, 2)])
-    assert reader.backlog() == 2
-    reader.acknowledge([deliveries[0].token])
-    until(lambda: committed(ends, reader) == 3)
-    reader.acknowledge([deliveries[3].token])
-    until(lambda: committed(ends, reader) == 5)
-
-
 # -- readers that come and go
 
 
 def test_partitions_are_shared_by_a_second_reader_and_tokens_of_what_it_took_over_are_void(wide):
     wide.publisher().publish(batch(40))
     one = wide.reader()
-    held = {d.message_id: d for d in pull(one, 40)}
+    held = {d.message_id: d for d in pull(one, count=40)}
     two = wide.reader()
     taken: list = []
 
@@ -174,7 +132,7 @@ def test_partitions_are_shared_by_a_second_reader_and_tokens_of_what_it_took_ove
 
     until(second_reads)
     until(lambda: one.pull(100) or taken.extend(two.pull(100)) or two.backlog() == 40)
-    moved = set(ids(taken))
+    moved = {d.message_id for d in taken}
     assert 0 < len(moved) < 40
     # The first reader ends everything that it was ever given; what has moved is not its to end.
     one.acknowledge([d.token for d in held.values()])
@@ -214,7 +172,7 @@ def test_reader_that_acknowledges_nothing_holds_a_bounded_number_of_bytes(ends, 
     until(lambda: held.extend(reader.pull(1)) or len(held) == 3)
     assert reader.pull(1) == []
     reader.acknowledge([held[0].token])
-    assert ids(pull(reader, 1)) == ["3"]
+    assert [d.message_id for d in pull(reader, count=1)] == ["3"]
 
 
 # -- brokers that go and come
@@ -223,7 +181,7 @@ def test_reader_that_acknowledges_nothing_holds_a_bounded_number_of_bytes(ends, 
 def test_broker_away_is_a_problem_that_ends_with_it_and_loses_nothing(ends, caplog):
     publisher, reader = ends.publisher(delivery_seconds=2.0), ends.reader()
     until(lambda: _published(publisher, batch(3)))
-    held = pull(reader, 3)
+    held = pull(reader, count=3)
     assert reader.problem() is None
     mark = reader.read_up_to()
     ends.cluster.take_away()
@@ -254,7 +212,7 @@ def test_closing_a_reader_whose_commit_no_broker_answers_ends_all_the_same(ends,
     monkeypatch.setattr(offsets, "CLOSE_SECONDS", 2.0)
     publisher, reader = ends.publisher(), ends.reader()
     until(lambda: _published(publisher, batch(3)))
-    held = pull(reader, 3)
+    held = pull(reader, count=3)
     ends.cluster.take_away()
     try:
         reader.acknowledge([d.token for d in held])
@@ -296,7 +254,7 @@ def test_broker_that_hangs_is_a_problem_too_and_holds_no_caller_up_for_long(tmp_
         place = KafkaLocation(brokers=address.read_text().strip(), topic="clicks", delivery_seconds=5.0)
         with closing(KafkaPublisher(place)) as publisher, closing(KafkaSubscriber(place)) as reader:
             publisher.publish(batch(1))
-            reader.acknowledge([d.token for d in pull(reader, 1)])
+            reader.acknowledge([d.token for d in pull(reader, count=1)])
             until(lambda: reader.backlog() == 0)
             process.send_signal(signal.SIGSTOP)
             until(lambda: reader.backlog() is None)
@@ -317,20 +275,20 @@ def test_broker_that_hangs_is_a_problem_too_and_holds_no_caller_up_for_long(tmp_
 def test_message_dead_lettered_twice_by_a_crash_in_between_is_listed_and_replayed_once(ends):
     ends.publisher().publish([("a", b"1")])
     reader = ends.reader()
-    (delivery,) = pull(reader, 1)
+    (delivery,) = pull(reader, count=1)
     # The crash lay between keeping it and acknowledging it: kept once more by whoever read it next.
     reader._dead_letters.keep(delivery.message_id, delivery.payload, "before the crash")
     reader.dead_letter(delivery.token, "after it")
     assert [s.reason for s in reader.list_dead_letters()] == ["before the crash"]
     assert reader.replay_dead_letters() == 1
     assert reader.list_dead_letters() == []
-    assert ids(pull(reader, 1)) == ["a"]
+    assert [d.message_id for d in pull(reader, count=1)] == ["a"]
 
 
 def test_message_stays_unacknowledged_where_it_cannot_be_dead_lettered(ends):
     ends.publisher().publish(batch(1))
     reader = ends.reader()
-    (delivery,) = pull(reader, 1)
+    (delivery,) = pull(reader, count=1)
     ends.cluster.refuse_topic(ends.location.dead_letter_topic, KafkaError.TOPIC_AUTHORIZATION_FAILED)
     try:
         with pytest.raises((PermanentError, TemporaryError)):
@@ -350,7 +308,7 @@ def test_message_of_a_foreign_client_without_a_key_is_named_by_its_place(ends):
     producer.produce(ends.location.topic, b"keyless")
     producer.produce(ends.location.topic, None, key=b"\xff")
     assert producer.flush(10) == 0
-    deliveries = pull(ends.reader(), 2)
+    deliveries = pull(ends.reader(), count=2)
     assert [(d.message_id, d.payload) for d in deliveries] == [
         (f"{ends.location.topic}/0/0", b"keyless"),
         ("\\xff", b""),
@@ -360,7 +318,7 @@ def test_message_of_a_foreign_client_without_a_key_is_named_by_its_place(ends):
 def test_largest_message_with_a_long_name_and_a_long_reason_can_be_dead_lettered(ends):
     ends.publisher().publish([("n" * 500, b"x" * MAX_MESSAGE_BYTES)])
     reader = ends.reader()
-    (delivery,) = pull(reader, 1)
+    (delivery,) = pull(reader, count=1)
     reader.dead_letter(delivery.token, "é" * 100_000)
     (kept,) = reader.list_dead_letters()
     assert len(kept.payload) == MAX_MESSAGE_BYTES

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import sqlite3
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,7 +21,6 @@ from monitoring.rows import ArchiveRow, MaturedRequest
 from tests.support.archives import archived_rows, expected_rows
 from tests.support.crashes import Killed, crash_at
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish, read_rows
-from tests.support.paths import REPOSITORY
 
 
 def test_rows_are_archived_in_the_raw_schema_with_their_values(bench):
@@ -125,22 +122,6 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
     store.close()
 
 
-def test_two_replicas_never_write_one_name(tmp_path):
-    """Names carry 122 random bits; what is left to chance is not tested, only that no two archives share a source."""
-    names = []
-    for replica in range(2):
-        store = Store(tmp_path / f"state {replica}" / "monitor.db")
-        archive = Archive(tmp_path / "archive", store, roll_rows=1, roll_seconds=1, keep_rows=1)
-        batches = [prediction(f"r{i}", 1) for i in range(20)]
-        store.add([(batch, encode(batch)) for batch in batches], [], [], now=START)
-        label = np.zeros(1, np.uint8)
-        store.mature([MaturedRequest(p.request_id, p.time, 1, label, p.scores) for p in batches], {}, now=START)
-        names += [name for name, _ in archive.flush()]
-        store.close()
-    assert len(names) == len(set(names)) == 40
-    assert len(list((tmp_path / "archive").glob("day=*/part-*.parquet"))) == 40
-
-
 def test_rows_are_held_for_each_version_and_for_the_judge(tmp_path):
     store = Store(tmp_path / "monitor.db")
 
@@ -225,102 +206,6 @@ def test_a_request_larger_than_a_file_is_archived_whole(bench):
     assert len(b.archived) == 40
 
 
-CRASH_POINTS = [
-    ("intake.pulled", 1),
-    ("intake.stored", 1),
-    ("intake.stored", 2),
-    ("intake.acknowledged", 1),
-    ("archive.intended", 1),
-    ("archive.written", 1),
-    ("archive.flushed", 1),
-    ("archive.renamed", 2),
-    ("archive.synced", 1),
-    ("archive.sealed", 1),
-    ("judge.decided", 1),
-    ("judge.kept", 1),
-]
-"""Beside the two that every run tries."""
-
-
-@pytest.mark.parametrize(
-    ("point", "visit"),
-    [
-        ("join.matured", 1),
-        ("archive.renamed", 1),
-        *[pytest.param(*each, marks=pytest.mark.slow) for each in CRASH_POINTS],
-    ],
-    ids=str,
-)
-def test_a_crash_at_any_point_loses_no_row_and_archives_none_twice(bench, point, visit):
-    b = bench(archive_roll_rows=20, pull_messages=4)
-    batches = [prediction(f"r{i}", 3, time=START + i) for i in range(12)]
-    outcome = clicks("o", [(f"r{i}", i % 3, START + i + 1) for i in range(12)])
-    b.checkpoint = crash_at(point, visit)
-
-    def run() -> None:
-        monitor = b.start()
-        publish(b.log, *batches, outcome)
-        b.clock.now = START + 12 + WINDOW
-        monitor.tick()
-        monitor.stop()
-
-    with pytest.raises(Killed):
-        run()
-    b.checkpoint = lambda name: None
-    b.clock.now += 6.0  # the leases of the crashed monitor run out
-    b.start().tick()
-    b.monitor.stop()
-    assert archived_rows(b.archived) == expected_rows(batches, {(f"r{i}", i % 3) for i in range(12)})
-    assert b.store.counters["archived"] == b.store.counters["matured"] == b.store.counters["predicted"] == 36
-    assert not list(b.settings.archive.glob("*/.*"))
-    assert b.log.backlog() == 0
-
-
-@pytest.mark.parametrize("point", ["intake.acknowledged", "intake.dead_letter"])
-def test_a_crash_beside_messages_that_cannot_be_used_dead_letters_each_once(bench, point):
-    b = bench()
-    b.start()
-    b.log.publish([(f"bad {i}", b"no record") for i in range(3)])
-    publish(b.log, prediction("a", 3))
-    b.checkpoint = crash_at(point)
-    with pytest.raises(Killed):
-        b.monitor.tick()
-    b.checkpoint = lambda name: None
-    b.clock.now += WINDOW + 6.0  # the leases of the crashed monitor run out
-    b.start().tick()
-    b.monitor.stop()
-    assert b.store.counters["dead_letter"] == 3
-    assert sorted(each.message_id for each in b.log.list_dead_letters()) == ["bad 0", "bad 1", "bad 2"]
-    assert archived_rows(b.archived) == expected_rows([prediction("a", 3)])
-    assert b.log.backlog() == 0
-
-
-def test_predictions_beside_a_message_that_cannot_be_dead_lettered_now_are_known_all_the_same(bench, monkeypatch):
-    """They are acknowledged by then and never come again; the bad one does."""
-    b = bench()
-    b.start()
-    b.log.publish([("bad", b"no record")])
-    publish(b.log, prediction("a", 3, version=7))
-    dead_letter, refused = b.log.dead_letter, []
-
-    def refuse_once(token, reason):
-        if not refused:
-            refused.append(token)
-            raise TemporaryError("the topic of dead letters is away")
-        dead_letter(token, reason)
-
-    monkeypatch.setattr(b.log, "dead_letter", refuse_once)
-    with pytest.raises(TemporaryError):
-        b.monitor.tick()
-    b.clock.now += WINDOW + 6.0
-    b.monitor.tick()
-    assert b.monitor.serving_version == 7
-    assert b.monitor._judging.judge.serving_version == 7
-    assert [event["version"] for event in b.events if event["kind"] == "version_seen"] == [7]
-    assert [each.message_id for each in b.log.list_dead_letters()] == ["bad"]
-    assert b.store.counters["dead_letter"] == 1
-
-
 def test_a_crash_after_forgetting_forgets_nothing_that_is_needed(bench):
     """Ids go, what is open or waits for its file stays; an outcome of nobody is late once."""
     b = bench(keep_ids_seconds=0.0, archive_roll_seconds=100.0)
@@ -346,35 +231,6 @@ def test_a_crash_after_forgetting_forgets_nothing_that_is_needed(bench):
     (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
     assert pq.ParquetFile(path).read().column("request_id").to_pylist() == ["nobody"]
     assert b.store.counters["unmatched_outcome"] == 1
-
-
-EXIT_AT = """
-import os, sys
-from pathlib import Path
-from tests.support.monitors import START, WINDOW, Bench, prediction, publish
-b = Bench(Path(sys.argv[1]), archive_roll_rows=20)
-monitor = b.start()
-publish(b.log, *[prediction(f"r{i}", 3) for i in range(12)])
-b.clock.now = START + WINDOW
-b.checkpoint = lambda name: os._exit(9) if name == sys.argv[2] else None
-monitor.tick()
-monitor.stop()
-"""
-
-
-@pytest.mark.parametrize(
-    "point", ["archive.renamed", *[pytest.param(p, marks=pytest.mark.slow) for p in ("intake.stored", "join.matured")]]
-)
-def test_a_process_that_vanishes_at_a_point_loses_no_row(tmp_path, bench, point):
-    """As above with a process that ends on the spot: no `finally`, no rollback of ours, open leases and locks."""
-    code = subprocess.run([sys.executable, "-c", EXIT_AT, str(tmp_path), point], cwd=REPOSITORY, timeout=60).returncode
-    assert code == 9
-    b = bench(archive_roll_rows=20)
-    b.clock.now = START + WINDOW + 6.0
-    b.start().tick()
-    b.monitor.stop()
-    assert archived_rows(b.archived) == expected_rows([prediction(f"r{i}", 3) for i in range(12)])
-    assert b.store.counters["archived"] == 36
 
 
 def test_a_sealed_file_uploaded_before_the_restart_is_not_written_again(bench):

@@ -98,18 +98,6 @@ def test_a_click_that_arrives_before_its_prediction_counts(bench):
     assert monitor.windows[1].labels.tolist() == [1, 0]
 
 
-def test_a_click_after_the_window_is_counted_as_late_and_changes_nothing(bench):
-    b = bench()
-    monitor = b.start()
-    publish(b.log, prediction("a", 2), clicks("too late", [("a", 0, START + WINDOW + 1)]))
-    b.clock.now = START + WINDOW + 2
-    monitor.tick()
-    publish(b.log, clicks("after closing", [("a", 1, START + 3)]))
-    monitor.tick()
-    assert monitor.windows[1].labels.tolist() == [0, 0]
-    assert b.store.counters["late_outcome"] == 2
-
-
 def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench):
     """After a stop, everything is overdue by the clock; the clicks behind in the log must still count."""
     b = bench(pull_messages=2)

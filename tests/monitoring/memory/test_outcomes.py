@@ -155,29 +155,6 @@ def stream(b: Bench) -> set[tuple[str, int, str]]:
     return {(f"r{i}", i % 3, CLICK) for i in range(1, 12, 2)} | {("r5", 2, CONVERSION)}
 
 
-SLOW = ("intended", "written", "flushed", "synced", "sealed")
-
-
-@pytest.mark.parametrize("kind", ["archive", "outcomes"])
-@pytest.mark.parametrize("point", ["renamed", *[pytest.param(p, marks=pytest.mark.slow) for p in SLOW]])
-def test_a_crash_at_any_step_of_a_file_loses_no_outcome_and_archives_none_twice(bench, kind, point):
-    b = bench(archive_roll_rows=20, pull_messages=4)
-    b.start()
-    b.checkpoint = crash_at(f"{kind}.{point}")
-    with pytest.raises(Killed):
-        stream(b)
-    b.checkpoint = lambda name: None
-    b.start()
-    b.clock.now += 6.0  # the leases of the crashed monitor run out
-    expected = stream(b)
-    assert outcomes(b) == sorted(expected)
-    in_time = {(f"r{i}", i % 3) for i in range(0, 12, 2)}
-    assert archived_rows(b.archived) == expected_rows([prediction(f"r{i}", 3) for i in range(12)], in_time)
-    assert not list(b.settings.archive.glob("**/.part-*"))
-    assert b.store.counters["archived"] == 36
-    assert b.store.counters["archived_outcome"] == len(expected)
-
-
 def test_outcomes_in_uploaded_files_are_not_written_again_and_are_forgotten_in_time(bench):
     from monitoring.memory.archive import marker_path
 
