@@ -111,7 +111,9 @@ class Learner:
 
     def __init__(self, scratch: Path, first: TrainingSettings = FIRST, later: TrainingSettings = ROUND) -> None:
         """Knows nothing yet; keeps the newest round's files in a folder of its own below `scratch`."""
-        self._scratch, self._first, self._later = scratch, first, later
+        self._scratch = scratch
+        self._first = first
+        self._later = later
         self._folder = Path(tempfile.mkdtemp(dir=scratch))
         self._columns: list[Column] = [unseen_column(np.zeros(0, np.int64)) for _ in CATEGORICAL]
         self._features: FeatureWorkflow | None = None
@@ -160,7 +162,10 @@ class Learner:
         for older in self._folder.iterdir():
             if older != folder:
                 shutil.rmtree(older)
-        self._columns, self._features, self._model, self._engine = columns, features, model, engine
+        self._columns = columns
+        self._features = features
+        self._model = model
+        self._engine = engine
         self.num_models += 1
         return True
 

@@ -125,7 +125,9 @@ class Bench:
         """
         from pipelines.local.runner import LocalFolders
 
-        self._folders, self._server, self._times = LocalFolders(root=folder), server, times
+        self._folders = LocalFolders(root=folder)
+        self._server = server
+        self._times = times
         self._package = folder / "retraining.yaml"
         _run_command([sys.executable, "-m", "pipelines", "compile", f"--output={self._package}"])
 

@@ -143,7 +143,9 @@ class Acting:
 
         The archive is flushed before a run is requested. Without a trigger people are notified in place of runs.
         """
-        self._restraint, self._documents, self._journal = restraint, documents, journal
+        self._restraint = restraint
+        self._documents = documents
+        self._journal = journal
         self._actions = parse_actions(settings.actions)
         self._has_trigger = trigger is not None
         self.retraining = Retraining(
@@ -190,7 +192,9 @@ class Acting:
 
     def status(self, now: float) -> ActingStatus:
         """For the page and the metrics."""
-        progress, memory, outbox = self.retraining.progress, self.retraining.memory, self.notifier.outbox
+        progress = self.retraining.progress
+        memory = self.retraining.memory
+        outbox = self.notifier.outbox
         incident = self.notifier.open.get(DRIFT)
         budget = self._restraint.daily_budget
         is_blocked = memory.blocked_until > now

@@ -66,7 +66,7 @@ class LocalTrigger:
                 return ALREADY
             path = self._requests / f"{name}.json"
             request.write(path)
-            self._start(name, [*self._command, "--request", str(path)], lock)
+            self._start_process(name, [*self._command, "--request", str(path)], lock)
         return STARTED
 
     def state(self, request_id: str) -> RunState:
@@ -89,7 +89,7 @@ class LocalTrigger:
             return RunState(_STATE_OF_EXIT_CODE.get(code, FAILED), reason)
         return None
 
-    def _start(self, name: str, argv: Sequence[str], lock: int) -> None:
+    def _start_process(self, name: str, argv: Sequence[str], lock: int) -> None:
         os.truncate(lock, 0)
         os.pwrite(lock, name.encode(), 0)
         with open(self._runs / f"{name}.log", "ab") as log:

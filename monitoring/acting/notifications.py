@@ -31,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 INCIDENTS, OUTBOX = "incidents", "outbox"
 """Names of the documents."""
-DRIFT, LOG, DEAD_LETTER = "drift", "log", "dead_letter"
+DRIFT = "drift"
+LOG = "log"
+DEAD_LETTER = "dead_letter"
 """Names of the incidents."""
 MAX_WAITING = 100
 """Messages that wait at most."""
@@ -107,7 +109,10 @@ class Notifier:
         self, documents: Documents, outbox: Outbox | None, settings: NotificationSettings, *, clock: Callable[[], float]
     ) -> None:
         """Continues the incidents kept in `documents`; without an outbox they are kept all the same, for the page."""
-        self._documents, self.outbox, self._settings, self._clock = documents, outbox, settings, clock
+        self._documents = documents
+        self.outbox = outbox
+        self._settings = settings
+        self._clock = clock
         kept = documents.read_document(INCIDENTS) or {}
         self.open = {name: OpenIncident(**{**values, "sent": tuple(values["sent"])}) for name, values in kept.items()}
         """The open incidents by name: `drift`, `log`, `dead_letter`."""
@@ -129,7 +134,7 @@ class Notifier:
             if name == DEAD_LETTER and incident.last_at <= incident.sent_at:
                 self.close_silently(name)
                 continue
-            self._send("Still: " + incident.text, incident, incident.numbers, "", now)
+            self._send("Still: " + incident.text, incident, numbers=incident.numbers, now=now)
             self._store({**self.open, name: dataclasses.replace(incident, sent_at=now)})
         if self.outbox is not None:
             self.outbox.step(now)
@@ -154,7 +159,7 @@ class Notifier:
             numbers=numbers,
         )
         if key not in known.sent:
-            self._send(f"{rule.title}: {event.text}", incident, numbers, rule.done, now)
+            self._send(f"{rule.title}: {event.text}", incident, numbers=numbers, now=now, done=rule.done)
             incident = dataclasses.replace(incident, sent_at=now)
         if is_open or not rule.is_of_run:
             self._store({**self.open, rule.incident: incident})
@@ -162,10 +167,12 @@ class Notifier:
     def _close(self, name: str, title: str, event: Event) -> None:
         incident = self.open.get(name)
         if incident is not None:
-            self._send(f"{title}: {event.text}", incident, event.details, "", self._clock())
+            self._send(f"{title}: {event.text}", incident, numbers=event.details, now=self._clock())
             self.close_silently(name)
 
-    def _send(self, text: str, incident: OpenIncident, numbers: Mapping[str, Any], done: str, now: float) -> None:
+    def _send(
+        self, text: str, incident: OpenIncident, *, numbers: Mapping[str, Any], now: float, done: str = ""
+    ) -> None:
         if self.outbox is not None:
             amounts = {**numbers, "messages": incident.amount} if incident.amount else numbers
             payload = compose(text, numbers=amounts, since=incident.since, done=done, link=self._settings.status_url)
@@ -197,7 +204,9 @@ class Outbox:
 
         `monotonic` returns seconds by a clock that nobody sets, for an attempt that hangs.
         """
-        self._documents, self._send, self._monotonic = documents, send, monotonic
+        self._documents = documents
+        self._send = send
+        self._monotonic = monotonic
         kept = documents.read_document(OUTBOX) or {"messages": []}
         self._messages = [WaitingMessage(**each) for each in kept["messages"]]
         self._attempt: _Attempt | None = None

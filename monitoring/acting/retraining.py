@@ -27,11 +27,17 @@ from monitoring.journal import Journal
 if TYPE_CHECKING:
     from monitoring.memory.archive import Archive
 
-IDLE, DECIDED, UPLOADING, SUBMITTING, RUNNING = "idle", "decided", "uploading", "submitting", "running"
-PROGRESS, RESTRAINT, RECIPE = "retraining", "restraint", "recipe"
+IDLE = "idle"
+DECIDED = "decided"
+UPLOADING = "uploading"
+SUBMITTING = "submitting"
+RUNNING = "running"
+PROGRESS = "retraining"
+RESTRAINT = "restraint"
+RECIPE = "recipe"
 """Names of the documents."""
 RETRY_SECONDS = 15.0
-"""Pause before a busy or unreachable trigger is asked again."""
+"""Pause before a busy or unreachable trigger is called again."""
 UNKNOWN_SECONDS = 60.0
 """How long a submitted run may be unknown to its trigger before it counts as failed: the trigger's list may lag."""
 OVERDUE_SECONDS = 6 * 3600.0
@@ -80,7 +86,10 @@ class Retraining:
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
         """Continues where a predecessor stopped; without a trigger nobody runs anything, and `begin` is not called."""
-        self._documents, self._archive, self._trigger, self._journal = documents, archive, trigger, journal
+        self._documents = documents
+        self._archive = archive
+        self._trigger = trigger
+        self._journal = journal
         self._restraint, self._recipe = restraint, recipe
         self._upload_wait_seconds, self._checkpoint = upload_wait_seconds, checkpoint
         self._poll_seconds = trigger.poll_seconds if trigger else 0.0
@@ -92,7 +101,7 @@ class Retraining:
         """Makes a request of a confirmed decision, for rows up to the event time `data_until`; only when idle."""
         assert self.progress.phase == IDLE
         assert self._trigger is not None
-        past = self._past.asked(now=now)
+        past = self._past.dated(now=now)
         parent, why = choose_parent(past, self._recipe, decision.numbers, now=now)
         request = make_request(decision, parent=parent, why=why, data_until=data_until, now=now)
         self._journal.emit(
@@ -231,4 +240,6 @@ class Retraining:
         documents = {PROGRESS: as_document(progress), RESTRAINT: as_document(memory), RECIPE: as_document(past)}
         self._documents.write_documents(documents, counts)
         # Only now: a write that failed is a step that was not made, and the next turn makes it.
-        self.progress, self.memory, self._past = progress, memory, past
+        self.progress = progress
+        self.memory = memory
+        self._past = past

@@ -10,8 +10,14 @@ from typing import NamedTuple, Protocol
 
 from components.contracts.retrain_request import RetrainRequest
 
-STARTED, BUSY, ALREADY = "started", "busy", "already"
-RUNNING, RELEASED, REFUSED, FAILED, UNKNOWN = "running", "released", "refused", "failed", "unknown"
+STARTED = "started"
+BUSY = "busy"
+ALREADY = "already"
+RUNNING = "running"
+RELEASED = "released"
+REFUSED = "refused"
+FAILED = "failed"
+UNKNOWN = "unknown"
 
 
 class RunState(NamedTuple):

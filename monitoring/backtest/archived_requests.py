@@ -34,7 +34,7 @@ class ArchivedRequest(NamedTuple):
     """`time` in seconds, of whole microseconds."""
     is_canary: bool
     features: PredictionBatch | None
-    """With the features, where they were asked for."""
+    """With the features, where the caller reads them."""
 
 
 class Span(NamedTuple):

@@ -43,7 +43,10 @@ from monitoring.deciding.policy import Baseline
 from monitoring.flags import flat_values, make_settings
 from monitoring.journal import DECISIONS_FILE
 
-MANIFEST, RECORDS, STATISTICS, DECISIONS = "incident.json", "records", "statistics", "decisions.jsonl"
+MANIFEST = "incident.json"
+RECORDS = "records"
+STATISTICS = "statistics"
+DECISIONS = "decisions.jsonl"
 REFERENCE, SCORES = "reference.json", "scores.json"
 
 

@@ -59,7 +59,9 @@ class _Stream:
     """Feeds a judge and a drift watch, in order of event time."""
 
     def __init__(self, judge: Judge, watch: DriftWatch, settings: JudgingSettings) -> None:
-        self._judge, self._watch, self._settings = judge, watch, settings
+        self._judge = judge
+        self._watch = watch
+        self._settings = settings
         self._warm: list[MaturedRequest] = []
         self._newest: float | None = None
         judged = judge.judged_until
@@ -169,7 +171,9 @@ def backtest(
         run_seconds: From a fire to its run's release; the cool-down begins then, and no other run is requested before.
         drift_at: When the world changed, seconds since the epoch; None = not known, so no alarm can be called false.
     """
-    memory, running_until, held = RestraintMemory(), -math.inf, 0
+    memory = RestraintMemory()
+    running_until = -math.inf
+    held = 0
     fires: list[Fire] = []
     points: list[WindowPoint] = []
     for judgement in judgements:

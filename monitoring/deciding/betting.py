@@ -96,7 +96,9 @@ class EProcess:
         if not num_rounds:
             return False
         used = int(np.searchsorted(self._rows.groups, num_rounds * per_round))
-        labels, scores, groups = self._rows.labels[:used], self._rows.scores[:used], self._rows.groups[:used]
+        labels = self._rows.labels[:used]
+        scores = self._rows.scores[:used]
+        groups = self._rows.groups[:used]
         self._rows = MaturedRows(
             labels=self._rows.labels[used:],
             scores=self._rows.scores[used:],
@@ -175,24 +177,27 @@ def cross_wins(
     >>> wins.tolist(), pairs.tolist()
     ([1.5], [4.0])
     """
-    wins, pairs = _count_wins(labels, scores, rounds, num_rounds)
+    wins, pairs = _count_wins(labels, scores, rounds, num_keys=num_rounds)
     num_groups = int(groups[-1]) + 1
     if num_groups < len(groups):
         round_of_group = np.zeros(num_groups, np.int64)
         round_of_group[groups] = rounds
         within = (
-            np.bincount(round_of_group, each, num_rounds) for each in _count_wins(labels, scores, groups, num_groups)
+            np.bincount(round_of_group, each, num_rounds)
+            for each in _count_wins(labels, scores, groups, num_keys=num_groups)
         )
         wins, pairs = wins - next(within), pairs - next(within)
     return wins, pairs
 
 
 def _count_wins(
-    labels: NDArray[np.uint8], scores: NDArray[np.float32], keys: NDArray[np.int64], num_keys: int
+    labels: NDArray[np.uint8], scores: NDArray[np.float32], keys: NDArray[np.int64], *, num_keys: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Per key: pairs of a click and a non-click that the click wins, and all pairs. Whole and half numbers, exact."""
     order = np.lexsort((scores, keys))
-    label, score, key = labels[order], scores[order], keys[order]
+    label = labels[order]
+    score = scores[order]
+    key = keys[order]
     others = np.concatenate(([0], np.cumsum(label == 0)))
     is_first = np.concatenate(([True], (score[1:] != score[:-1]) | (key[1:] != key[:-1])))
     run = np.cumsum(is_first) - 1

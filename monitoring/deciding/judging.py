@@ -1,4 +1,4 @@
-"""When policies are asked, and what evidence they get: judgement as a function of records, not of the loop's turns.
+"""When policies decide, and on what evidence: judgement as a function of records, not of the loop's turns.
 
 In: predictions as they arrive and requests as they mature, both in any order; how far maturing has come. Out: one
 `DecisionPoint` per point of event time at which rows of the serving version matured. So the monitor and a backtest
@@ -82,7 +82,9 @@ class Judge:
         version and remembered: a verdict that is replaced later must not change what a backtest decides.
         """
         known = memory or {}
-        self._capacity, self._policies, self._baseline_of = settings.window_rows, tuple(policies), baseline
+        self._capacity = settings.window_rows
+        self._policies = tuple(policies)
+        self._baseline_of = baseline
         self._span, self._grace = microseconds(settings.decide_seconds), microseconds(settings.drift_grace_seconds)
         self._timeline = ServingTimeline(self._span, microseconds(settings.attribution_window_seconds))
         self._windows: dict[int, RowWindow] = {}

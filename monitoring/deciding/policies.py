@@ -98,7 +98,7 @@ class _WindowPolicy(_ConfiguredPolicy, ABC):
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
         """See `Policy`; the memory is that of `confirm`."""
         action, reason = self._judge_window(evidence)
-        action, note, memory = confirm(action, evidence, memory, self._settings)
+        action, note, memory = confirm(action, evidence, memory, settings=self._settings)
         breaches = int(memory["breaches"])
         since = evidence.matured_total - int(memory["matured_at_breach"]) if breaches else 0
         numbers = {**self._own_numbers(evidence), "breaches": breaches, "rows_since_breach": since}
@@ -374,7 +374,7 @@ def policy_names(text: str) -> list[str]:
 
 
 def confirm(
-    action: Action, evidence: Evidence, memory: PolicyMemory, settings: PolicySettings
+    action: Action, evidence: Evidence, memory: PolicyMemory, *, settings: PolicySettings
 ) -> tuple[Action, str, PolicyMemory]:
     """Turns one window's OK, UNDECIDABLE or BREACH into an action, given the windows before it.
 

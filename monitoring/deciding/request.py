@@ -47,12 +47,12 @@ class RecipeMemory:
 
     releases_since_full: int = 0
     full_at: float | None = None
-    """When the last full run was released; before the first one, when the rule was first asked."""
+    """When the last full run was released; before the first one, when a run was first requested."""
     refusals: int = 0
     """Incremental runs refused in a row."""
 
-    def asked(self, *, now: float) -> RecipeMemory:
-        """The memory after the rule was asked: the age of the last full run counts from the first time on."""
+    def dated(self, *, now: float) -> RecipeMemory:
+        """The memory with an age of the last full run, which counts from the first request on."""
         return self if self.full_at is not None else replace(self, full_at=now)
 
     def ended(self, outcome: str, parent: str, *, now: float) -> RecipeMemory:

@@ -74,7 +74,9 @@ class Exposition:
 
     def show(self, snapshot: Snapshot) -> None:
         """Shows a new snapshot; the loop is alive and its turn was complete."""
-        self.snapshot, self._last_beat, self._failed_turn = snapshot, self._clock(), None
+        self.snapshot = snapshot
+        self._last_beat = self._clock()
+        self._failed_turn = None
 
     def note_failed_turn(self, reason: str) -> None:
         """The loop is alive, but its turn was cut short: the log or a folder could not be used."""

@@ -84,10 +84,13 @@ class _Collector:
             return
         for field, (name, text) in KPI_GAUGES.items():
             by_version = {str(kpis.version): getattr(kpis, field) for kpis in shown.windows}
-            yield _labelled_gauge(name, text, "version", by_version)
-        yield _counter("records", "Records by what became of them", RECORD_OUTCOMES, shown.counters)
+            yield _labelled_gauge(name, text, label="version", values=by_version)
+        yield _counter("records", "Records by what became of them", outcomes=RECORD_OUTCOMES, counts=shown.counters)
         yield _counter(
-            "drift_checks", "Feature drift: buckets by verdict, rows not compared", DRIFT_OUTCOMES, shown.counters
+            "drift_checks",
+            "Feature drift: buckets by verdict, rows not compared",
+            outcomes=DRIFT_OUTCOMES,
+            counts=shown.counters,
         )
         yield from _drift_metrics(shown.drift["columns"] if shown.drift else ())
         yield from _open_label_metrics(shown)
@@ -109,9 +112,8 @@ class _Collector:
             ("last_decision_timestamp_seconds", "Event time of the last decision point", shown.decided_at),
         )
         yield from _acting_metrics(shown.acting or ActingStatus(), shown.counters)
-        yield _counter(
-            "runs", "Finished runs in the store by how they ended", VERDICTS, shown.counters, label="verdict"
-        )
+        text = "Finished runs in the store by how they ended"
+        yield _counter("runs", text, outcomes=VERDICTS, counts=shown.counters, label="verdict")
         if shown.store_status is not None:
             yield from _store_metrics(shown.store_status)
 
@@ -121,12 +123,12 @@ PREFIX_OF_COUNTS = {"runs": "run_", "retrain_requests": "request_", "notificatio
 
 
 def _counter(
-    name: str, text: str, outcomes: Iterable[str], values: Mapping[str, float], *, label: str = "outcome"
+    name: str, text: str, *, outcomes: Iterable[str], counts: Mapping[str, float], label: str = "outcome"
 ) -> CounterMetricFamily:
     """A counter by `label`, 0 until an outcome happens."""
     family = CounterMetricFamily(PREFIX + name, text, labels=[label])
     for outcome in outcomes:
-        family.add_metric([outcome], values.get(PREFIX_OF_COUNTS.get(name, "") + outcome, 0))
+        family.add_metric([outcome], counts.get(PREFIX_OF_COUNTS.get(name, "") + outcome, 0))
     return family
 
 
@@ -136,7 +138,7 @@ def _gauges(*gauges: tuple[str, str, float | None]) -> Iterator[GaugeMetricFamil
         yield GaugeMetricFamily(PREFIX + name, text, value=None if value is None else float(value))
 
 
-def _labelled_gauge(name: str, text: str, label: str, values: Mapping[str, float | None]) -> GaugeMetricFamily:
+def _labelled_gauge(name: str, text: str, *, label: str, values: Mapping[str, float | None]) -> GaugeMetricFamily:
     """A gauge by the values of one label, without those whose number does not exist."""
     gauge = GaugeMetricFamily(PREFIX + name, text, labels=[label])
     for key, value in values.items():
@@ -153,7 +155,7 @@ def _open_label_metrics(shown: Snapshot) -> Iterator[Metric]:
         ("auc_high", "Greatest AUC that the rows with open labels can have"),
     ):
         values = {version: getattr(estimate, field) for version, estimate in estimates.items()}
-        yield _labelled_gauge(f"open_{field}", text, "version", values)
+        yield _labelled_gauge(f"open_{field}", text, label="version", values=values)
 
 
 def _drift_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -163,13 +165,13 @@ def _drift_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         ("drifted", "1 where the column drifted, all columns tested", "drifted", judged),
         ("outlying", "1 where outliers rose: a unit or a join broke", "outlying", rows),
     ):
-        yield _labelled_gauge(name, text, "column", {row["column"]: row[field] for row in counted})
+        yield _labelled_gauge(name, text, label="column", values={row["column"]: row[field] for row in counted})
 
 
 def _acting_metrics(acting: ActingStatus, counters: Mapping[str, float]) -> Iterator[Metric]:
-    yield _counter("retrain_requests", "Retraining runs", REQUEST_OUTCOMES, counters)
+    yield _counter("retrain_requests", "Retraining runs", outcomes=REQUEST_OUTCOMES, counts=counters)
     text = "Messages to the webhook; dropped: refused, older than a day, or too many"
-    yield _counter("notifications", text, ("delivered", "dropped"), counters)
+    yield _counter("notifications", text, outcomes=("delivered", "dropped"), counts=counters)
     yield from _gauges(
         ("notifications_waiting", "Messages that wait for the webhook; absent without one", acting.messages_waiting),
         ("retrain_budget", "Most retraining requests in 24 hours", acting.daily_budget),
@@ -194,11 +196,11 @@ def _store_metrics(status: StoreStatus) -> Iterator[Metric]:
     yield from _gauges(("model_store_readable", "1 while the model store can be read", status.store_problem is None))
     promotions, runs = status.promotions, status.runs
     if status.store_problem is None:
-        counts = promotions.counts
-        yield _counter("promotions", "Lines of the promotion journal", PROMOTIONS, counts, label="action")
+        text = "Lines of the promotion journal"
+        yield _counter("promotions", text, outcomes=PROMOTIONS, counts=promotions.counts, label="action")
     by_action = {promotions.live_action: promotions.live_since} if promotions.live_action else {}
     text = "When the live version became live, and by what"
-    yield _labelled_gauge("live_since_timestamp_seconds", text, "action", by_action)
+    yield _labelled_gauge("live_since_timestamp_seconds", text, label="action", values=by_action)
     last = runs.last_run
     yield from _gauges(
         ("live_version", "Model version that the promotion journal says is live", promotions.live_version),

@@ -31,8 +31,12 @@ RUNS = "runs_counted"
 """Document with the runs that are counted."""
 REPEAT_SECONDS = 86_400.0
 """How long after its end a run's outcome is still read again: a run that is repeated under its name counts again."""
-RELEASED, GATE_FAILED, GATE_INCONCLUSIVE = "released", "gate_failed", "gate_inconclusive"
-BLOCKED_BY_DATA, REFUSED_AT_DEPLOYMENT, FAILED = "blocked_by_data", "refused_at_deployment", "failed"
+RELEASED = "released"
+GATE_FAILED = "gate_failed"
+GATE_INCONCLUSIVE = "gate_inconclusive"
+BLOCKED_BY_DATA = "blocked_by_data"
+REFUSED_AT_DEPLOYMENT = "refused_at_deployment"
+FAILED = "failed"
 VERDICTS = (RELEASED, GATE_FAILED, GATE_INCONCLUSIVE, BLOCKED_BY_DATA, REFUSED_AT_DEPLOYMENT, FAILED)
 
 
@@ -92,7 +96,9 @@ class StoreWatcher:
 
     def __init__(self, store: Path, documents: Documents, archive: Archive, *, has_uploader: bool) -> None:
         """Reads nothing yet; without an uploader the archive is the lake, and nothing in it waits."""
-        self._store, self._archive, self._has_uploader = store, archive, has_uploader
+        self._store = store
+        self._archive = archive
+        self._has_uploader = has_uploader
         self._looked_at: float | None = None
         self._runs = RunCounter(store, documents)
         self._newest: StoreStatus | None = None

@@ -173,6 +173,11 @@ def test_buckets_that_close_together_count_each():
     assert decision.numbers["rows_since_breach"] == 0
 
 
+def test_a_column_that_drifted_without_a_distance_is_named():
+    lost = FeatureDrift(bucket_end=100.0, version=1, rows=1000, drifted=("C9",), distances={})
+    assert "1 of 0 columns drifted over 1000 rows (C9), model" in drifts((lost,))[1].reason
+
+
 def test_a_bucket_counts_from_so_many_columns_on():
     assert drifts((bucket("C1"),), (bucket("C1", "C2"),), drift_buckets=1, drift_columns=2)[0] == ["ok", "retrain"]
 

@@ -30,8 +30,8 @@ def test_rule_names_the_parent_and_why(rules, memory, numbers, parent, reason):
 
 
 def test_memory_counts_what_the_rules_ask_for():
-    memory = RecipeMemory().asked(now=5.0)
-    assert memory.asked(now=9.0).full_at == 5.0
+    memory = RecipeMemory().dated(now=5.0)
+    assert memory.dated(now=9.0).full_at == 5.0
     for outcome in ("released", "refused", "failed", "refused"):
         memory = memory.ended(outcome, "current", now=10.0)
     assert memory == RecipeMemory(releases_since_full=1, full_at=5.0, refusals=2)
