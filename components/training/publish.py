@@ -7,7 +7,6 @@ engine. The network's own graph is exported beside them, so that deployment need
 
 from __future__ import annotations
 
-import errno
 import logging
 import shutil
 from collections.abc import Callable
@@ -76,15 +75,9 @@ def _export_network(weights: Path, config: NetworkConfig, slot_sizes: list[int])
 
 
 def _move(source: Path, target: Path) -> None:
-    """Moves a folder; to another disk by a copy. Under its own name the source is whole or absent at any moment."""
-    try:
-        source.rename(target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        shutil.copytree(source, target)
-        # A fit that finds half of it would take it for whole; under the other name it removes it.
-        shutil.rmtree(source.rename(source.with_name(f".{source.name}.moved")))
+    """Moves a folder, to another disk by a copy. Under its own name the source is whole or absent at any moment."""
+    # Half of it under its own name would be taken for whole by the next try; under the other name it is removed.
+    shutil.move(source.rename(source.with_name(f".{source.name}.moved")), target)
 
 
 def _copy_parts(parts: Path, workflow_path: Path, report: ValidationReport) -> None:

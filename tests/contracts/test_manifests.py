@@ -117,23 +117,10 @@ def test_a_nested_object_is_held_to_its_fields(path, candidate, message):
 
 
 def test_defaults_may_be_absent(path):
-    assert manifests.Release.read(changed(example(manifests.Release), path, extra="absent")).extra == {}
+    release = changed(example(manifests.Release), path, parent_model_id="absent")
+    assert manifests.Release.read(release).parent_model_id is None
 
 
 def test_retrain_request_without_reason_is_refused():
     with pytest.raises(ContractError, match="'r' has reason ''"):
         RetrainRequest(request_id="r", reason="", requested_at="", window_start="", window_end="", observed={})
-
-
-def test_retrain_request_decides_these_pipeline_parameters():
-    request = RetrainRequest(
-        request_id="r", reason="drift", requested_at="t", window_start="a", window_end="", observed={"auc": None}
-    )
-    assert request.pipeline_arguments() == {
-        "trigger_id": "r",
-        "trigger_reason": "drift",
-        "window_start": "a",
-        "window_end": "",
-        "parent": "current",
-        "champion": "current",
-    }

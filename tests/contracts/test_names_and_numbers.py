@@ -1,4 +1,4 @@
-"""Frozen names of the outward surface, categories and URIs; and every doctest of the contracts runs."""
+"""Categories and URIs; and every doctest of the contracts runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import components.contracts
-from components.contracts import criteo, serving
+from components.contracts import criteo
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 
@@ -21,28 +21,6 @@ from components.storage.uris import local_path
 def test_examples_in_docstrings_run(name):
     module = importlib.import_module(f"components.contracts.{name}")
     assert doctest.testmod(module).failed == 0
-
-
-def test_served_tensors_are_frozen():
-    assert serving.MODEL_NAME == "click_model"
-    assert tuple(serving.DENSE_INPUT) == ("dense", "FP32", 13)
-    assert tuple(serving.CATEGORICAL_INPUT) == ("categorical", "INT64", 26)
-    assert tuple(serving.PROBABILITY_OUTPUT) == ("probability", "FP32", 1)
-    assert serving.MAX_BATCH_ROWS == 4096
-
-
-def test_raw_columns_are_frozen():
-    assert list(criteo.RAW_TYPES) == [
-        "label",
-        *(f"I{i}" for i in range(1, 14)),
-        *(f"C{i}" for i in range(1, 27)),
-        "request_id",
-        "row",
-        "event_time",
-        "model_version",
-        "score",
-    ]
-    assert criteo.NUM_TSV_FIELDS == 40
 
 
 @given(st.integers(0, 2**32 - 1), st.booleans())

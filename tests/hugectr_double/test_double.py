@@ -118,16 +118,6 @@ def test_a_reader_ends_once_and_starts_over_with_a_source(rows):
             model.train()
 
 
-def test_learns_what_the_rows_say(rows):
-    model = model_of(rows, lr=0.1)
-    losses = []
-    for _ in range(50):
-        model.get_data_reader_train().set_source(rows)
-        while model.train():
-            losses.append(model.get_current_loss())
-    assert losses[-1] < 0.2 < 0.5 < losses[0]
-
-
 def test_files_and_metadata_that_disagree_are_refused(tmp_path, rows):
     reader = model_of(rows).get_data_reader_train()
     reader.set_source(write_rows(tmp_path / "large", labels=[1.0] * 9, keys=[[0, 0]] * 9))

@@ -162,7 +162,3 @@ def test_shares_are_all_items_in_order_and_off_an_equal_share_by_one_item_at_mos
         assert len(shares) <= number
         for share in shares:
             assert sum(weight for _, weight in share) <= sum(weights) / number + max(weights)
-
-
-def test_nothing_to_share_is_no_share():
-    assert forked.shares([], 3) == []

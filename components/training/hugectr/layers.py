@@ -14,9 +14,9 @@ graph without an error.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,17 +30,16 @@ LABEL, DENSE, CATEGORIES, EMBEDDINGS = "label", "dense", "categories", "embeddin
 _EMBEDDING_TYPE = "DistributedSlotSparseEmbeddingHash"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layer:
+class Layer(NamedTuple):
     """One dense layer."""
 
     type: str
     """Member of `hugectr.Layer_t`, and `type` in the graph JSON."""
-    bottoms: tuple[str, ...]
+    bottoms: list[str]
     """Tensors read."""
-    tops: tuple[str, ...]
+    tops: list[str]
     """Tensors written."""
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = {}
     """Further arguments of `hugectr.DenseLayer`, by name."""
 
 
@@ -51,45 +50,43 @@ def dcn_layers(config: DcnConfig) -> list[Layer]:
 
     >>> config = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=2, tower=(8,))
     >>> for layer in dcn_layers(config):
-    ...     print(layer.type, layer.bottoms, layer.tops, layer.arguments)
-    Reshape ('embeddings',) ('embeddings_flat',) {'leading_dim': 26}
-    Concat ('embeddings_flat', 'dense') ('x0',) {}
-    Slice ('x0',) ('x0_cross', 'x0_tower') {'ranges': [(0, 39), (0, 39)]}
-    MultiCross ('x0_cross',) ('cross',) {'num_layers': 2, 'projection_dim': 0}
-    InnerProduct ('x0_tower',) ('tower_0_linear',) {'num_output': 8}
-    ReLU ('tower_0_linear',) ('tower_0_relu',) {}
-    Concat ('tower_0_relu', 'cross') ('final_input',) {}
-    InnerProduct ('final_input',) ('logit',) {'num_output': 1}
-    BinaryCrossEntropyLoss ('logit', 'label') ('loss',) {}
+    ...     print(*layer)
+    Reshape ['embeddings'] ['embeddings_flat'] {'leading_dim': 26}
+    Concat ['embeddings_flat', 'dense'] ['x0'] {}
+    Slice ['x0'] ['x0_cross', 'x0_tower'] {'ranges': [(0, 39), (0, 39)]}
+    MultiCross ['x0_cross'] ['cross'] {'num_layers': 2, 'projection_dim': 0}
+    InnerProduct ['x0_tower'] ['tower_0_linear'] {'num_output': 8}
+    ReLU ['tower_0_linear'] ['tower_0_relu'] {}
+    Concat ['tower_0_relu', 'cross'] ['final_input'] {}
+    InnerProduct ['final_input'] ['logit'] {'num_output': 1}
+    BinaryCrossEntropyLoss ['logit', 'label'] ['loss'] {}
     """
     whole = (0, config.input_width)
     cross = {"num_layers": config.num_cross_layers, "projection_dim": config.projection_dim}
     layers = [
-        _layer("Reshape", [EMBEDDINGS], ["embeddings_flat"], leading_dim=config.num_categorical * config.embedding_dim),
-        _layer("Concat", ["embeddings_flat", DENSE], ["x0"]),
-        _layer("Slice", ["x0"], ["x0_cross", "x0_tower"], ranges=[whole, whole]),
-        _layer("MultiCross", ["x0_cross"], ["cross"], **cross),
+        Layer(
+            "Reshape", [EMBEDDINGS], ["embeddings_flat"], {"leading_dim": config.num_categorical * config.embedding_dim}
+        ),
+        Layer("Concat", ["embeddings_flat", DENSE], ["x0"]),
+        Layer("Slice", ["x0"], ["x0_cross", "x0_tower"], {"ranges": [whole, whole]}),
+        Layer("MultiCross", ["x0_cross"], ["cross"], cross),
     ]
     hidden = "x0_tower"
     for i, width in enumerate(config.tower):
         layers += [
-            _layer("InnerProduct", [hidden], [f"tower_{i}_linear"], num_output=width),
-            _layer("ReLU", [f"tower_{i}_linear"], [f"tower_{i}_relu"]),
+            Layer("InnerProduct", [hidden], [f"tower_{i}_linear"], {"num_output": width}),
+            Layer("ReLU", [f"tower_{i}_linear"], [f"tower_{i}_relu"]),
         ]
         hidden = f"tower_{i}_relu"
         if config.dropout:
-            layers += [_layer("Dropout", [hidden], [f"tower_{i}_dropout"], dropout_rate=config.dropout)]
+            layers += [Layer("Dropout", [hidden], [f"tower_{i}_dropout"], {"dropout_rate": config.dropout})]
             hidden = f"tower_{i}_dropout"
     return [
         *layers,
-        _layer("Concat", [hidden, "cross"], ["final_input"]),
-        _layer("InnerProduct", ["final_input"], ["logit"], num_output=1),
-        _layer("BinaryCrossEntropyLoss", ["logit", LABEL], ["loss"]),
+        Layer("Concat", [hidden, "cross"], ["final_input"]),
+        Layer("InnerProduct", ["final_input"], ["logit"], {"num_output": 1}),
+        Layer("BinaryCrossEntropyLoss", ["logit", LABEL], ["loss"]),
     ]
-
-
-def _layer(type_: str, bottoms: list[str], tops: list[str], **arguments: Any) -> Layer:
-    return Layer(type=type_, bottoms=tuple(bottoms), tops=tuple(tops), arguments=arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +138,8 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
         model.add(
             hugectr.DenseLayer(
                 layer_type=getattr(hugectr.Layer_t, layer.type),
-                bottom_names=list(layer.bottoms),
-                top_names=list(layer.tops),
+                bottom_names=layer.bottoms,
+                top_names=layer.tops,
                 **layer.arguments,
             )
         )
@@ -247,7 +244,7 @@ def _layer_document(layer: Layer) -> dict[str, Any]:
     ends = {"bottom": layer.bottoms, "top": layer.tops}
     return {
         "type": layer.type,
-        **{end: names[0] if len(names) == 1 else list(names) for end, names in ends.items()},
+        **{end: names[0] if len(names) == 1 else names for end, names in ends.items()},
         **described,
     }
 

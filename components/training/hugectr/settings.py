@@ -15,8 +15,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from components.runtime.errors import ContractError, PermanentError, first_line
 from components.training.config import TrainingSettings
@@ -58,13 +57,13 @@ class SolverSettings:
 
     def __post_init__(self) -> None:
         """Refuses what HugeCTR would refuse later, or not at all."""
-        if len(self.vvgpu) != 1 or not self.vvgpu[0] or len(set(self.vvgpu[0])) != len(self.vvgpu[0]):
-            raise ContractError(f"vvgpu is {[list(node) for node in self.vvgpu]}, expected one node's distinct GPUs")
-        for name in ("loss_interval", "stage_rows"):
-            if getattr(self, name) < 1:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 1")
-        if self.max_workspace_mb < 0:
-            raise ContractError(f"max_workspace_mb is {self.max_workspace_mb}, expected at least 0")
+        # A bool is an int to isinstance.
+        numbers = [gpu for node in self.vvgpu for gpu in node]
+        if len(self.vvgpu) != 1 or not numbers or len(set(numbers)) != len(numbers) or {*map(type, numbers)} != {int}:
+            raise ContractError(f"vvgpu is {[*map(list, self.vvgpu)]}, expected one node's GPUs such as [[0, 1]]")
+        for name, least in (("loss_interval", 1), ("stage_rows", 1), ("max_workspace_mb", 0)):
+            if type(value := getattr(self, name)) is not int or value < least:
+                raise ContractError(f"{name} is {value!r}, expected a whole number of at least {least}")
 
     @property
     def num_gpus(self) -> int:
@@ -83,26 +82,11 @@ def parse_solver(text: str) -> SolverSettings:
     """
     try:
         document = json.loads(text or "{}")
-    except ValueError as error:
-        raise ContractError(f"solver is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ContractError(f"solver holds a {type(document).__name__}, expected a JSON object of settings")
-    defaults = {f.name: f.default for f in fields(SolverSettings)}
-    if unknown := sorted(document.keys() - defaults.keys()):
-        raise ContractError(f"solver has unknown settings {unknown}, expected some of {sorted(defaults)}")
-    return SolverSettings(**{name: _typed(name, value, defaults[name]) for name, value in document.items()})
-
-
-def _typed(name: str, value: Any, default: Any) -> Any:
-    if name == "vvgpu":
-        is_nested = isinstance(value, list) and all(isinstance(node, list) for node in value)
-        if not is_nested or not all(type(gpu) is int and gpu >= 0 for node in value for gpu in node):
-            raise ContractError(f"vvgpu is {value!r}, expected device numbers per node such as [[0, 1]]")
-        return tuple(tuple(node) for node in value)
-    # A bool is an int to isinstance.
-    if type(value) is not type(default):
-        raise ContractError(f"{name} is {value!r}, expected a value such as {default!r}")
-    return value
+        if "vvgpu" in document:
+            document["vvgpu"] = tuple(map(tuple, document["vvgpu"]))
+        return SolverSettings(**document)
+    except (TypeError, ValueError) as error:
+        raise ContractError(f"solver is {text!r}, expected a JSON object of HugeCTR's settings: {error}") from error
 
 
 def given_rate(settings: TrainingSettings, *, step: int, model_step: int) -> float:

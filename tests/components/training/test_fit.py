@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -30,11 +28,6 @@ def scores(weights, training_set, dense, ids):
     engine = LogisticEngine(training_set.slot_sizes, SETTINGS)
     engine.restore(weights)
     return engine.score(Rows(labels=np.zeros(len(dense), np.float32), dense=dense, ids=ids.astype(np.int32)))
-
-
-def test_a_fit_needs_no_torch():
-    code = "import sys, components.training.fit; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_a_pass_learns_every_row_once_and_no_row_of_the_stopping_slice(world, make_training_set, run):

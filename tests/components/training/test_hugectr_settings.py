@@ -25,17 +25,15 @@ def test_a_document_overrides_the_defaults():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "solver is not JSON"),
-        ("[1]", "solver holds a list"),
-        ('{"vgpu": [[0]]}', r"unknown settings \['vgpu'\]"),
-        ('{"repeat_dataset": true}', r"unknown settings \['repeat_dataset'\]"),
-        ('{"vvgpu": [0]}', r"vvgpu is \[0\]"),
-        ('{"vvgpu": [[0], [0]]}', r"vvgpu is \[\[0\], \[0\]\], expected one node"),
-        ('{"vvgpu": [[0, 0]]}', "expected one node's distinct GPUs"),
-        ('{"vvgpu": [[]]}', "vvgpu is"),
-        ('{"prove_restores": 1}', "prove_restores is 1"),
-        ('{"stage_rows": 1.5}', "stage_rows is 1.5"),
-        ('{"loss_interval": 0}', "loss_interval is 0, expected at least 1"),
+        ("{", "solver is '{', expected a JSON object"),
+        ("[1]", "expected a JSON object"),
+        ('{"vgpu": [[0]]}', "unexpected keyword argument 'vgpu'"),
+        ('{"vvgpu": [0]}', "expected a JSON object"),
+        ('{"vvgpu": [[0], [1]]}', r"vvgpu is \[\[0\], \[1\]\], expected one node's GPUs"),
+        ('{"vvgpu": [[0, 0]]}', "expected one node's GPUs"),
+        ('{"vvgpu": [["0"]]}', "expected one node's GPUs"),
+        ('{"stage_rows": 1.5}', "stage_rows is 1.5, expected a whole number of at least 1"),
+        ('{"max_workspace_mb": -1}', "max_workspace_mb is -1, expected a whole number of at least 0"),
     ],
 )
 def test_a_wrong_document_is_refused_by_name(text, message):

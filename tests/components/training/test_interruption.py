@@ -157,13 +157,6 @@ def test_sigterm_while_the_model_is_published_leaves_none_and_the_retry_publishe
     assert run() == whole
 
 
-def test_a_half_save_goes_when_its_fit_goes_on_and_not_only_when_there_is_room_to_save_again(run, folder):
-    run()
-    (folder / "checkpoint" / f".weights-00-000001-000000000.{'0' * 32}").mkdir()
-    assert CheckpointFolder(folder / "checkpoint").load() is not None
-    assert not [p for p in (folder / "checkpoint").iterdir() if p.name.startswith(".")]
-
-
 def test_a_left_over_file_that_cannot_be_removed_does_not_end_a_fit(run, folder, monkeypatch):
     """NFS keeps an unlinked file that is still open, as `.nfs` and a number, and refuses to remove it."""
     run()
