@@ -146,14 +146,17 @@ def _add_submit(commands: Any) -> None:
     )
     parser.add_argument("--upload-version", help="name of that version (default: the tag of the compiled images)")
     parser.add_argument("--pipeline", default=PIPELINE_NAME, help="of which pipeline (default: %(default)s)")
-    parser.add_argument("--no-run", action="store_true", help="only upload")
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--no-run", action="store_true", help="only upload")
+    instead.add_argument(
         "--recurring",
         metavar="CRON",
         help="instead of one run, a schedule in UTC of 6 fields, seconds first, such as '0 0 3 * * *'; replaces the "
         "previous one",
     )
-    parser.add_argument("--wait", action="store_true", help="wait until the run ends; 0 = succeeded, 3 = anything else")
+    instead.add_argument(
+        "--wait", action="store_true", help="wait until the run ends; 0 = succeeded, 3 = anything else"
+    )
     _add_parameters(parser)
 
 
@@ -256,10 +259,6 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     uploads = arguments.upload or arguments.upload_version is not None
     if arguments.no_run and not uploads:
         raise ContractError("--no-run without --upload leaves nothing to do")
-    if arguments.recurring and arguments.no_run:
-        raise ContractError("--recurring and --no-run exclude each other: a schedule runs")
-    if arguments.wait and (arguments.recurring or arguments.no_run):
-        raise ContractError("--wait needs a run, and there is none with --recurring or --no-run")
     from pipelines import submit
     from pipelines.package import image_tag, read_parameters
 

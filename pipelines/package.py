@@ -81,15 +81,6 @@ def _typed_value(name: str, text: str, kind: str) -> Any:
     return value
 
 
-def check_parameters(package: Path, parameters: Mapping[str, Any]) -> None:
-    """Refuses parameters that the compiled pipeline does not take.
-
-    Raises:
-        ContractError: the package is absent or no compiled pipeline, or a parameter is not the pipeline's.
-    """
-    _check_names(sorted(parameters), _parameter_types(package))
-
-
 def _check_names(names: Sequence[str], types: Mapping[str, str]) -> None:
     if unknown := [name for name in names if name not in types]:
         raise ContractError(f"parameter {unknown[0]} is unknown, expected some of {', '.join(sorted(types))}")

@@ -32,7 +32,6 @@ from components.runtime.errors import ContractError, PermanentError
 from components.store.runs import RunOutcome, find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP, step_of_image
 from pipelines.local import environments
-from pipelines.package import check_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -275,12 +274,13 @@ def run_once(
         request: Who asked and for which window; None for a run started by hand.
 
     Raises:
-        ContractError: the package or an environment is absent, a folder cannot be made, or a parameter is not the
-            pipeline's.
+        ContractError: an environment is absent, or a folder cannot be made.
         PermanentError: the run ended without an outcome: KFP itself failed.
     """
     pythons = {name: environments.python_of(name) for name in set(ENVIRONMENT_OF_STEP.values())}
-    _check_before_run(package, pythons, parameters)
+    for name, python in sorted(pythons.items()):
+        if not python.exists():  # the task would run in whatever `python3` comes next on PATH
+            raise ContractError(f"environment {name} is absent, expected {python}; `make environments` builds it")
     now = datetime.now(timezone.utc)
     arguments = {
         **folders.pipeline_arguments(),
@@ -309,14 +309,6 @@ def run_once(
         raise PermanentError(f"run {trigger_id} ended without an outcome: {failure or 'see'} {logs / 'kfp.log'}")
     logger.info("run %s %s at %s: %s", trigger_id, outcome.state, outcome.step, outcome.reason)
     return outcome
-
-
-def _check_before_run(package: Path, pythons: Mapping[str, Path], parameters: Mapping[str, Any]) -> None:
-    """Raises `ContractError` for what KFP would tell with a traceback, or would not tell at all."""
-    for name, python in sorted(pythons.items()):
-        if not python.exists():  # the task would run in whatever `python3` comes next on PATH
-            raise ContractError(f"environment {name} is absent, expected {python}; `make environments` builds it")
-    check_parameters(package, parameters)
 
 
 def _stop_run(signum: int, _frame: Any) -> None:
