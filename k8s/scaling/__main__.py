@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     simulate = actions.add_parser(
         "simulate",
         help="run the shipped autoscaler over a trace of requests",
-        description="Run the shipped autoscaler over a trace of requests; some 3 seconds per million of them. "
+        description="Run the shipped autoscaler over a trace of requests; some 4 seconds per million of them. "
         "Try: evergreen scale simulate --trace spike",
     )
     trace = simulate.add_argument_group("requests")

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import yaml
 
-from k8s.scaling.manifests import HPA_MANIFEST, QUEUE_METRIC, read_autoscaler
 from tests.support.alerts import ALERTS, RECORDED, RULES, SPEC
 from tests.support.metric_names import FAILURE_REASONS, QUANTILES, Labels, known, selectors, strangers
 from tests.support.paths import REPOSITORY
@@ -181,8 +180,3 @@ def test_an_alert_says_how_urgent_it_is_what_happened_and_where_its_runbook_is(n
 def test_every_alert_has_a_section_of_the_runbook_and_every_section_its_alert():
     sections = re.findall(r"^### (Evergreen\w+)$", RUNBOOK.read_text(), flags=re.M)
     assert sorted(sections) == sorted(ALERTS)
-
-
-def test_the_queues_limit_is_twice_the_autoscalers_target():
-    (target,) = [each.target for each in read_autoscaler(HPA_MANIFEST).metrics if each.name == QUEUE_METRIC]
-    assert f"rate5m > {2 * target:g}\n" in ALERTS["EvergreenQueueAtMaxReplicas"]["expr"]

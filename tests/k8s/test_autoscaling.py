@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from components.runtime.errors import ContractError
 from k8s.scaling.manifests import read_autoscaler, read_queries
 from tests.k8s.crds import validate_crd
 from tests.support.rendering import K8S, OVERLAYS, find, render_variant
@@ -88,19 +87,3 @@ def test_replicas_go_slowly_and_come_fast():
     assert spec.up.select == "Max"
     doubling = [each.period_seconds for each in spec.up.policies if each.type == "Percent" and each.value >= 100]
     assert min(doubling) <= 60
-
-
-def test_a_folder_without_exactly_one_autoscaler_is_refused(tmp_path):
-    with pytest.raises(ContractError, match="0 autoscalers"):
-        read_autoscaler(tmp_path)
-    (tmp_path / "two.yaml").write_text(AUTOSCALER.read_text() + "---\n" + SCALED_OBJECT.read_text())
-    with pytest.raises(ContractError, match="2 autoscalers"):
-        read_autoscaler(tmp_path)
-    (tmp_path / "two.yaml").write_text(
-        AUTOSCALER.read_text().replace("type: Pods\n      pods", "type: Object\n      x")
-    )
-    with pytest.raises(ContractError, match="type Object, expected Pods"):
-        read_autoscaler(tmp_path)
-    (tmp_path / "two.yaml").write_text("kind: [")
-    with pytest.raises(ContractError, match="is no manifest"):
-        read_queries(tmp_path)

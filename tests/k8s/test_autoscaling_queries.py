@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from components.runtime.errors import ContractError
-from k8s.scaling.manifests import ADAPTER, PENDING_METRIC, QUEUE_METRIC, metric_name, read_queries, substitute
+from k8s.scaling.manifests import ADAPTER, PENDING_METRIC, QUEUE_METRIC, read_queries, substitute
 from tests.k8s.promql_units import Question, ask, close_to
 from tests.support.recorded_queues import PENDING, PODS, QUEUE, RECORD, SUCCESS, counted, recorded_series, truth
-from tests.support.rendering import K8S
 
 REFERENCE = (
     f"1000 * avg(delta({QUEUE}{{<<.LabelMatchers>>}}[30s])/(1+delta({SUCCESS}{{<<.LabelMatchers>>}}[30s]))/1000)"
@@ -144,16 +142,3 @@ def test_a_lone_request_keeps_its_queue_time_and_a_late_count_is_no_spike():
         ],
         interval="15s",
     )
-
-
-def test_templates_are_filled_as_the_adapter_fills_them():
-    text = "a{<<.LabelMatchers>>} by (<< .GroupBy >>)"
-    assert substitute(text, namespace="n", pods=["p"]) == 'a{namespace="n",pod="p"} by (pod)'
-    assert substitute(text, namespace="n", pods=["p", "q"]) == 'a{namespace="n",pod=~"p|q"} by (pod)'
-    for unknown in ("<<.Series>>", "<<GroupBy>>", "<<index .LabelValuesByName 0>>"):
-        with pytest.raises(ContractError, match="the template has"):
-            substitute(unknown, namespace="n", pods=["p"])
-    with pytest.raises(ContractError, match="publishes nothing"):
-        metric_name({"seriesQuery": 'other{pod!=""}', "name": {"matches": "^nv_", "as": "x"}})
-    with pytest.raises(ContractError, match="neither rules"):
-        read_queries(K8S / "base/triton")

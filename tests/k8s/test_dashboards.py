@@ -109,16 +109,6 @@ def test_every_variable_is_defined_before_it_is_used_and_offers_a_label_that_exi
         assert label in metric_names.known()[selector.name]
 
 
-@every_dashboard
-def test_dashboards_lead_to_each_other_and_to_the_runbook(name):
-    dashboard = DASHBOARDS[name]
-    runbook, beside = dashboard["links"]
-    assert set(beside["tags"]) <= set(dashboard["tags"])
-    assert beside["keepTime"]
-    assert runbook["url"].endswith("docs/runbook.md")
-    assert [mark["name"] for mark in dashboard["annotations"]["list"]] == ["Releases", "Rollbacks"]
-
-
 def test_grafanas_sidecar_finds_each_dashboard_in_a_config_map(manifests, overlay):
     """Whole, but for the runbook's address, which is the overlay's."""
     runbook = read_values(K8S / "overlays" / overlay / "cluster.env")["RUNBOOK_URL"]

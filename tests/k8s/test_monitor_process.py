@@ -158,11 +158,3 @@ def test_the_pod_lives_on_a_read_only_root(rendered, make_pod, tmp_path):
         pytest.skip(f"this kernel lets us make no read-only root: {probe.stderr.strip() or probe.returncode}")
     # The root is the base's in every overlay; this overlay's lake is a folder, which can be looked into.
     _lives(make_pod(rendered("cpu"), READ_ONLY_ROOT))
-
-
-def test_a_pod_whose_share_is_not_writable_says_so_before_the_monitor_starts(rendered, make_pod):
-    pod = make_pod(rendered("gke"))
-    (pod.root / "evergreen").rmdir()
-    (pod.root / "evergreen").write_text("not a folder")
-    assert pod.start("folders").wait(120) != 0
-    assert "evergreen" in (pod.root / "folders.log").read_text()

@@ -150,19 +150,3 @@ def test_a_slice_is_a_gpu_on_gkes_nodes_of_that_partition_and_elsewhere_a_resour
     by_nvidias_plugin = documents(render_variant("cpu+nvidia-mig-1g.5gb", tmp_path))
     assert gpus(by_nvidias_plugin) == {"nvidia.com/mig-1g.5gb": 1}
     assert selector(by_nvidias_plugin) == {}
-
-
-def test_serving_goes_before_watching_and_watching_before_batch_work(manifests):
-    classes = {m["metadata"]["name"]: m for m in manifests if m["kind"] == "PriorityClass"}
-    values = [classes[f"evergreen-{name}"]["value"] for name in ("serving", "monitor", "batch")]
-    assert values == sorted(values, reverse=True)
-    assert len(set(values)) == 3
-    assert classes["evergreen-batch"]["preemptionPolicy"] == "Never"
-    assert not any(each.get("globalDefault") for each in classes.values()), "pods of others are not ours to rank"
-
-
-def test_every_overlay_is_listed_with_what_it_needs(overlay):
-    text = (K8S / "README.md").read_text()
-    assert f"`{overlay}`" in text
-    for component in (K8S / "components").iterdir():
-        assert f"`{component.name}`" in text, f"k8s/README.md does not name component {component.name}"

@@ -35,7 +35,11 @@ def test_it_selects_the_pods_of_one_deployment_and_one_of_their_ports(manifests,
     assert monitor["metadata"]["namespace"] == selected[0]["metadata"]["namespace"]
     containers = selected[0]["spec"]["template"]["spec"]["containers"]
     ports = [port["name"] for container in containers for port in container.get("ports", ())]
-    assert ports.count(endpoint(manifests, name)["port"]) == 1
+    scraped = endpoint(manifests, name)
+    assert ports.count(scraped["port"]) == 1
+    # The operator refuses the object otherwise, and it sets namespace and pod.
+    assert seconds(scraped["scrapeTimeout"]) <= seconds(scraped["interval"])
+    assert not {"relabelings", "metricRelabelings", "honorLabels"} & scraped.keys()
 
 
 @every_monitor
@@ -56,19 +60,6 @@ def test_the_autoscalers_window_holds_four_scrapes(manifests):
     }
     assert windows
     assert 4 * interval <= min(windows)
-
-
-@every_monitor
-def test_a_scrape_ends_before_the_next_begins(manifests, name):
-    """The operator refuses the object otherwise."""
-    scraped = endpoint(manifests, name)
-    assert seconds(scraped["scrapeTimeout"]) <= seconds(scraped["interval"])
-
-
-@every_monitor
-def test_namespace_and_pod_stay_as_the_operator_sets_them(manifests, name):
-    scraped = endpoint(manifests, name)
-    assert not {"relabelings", "metricRelabelings", "honorLabels"} & scraped.keys()
 
 
 def test_the_operators_prometheus_selects_every_object_of_ours_by_its_release(manifests):

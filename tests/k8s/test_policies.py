@@ -137,13 +137,3 @@ def test_the_namespace_of_our_pods_refuses_what_is_not_restricted(variant):
         if m["kind"] == "Namespace" and m["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     }
     assert homes == enforced - {"evergreen-simulation"} == {"evergreen"}
-
-
-def test_a_pod_has_time_to_end_after_its_pre_stop_hook(variant):
-    for workload, spec in workloads(variant):
-        grace = spec.get("terminationGracePeriodSeconds", 30)
-        for container in containers(spec):
-            hook = container.get("lifecycle", {}).get("preStop", {})
-            text = " ".join(hook.get("exec", {}).get("command", ())) or str(hook.get("sleep", {}).get("seconds", ""))
-            seconds = max((int(number) for number in re.findall(r"\b\d+\b", text)), default=0)
-            assert seconds + 5 <= grace, f"{title(workload)}: {seconds} s of preStop in {grace} s"

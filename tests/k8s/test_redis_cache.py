@@ -7,7 +7,6 @@ password is the one that Triton's own test of that cache sets (server repository
 from __future__ import annotations
 
 import shutil
-import signal
 import socket
 import subprocess
 from contextlib import closing, contextmanager
@@ -18,8 +17,6 @@ from pipelines.local.stack import LOOPBACK, tethered
 from tests.k8s.pod import triton_container
 from tests.support.processes import wait_for
 from tests.support.rendering import find, matches, pod_template
-
-MI = 2**20
 
 
 @pytest.fixture(params=["cpu+redis-cache", "gke+redis-cache"])
@@ -70,8 +67,8 @@ def option(arguments, name):
 @contextmanager
 def redis(container, folder, change):
     """The real server with the container's command and arguments; `change` has what this machine must have else."""
-    if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not installed")
+    if not (shutil.which("redis-server") and shutil.which("redis-cli")):
+        pytest.skip("redis is not installed")
     with closing(socket.create_server((LOOPBACK, 0))) as free:
         port = free.getsockname()[1]
     change = {"--port": str(port), "--dir": str(folder), **change}
@@ -84,73 +81,41 @@ def redis(container, folder, change):
 
     def answers():
         assert process.poll() is None, (folder / "redis.log").read_text()
-        try:
-            return ask(port, "PING")
-        except OSError:
-            return None
+        return any("PONG" in line or "NOAUTH" in line for line in ask(port, "PING"))
 
     try:
         wait_for(answers)
-        yield port, process
+        yield port
     finally:
         process.kill()
         process.wait()
 
 
 def ask(port, *words, password=None):
-    """One command in Redis' protocol (RESP); the first line of what comes back, without its end."""
-    commands = [["AUTH", password], list(words)] if password else [list(words)]
-    with socket.create_connection((LOOPBACK, port), timeout=60) as connection, connection.makefile("rb") as answers:
-        for command in commands:
-            parts = [w.encode() if isinstance(w, str) else w for w in command]
-            connection.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts))
-            line = answers.readline().rstrip()
-        if line.startswith(b"*"):
-            values = [(answers.readline(), answers.readline().rstrip().decode())[1] for _ in range(int(line[1:]))]
-            return dict(zip(values[::2], values[1::2]))
-        if line.startswith(b"$") and int(line[1:]) >= 0:
-            return answers.read(int(line[1:])).decode()
-    return line.decode()
-
-
-def info(port, name):
-    (line,) = [each for each in ask(port, "INFO").splitlines() if each.startswith(f"{name}:")]
-    return int(line.partition(":")[2])
+    """What one command of redis-cli prints."""
+    login = ["-a", password, "--no-auth-warning"] if password else []
+    command = ["redis-cli", "-h", LOOPBACK, "-p", str(port), *login, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split("\n")[:-1]
 
 
 @pytest.mark.e2e
-def test_it_keeps_within_its_memory_by_forgetting_and_writes_nothing(redis_pod, tmp_path):
-    (container,) = redis_pod["containers"]
-    data = tmp_path / "data"
-    data.mkdir()
-    with redis(container, tmp_path, {"--maxmemory": "8mb", "--dir": str(data)}) as (port, process):
-        assert ask(port, "CONFIG", "GET", "maxmemory-policy") == {"maxmemory-policy": "allkeys-lru"}
-        for at in range(400):
-            assert ask(port, "HSET", f"entry {at}", "0", b"x" * 64 * 1024) == ":1"
-        assert info(port, "evicted_keys") > 0
-        assert info(port, "used_memory") <= 8 * MI
-        assert ask(port, "EXISTS", "entry 399") == ":1"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0
-    assert list(data.iterdir()) == []
-
-
-@pytest.mark.e2e
-def test_without_the_secret_it_answers_and_with_it_only_who_knows_the_password(redis_pod, tmp_path):
+def test_it_keeps_nothing_answers_without_the_secret_and_with_it_only_who_knows_the_password(redis_pod, tmp_path):
     (container,) = redis_pod["containers"]
     (mount,) = [m for m in container["volumeMounts"] if m["name"] == "secret"]
     pattern = option(container["args"], "--include")
     assert pattern == f"{mount['mountPath']}/*.conf"
     secret = tmp_path / "secret"
     secret.mkdir()
-    with redis(container, tmp_path, {"--include": f"{secret}/*.conf"}) as (port, _):
-        assert ask(port, "PING") == "+PONG"
+    with redis(container, tmp_path, {"--include": f"{secret}/*.conf"}) as port:
+        assert ask(port, "PING") == ["PONG"]
+        assert ask(port, "CONFIG", "GET", "maxmemory-policy")[1] == "allkeys-lru"
+        assert ask(port, "CONFIG", "GET", "save")[1] == "", "it keeps nothing on disk"
     (volume,) = [v["secret"] for v in redis_pod["volumes"] if v["name"] == "secret"]
     assert volume["optional"] is True
     (secret / volume["items"][0]["path"]).write_text("requirepass a-word\n")
-    with redis(container, tmp_path, {"--include": f"{secret}/*.conf"}) as (port, _):
-        assert ask(port, "PING").startswith("-NOAUTH")
-        assert ask(port, "PING", password="another").startswith("-NOAUTH")
-        assert ask(port, "PING", password="a-word") == "+PONG"
+    with redis(container, tmp_path, {"--include": f"{secret}/*.conf"}) as port:
+        assert "NOAUTH" in ask(port, "PING")[0]
+        assert "NOAUTH" in " ".join(ask(port, "PING", password="another"))
+        assert ask(port, "PING", password="a-word") == ["PONG"]
         values = ask(port, "CONFIG", "GET", "maxmemory", password="a-word")
-        assert values == {"maxmemory": str(1024 * MI)}, "the file adds to the arguments"
+        assert values == ["maxmemory", str(2**30)], "the file adds to the arguments"

@@ -93,12 +93,6 @@ def test_claims_accounts_and_priority_classes_exist(cluster):
         assert cluster.has("PriorityClass", "", spec["priorityClassName"]), title(workload)
 
 
-def test_every_namespace_used_is_made_or_belongs_to_kubeflow(cluster):
-    made = {m["metadata"]["name"] for m in cluster.manifests if m["kind"] == "Namespace"}
-    used = {m["metadata"]["namespace"] for m in cluster.manifests if "namespace" in m["metadata"]}
-    assert used - made <= {"kubeflow", "monitoring"}
-
-
 def test_probes_and_hooks_ask_ports_that_their_container_has(cluster):
     asked = 0
     for workload, spec in workloads(cluster.manifests):
@@ -130,17 +124,6 @@ def test_workloads_select_their_own_pods_and_nobody_elses(cluster):
     for workload, _ in workloads(cluster.manifests):
         if selector := workload["spec"].get("selector"):
             assert cluster.pods(workload["metadata"]["namespace"], selector) == [pod_template(workload)]
-
-
-def test_budgets_and_spread_constraints_select_existing_pods(cluster):
-    budgets = [m for m in cluster.manifests if m["kind"] == "PodDisruptionBudget"]
-    assert "triton" in [m["metadata"]["name"] for m in budgets]
-    for budget in budgets:
-        assert cluster.pods(budget["metadata"]["namespace"], budget["spec"]["selector"]), title(budget)
-    for workload, spec in workloads(cluster.manifests):
-        for constraint in spec.get("topologySpreadConstraints", ()):
-            labels = pod_template(workload)["metadata"]["labels"]
-            assert matches(constraint["labelSelector"], labels), title(workload)
 
 
 def test_exactly_one_scaler_scales_triton_and_its_target_exists(cluster):
@@ -178,14 +161,3 @@ def test_variables_in_arguments_are_defined(cluster):
                 found = cluster.get("ConfigMap", workload["metadata"]["namespace"], name)
                 defined |= set(found["data"]) if found else set()
             assert used <= defined, f"{title(workload)}: {sorted(used - defined)}"
-
-
-def test_every_map_claim_and_account_is_used(cluster):
-    """An object that nobody names is a leftover, or a name that was misspelt."""
-    text = "\n".join(str(spec) for _, spec in workloads(cluster.manifests))
-    for kind in ("ConfigMap", "PersistentVolumeClaim", "ServiceAccount"):
-        for manifest in (m for m in cluster.manifests if m["kind"] == kind):
-            is_ours = manifest["metadata"].get("namespace") == "evergreen"
-            is_dashboard = "grafana_dashboard" in manifest["metadata"].get("labels", {})
-            if is_ours and not is_dashboard:
-                assert f"'{manifest['metadata']['name']}'" in text, title(manifest)

@@ -6,15 +6,17 @@ the version does not know is refused. Kinds of custom resources are judged by `t
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 
 import kubernetes_validate
 import pytest
+import yaml
 from kubernetes_validate import utils
 
-from tests.k8s.crds import validate_crd
-from tests.support.rendering import Manifest, title
+from tests.k8s.crds import CRD_KINDS, validate_crd
+from tests.support.rendering import K8S, Manifest, title
 
 OLDEST = (1, 29)
 VERSIONS = [v for v in utils.all_versions() if tuple(map(int, v.split(".")[:2])) >= OLDEST]
@@ -89,3 +91,31 @@ def test_names_labels_and_quantities_are_ones_that_the_api_takes(variant):
 def test_no_object_is_sent_twice(variant):
     keys = [(m["apiVersion"].split("/")[0], title(m)) for m in variant]
     assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "words"),
+    [
+        ("PodMonitor", "podMetricsEndpoints", "podMetricEndpoints", "podMetricEndpoints"),
+        ("PodMonitor", "'15s'", "'15 s'", "15 s"),
+        ("PrometheusRule", "'expr'", "'expression'", "expression"),
+        ("ScaledObject", "'threshold'", "'treshold'", "treshold"),
+    ],
+)
+def test_a_fault_in_a_custom_resource_is_refused_and_named(rendered, kind, old, new, words):
+    manifest = next(m for m in rendered("gke+keda") if m["kind"] == kind)
+    changed = ast.literal_eval(repr(manifest).replace(old, new))
+    assert changed != manifest
+    with pytest.raises(AssertionError, match=words):
+        validate_crd(changed)
+
+
+def test_every_custom_resource_among_the_files_has_a_schema():
+    """Also those of a component that no overlay of ours takes in."""
+    kinds = set()
+    for path in K8S.rglob("*.yaml"):
+        for manifest in yaml.safe_load_all(path.read_text()):
+            group = manifest.get("apiVersion", "") if isinstance(manifest, dict) else ""
+            if group.startswith(("monitoring.", "keda.")) and "$patch" not in manifest:
+                kinds.add(manifest["kind"])
+    assert {"PodMonitor", "ScaledObject"} <= kinds <= set(CRD_KINDS)

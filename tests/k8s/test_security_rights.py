@@ -133,15 +133,3 @@ def test_no_token_that_the_kubernetes_api_takes_reaches_a_pod(variant):
             for source in volume.get("projected", {}).get("sources", ()):
                 audience = source.get("serviceAccountToken", {"audience": "none"}).get("audience")
                 assert audience, f"{title(workload)}: a token without an audience is for the API server"
-
-
-def test_on_google_cloud_each_account_that_needs_rights_is_another_one(rendered):
-    """Redis asks nothing of Google; the canary works for the watchdog."""
-    named = {
-        m["metadata"]["name"]: m["metadata"]["annotations"]["iam.gke.io/gcp-service-account"]
-        for m in rendered("gke+redis-cache")
-        if m["kind"] == "ServiceAccount" and m["metadata"].get("annotations")
-    }
-    assert set(named) == {"triton", "monitor", "watchdog", "evergreen-pipeline"}
-    assert len(set(named.values())) == len(named)
-    assert all(re.fullmatch(r"evergreen-[a-z]+@my-project\.iam\.gserviceaccount\.com", v) for v in named.values())

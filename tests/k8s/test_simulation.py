@@ -58,14 +58,3 @@ def test_the_traffics_flags_are_ones_that_it_takes(variant):
     assert traffic["args"][0] == "replay"
     assert all(flag.partition("=")[0] in known for flag in traffic["args"][1:])
     assert traffic["stdin"] is True
-
-
-def test_the_traffic_logs_where_the_monitor_reads(variant):
-    client = find(variant, "ConfigMap", "client-settings")["data"]["LOG_URL"]
-    names = {
-        e["valueFrom"]["configMapKeyRef"]["name"]
-        for e in pod_spec(find(variant, "Deployment", "traffic"))["containers"][0]["env"]
-    }
-    assert names == {"client-settings"}
-    settings = [m for m in variant if m["kind"] == "ConfigMap" and "EVERGREEN_MONITOR_LOG" in m.get("data", {})]
-    assert [m["data"]["EVERGREEN_MONITOR_LOG"] for m in settings] == [client]

@@ -10,7 +10,6 @@ import os
 import re
 import stat
 import subprocess
-from contextlib import closing
 
 import pytest
 
@@ -168,40 +167,6 @@ def test_over_a_bucket_a_first_object_is_needed_and_then_a_pod_starts_without_a_
         assert not late.passes("readinessProbe")
 
 
-def test_the_folder_for_a_buckets_models_takes_several_and_is_freed_of_what_is_served_no_more(
-    rendered, cloud_storage, tmp_path
-):
-    """It has a limit, beyond which the pod is evicted: a load copies all versions, and the copy before goes."""
-    from components.storage.bucket import BucketObjects
-
-    cache, host, uri = tmp_path / "cache", cloud_storage.host, "gs://models/repository"
-    cache.mkdir()
-    assert any(v.get("name") == "TRITON_GCS_MOUNT_DIRECTORY" for v in triton_container(rendered("gke"))["env"])
-    environment = {
-        "CLOUD_STORAGE_EMULATOR_ENDPOINT": host,
-        "STORAGE_EMULATOR_HOST": host,
-        "TRITON_GCS_MOUNT_DIRECTORY": str(cache),
-    }
-
-    def publish(name, versions):
-        for version in versions:
-            BucketObjects(uri).write(f"{name}/{version}/model.py", ECHO.encode())
-        config = triton_config(name, ServingOptions(instances=1), [versions[-1]])
-        BucketObjects(uri).write(f"{name}/config.pbtxt", config.encode())
-
-    publish(MODEL_NAME, [1])
-    publish(CANARY_NAME, [1])
-    with TritonPod(rendered("gke"), uri, tmp_path / "pod", environment=environment, until="readinessProbe") as started:
-        assert loaded(started, CANARY_NAME)
-        assert len(list(cache.iterdir())) == 2
-        publish(MODEL_NAME, [1, 2])
-        with closing(Triton(started.grpc_url)) as triton:
-            triton.load(MODEL_NAME)
-        assert started.get(f"/v2/models/{MODEL_NAME}/versions/2/ready") == 200
-        wait_for(lambda: len(list(cache.iterdir())) == 2)
-        assert sorted(path.parent.name for path in cache.rglob("model.py")) == ["1", "1", "2"]
-
-
 def test_a_pod_without_its_repository_is_started_anew_instead_of_staying_useless(pod, repository):
     repository.rmdir()
     with pod() as started:
@@ -211,14 +176,6 @@ def test_a_pod_without_its_repository_is_started_anew_instead_of_staying_useless
         assert not started.passes("startupProbe"), "this server never sees it"
     with pod() as again:
         again.wait_for("startupProbe")
-
-
-def test_a_published_model_is_served_at_once_and_its_canary_too(pod, put):
-    put(MODEL_NAME)
-    put(CANARY_NAME)
-    with pod(until="readinessProbe") as started:
-        assert started.passes("startupProbe")
-        assert loaded(started, CANARY_NAME)
 
 
 def test_a_half_copied_version_in_rehearsal_is_left_alone_by_a_pod_that_starts_meanwhile(pod, put):

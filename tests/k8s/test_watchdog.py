@@ -11,15 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from components.deployment.canary.__main__ import build_parser as canary_parser
 from components.deployment.servers import parse_urls
-from components.deployment.watchdog import FINDINGS, ILL, watch
 from components.deployment.watchdog import build_parser as watchdog_parser
 from pipelines.images import image_name
 from tests.support.paths import REPOSITORY
@@ -95,16 +92,6 @@ def test_the_watchdog_starts_before_any_release_turns_green_and_ends_when_told(r
     finally:
         process.kill()
         process.communicate()
-
-
-@pytest.mark.parametrize("finding", FINDINGS)
-def test_a_server_that_cannot_be_healed_makes_the_watchdog_unready_and_no_other_finding_does(rendered, share, finding):
-    container = only_container(find(rendered("cpu"), "Deployment", "watchdog"))
-    status = share.parent / "watchdog.json"
-    found = SimpleNamespace(look=lambda: {f"{NOBODY} click_model": finding}, counts=Counter(), num_recovered=0)
-    watch(found, 1.0, lambda seconds: True, status)
-    assert says_yes(container, "readinessProbe", status) == (finding != ILL)
-    assert says_yes(container, "livenessProbe", status)
 
 
 def test_flags_are_ones_that_the_commands_take_and_addresses_ones_that_they_resolve(variant):

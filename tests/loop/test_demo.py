@@ -13,7 +13,6 @@ import urllib.request
 import pytest
 
 from components.store.promotion_journal import read_journal
-from k8s.scaling.traces import read_trace
 from pipelines.local.plan import DemoSettings, Services, plan_for_world
 from pipelines.local.runner import LocalFolders
 from pipelines.local.stack import JsonLines, Stack
@@ -102,11 +101,6 @@ def test_every_policys_say_is_kept_and_only_one_of_them_asked_for_a_run(turned):
     backtests = {each["policies"]: each for each in summary["backtests"]}
     assert list(backtests) == ["threshold", "sequential", "relative_drop"]
     assert all((len(each["fires"]), each["false_alarms"]) == (1, 0) for each in backtests.values())
-
-
-def test_its_traffic_is_a_trace_for_the_autoscalers_simulation(turned):
-    folder, _, summary = turned
-    assert read_trace(folder / "requests.csv").num_expected == pytest.approx(summary["requests"]["sent"], rel=0.01)
 
 
 def test_report_needs_no_network(turned):

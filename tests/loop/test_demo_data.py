@@ -34,14 +34,6 @@ def test_few_thousand_rows_say_how_uncertain_they_are_everywhere(few_rows):
     assert "What these rows are too few to tell" in (folder / "report.html").read_text()
 
 
-def test_no_trigger_is_pretended(few_rows):
-    _, ended, summary = few_rows
-    assert summary["trigger"]["runs"] == ended.output.count(" started")
-    if summary["trigger"]["reason"] is None:
-        assert any("rows ran out" in sentence for sentence in summary["uncertain"])
-        assert summary["auc"]["recovered"] is None
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [

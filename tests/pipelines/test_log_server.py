@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 
 from components.runtime.errors import ContractError
 from pipelines.local import log_server
-from pipelines.local.log_server import HOST_VARIABLE, check_log, find_emulator, start_log
+from pipelines.local.log_server import HOST_VARIABLE, find_emulator, start_log
 from pipelines.local.stack import Stack, tagged_processes
 from tests.support.log_benches import open_log
 
@@ -49,20 +47,6 @@ def test_missing_emulator_and_missing_java_are_each_named(tmp_path, java, monkey
     program(tmp_path / "sdk" / "platform" / "pubsub-emulator" / "bin" / "cloud-pubsub-emulator")
     with pytest.raises(ContractError, match="needs Java"):
         find_emulator({"PATH": str(tmp_path / "empty")})
-
-
-def test_unknown_kind_of_log_is_refused():
-    with pytest.raises(ContractError, match="log is 'rabbit', expected one of sqlite, pubsub, kafka"):
-        check_log("rabbit")
-
-
-def test_variables_of_one_process_are_no_other_processs(tmp_path):
-    tell = [sys.executable, "-c", "import json, os; print(json.dumps(os.environ.get('ONLY_HERE')))"]
-    with Stack(logs=tmp_path, variables={}) as stack:
-        stack.start("told", tell, variables={"ONLY_HERE": "yes"})
-        stack.start("untold", tell)
-        assert [stack.wait_for_exit(name, seconds=120) for name in ("told", "untold")] == [0, 0]
-    assert [json.loads((tmp_path / f"{name}.log").read_text()) for name in ("told", "untold")] == ["yes", None]
 
 
 def exchange(place, monkeypatch):

@@ -90,11 +90,6 @@ def test_command_prints_model_network_and_hashes(store_model, capsys):
     assert f"sha256   weights {sha256_tree(folder / 'weights')}, as promised" in printed
 
 
-def test_a_model_without_optimizer_state_says_so(store_model, capsys):
-    assert main(["model", "inspect", str(store_model(with_moments=False))]) == 0
-    assert "no optimizer state was kept" in capsys.readouterr().out
-
-
 def test_changed_part_and_numbers_that_are_not_finite_are_faults_with_exit_code_1(store_model, tensors, capsys):
     tensors[0][TABLE][0, 1] = np.nan
     tensors[2][TABLE][-1, 2] = np.inf  # in its state only

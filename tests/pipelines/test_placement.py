@@ -105,15 +105,6 @@ def test_without_an_accelerator_all_pods_go_to_the_other_nodes(compile_with):
         assert "accelerator" not in compiled.executor(step)["resources"]
 
 
-def test_laptops_file_says_nothing_that_a_cluster_must_have(compile_with):
-    compiled = compile_with()
-    for step in STEPS:
-        fields = compiled.platform(step).keys()
-        assert fields.isdisjoint(
-            {"securityContext", "secretAsEnv", "configMapAsEnv", "imagePullSecret", "nodeSelector"}
-        )
-
-
 def test_defaults_of_the_parameters_are_the_clusters(everything, compile_with):
     urls = "dns:///triton-headless.evergreen.svc.cluster.local:8001"
     chosen = {"repository": "gs://bucket/repository", "triton_urls": urls, "server": "python", "device": "gpu"}
@@ -192,10 +183,6 @@ def test_flags_come_before_the_file(compile_file):
     compiled = Compiled(output)
     assert compiled.executor("training")["image"] == "evergreen-training:3f2a9c1"
     assert "accelerator" not in compiled.executor("training")["resources"]
-
-
-def test_file_without_values_needs_no_file_beside_it(compile_file):
-    assert compile_file('{"tag": "t1"}', values=None)[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -90,13 +90,3 @@ def test_an_absent_environment_is_named_before_anything_runs(run_line, tmp_path,
     monkeypatch.setattr(environments, "python_of", lambda name: tmp_path / ".venvs" / name / "bin" / "python")
     assert run_line(REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml") == 2
     assert "environment driver is absent, expected " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("error", "code"), [(OSError("the disk is gone"), 3), (KeyError("a defect"), 70)])
-def test_an_unforeseen_error_is_a_failure_or_a_defect_and_no_refusal(monkeypatch, tmp_path, capsys, error, code):
-    def fail(store, *, as_json):
-        raise error
-
-    monkeypatch.setattr("pipelines.models.print_models", fail)
-    assert main(["models", "--store", str(tmp_path)]) == code
-    assert str(error) in capsys.readouterr().err

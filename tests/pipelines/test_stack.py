@@ -9,7 +9,7 @@ import pytest
 
 from components.store.runs import StepNote
 from pipelines.local.demo import describe_step
-from pipelines.local.stack import JsonLines, ProcessDied, Stack, printed_json, tagged_processes
+from pipelines.local.stack import JsonLines, ProcessDied, Stack, tagged_processes
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [
@@ -56,12 +56,6 @@ def test_death_is_told_with_the_last_line_of_the_log(stack):
         stack.wait_until(lambda: False, what="nothing", seconds=120)
 
 
-def test_lines_reach_the_process_and_its_exit_code_comes_back(stack):
-    stack.start("echo", [sys.executable, "-c", "print(input()); raise SystemExit(4)"], stdin=True)
-    stack.tell("echo", "hello")
-    assert stack.wait_for_exit("echo", seconds=120) == 4
-
-
 def test_process_that_may_end_is_missed_only_when_it_failed(stack):
     stack.start("rows", [sys.executable, "-c", ""], may_end=True)
     ended = stack.start("broken", [sys.executable, "-c", "raise SystemExit(2)"], may_end=True)
@@ -98,12 +92,6 @@ def test_line_being_written_is_read_when_it_is_whole(tmp_path):
         file.write("2}\n")
     assert lines.update() == [{"a": 2}]
     assert lines.lines == [{"a": 1}, {"a": 2}]
-
-
-def test_printed_json_is_read_behind_warnings(tmp_path):
-    log = tmp_path / "a.log"
-    log.write_text('a warning\n[\n  {\n    "a": 1\n  }\n]\n')
-    assert printed_json(log) == [{"a": 1}]
 
 
 RELEASED = {"version": 2, "parity_max_abs_diff": 3e-7, "parity_rows": 4096}

@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.runtime.errors import ContractError
 from k8s.scaling.hpa import (
-    DEFAULT_DOWN,
-    DEFAULT_UP,
     Autoscaler,
     Controller,
     Metric,
@@ -107,33 +104,6 @@ def test_external_metric_is_a_total_or_a_ratio_by_its_targets_type(is_average, v
     assert Controller(spec(external)).sync(0.0, 3, pods=given_pods, readings={"queue": value}) == wanted
 
 
-def test_default_behaviour_is_the_documented_one():
-    assert DEFAULT_DOWN.stabilization_seconds == 300
-    # From 1 the default goes up by 4 pods, from 8 by 100 %, whichever is more, each 15 s.
-    controller = Controller(spec(up=DEFAULT_UP, down=DEFAULT_DOWN))
-    current, seen = 1, []
-    for turn in range(4):
-        current = controller.sync(
-            15.0 * turn,
-            current,
-            pods=pods(current),
-            readings={"queue": dict.fromkeys(map("p{}".format, range(current)), 1e4)},
-        )
-        seen.append(current)
-    assert seen == [5, 10, 20, 40]
-
-
-def test_two_policies_over_a_minute_bound_every_minute():
-    up = Rules(stabilization_seconds=0, policies=(ScalingPolicy("Percent", 100, 60), ScalingPolicy("Pods", 2, 60)))
-    controller, current, seen = Controller(spec(up=up, down=FREE_DOWN)), 1, []
-    for turn in range(13):
-        current = controller.sync(
-            15.0 * turn, current, pods=pods(current), readings={"queue": {f"p{i}": 1e4 for i in range(current)}}
-        )
-        seen.append(current)
-    assert seen == [3, 3, 3, 3, 6, 6, 6, 6, 12, 12, 12, 12, 24]
-
-
 @pytest.mark.parametrize(("select", "wanted"), [("Max", 6), ("Min", 8), ("Disabled", 10)])
 def test_select_policy_takes_the_larger_the_smaller_or_no_change(select, wanted):
     down = Rules(
@@ -158,15 +128,6 @@ def test_scale_down_waits_until_no_recommendation_of_the_window_asked_for_more()
     # The last recommendation of 8 was made at 45 s; 300 s later it no longer counts.
     assert seen[330.0] == 8
     assert seen[345.0] == 4
-
-
-def test_bounds_hold_and_a_number_outside_of_them_is_brought_back():
-    narrow = spec(least=2, most=4)
-    high, low = {"queue": {f"p{i}": 1e6 for i in range(9)}}, {"queue": {f"p{i}": 0.0 for i in range(9)}}
-    assert Controller(narrow).sync(0.0, 3, pods=pods(3), readings=high) == 4
-    assert Controller(narrow).sync(0.0, 3, pods=pods(3), readings=low) == 2
-    assert Controller(narrow).sync(0.0, 9, pods=pods(9), readings=high) == 4
-    assert Controller(narrow).sync(0.0, 1, pods=pods(1), readings=low) == 2
 
 
 policies = st.builds(
@@ -220,8 +181,3 @@ def _most(direction: Rules, numbers: list[int], is_up: bool) -> int:
         allowed.append(end - numbers[-1] if is_up else numbers[-1] - end)
     chosen = (max if direction.select == "Max" else min)(allowed)
     return max(0, chosen)
-
-
-def test_value_that_no_quantity_holds_is_refused():
-    with pytest.raises(ContractError, match="value is inf"):
-        once([math.inf])

@@ -13,10 +13,8 @@ import urllib.request
 
 import pytest
 
-from k8s.scaling.cluster import Cluster, StartTimes
 from k8s.scaling.manifests import ADAPTER, KEDA_MANIFEST, PENDING_METRIC, QUEUE_METRIC, read_queries
-from k8s.scaling.metrics import Sample, Scraper, metrics_by_pod, metrics_of_fleet
-from k8s.scaling.queueing import PodQueue, PodSettings
+from k8s.scaling.metrics import Sample, metrics_by_pod, metrics_of_fleet
 from tests.support.processes import wait_for
 
 SEEDS = range(4)
@@ -115,18 +113,6 @@ def test_metrics_are_what_a_real_prometheus_answers_to_the_shipped_queries(prome
             assert fleet == (None if expected is None else pytest.approx(expected, rel=1e-9, abs=1e-12))
             num_values += len(theirs)
     assert num_values >= 200, "the moments found too little to say anything"
-
-
-def test_query_sees_the_samples_of_the_window_once_they_are_old_enough():
-    cluster = Cluster(StartTimes(), 1, lambda now: PodQueue(PodSettings(), lambda rows: 1.0, now), lambda number: 0.0)
-    cluster.start_at_once(1)
-    scraper = Scraper()
-    for turn in range(1, 8):
-        scraper.scrape(cluster.pods[0], 15.0 * turn)
-    (seen,) = scraper.visible(105.5).values()
-    assert [sample.milliseconds for sample in seen] == [60_000, 75_000, 90_000]
-    assert len(scraper.visible(106.0)["triton-0"]) == 4
-    assert scraper.visible(200.0) == {}
 
 
 def test_without_enough_samples_there_is_no_value_and_without_requests_it_is_zero():

@@ -88,15 +88,6 @@ def test_request_that_waited_too_long_is_refused_when_its_turn_comes():
     assert pod.waits == pytest.approx([0.0, 1.0])
 
 
-def test_counters_know_a_request_only_when_it_is_answered():
-    pod = queue(instances=1)
-    pod.offer([0.0, 0.5], 1, [1.0] * 2)
-    pod.advance(1.9)
-    assert (pod.counters.answered, pod.num_queued, pod.num_inside) == (0, 1, 2)
-    pod.advance(2.1)
-    assert (pod.counters.answered, pod.num_queued, pod.num_inside) == (1, 0, 1)
-
-
 @settings(deadline=None)
 @given(
     gaps=st.lists(st.floats(0, 3), max_size=60),

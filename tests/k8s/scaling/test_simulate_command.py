@@ -64,12 +64,6 @@ def test_default_service_times_are_those_for_which_the_shipped_target_was_chosen
     assert times.what in printed
 
 
-def test_targets_come_before_the_manifests_and_keda_has_its_own_manifest(short, capsys):
-    line = ["simulate", "--trace", short, "--scaler", "keda"]
-    assert main([*line, "--target-queue-microseconds", "1500", "--target-pending", "3"]) == 0
-    assert "queue target 1,500 us" in capsys.readouterr().out
-
-
 def test_manifest_without_optional_fields_means_kubernetes_defaults(tmp_path):
     def bare(spec):
         del spec["behavior"], spec["minReplicas"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,11 +57,6 @@ def test_requests_are_all_accounted_for_and_the_same_seed_gives_the_same_run():
     assert first.counters != other.counters
 
 
-def test_arrivals_do_not_depend_on_the_autoscaler():
-    trace = steps(30, 100)
-    assert simulated(trace, target=1_000).num_arrived == simulated(trace, target=1_000_000).num_arrived
-
-
 def test_hpas_metrics_are_the_simulated_pods_own_truth():
     outcome = simulated(steps(60, seconds=900), target=10_000_000, initial_replicas=2)
     means = [moment.metrics[QUEUE] for moment in outcome.moments[10:]]
@@ -97,31 +91,6 @@ def test_node_without_pods_is_removed_after_its_idle_time_and_counted_until_then
     # Gone at 15 s (5 s of pause, seen at the next look), idle for 120 s.
     assert cluster.node_hours(3600.0) * 3600 == pytest.approx(3600 + 135)
     assert cluster.pod_hours(3600.0) * 3600 == pytest.approx(3600 + 15)
-
-
-def test_two_slices_of_one_node_need_one_node():
-    cluster = Cluster(QUICK, 2, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0)
-    cluster.start_at_once(4)
-    assert len(cluster.nodes) == 2
-
-
-def test_second_slice_of_a_fresh_node_waits_for_the_image_too():
-    cluster = Cluster(QUICK, 2, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0)
-    cluster.scale(0.0, 1)
-    cluster.scale(70.0, 2)
-    # Node 60 s, its one pull 30 s, start 10 s, readiness 5 s.
-    assert [pod.ready_at for pod in cluster.pods] == [105.0, 105.0]
-    cluster.scale(70.0, 1)
-    cluster.settle(85.0)
-    cluster.scale(200.0, 2)
-    assert [pod.ready_at for pod in cluster.pods] == [105.0, 215.0]
-
-
-def test_metric_that_is_not_simulated_is_refused_and_not_a_silent_standstill():
-    spec = read_autoscaler(HPA_MANIFEST)
-    strange = replace(spec, metrics=(replace(spec.metrics[0], name="queue_depth"),))
-    with pytest.raises(ContractError, match="metric is queue_depth"):
-        Simulation(steps(1), strange, Settings(service_times=TIMES))
 
 
 def test_recorded_trace_is_read_as_it_was_written(tmp_path):
