@@ -61,7 +61,6 @@ class Pod:
     queue: PodQueue
     scrape_offset: float
     leaving_at: float = math.inf
-    gone_at: float = math.inf
 
     def seen(self, now: float) -> hpa.PodStatus:
         """What the autoscaler's controller sees of it."""
@@ -123,7 +122,6 @@ class Cluster:
             and (now < pod.ready_at or (now >= pod.leaving_at + self.times.stop and not pod.queue.num_inside))
         ]
         for pod in gone:
-            pod.gone_at = now
             self._pod_seconds += now - pod.created_at
             self.pods.remove(pod)
             pod.node.pods -= 1

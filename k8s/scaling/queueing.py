@@ -32,10 +32,7 @@ class Counters:
     """Triton's counters of one model in one pod; times in seconds."""
 
     answered: int = 0
-    rows: int = 0
-    batches: int = 0
     queue_seconds: float = 0.0
-    compute_seconds: float = 0.0
     refused: int = 0
     """Requests that found the queue full."""
     timed_out: int = 0
@@ -51,9 +48,7 @@ class _Batch(NamedTuple):
 
     end: float
     requests: int
-    rows: int
     queue_seconds: float
-    compute_seconds: float
 
 
 @dataclass
@@ -161,8 +156,7 @@ class PodQueue:
             return
         seconds = self.seconds_of(rows) * multiple
         heapreplace(self._free, start + seconds)
-        # Every request of a batch is counted with the batch's time, as Triton does.
-        self._running.append(_Batch(start + seconds, count, rows, waited, seconds * count))
+        self._running.append(_Batch(start + seconds, count, waited))
 
     def _count_ended_batches(self, until: float) -> None:
         """Counts the batches that ended: Triton counts a request when it is answered."""
@@ -170,13 +164,8 @@ class PodQueue:
         if not ended:
             return
         self._running = [batch for batch in self._running if batch.end > until]
-        _, requests, rows, queued, computed = zip(*ended)
-        counters = self.counters
-        counters.answered += sum(requests)
-        counters.rows += sum(rows)
-        counters.batches += len(ended)
-        counters.queue_seconds += sum(queued)
-        counters.compute_seconds += sum(computed)
+        self.counters.answered += sum(batch.requests for batch in ended)
+        self.counters.queue_seconds += sum(batch.queue_seconds for batch in ended)
 
     def _forget_past_requests(self) -> None:
         """Forgets the requests that are past."""

@@ -46,7 +46,6 @@ class SyncState:
     seconds: float
     wanted: int
     ready: int
-    existing: int
     metrics: dict[str, float | None]
     """As the controller sees them: the mean over pods, or the one value."""
 
@@ -176,7 +175,7 @@ class Simulation:
         readings = self._readings(now, {pod.name for pod in pods})
         self._wanted = self._controller.sync(now, self._wanted, pods=[pod.seen(now) for pod in pods], readings=readings)
         metrics = {name: _mean_reading(reading) for name, reading in readings.items()}
-        self.outcome.moments.append(SyncState(now, self._wanted, len(cluster.ready(now)), len(cluster.pods), metrics))
+        self.outcome.moments.append(SyncState(now, self._wanted, len(cluster.ready(now)), metrics))
         cluster.scale(now, self._wanted)
 
     def _readings(self, now: float, staying: set[str]) -> dict[str, PerPod | float | None]:

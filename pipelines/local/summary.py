@@ -7,7 +7,7 @@ the runs' notes. What does not exist is None. Drawing the page is `report`'s.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
@@ -162,8 +162,6 @@ class ReleaseNumbers:
     """How long a release took, and what callers felt during its deployment step."""
 
     version: int
-    started_at: float
-    live_at: float
     seconds: float | None
     during: TrafficDuring
     p99_ms_before: float | None
@@ -183,7 +181,6 @@ class RollbackNumbers:
     forward_at: float
     old_version_answered: bool | None
     new_version_answered: bool | None
-    rows_by_version: dict[str, int]
     during: TrafficDuring
 
 
@@ -213,7 +210,6 @@ class FeatureDriftNumbers:
 
     buckets_before: int
     """Buckets before the change in which a column drifted."""
-    buckets_after: int
     seconds: float | None
     """From the change to the end of the first bucket after it."""
     columns: dict[str, float]
@@ -268,22 +264,20 @@ def summarize(observed: Observations) -> DemoSummary:
     folders, traffic, drift_time = observed.folders, observed.traffic_summary, observed.drift_time
     releases = [Release.read(p) for p in sorted((folders.store / "releases").glob("*.json"), key=lambda p: int(p.stem))]
     decision = retrain_decision(observed.events)
-    auc, versions = auc_numbers(observed), _version_numbers(releases, read_verdicts(folders))
     trigger = TriggerNumbers(
         reason=decision["text"] if decision else None,
         runs=sum(1 for event in observed.events if event["kind"] == "run_started"),
         policies=policy_words(observed.decisions, decision),
     )
-    runs = _run_numbers(folders.store)
     last: Mapping[str, Any] = observed.timeline[-1] if observed.timeline else {}
-    return DemoSummary(
+    summary = DemoSummary(
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         bayes_auc=traffic["bayes_auc"],
         requests=traffic["requests"],
         latency_ms=traffic["latency_ms"],
         drift=traffic["drift"],
-        auc=auc,
-        versions=versions,
+        auc=auc_numbers(observed),
+        versions=_version_numbers(releases, read_verdicts(folders)),
         release=release_numbers(folders.store, observed.traffic, releases[-1].version) if releases[1:] else None,
         rollback=rollback_numbers(observed.walks, observed.traffic),
         verified=list(observed.verified),
@@ -300,9 +294,10 @@ def summarize(observed: Observations) -> DemoSummary:
         backtests=[dict(each) for each in observed.backtests],
         seconds={**observed.stage_seconds, **_event_spans(observed.events, drift_time, decision)},
         serving_parity_max_abs_diff=max((r.parity_max_abs_diff for r in releases), default=None),
-        runs=runs,
-        uncertain=list(uncertainties(observed, auc=auc, trigger=trigger, versions=versions, runs=runs)),
+        runs=_run_numbers(folders.store),
+        uncertain=[],
     )
+    return replace(summary, uncertain=list(uncertainties(observed, summary)))
 
 
 def auc_numbers(observed: Observations) -> AucNumbers:
@@ -365,7 +360,6 @@ def feature_drift(events: Lines, drift_time: float | None) -> FeatureDriftNumber
         columns[row["column"]] = max(columns.get(row["column"], 0.0), row["distance"] or 0.0)
     return FeatureDriftNumbers(
         buckets_before=len(drifted) - len(after),
-        buckets_after=len(after),
         seconds=round(after[0]["bucket_end"] - drift_time, 2) if after and drift_time is not None else None,
         columns=dict(sorted(columns.items(), key=lambda item: -item[1])),
     )
@@ -384,8 +378,6 @@ def release_numbers(store: Path, traffic: Lines, version: int) -> ReleaseNumbers
     after = [line for line in traffic if line["time"] > live_at + 1][:SECONDS_BESIDE_RELEASE]
     return ReleaseNumbers(
         version=version,
-        started_at=started_at,
-        live_at=live_at,
         seconds=note.seconds,
         during=_traffic_during(_overlapping(traffic, started_at, live_at)),
         p99_ms_before=_median_p99(before),
@@ -399,10 +391,6 @@ def rollback_numbers(walks: Sequence[RollbackWalk], traffic: Lines) -> RollbackN
         return None
     back, forward = walks
     during = _overlapping(traffic, back.started_at, forward.answered_at or forward.ended_at)
-    rows: dict[str, int] = {}
-    for line in during:
-        for version, count in line["versions"].items():
-            rows[version] = rows.get(version, 0) + count
     return RollbackNumbers(
         from_version=forward.version,
         to_version=back.version,
@@ -412,7 +400,6 @@ def rollback_numbers(walks: Sequence[RollbackWalk], traffic: Lines) -> RollbackN
         forward_at=forward.started_at,
         old_version_answered=back.was_answered,
         new_version_answered=forward.was_answered,
-        rows_by_version=dict(sorted(rows.items())),
         during=_traffic_during(during),
     )
 
@@ -458,19 +445,13 @@ def journal_events(store: Path) -> list[dict[str, Any]]:
     ]
 
 
-def uncertainties(
-    observed: Observations,
-    *,
-    auc: AucNumbers,
-    trigger: TriggerNumbers,
-    versions: Sequence[VersionNumbers],
-    runs: Sequence[RunNumbers],
-) -> Iterator[str]:
+def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]:
     """What the demo's rows were too few to tell, one sentence each; empty where all is clear."""
-    for version in versions:
+    auc = summary.auc
+    for version in summary.versions:
         if version.gate == "inconclusive":
             yield f"the gate of version {version.version} is {version.reason}"
-    for run in runs:
+    for run in summary.runs:
         if run.state == "refused" and "inconclusive" in run.reason:
             yield f"the run {run.trigger_id} released nothing: {run.reason}"
     if auc.threshold < 0.5:
@@ -483,11 +464,11 @@ def uncertainties(
         few = window["rows"] < observed.plan.window_rows or window["clicks"] < observed.plan.min_clicks
         if few or window["auc_low"] is None or window["auc_high"] - window["auc_low"] > WIDE_INTERVAL:
             yield f"the {name} auc {_auc_with_interval(window)}"
-    if trigger.reason is None:
+    if summary.trigger.reason is None:
         last = observed.timeline[-1] if observed.timeline else None
         note = f"; the last auc {_auc_with_interval(last)}" if last and last["auc"] is not None else ""
         yield f"the rows ran out before the monitor could be sure that the model is worse{note}"
-    elif auc.recovered is None and any(version.version == 2 for version in versions):
+    elif auc.recovered is None and any(version.version == 2 for version in summary.versions):
         yield "the rows ran out before version 2 could be measured"
 
 

@@ -58,7 +58,6 @@ def test_release_under_traffic_failed_no_request_and_its_p99_is_told(turned):
     assert (release["version"], release["during"]["requests_failed"]) == (2, 0)
     assert release["during"]["requests_sent"] > 0
     assert min(release["p99_ms_before"], release["during"]["p99_ms"], release["p99_ms_after"]) > 0
-    assert release["started_at"] < release["live_at"]
 
 
 def test_rollback_under_traffic_was_answered_by_the_old_version_and_failed_no_request(turned):
@@ -68,7 +67,6 @@ def test_rollback_under_traffic_was_answered_by_the_old_version_and_failed_no_re
     assert rollback["old_version_answered"]
     assert rollback["new_version_answered"]
     assert rollback["during"]["requests_failed"] == 0
-    assert rollback["rows_by_version"].keys() == {"1", "2"}
     lived = [(entry.action, entry.version) for entry in read_journal(folder / "store")]
     assert lived == [("release", 1), ("release", 2), ("rollback", 1), ("rollback", 2)]
 
