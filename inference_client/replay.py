@@ -231,6 +231,7 @@ class ReplayStatistics:
         self._said = {"requests_sent": 0, "requests_failed": 0, "rows": 0}
         """What the lines so far have counted."""
         self._second_latencies: list[float] = []
+        self._second_versions: Counter[int] = Counter()
 
     @property
     def phase(self) -> str:
@@ -243,6 +244,7 @@ class ReplayStatistics:
         self.rows += n
         self.clicks += int(request.label.sum())
         self._versions[version] += n
+        self._second_versions[version] += n
         self._second_latencies.append(latency_seconds)
         if len(self._latencies) < _MAX_LATENCIES:
             self._latencies.append(latency_seconds)
@@ -256,13 +258,15 @@ class ReplayStatistics:
         self._errors[type(error).__name__] += 1
 
     def take_second(self, time: float) -> dict[str, Any]:
-        """The line about what happened since the last one."""
+        """The line about what happened since the last one; `versions` has the rows that each answered."""
         counts = {"requests_sent": self.sent, "requests_failed": self.failed, "rows": self.rows}
         line: dict[str, Any] = {name: count - self._said[name] for name, count in counts.items()}
         latencies, self._second_latencies = self._second_latencies, []
         self._said = counts
         percentiles = {f"p{p}_ms": _milliseconds(latencies, p) for p in (50, 99)}
-        return {"time": round(time, 3), "phase": self.phase, **line, **percentiles}
+        versions = {str(version): rows for version, rows in sorted(self._second_versions.items())}
+        self._second_versions.clear()
+        return {"time": round(time, 3), "phase": self.phase, **line, **percentiles, "versions": versions}
 
     def summary(self) -> dict[str, Any]:
         """Everything counted; None where a number is undefined.

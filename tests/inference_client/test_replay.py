@@ -203,9 +203,10 @@ def test_lines_report_a_second_and_start_anew(play):
         "rows": 100,
         "p50_ms": pytest.approx(1.0),
         "p99_ms": pytest.approx(1.0),
+        "versions": {"1": 100},
     }
     empty = replay.statistics.take_second(2.0)
-    assert (empty["rows"], empty["p50_ms"]) == (0, None)
+    assert (empty["rows"], empty["p50_ms"], empty["versions"]) == (0, None, {})
 
 
 @pytest.mark.parametrize(
