@@ -11,13 +11,12 @@ import argparse
 import logging
 from pathlib import Path
 
+from components.deployment.repository.triton_config import DEVICES, SERVERS, ServingOptions
 from components.runtime.errors import Refused
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import parse_bool
 from components.store import runs
 
-SERVERS = ("python", "onnxruntime")
-DEVICES = ("cpu", "gpu")
 ROLLOUTS = {"full": "serves", "canary": "is a canary", "shadow": "scores in the shadow"}
 
 
@@ -88,7 +87,6 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     from components.contracts.manifests import Model, RawDataset, Verdict
     from components.deployment.canary.steps import FIRST_SHARE, start
     from components.deployment.release import ReleaseSettings, release
-    from components.deployment.repository.triton_config import ServingOptions
     from components.deployment.servers import parse_urls
     from components.storage.uris import local_path
 

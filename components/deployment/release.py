@@ -62,11 +62,6 @@ class ReleaseSettings(SiteSettings):
     num_kept: int = 3
     """Versions kept in the repository, the live and the previous one among them."""
 
-    def __post_init__(self) -> None:
-        """Refuses to keep too few."""
-        if self.num_kept < 2:
-            raise ContractError(f"num_kept is {self.num_kept}, expected at least 2 (live and previous)")
-
 
 class StaleVerdict(Refused):
     """The verdict compared with a model that is not the live one any more: the candidate must be judged again."""
@@ -152,11 +147,11 @@ def check_belonging(model: Model, verdict: Verdict, *, override: str | None = No
 
 
 def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *, override: str | None = None) -> None:
-    """Returns if the candidate may take the live version's place; asked before anything is built.
+    """Returns if the candidate may take the live version's place; checked before anything is built.
 
     A verdict compares with one champion. If another model went live since (two runs at once: one wins), it says nothing
     of the exchange that a release would make, so the loser is refused and must be judged again. A run that named its
-    champion, or asked for none, has chosen what to compare with.
+    champion, or wanted none, has chosen what to compare with.
 
     Raises:
         ContractError: the live version is of another kind of server.

@@ -28,16 +28,13 @@ from components.store.promotion_journal import Promotion
 logger = logging.getLogger(__name__)
 
 
-def rollback(
-    settings: SiteSettings, *, to_version: int | None = None, reason: str, trigger_id: str | None = None
-) -> Promotion:
+def rollback(settings: SiteSettings, *, to_version: int | None = None, reason: str) -> Promotion:
     """The journal's entry that made the version live; an older entry where withdrawing a killed deployment was enough.
 
     Args:
         settings: Where, and for whom.
         to_version: The version wanted; None = see the module.
         reason: Why, for the journal.
-        trigger_id: The request that it answers; None = a person's.
 
     Raises:
         ContractError: there is no such version, its graph is damaged, or no copy of it is left.
@@ -51,7 +48,7 @@ def rollback(
         if site.recovered and to_version in (None, live.version):
             return live
         target = _target_release(site, live, to_version if to_version is not None else _replaced_by(live))
-        line = site.entry(promotion_journal.ROLLBACK, target, reason=reason, trigger_id=trigger_id)
+        line = site.entry(promotion_journal.ROLLBACK, target, reason=reason)
         line = make_live(site, target, line, options=options_for(site, target.version))
         logger.info("rolled back from version %d to %d: %s", live.version, line.version, reason)
         return line

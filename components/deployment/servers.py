@@ -1,7 +1,7 @@
-"""The running servers of a deployment: which there are, what is asked of one, and whether it answers correctly.
+"""The running servers of a deployment: which there are, what they can do, and whether one answers correctly.
 
 A server's readiness is not trusted: with a dead Python stub it still reports ready. Hence the golden rows.
-`triton_client.Triton` is the real `RunningServer`. What servers are asked to load is decided by `switch`.
+`triton_client.Triton` is the real `RunningServer`. What servers load is decided by `switch`.
 
 Addresses are a list, or every address that a name resolves to. `dns:///triton-headless:8001` is a Kubernetes headless
 Service with one address per pod. It needs `publishNotReadyAddresses: true`: a pod that read the old configuration while
@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from components.deployment.graph.parity import TOLERANCE, GoldenRows, check_scores
+from components.deployment.graph.parity import GoldenRows, check_scores
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 logger = logging.getLogger(__name__)
@@ -141,12 +141,12 @@ def probe(server: RunningServer, name: str, *, version: int, golden: GoldenRows,
         PermanentError: another version answered, or a score is off by more than the tolerance.
     """
     # In a new order each time, so that the model answers: a response cache recognises requests by their bytes.
-    asked = golden.take(np.random.default_rng().permutation(len(golden)))
-    scores, answered = server.infer(name, asked.dense, asked.categorical, version=version if named else None)
+    rows = golden.take(np.random.default_rng().permutation(len(golden)))
+    scores, answered = server.infer(name, rows.dense, rows.categorical, version=version if named else None)
     if answered != version:
         raise PermanentError(f"triton {server.url} answered {name} from version {answered}, expected {version}")
     try:
-        check_scores(scores, asked, tolerance=TOLERANCE, source=f"version {version} of {name} on {server.url}")
+        check_scores(scores, rows, source=f"version {version} of {name} on {server.url}")
     except ContractError as error:
         raise PermanentError(str(error)) from error
 

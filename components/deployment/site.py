@@ -5,7 +5,7 @@ announced in the journal before any server hears of it, and withdrawn there if i
 
 A journal that ends with an intent means a deployment at work, which holds the lock, or a killed one. Whoever opens the
 site next goes back, never forward: the configuration that the intent found is written again, every server is notified
-and asked, then the intent is withdrawn. A killed release thus costs its version number, and the step that is retried
+and probed, then the intent is withdrawn. A killed release thus costs its version number, and the step that is retried
 releases the same model under the next one. A recovery that is killed itself begins anew.
 """
 
@@ -255,7 +255,7 @@ def opened(settings: SiteSettings) -> Iterator[Site]:
         patience.until_done(lambda: stack.enter_context(repository.locked()), patience.lock_seconds)
         interrupted = promotion_journal.interrupted(settings.store)
         if interrupted:
-            # Before the servers are asked: one that starts meanwhile must find what the journal calls live.
+            # Before the servers are reached: one that starts meanwhile must find what the journal calls live.
             _repair_repository(repository, interrupted)
         fleet = Fleet(settings.triton_urls, settings.connect, patience=patience, resolve=settings.resolve)
         stack.enter_context(closing(fleet))

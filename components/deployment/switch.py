@@ -7,9 +7,9 @@ The rehearsal (about 0.3 s with traffic beside it) is there because Triton gives
 highest one the moment it is loaded: whatever a load can reveal must be revealed before the real name is touched.
 
 The one atomic write is the configuration: from then on a server that starts serves the new version, and every running
-one is notified, one after another, waited for, and asked golden rows; servers that appear meanwhile too. Triton itself
-drains: a version that leaves answers what it has begun. Any failure, of the record too, leads every server back, and
-asks whether the version before answers again.
+one is notified, one after another, waited for, and probed with golden rows; servers that appear meanwhile too. Triton
+itself drains: a version that leaves answers what it has begun. After any failure, that of the record too, every server
+is led back, and probed for the version before.
 """
 
 from __future__ import annotations

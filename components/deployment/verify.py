@@ -38,7 +38,7 @@ from components.contracts.criteo import (
 )
 from components.contracts.manifests import Model, Release
 from components.deployment.graph.export import export
-from components.deployment.graph.parity import TOLERANCE, GoldenRows, check_scores, open_graph, score
+from components.deployment.graph.parity import GoldenRows, check_scores, open_graph, score
 from components.deployment.repository.version_files import GOLDEN_FILE
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError
@@ -139,19 +139,19 @@ def verify(
             session = open_graph(graph / GRAPH_FILE)
             checks.append(_check_golden(session, graph_folder(store, version) / GOLDEN_FILE))
             for logged in read_logged_rows(lake, version):
-                rest = len(logged.asked) if limit is None else limit - num_rows
+                rest = len(logged.rows) if limit is None else limit - num_rows
                 if rest <= 0:
                     break
-                asked = logged.asked.take(slice(rest))
-                scores = score(session, asked)
-                apart = np.abs(scores.astype(np.float64) - asked.expected.astype(np.float64))
+                rows = logged.rows.take(slice(rest))
+                scores = score(session, rows)
+                apart = np.abs(scores.astype(np.float64) - rows.expected.astype(np.float64))
                 # NaN compares false with every tolerance, and must count as different.
                 apart = np.where(np.isnan(apart), np.inf, apart)
                 wrong = np.flatnonzero(apart > tolerance)
                 if len(wrong) and first is None:
                     first = _difference(logged, int(wrong[0]), float(scores[wrong[0]]))
                 files.add(logged.file)
-                num_rows += len(asked)
+                num_rows += len(rows)
                 num_different += len(wrong)
                 largest = max(largest, float(apart.max()))
     return Verification(
@@ -217,7 +217,7 @@ def _check_golden(session: Any, path: Path) -> Check:
     """Whether the graph behind `session` answers the version's golden rows as training did."""
     try:
         golden = GoldenRows.load(path)
-        largest = check_scores(score(session, golden), golden, tolerance=TOLERANCE, source="graph")
+        largest = check_scores(score(session, golden), golden, source="graph")
     except ContractError as error:
         return Check(name="golden rows", held=False, detail=str(error))
     return Check(name="golden rows", held=True, detail=f"{len(golden)} rows, largest difference {largest:.3g}")
@@ -233,7 +233,7 @@ class LoggedRows:
     """[n] row in the file, from 0."""
     log: Any
     """Arrow columns with the request and the row of the request."""
-    asked: GoldenRows
+    rows: GoldenRows
     """Raw features, and as what is expected of them the logged scores; NaN where a row was logged without one."""
 
 
@@ -268,18 +268,18 @@ def _logged_rows_of(file: Any, archived: ArchivedFile, version: int) -> Iterator
             for scored_by, score_column in pairs:
                 at = np.flatnonzero(batch.column(scored_by).fill_null(-1).to_numpy(zero_copy_only=False) == version)
                 if len(at):
-                    rows = batch.take(pa.array(at))
-                    asked = GoldenRows(
-                        dense=feature_matrix(rows, DENSE, "float32", missing=np.nan),
-                        categorical=feature_matrix(rows, CATEGORICAL, "int64", missing=MISSING_CATEGORY),
-                        expected=feature_matrix(rows, [score_column], "float32", missing=np.nan).ravel(),
+                    taken = batch.take(pa.array(at))
+                    rows = GoldenRows(
+                        dense=feature_matrix(taken, DENSE, "float32", missing=np.nan),
+                        categorical=feature_matrix(taken, CATEGORICAL, "int64", missing=MISSING_CATEGORY),
+                        expected=feature_matrix(taken, [score_column], "float32", missing=np.nan).ravel(),
                     )
-                    yield LoggedRows(file=archived.name, positions=position + at, log=rows, asked=asked)
+                    yield LoggedRows(file=archived.name, positions=position + at, log=taken, rows=rows)
             position += batch.num_rows
 
 
 def _difference(logged: LoggedRows, at: int, recomputed: float) -> ScoreDifference:
-    dense, categorical = logged.asked.dense[at].tolist(), logged.asked.categorical[at].tolist()
+    dense, categorical = logged.rows.dense[at].tolist(), logged.rows.categorical[at].tolist()
     values: dict[str, float | int | None] = {name: _finite(value) for name, value in zip(DENSE, dense)}
     values |= {name: value if value >= 0 else None for name, value in zip(CATEGORICAL, categorical)}
     return ScoreDifference(
@@ -287,7 +287,7 @@ def _difference(logged: LoggedRows, at: int, recomputed: float) -> ScoreDifferen
         position=int(logged.positions[at]),
         request_id=logged.log.column(REQUEST_ID)[at].as_py(),
         row=logged.log.column(ROW)[at].as_py(),
-        logged=_finite(float(logged.asked.expected[at])),
+        logged=_finite(float(logged.rows.expected[at])),
         recomputed=_finite(recomputed),
         values=values,
     )

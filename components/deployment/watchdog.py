@@ -1,4 +1,4 @@
-"""The watchdog: asks every Triton golden rows of what the journal calls live, and reloads what answers wrongly.
+"""The watchdog: probes every Triton with golden rows of what the journal calls live, and reloads what answers wrongly.
 
 `python -m components.deployment.watchdog --store S`. It exists because a server's own word cannot be trusted: with its
 Python stub dead, Triton (before 26.01) stays "ready" and refuses all requests. And a replica that started in the middle
@@ -6,7 +6,7 @@ of a release, unseen by it, goes on serving what it read.
 
 It heals under the deployment's lock and never waits for it: while a release is at work, the release decides what is
 served. A release that was killed is taken back (`site.opened`), so that the configuration names again what the journal
-names. A server that does not answer at all is left to its supervisor to restart, and asked again until it is back.
+names. A server that does not answer at all is left to its supervisor to restart, and probed again until it is back.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _STRIKES = 2
 """Wrong or absent answers in a row before a model is reloaded; where that does not help, it is tried again at every
 doubling of them: a model that is unloaded in each round answers nobody."""
 
-_ASKED_PER_INSTANCE = 2
+_REQUESTS_PER_INSTANCE = 2
 """Requests to each of several instances. They take turns, but a thread that comes late to the queue loses its turn:
 on a busy machine 2 of 300 requests met the instance of the request before (Triton 2.51, two instances)."""
 
@@ -137,7 +137,7 @@ class Watchdog:
     def _judge(self, server: RunningServer, name: str, version: int) -> tuple[str, str]:
         key = f"{server.url} {name}"
         try:
-            self._ask(server, name, version)
+            self._check_answers(server, name, version)
             del self._strikes[key]
             return WELL, ""
         except (TemporaryError, PermanentError) as error:
@@ -162,14 +162,14 @@ class Watchdog:
             self._strikes[key] -= 1
         return finding, f": {why}; {how}"
 
-    def _ask(self, server: RunningServer, name: str, version: int) -> None:
+    def _check_answers(self, server: RunningServer, name: str, version: int) -> None:
         """Returns if clients' requests, which name no version, are answered correctly; never by a cache.
 
-        One instance alone may be dead, and none can be asked by name, so more requests are sent than there are.
+        One instance alone may be dead, and none can be addressed, so more requests are sent than there are.
         """
         config = self._repository.read_config()
         instances = read_options(config).instances if config else 1
-        for _ in range(_ASKED_PER_INSTANCE * instances if instances > 1 else 1):
+        for _ in range(_REQUESTS_PER_INSTANCE * instances if instances > 1 else 1):
             probe(server, name, version=version, golden=self._golden(version), named=False)
 
     def _heal(self, server: RunningServer, name: str) -> tuple[str, str]:
@@ -198,7 +198,7 @@ class Watchdog:
             if load:
                 server.load(name)
                 wait_until_ready(server, name, version, self.site.patience)
-            self._ask(server, name, version)
+            self._check_answers(server, name, version)
         except (TemporaryError, PermanentError) as error:
             return str(error)
         return None

@@ -56,7 +56,7 @@ class Promotion:
     """The retrain request that it answers; None = nobody's but a person's."""
     reason: str
     who: str | None = None
-    """The person or pipeline run that asked."""
+    """The person or pipeline run that did it."""
     decision: str | None = None
     """The verdict on the model; None where none was needed."""
     parent_model_id: str | None = None

@@ -73,15 +73,6 @@ def test_shadow_is_drawn_without_regard_to_the_arm():
         assert abs(found - expected) <= 4 * math.sqrt(expected)
 
 
-def test_another_salt_draws_anew():
-    keys = [f"k{i}" for i in range(NUM_KEYS)]
-    first, second = (
-        [plan(canary_share=0.25, salt=salt).arm_for(key) == CANARY for key in keys] for salt in ("one", "two")
-    )
-    for found, expected in _counts(first, second).values():
-        assert abs(found - expected) <= 4 * math.sqrt(expected)
-
-
 @given(key=st.text(), request=st.text())
 def test_shadow_is_always_the_other_arm(key, request):
     one = plan(canary_share=0.5, shadow_share=1.0)

@@ -11,22 +11,16 @@ from components.deployment.triton_client import Triton
 from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.scoring import ClientSettings, ScoringClient
 from tests.support.processes import wait_for
+from tests.support.serving_double import AlteredDouble
 
 
 def live_version(client, rows):
     return client.infer(MODEL_NAME, *rows)[1]
 
 
-class Altered:
-    """A real connection of which the test changes one method."""
-
-    def __init__(self, url, **methods):
-        self._real = Triton(url)
-        for name, method in methods.items():
-            setattr(self, name, lambda *a, method=method, **k: method(self._real, *a, **k))
-
-    def __getattr__(self, name):
-        return getattr(self._real, name)
+def Altered(url, **methods):  # noqa: N802
+    """A real connection of which the test changes some methods."""
+    return AlteredDouble(Triton(url), **methods)
 
 
 class Traffic:

@@ -84,3 +84,15 @@ class ServerDouble:
                 more = 'reason="BACKEND",' if counter == "failure" else ""
                 lines.append(f'{name}{{model="{model}",{more}version="{version}"}} {value:g}')
         return "\n".join(lines) + "\n"
+
+
+class AlteredDouble:
+    """A server of which the test changes some methods; each gets the server itself first."""
+
+    def __init__(self, real, **methods):
+        self._real = real
+        for name, method in methods.items():
+            setattr(self, name, lambda *a, method=method, **k: method(real, *a, **k))
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)

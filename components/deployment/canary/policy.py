@@ -106,6 +106,14 @@ class BothCounts:
     canary: ArmCounts
 
 
+_BOUNDS = (
+    (("min_pairs", "max_looks", "min_requests"), 0, math.inf),
+    (("alpha", "growth_alpha", "error_alpha"), 0, 0.5),
+    (("auc_margin", "log_loss_margin", "error_margin"), 0, 1),
+    (("max_latency_ratio",), 1, math.inf),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CanaryPolicy:
     """When a canary grows and when it ends."""
@@ -140,17 +148,10 @@ class CanaryPolicy:
             raise ContractError(f"shares are {self.shares}, expected growing ones above 0")
         if self.shares[-1] >= 1:
             raise ContractError(f"shares are {self.shares}, expected all below 1: the last step is the release")
-        for name in ("min_pairs", "max_looks", "min_requests"):
-            if getattr(self, name) < 1:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 1")
-        for name in ("alpha", "growth_alpha", "error_alpha"):
-            if not 0 < getattr(self, name) < 0.5:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0 and less than 0.5")
-        for name in ("auc_margin", "log_loss_margin", "error_margin"):
-            if not 0 < getattr(self, name) < 1:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0 and less than 1")
-        if self.max_latency_ratio <= 1:
-            raise ContractError(f"max_latency_ratio is {self.max_latency_ratio}, expected more than 1")
+        for names, low, high in _BOUNDS:
+            for name in names:
+                if not low < (value := getattr(self, name)) < high:
+                    raise ContractError(f"{name} is {value}, expected more than {low} and less than {high}")
 
     @property
     def looks(self) -> tuple[int, ...]:

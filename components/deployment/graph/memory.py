@@ -1,4 +1,4 @@
-"""What serving a graph takes in memory, and whether the target has it: asked before anything is staged.
+"""What serving a graph takes in memory, and whether the target has it: checked before anything is staged.
 
 Takes a graph's files, gives a sum of named addends (`memory_needed`) and a refusal with all its numbers
 (`check_fits`). The factors are measurements of ONNX Runtime's CPU provider and of Triton's processes. No GPU was there
@@ -22,7 +22,7 @@ MIG_SLICES = {
     "1g.10gb": 9.5, "1g.20gb": 19.5, "2g.20gb": 19.5, "3g.40gb": 39.25, "4g.40gb": 39.25, "7g.80gb": 78.75,
     "1g.6gb": 5.81, "2g.12gb": 11.69, "4g.24gb": 23.44,
 }  # fmt: skip
-"""GiB of each MIG profile of A100 40 GB, of A100 and H100 80 GB, and of A30, as `nvidia-smi mig -lgip` tells them;
+"""GiB of each MIG profile of A100 40 GB, of A100 and H100 80 GB, and of A30, as `nvidia-smi mig -lgip` lists them;
 where cards or drivers differ, the least."""
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|k|M|G|T|)")

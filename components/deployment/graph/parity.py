@@ -1,8 +1,8 @@
-"""The proof that the graph says on raw rows what training said on encoded ones.
+"""The proof that the graph gives raw rows the scores that training gave encoded ones.
 
 Takes the raw held-out rows and the scores that evaluation kept of them (made by NVTabular's encoding and the
 training side's network), runs the graph in this process on one thread, and refuses above `TOLERANCE`. A sample of
-the rows goes with the version as its golden rows, so that a served model can be asked the same questions later.
+the rows goes with the version as its golden rows, so that a served model can be probed with them later.
 """
 
 from __future__ import annotations
@@ -151,24 +151,22 @@ def score(session: Any, rows: GoldenRows, *, batch_rows: int = MAX_BATCH_ROWS) -
     return np.concatenate(parts)
 
 
-def prove_parity(session: Any, rows: GoldenRows, *, tolerance: float = TOLERANCE) -> float:
+def prove_parity(session: Any, rows: GoldenRows) -> float:
     """The largest difference between the graph and the expected scores of `rows`.
 
     Also scores a sample row by row: how a batch is cut must not change an answer.
 
     Raises:
-        ContractError: a difference is above `tolerance`, or not a number; names the row and its values.
+        ContractError: a difference is above `TOLERANCE`, or not a number; names the row and its values.
     """
-    largest = check_scores(score(session, rows), rows, tolerance=tolerance, source="graph")
+    largest = check_scores(score(session, rows), rows, source="graph")
     sample = rows.sample()
     for batch_rows in (1, 7):
-        check_scores(
-            score(session, sample, batch_rows=batch_rows), sample, tolerance=tolerance, source="graph in parts"
-        )
+        check_scores(score(session, sample, batch_rows=batch_rows), sample, source="graph in parts")
     return largest
 
 
-def check_scores(scores: NDArray[np.float32], rows: GoldenRows, *, tolerance: float, source: str) -> float:
+def check_scores(scores: NDArray[np.float32], rows: GoldenRows, *, source: str) -> float:
     """The largest difference between `scores` and what `rows` expect.
 
     Raises:
@@ -179,11 +177,11 @@ def check_scores(scores: NDArray[np.float32], rows: GoldenRows, *, tolerance: fl
     differences = np.abs(scores.astype(np.float64) - rows.expected.astype(np.float64))
     # NaN must lose: it compares false with every tolerance.
     worst = int(np.argmax(np.where(np.isnan(differences), np.inf, differences)))
-    if not differences[worst] <= tolerance:
+    if not differences[worst] <= TOLERANCE:
         got, expected = scores[worst], rows.expected[worst]
         values = dict(zip(DENSE, rows.dense[worst].tolist())) | dict(zip(CATEGORICAL, rows.categorical[worst].tolist()))
         raise ContractError(
             f"{source} differs from the training-side score by {differences[worst]:.3g} at row {worst} "
-            f"({got:.7f} instead of {expected:.7f}), expected at most {tolerance:g}; the row is {values}"
+            f"({got:.7f} instead of {expected:.7f}), expected at most {TOLERANCE:g}; the row is {values}"
         )
     return float(differences[worst])

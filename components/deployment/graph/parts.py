@@ -96,7 +96,7 @@ class Parts:
             [_value(PROBABILITY_OUTPUT)],
             initializer=[],
         )
-        # Sizes are asked of the pieces: a message of 2 GB and more cannot be asked for its own.
+        # The sizes of the pieces are added up: protobuf fails on the size of a message of 2 GB and more.
         size = sum(part.ByteSize() for part in (*self._constants, *tables, *self.nodes))
         if size > MAX_MESSAGE_BYTES:
             raise ContractError(

@@ -96,7 +96,7 @@ def triton_config(
         name: Triton's name of the model.
         options: How it is served.
         versions: Versions to load; the highest answers requests that name none.
-        warmup: Rows asked of every version before it is ready.
+        warmup: Rows that every version must score before it is ready.
 
     Raises:
         ContractError: no versions, or one below 1.

@@ -8,8 +8,6 @@ import shutil
 from collections import Counter
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
@@ -28,7 +26,8 @@ from components.store.models import keep_verdict
 from components.store.promotion_journal import canary_at_work, current, read_entries
 from tests.support.clocks import Clock
 from tests.support.crashes import Killed
-from tests.support.serving_double import ServerDouble
+from tests.support.serving_double import AlteredDouble, ServerDouble
+from tests.support.shadow_rows import write_shadow_rows
 
 POLICY = CanaryPolicy(min_pairs=400, max_looks=3, auc_margin=0.05, log_loss_margin=0.05, min_requests=50)
 URLS = ("a:1", "b:1")
@@ -128,21 +127,17 @@ class Place:
             for arm, noise in (("stable", stable_noise), ("canary", canary_noise))
         }
         by_canary = random.random(num_rows) < 0.3
-        table = pa.table(
-            {
-                "label": pa.array((random.random(num_rows) < 1 / (1 + np.exp(-truth))).astype(np.int32)),
-                "request_id": [f"{self.evidence_files}-{i}" for i in range(num_rows)],
-                "row": pa.array(np.zeros(num_rows, np.int32)),
-                "event_time": pa.array([self.clock.moment()] * num_rows, pa.timestamp("us", tz="UTC")),
-                "model_version": pa.array(np.where(by_canary, plan.canary.version, plan.stable.version), pa.int32()),
-                "score": np.where(by_canary, scores["canary"], scores["stable"]),
-                "shadow_version": pa.array(np.where(by_canary, plan.stable.version, plan.canary.version), pa.int32()),
-                "shadow_score": np.where(by_canary, scores["stable"], scores["canary"]),
-            }
+        write_shadow_rows(
+            self.archive / f"day={self.clock.moment().date()}" / f"part-{self.evidence_files}.parquet",
+            label=(random.random(num_rows) < 1 / (1 + np.exp(-truth))).astype(np.int32),
+            request_id=[f"{self.evidence_files}-{i}" for i in range(num_rows)],
+            row=0,
+            event_time=self.clock.moment(),
+            model_version=np.where(by_canary, plan.canary.version, plan.stable.version),
+            score=np.where(by_canary, scores["canary"], scores["stable"]),
+            shadow_version=np.where(by_canary, plan.stable.version, plan.canary.version),
+            shadow_score=np.where(by_canary, scores["stable"], scores["canary"]),
         )
-        folder = self.archive / f"day={self.clock.moment().date()}"
-        folder.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, folder / f"part-{self.evidence_files}.parquet")
         self.evidence_files += 1
 
     def until_over(self, **changes):
@@ -330,13 +325,6 @@ def test_it_holds_while_a_server_cannot_be_read_or_none_is_named(place):
     assert place.step().action == "grown"
 
 
-def test_a_baseline_that_is_missing_is_taken_first(place):
-    start(*place.candidates[2], place.release_settings())
-    assert place.plan().baseline == {}
-    assert place.step().reason == "counting errors and latency from now on"
-    assert set(place.plan().baseline) == set(URLS)
-
-
 def test_evidence_of_an_earlier_stage_does_not_count(place):
     place.start()
     place.requests()
@@ -474,35 +462,23 @@ def test_an_abort_takes_back_what_a_killed_start_had_published(place):
     assert place.plan().canary is None
 
 
-def test_a_server_that_restarted_without_the_canary_gets_it_back(place):
-    place.start()
-    version = place.plan().canary.version
-    place.servers["a:1"].restart()
-    assert CANARY_NAME not in place.servers["a:1"].models
-    place.step()
-    assert set(place.servers["a:1"].models[CANARY_NAME]) == {version}
-
-
 @pytest.mark.parametrize("fault", ["refused", "wrong"])
 def test_a_canary_that_a_restarted_server_refuses_or_answers_wrongly_is_aborted(place, fault):
     place.start()
     server = place.servers["a:1"]
     server.restart()
 
-    class Faulty:
-        def load(self, name):
-            if fault == "refused" and name == CANARY_NAME:
-                raise PermanentError("no room")
-            server.load(name)
+    def refuse(real, name):
+        if name == CANARY_NAME:
+            raise PermanentError("no room")
+        real.load(name)
 
-        def infer(self, name, dense, categorical, *, version=None):
-            scores, answered = server.infer(name, dense, categorical, version=version)
-            return scores + np.float32(0.25 * (name == CANARY_NAME)), answered
+    def answer_wrongly(real, name, *rows, version=None):
+        scores, answered = real.infer(name, *rows, version=version)
+        return scores + np.float32(0.25 * (name == CANARY_NAME)), answered
 
-        def __getattr__(self, name):
-            return getattr(server, name)
-
-    found = place.step(connect=lambda url: Faulty() if url == "a:1" else place.servers[url])
+    faulty = AlteredDouble(server, **({"load": refuse} if fault == "refused" else {"infer": answer_wrongly}))
+    found = place.step(connect=lambda url: faulty if url == "a:1" else place.servers[url])
     assert found.action == "aborted"
     assert ("no room" if fault == "refused" else "differs from the training-side score") in found.reason
     assert place.until_over().action == "ended"
@@ -527,20 +503,13 @@ def test_what_happened_while_the_evidence_was_read_is_not_overridden(place):
 
 
 def test_a_start_that_a_server_refuses_changes_nothing(place):
-    class Refusing:
-        def __init__(self, real):
-            self._real = real
-
-        def load(self, name):
-            if name == CANARY_NAME:
-                raise PermanentError("no room")
-            self._real.load(name)
-
-        def __getattr__(self, name):
-            return getattr(self._real, name)
+    def refuse(real, name):
+        if name == CANARY_NAME:
+            raise PermanentError("no room")
+        real.load(name)
 
     def connect(url):
-        return Refusing(place.servers[url]) if url == "b:1" else place.servers[url]
+        return AlteredDouble(place.servers[url], load=refuse) if url == "b:1" else place.servers[url]
 
     with pytest.raises(PermanentError, match="no room"):
         start(*place.candidates[2], place.release_settings(connect=connect))

@@ -9,8 +9,6 @@ import time
 from datetime import datetime, timezone
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.manifests import Release
@@ -32,6 +30,7 @@ from components.store.traffic_plan import Arm
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.scoring import shadow_of
 from tests.support.processes import wait_for
+from tests.support.shadow_rows import write_shadow_rows
 
 pytestmark = pytest.mark.e2e
 
@@ -111,23 +110,17 @@ class Load:
         by = np.repeat([found.model_version for _, found, _ in pairs], ROWS)
         other = np.repeat([answer.model_version for _, _, answer in pairs], ROWS)
         truth = np.where(by == self._truth, served, shadow)
-        table = pa.table(
-            {
-                "label": pa.array((random.random(len(by)) < truth).astype(np.int32)),
-                "request_id": np.repeat([name for name, _, _ in pairs], ROWS),
-                "row": pa.array(np.tile(np.arange(ROWS), len(pairs)), pa.int32()),
-                "event_time": pa.array([now] * len(by), pa.timestamp("us", tz="UTC")),
-                "model_version": pa.array(by, pa.int32()),
-                "score": served,
-                "shadow_version": pa.array(other, pa.int32()),
-                "shadow_score": shadow,
-            }
+        write_shadow_rows(
+            self._archive / f"day={now.date()}" / f"part-{self.files}.parquet",
+            label=(random.random(len(by)) < truth).astype(np.int32),
+            request_id=np.repeat([name for name, _, _ in pairs], ROWS),
+            row=np.tile(np.arange(ROWS), len(pairs)),
+            event_time=now,
+            model_version=by,
+            score=served,
+            shadow_version=other,
+            shadow_score=shadow,
         )
-        folder = self._archive / f"day={now.date()}"
-        folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f".part-{self.files}"
-        pq.write_table(table, aside)
-        aside.rename(folder / f"part-{self.files}.parquet")
         self.files += 1
 
 
@@ -186,24 +179,6 @@ def test_a_better_canary_goes_from_one_percent_to_all_with_no_failed_request(
     assert current(settings.store).version == 2
     assert not client.is_ready(CANARY_NAME, 2)
     assert client.infer(MODEL_NAME, *raw_rows(3))[1] == 2
-
-
-def test_a_worse_canary_is_aborted_under_load_with_no_failed_request(
-    beside, triton, client, raw_rows, tmp_path, settings
-):
-    canary_settings = beside(share=0.25)
-    steps = []
-    load = Load(triton.grpc_url, open_objects(settings.repository), tmp_path / "archive", raw_rows, truth=1)
-    with load:
-        watched(canary_settings, lambda step: steps.append(step.action))
-    assert [s for s in dict.fromkeys(steps) if s not in ("held", "draining")] == ["aborted", "ended"]
-    assert (load.failures, load.fallbacks) == ([], {})
-    assert set(load.unversioned) == {1}
-    assert 2 in load.versions, "it did take traffic"
-    last = read_entries(settings.store)[-1]
-    assert (last.action, last.version) == ("canary_ended", 2)
-    assert current(settings.store).version == 1
-    assert not client.is_ready(CANARY_NAME, 2)
 
 
 def test_the_command_line_starts_from_the_store_alone_and_says_what_it_did_in_json(

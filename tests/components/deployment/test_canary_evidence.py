@@ -8,7 +8,6 @@ from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -25,28 +24,19 @@ from components.runtime.errors import ContractError, TemporaryError
 from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
 from components.store.traffic_plan import Arm
+from tests.support.shadow_rows import write_shadow_rows
 
+COLUMNS = ("request_id", "row", "event_time", "label", "model_version", "score", "shadow_version", "shadow_score")
 BEGIN = datetime(2026, 1, 1, 23, 59, 30, tzinfo=timezone.utc)
 STABLE, CANARY = Arm(model_name="click_model", version=3), Arm(model_name="click_model_canary", version=4)
 
 
 def write(path, rows, *, shadow=True):
     """`rows`: (request, row, seconds after BEGIN, label, version, score, shadow version, shadow score)."""
-    columns = list(zip(*rows))
-    table = pa.table(
-        {
-            "request_id": pa.array(columns[0]),
-            "row": pa.array(columns[1], pa.int32()),
-            "event_time": pa.array([BEGIN + timedelta(seconds=s) for s in columns[2]], pa.timestamp("us", tz="UTC")),
-            "label": pa.array(columns[3], pa.int32()),
-            "model_version": pa.array(columns[4], pa.int32()),
-            "score": pa.array(columns[5], pa.float32()),
-            "shadow_version": pa.array(columns[6], pa.int32()),
-            "shadow_score": pa.array(columns[7], pa.float32()),
-        }
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table if shadow else table.drop_columns(["shadow_version", "shadow_score"]), path)
+    columns = dict(zip(COLUMNS, zip(*rows)))
+    columns["event_time"] = [BEGIN + timedelta(seconds=seconds) for seconds in columns["event_time"]]
+    kept = {name: values for name, values in columns.items() if shadow or not name.startswith("shadow")}
+    write_shadow_rows(path, **kept)
 
 
 def read(*folders, at=BEGIN):

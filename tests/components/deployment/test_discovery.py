@@ -12,7 +12,7 @@ from components.deployment import triton_client
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.servers import NotListening, Patience, parse_urls, resolve
 from components.deployment.triton_client import Triton
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, TemporaryError
 from components.store.promotion_journal import current
 from tests.support.file_triton import FileTriton
 
@@ -169,24 +169,6 @@ def test_a_release_is_none_when_every_replica_has_left_meanwhile(cluster, make_c
     with pytest.raises(TemporaryError, match="no server is left of dns:///triton-headless:8001"):
         cluster.release(make_candidate(cluster.settings.store, 1), Deleted)
     assert current(cluster.settings.store) is None
-
-
-def test_a_replica_that_fails_and_is_still_listed_rolls_every_server_back(cluster, make_candidate):
-    pods = cluster.add("10.0.0.1", "10.0.0.2", "10.0.0.3")
-    cluster.release(make_candidate(cluster.settings.store, 1))
-
-    class Failing(FileTriton):
-        def load(self, name):
-            if self.url.startswith("10.0.0.3") and name == MODEL_NAME and self.loaded() == [1] and not failures:
-                failures.append(name)
-                raise PermanentError("out of memory")
-            super().load(name)
-
-    failures = []
-    with pytest.raises(PermanentError, match="out of memory"):
-        cluster.release(make_candidate(cluster.settings.store, 2), Failing)
-    assert [pod.loaded() for pod in pods] == [[1]] * 3
-    assert current(cluster.settings.store).version == 1
 
 
 def test_a_name_without_an_address_is_not_a_release_to_nobody(cluster, make_candidate):

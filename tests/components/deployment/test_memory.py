@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx
 import pytest
 
@@ -73,13 +71,6 @@ def test_on_a_gpu_every_session_has_its_own_tables():
     assert addends["dense weights"] == 6 * 3
 
 
-@pytest.mark.parametrize("entries", [1, 7, 8, 1000, 10**6, 10**7])
-def test_a_hash_map_has_room_for_its_entries_and_less_than_thrice_that(entries):
-    slots = (hash_map_bytes(entries) - 32 * entries) / 17
-    assert entries <= slots * 7 / 8
-    assert slots <= max(2, 2.3 * entries)
-
-
 @pytest.mark.parametrize(
     ("text", "num_bytes", "is_gpu"),
     [
@@ -96,7 +87,7 @@ def test_targets_are_known_by_name_or_size(text, num_bytes, is_gpu):
     assert (target.num_bytes, target.is_gpu) == (num_bytes, is_gpu)
 
 
-@pytest.mark.parametrize("text", ["mig-9g.5gb", "16 Gi", "16GiB", "-1", "Gi", "mig-", "gpu-", " ", "1e9"])
+@pytest.mark.parametrize("text", ["mig-9g.5gb", "16GiB", "-1", "gpu-", "1e9"])
 def test_an_unknown_target_is_refused_with_the_known_ones(text):
     with pytest.raises(ContractError, match=r"expected a size \(16Gi\), a GPU's \(gpu-24Gi\) or one of mig-1g.5gb"):
         parse_target(text)
@@ -128,15 +119,6 @@ def test_the_edge_is_where_the_addends_sum_says(written):
     check_fits(folder, str(needed), instances=2, versions=3)
     with pytest.raises(ContractError, match="would take about"):
         check_fits(folder, str(needed - 1), instances=2, versions=3)
-
-
-def test_a_large_table_does_not_fit_a_small_slice(written, monkeypatch):
-    folder, _, _ = written(GraphLimits())
-    sizes = dataclasses.replace(GraphSizes.of(folder), tables_beside=2 * GIB)
-    monkeypatch.setattr(GraphSizes, "of", classmethod(lambda cls, folder: sizes))
-    with pytest.raises(ContractError, match=r"expected at most the 4.75 GiB of mig-1g.5gb: tables 8.00 GiB"):
-        check_fits(folder, "mig-1g.5gb", instances=2)
-    check_fits(folder, "mig-2g.10gb", instances=2)
 
 
 def test_values_of_the_network_count_in_a_row(written):

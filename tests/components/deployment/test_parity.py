@@ -93,7 +93,7 @@ def test_golden_rows_survive_the_disk_and_are_spread_over_the_holdout(candidate,
     golden.save(tmp_path / "golden.npz")
     again = GoldenRows.load(tmp_path / "golden.npz")
     np.testing.assert_array_equal(again.dense, golden.dense)
-    assert check_scores(again.expected, golden, tolerance=0, source="copy") == 0
+    assert check_scores(again.expected, golden, source="copy") == 0
 
 
 def test_golden_rows_damaged_anywhere_are_refused_or_read_as_they_were(candidate, tmp_path):

@@ -14,7 +14,6 @@ from components.contracts import criteo
 from components.contracts.manifests import Model, Release
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment import verify as module
-from components.deployment.canary.steps import start
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.verify import main, verify
 from components.storage.folder import FolderObjects
@@ -256,18 +255,6 @@ def test_golden_rows_that_the_graph_does_not_answer_are_named(released, lake, st
     assert "row 5" in check.detail
 
 
-def test_a_version_that_answered_as_a_canary_is_verified_like_a_released_one(
-    released, lake, store, settings, make_candidate
-):
-    released(1)
-    canary = start(*make_candidate(store, 2), settings)
-    found = verify(canary.version, store, FolderObjects(lake(canary)))
-    assert (found.version, found.same, found.num_rows) == (2, True, NUM_ROWS)
-    (journal,) = [check for check in found.checks if check.name == "journal"]
-    assert journal.held
-    assert "canary" in journal.detail
-
-
 def test_a_store_that_was_moved_is_verified_where_it_lies_now(released, lake, store):
     folder = lake(released())
     moved = store.rename(store.with_name("restored"))
@@ -334,23 +321,6 @@ def test_a_lake_in_a_bucket_proves_what_the_same_lake_in_a_folder_does(
     code, said = run(capsys, VERSION, "--store", store, "--lake", objects.uri)
     assert (code, said.out) == (3, "")
     assert "no access" in said.err
-
-
-def test_a_logged_row_without_its_request_is_named_as_such(released, lake, store, capsys):
-    folder = lake(released())
-    path = folder / "day=2026-01-02" / "part-a.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(["request_id"]), path)
-    code, said = run(capsys, VERSION, "--store", store, "--lake", folder)
-    assert code == 2
-    assert "part-a.parquet lacks columns ['request_id'], expected those of a row that was archived" in said.err
-
-
-@pytest.mark.parametrize("flag", ["--store", "--lake"])
-def test_an_absent_folder_is_misuse_and_reported_before_any_work(released, lake, store, tmp_path, capsys, flag):
-    folders = {"--store": store, "--lake": lake(released()), flag: tmp_path / "nowhere"}
-    code, said = run(capsys, VERSION, *[word for pair in folders.items() for word in pair])
-    assert (code, said.out) == (2, "")
-    assert said.err.startswith(f"error: {flag} is '{tmp_path}/nowhere', but")
 
 
 def _largest(folder):

@@ -18,7 +18,7 @@ import pytest
 from components.contracts.manifests import Release
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment import watchdog as module
-from components.deployment.release import ReleaseSettings, release
+from components.deployment.release import release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.site import opened
@@ -44,30 +44,10 @@ def triton(tmp_path_factory):
         yield server
 
 
-@pytest.fixture
-def client(triton):
+@pytest.fixture(autouse=True)
+def running(triton):
     if not triton.alive():
         triton.restart()
-    client = Triton(triton.grpc_url)
-    yield client
-    client.unload(MODEL_NAME)
-    client.close()
-    shutil.rmtree(triton.repository / MODEL_NAME, ignore_errors=True)
-
-
-@pytest.fixture
-def settings(triton, client, tmp_path):
-    return ReleaseSettings(
-        store=tmp_path / "store",
-        repository=triton.repository.as_uri(),
-        triton_urls=(triton.grpc_url,),
-        options=ServingOptions(instances=1),
-    )
-
-
-@pytest.fixture
-def deploy(settings, make_candidate):
-    return lambda seed: release(*make_candidate(settings.store, seed), settings)
 
 
 @pytest.fixture

@@ -1,0 +1,31 @@
+"""Matured rows that both arms of a canary scored, as the monitor archives them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+TYPES = {
+    "request_id": pa.string(),
+    "row": pa.int32(),
+    "event_time": pa.timestamp("us", tz="UTC"),
+    "label": pa.int32(),
+    "model_version": pa.int32(),
+    "score": pa.float32(),
+    "shadow_version": pa.int32(),
+    "shadow_score": pa.float32(),
+}
+
+
+def write_shadow_rows(path, **columns):
+    """Writes the columns (one value = of all rows) as a Parquet file, whole when it has its name."""
+    num_rows = len(columns["request_id"])
+    arrays = {}
+    for name, values in columns.items():
+        one_of_all = not np.ndim(values)
+        arrays[name] = pa.array([values] * num_rows if one_of_all else list(values), TYPES[name], from_pandas=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}")
+    pq.write_table(pa.table(arrays), aside)
+    aside.rename(path)
