@@ -15,7 +15,6 @@ from benchmarks.freshness import (
     FIRST,
     FROZEN,
     POLICIES,
-    ROUND,
     Days,
     Learner,
     Scores,
@@ -125,17 +124,6 @@ def test_a_round_goes_on_from_its_parent_and_knows_more(tmp_path, world):
     assert roc_auc(test.label, other.score(test)) > roc_auc(test.label, before)
     # The learner it was copied from stays as it was.
     np.testing.assert_array_equal(learner.score(test), before)
-
-
-def test_a_round_that_its_newest_rows_refuse_changes_nothing(tmp_path, world):
-    learner = Learner(tmp_path, SMALL, replace(ROUND, learning_rate=0.5))
-    learner.learn(drawn(world, 0, 20_000, 1), hour=1)
-    test, known = drawn(world, 1, 2_000, 2), learner._features
-    before = learner.score(test)
-    assert not learner.learn(drawn(world, 1, 20_000, 3), hour=2)
-    np.testing.assert_array_equal(learner.score(test), before)
-    assert learner._features is known
-    assert (learner.num_rounds, learner.num_models) == (2, 1)
 
 
 def test_gain_is_the_mean_of_the_hours_differences_and_covers_the_truth():

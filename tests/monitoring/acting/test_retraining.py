@@ -8,7 +8,7 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from components.runtime.errors import PermanentError, TemporaryError
+from components.runtime.errors import PermanentError
 from monitoring.journal import Journal
 from monitoring.uploader import Uploader
 from tests.support.crashes import Killed, crash_at
@@ -141,28 +141,6 @@ def test_a_busy_trigger_is_retried_later_and_reported_once(bench):
     assert b.kinds().count("busy") == 1
     b.trigger.end("released")
     monitor.tick()
-    assert len(b.trigger.requests) == 1
-
-
-def test_an_unreachable_trigger_is_retried_with_the_same_request(bench):
-    b = bench(**DRIFT)
-    submit, asked = b.trigger.submit, []
-
-    def flaky(request):
-        asked.append(request.request_id)
-        if len(asked) < 3:
-            raise TemporaryError("no answer")
-        return submit(request)
-
-    b.trigger.submit = flaky
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    for _ in range(3):
-        monitor.tick()
-        b.clock.now += 16.0
-    assert len(asked) == 3
-    assert b.kinds().count("unreachable") == 1
-    assert len(set(asked)) == 1
     assert len(b.trigger.requests) == 1
 
 

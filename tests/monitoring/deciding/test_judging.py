@@ -137,7 +137,11 @@ def test_the_version_that_serves_one_attribution_window_ahead_is_judged():
 
 def test_a_rollback_is_judged_on_the_older_version_again():
     judge = fed(make_judge(), requests(0.0), requests(20.0, version=2), requests(40.0))
-    assert [each.version for each in judge.decide_up_to(START + 60.0)] == [1, 2, 1]
+    assert judge.judged_until is None
+    points = judge.decide_up_to(START + 60.0)
+    assert [each.version for each in points] == [1, 2, 1]
+    (schedule,) = [each for each in points[1].decisions if each.policy == "schedule"]
+    assert schedule.numbers["serving_seconds"] == points[1].time - (START + 20.0)
 
 
 def test_a_canary_is_not_judged_and_its_rows_are_in_no_others_window():

@@ -77,11 +77,3 @@ def test_a_clock_set_back_does_not_hold_for_longer_than_the_longest_rest():
     memory = ended(memory, "released", SETTINGS, now=year)
     assert judge(memory, now=year).action is Action.HELD
     assert judge(memory, now=100.0).action is Action.RETRAIN
-
-
-def test_a_clock_set_back_by_seconds_spends_the_budget_all_the_same():
-    memory = RestraintMemory()
-    for _ in range(4):
-        memory = requested(memory, now=1000.0)
-    assert judge(memory, now=995.0).action is Action.HELD
-    assert len(requested(memory, now=995.0).requested_at) == 5

@@ -19,17 +19,8 @@ from tests.support.paths import REPOSITORY
 from tests.support.snapshots import DECISION, DRIFT, EMPTY, EVENTS, FULL, NOW, POINTS
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-]
+ABSENT = ("gpu", "quic", "background-networking", "component-update", "sync")
+FLAGS = ["--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars", *(f"--disable-{each}" for each in ABSENT)]
 SHOWN = replace(
     FULL,
     time=NOW,
