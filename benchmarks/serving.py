@@ -101,23 +101,13 @@ class Target(NamedTuple):
     name: str
     value: Spread
     bound: float
-    is_least: bool
+    is_least: bool = False
     """Whether `bound` is the least that meets the target; otherwise it is the most."""
 
     @property
     def is_met(self) -> bool:
         """Whether the median does."""
         return self.value.median >= self.bound if self.is_least else self.value.median <= self.bound
-
-
-def at_least(name: str, value: Spread, bound: float) -> Target:
-    """A target that the median must reach."""
-    return Target(name, value, bound, True)
-
-
-def at_most(name: str, value: Spread, bound: float) -> Target:
-    """A target that the median must not exceed."""
-    return Target(name, value, bound, False)
 
 
 def capacities(closed_results: dict[str, Any], batch: int) -> dict[str, float]:
@@ -134,23 +124,23 @@ def judge(results: dict[str, Any]) -> list[Target]:
     """The targets of the issue, each with what was reached."""
     one_by_one = results["closed"]["64"]["1"]
     ratio = ratios(one_by_one[REFERENCE], one_by_one[OURS], "p50_ms")
-    found = [at_least("times lower median than the reference, 64 rows", ratio, REFERENCE_RATIO)]
+    found = [Target("times lower median than the reference, 64 rows", ratio, REFERENCE_RATIO, is_least=True)]
     for batch, result in results["half_load"].items():
         rounds = result["rounds"]
         beyond = beyond_compute(rounds[OURS], rounds[IN_PROCESS], rounds[FLOOR])
-        found.append(at_most(f"p99 beyond compute to the floor's, {batch} rows", beyond, FLOOR_RATIO))
+        found.append(Target(f"p99 beyond compute to the floor's, {batch} rows", beyond, FLOOR_RATIO))
     large = results["closed"]["1024"]
     for concurrency in (min(large, key=int), max(large, key=int)):
         share = ratios(large[concurrency][OURS], large[concurrency][IN_PROCESS], "rows_per_second")
         name = f"rows/s to onnxruntime alone with as many threads, 1024 rows, {concurrency} at once"
-        found.append(at_least(name, share, IN_PROCESS_SHARE))
+        found.append(Target(name, share, IN_PROCESS_SHARE, is_least=True))
     ready = spread(results["cold_starts"]["ready"])
-    found.append(at_most("cold start to ready, seconds", ready, COLD_START_SECONDS))
+    found.append(Target("cold start to ready, seconds", ready, COLD_START_SECONDS))
     releases = results["releases"]
     failed = spread([one["num_failed"] for one in releases])
-    found.append(at_most("failed requests of a release", failed._replace(median=failed.most), 0))
+    found.append(Target("failed requests of a release", failed._replace(median=failed.most), 0))
     if slowed := [one["ratio"] for one in releases if one["ratio"] is not None]:
-        found.append(at_most("p99 during a release to before", spread(slowed), RELEASE_RATIO))
+        found.append(Target("p99 during a release to before", spread(slowed), RELEASE_RATIO))
     return found
 
 

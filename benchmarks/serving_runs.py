@@ -44,28 +44,19 @@ PARITY = 1e-5
 class Sizes:
     """How much is run."""
 
-    rounds: int
-    seconds: float
+    rounds: int = 3
+    seconds: float = 1.0
     """Of a closed loop."""
-    concurrencies: tuple[int, ...]
-    open_rounds: int
-    open_seconds: float
-    starts: int
-    releases: int
-    quiet_seconds: float
+    concurrencies: tuple[int, ...] = (1, 4, 16)
+    open_rounds: int = 5
+    open_seconds: float = 5.0
+    starts: int = 7
+    releases: int = 3
+    quiet_seconds: float = 6.0
     """Load before each release."""
 
 
-FULL = Sizes(
-    rounds=3,
-    seconds=1.0,
-    concurrencies=(1, 4, 16),
-    open_rounds=5,
-    open_seconds=5.0,
-    starts=7,
-    releases=3,
-    quiet_seconds=6.0,
-)
+FULL = Sizes()
 QUICK = Sizes(
     rounds=2,
     seconds=0.4,

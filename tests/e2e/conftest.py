@@ -1,3 +1,27 @@
-"""The deployment step's stored models and second opinion, for the servers that are started here."""
+"""Releases onto a real server; a test module brings `triton` and the `settings` of its releases."""
 
+import dataclasses
+
+import pytest
+
+from components.deployment.release import release
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
+
+
+@pytest.fixture
+def deploy(settings, make_candidate):  # noqa: F811  a fixture
+    """Releases the model made with a seed, by settings that may be changed."""
+    return lambda seed, **changes: release(
+        *make_candidate(settings.store, seed), dataclasses.replace(settings, **changes)
+    )
+
+
+@pytest.fixture
+def expected(make_parts):  # noqa: F811  a fixture
+    """The second opinion on `rows` of the model made with `seed`."""
+
+    def scores(seed, rows):
+        workflow, toy = make_parts(seed)
+        return toy.scores(workflow, *rows)
+
+    return scores

@@ -9,7 +9,7 @@ import pytest
 
 from components.contracts.serving import MODEL_NAME
 from components.deployment.canary.evidence import counted, fetch
-from components.deployment.release import ReleaseSettings, release
+from components.deployment.release import ReleaseSettings
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.rollback import rollback
@@ -41,24 +41,10 @@ def settings(triton, tmp_path):
 
 
 @pytest.fixture
-def deploy(settings, make_candidate):
-    return lambda seed: release(*make_candidate(settings.store, seed), settings)
-
-
-@pytest.fixture
 def client(triton):
     client = Triton(triton.grpc_url)
     yield client
     client.close()
-
-
-@pytest.fixture
-def expected(make_parts):
-    def scores(seed, rows):
-        workflow, toy = make_parts(seed)
-        return toy.scores(workflow, *rows)
-
-    return scores
 
 
 def hits(server, version):

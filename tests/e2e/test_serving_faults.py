@@ -13,7 +13,7 @@ import pytest
 
 from components.contracts.manifests import Release
 from components.contracts.serving import CANDIDATE_NAME, GRPC_OPTIONS, MODEL_NAME
-from components.deployment.release import ReleaseSettings, release
+from components.deployment.release import ReleaseSettings
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.deployment.rollback import rollback
@@ -46,24 +46,6 @@ def settings(triton, tmp_path):
         triton_urls=(triton.grpc_url,),
         options=ServingOptions(instances=1),
     )
-
-
-@pytest.fixture
-def deploy(settings, make_candidate):
-    return lambda seed, **changes: release(
-        *make_candidate(settings.store, seed), dataclasses.replace(settings, **changes)
-    )
-
-
-@pytest.fixture
-def expected(make_parts):
-    """The second opinion on `rows` of the model made with `seed`."""
-
-    def scores(seed, rows):
-        workflow, toy = make_parts(seed)
-        return toy.scores(workflow, *rows)
-
-    return scores
 
 
 def check_answers(answers, scores_of_version, settings):
