@@ -6,7 +6,7 @@ of both, one right after the other, in turns first, so that a slow moment of the
 time: what is measured is what one answer takes, hashing included. The share of hits is planted, then compared with the
 server's own counters. Redis is not in the laptop's server.
 
-Prints a table and writes all of it as JSON. What is asked is said in `cache_model`.
+Prints a table and writes all of it as JSON. The requests and models are in `cache_model`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the cache's benchmark asks, and whom: two networks, each served twice by one server, with and without the cache.
+"""Requests and models of the cache's benchmark: two networks, each served by one server with and without the cache.
 
 Rows and categories are the serving benchmark's; the workflow's vocabularies are those rows' categories, the weights
 fresh ones: neither the cost of a model nor that of hashing its requests depends on what it learned.

@@ -8,7 +8,7 @@ floor give the same scores is checked before anything is timed. Client, servers 
 Prints latencies, rows per second, where a request's time goes, cold starts and releases under load; writes all of it as
 JSON. A missed target is printed as missed and the exit code stays 0; contestants that disagree are an error.
 
-How it is measured is said in `serving_model`, `serving_contestants` and `serving_runs`.
+The model is in `serving_model`, the servers in `serving_contestants`, the measurements in `serving_runs`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Public: `RecommenderClient` and `SyncRecommenderClient`; `Outcome`, which `tell`
 `PublishingCounts`, which they return; `ClientSettings`, `Columns` and `PublisherSettings`; `Unpublished`, which closing
 raises if the log never came back. Errors of scoring are in `inference_client.errors`. Everything else may change.
 
-Rows go by column name, every answer is logged, and leaving the block publishes what is still queued. Here a function
-stands in for the server, whose address `host:port` a site gives instead:
+Rows go by column name, every answer is logged, and leaving the block publishes what is still queued. A site gives the
+server's address, `host:port`; this example gives a scorer of its own instead:
 
     >>> import asyncio, tempfile
     >>> import numpy as np
@@ -27,7 +27,7 @@ stands in for the server, whose address `host:port` a site gives instead:
     ([1, 2], 2, 1)
 
 In code without an event loop: `with SyncRecommenderClient("host:port", log=URL) as client: client.score(rows)`. The
-synthetic click world that stands in for real users is in `simulation`; the commands are in `__main__`.
+synthetic click world, which replaces real users, is in `simulation`; the commands are in `__main__`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
 """Puts a stated load on a server and measures it, in an open or a closed loop; the `load` command with its report.
 
 Open: requests come at a rate, whatever the server does, as users do. So latency counts from the moment a request was
-due, and one that waits behind a slow one counts its wait (no coordinated omission). Closed: so many callers, each of
-whom waits for its answer before it asks again.
+due, and one that waits behind a slow one counts its wait (no coordinated omission). Closed: a number of
+callers, each of which waits for its answer before it sends the next request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
+import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -263,8 +265,19 @@ def run_precisely(main: Coroutine[Any, Any, T]) -> T:
 
     The usual loop's epoll rounds every wait up to a millisecond, with which a request that takes less would be charged.
     """
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-        return runner.run(main)
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    task = loop.create_task(main)
+    try:
+        # Ctrl-C cancels `main`, which ends in order: breaking off its calls could crash the server. Signals are the
+        # main thread's.
+        with suppress(ValueError, RuntimeError):
+            loop.add_signal_handler(signal.SIGINT, task.cancel)
+        return loop.run_until_complete(task)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
 
 
 def load_server(

@@ -196,7 +196,7 @@ class RecommenderClient:
         Args:
             rows: A dict of columns, a list of dicts, an Arrow table, or `FeatureRows`.
             request_id: Names the request in the log, to which it must be new; random without one.
-            key: Whom the rows are scored for (a user): the same key meets the same model of a traffic plan.
+            key: The user for whom the rows are scored: the same key meets the same model of a traffic plan.
             log: False for rows that are shown to nobody, such as a warm-up's.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Replays traffic against a server at a stated rate, through `RecommenderClient`, and tells the clicks later.
+"""Replays traffic against a server at a stated rate, through `RecommenderClient`, and reports the clicks later.
 
 Open loop: requests start when their time comes, not when the last answer came, up to a bound in flight; beyond it the
 replay falls behind, and after a second skips what it owes instead of sending a burst. Rows come from `traffic`; how

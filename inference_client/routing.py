@@ -3,7 +3,7 @@
 Nobody is worse off for the plan. Without one the stable model answers; while it cannot be read, the last good plan
 holds; a request that the canary does not answer goes to the stable arm within the same deadline. A shadow request
 starts after the served answer came, uses a connection of its own, is tried once, and is dropped and counted where
-shadows are out already or served requests wait. What a plan is says `store.traffic_plan`; judging what shadows score is
+shadows are out already or served requests wait. `store.traffic_plan` defines the plan; judging what shadows score is
 deployment's job.
 """
 
@@ -207,7 +207,7 @@ class PlannedClient:
             dense: [n, numeric columns].
             categorical: [n, categorical columns].
             request_id: Decides whether this request gets a shadow; random without one.
-            key: Whom the request is for (a user): the same key meets the same arm. The request's id without one.
+            key: The user whose request it is: the same key meets the same arm. The request's id without one.
         """
         plan = self.plan.current
         if plan is None:

@@ -136,7 +136,7 @@ def numbers(name: str, values: Any) -> NDArray[np.float32]:
     Raises:
         WrongValue: A value is no number.
     """
-    # NumPy takes a fifth of Arrow's time for the few values of a request; Arrow tells what is wrong with others.
+    # NumPy takes a fifth of Arrow's time for the few values of a request; Arrow finds what is wrong with others.
     plain = _numpy_array(values, missing=np.nan)
     if plain is not None and plain.dtype.kind in "fiu":
         with np.errstate(over="ignore"):

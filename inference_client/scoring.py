@@ -62,7 +62,7 @@ class Scored(NamedTuple):
 
 
 class KeyedScorer(Protocol):
-    """Whoever scores matrices of features; different models may answer different requests."""
+    """A scorer of feature matrices; different models may answer different requests."""
 
     async def score(
         self,

@@ -119,6 +119,6 @@ class GrpcTransport:
     def _release_slot(self, call: asyncio.Task[Any]) -> None:
         self._calls.discard(call)
         self._slots.release()
-        # Asking for the exception tells asyncio that it is not lost: its caller may be gone.
+        # Without this, asyncio would log the exception as never retrieved: the caller may be gone.
         if not call.cancelled() and (error := call.exception()) is not None:
             logger.debug("call to server %s ended with: %s", self.server, error)
