@@ -61,11 +61,6 @@ def test_demo_refuses_a_folder_that_it_did_not_write(tmp_path, capsys):
     assert (tmp_path / "thesis.txt").exists()
 
 
-def test_models_of_an_empty_store_are_none(tmp_path, capsys):
-    assert main(["models", "--store", str(tmp_path)]) == 0
-    assert "nothing was ever live" in capsys.readouterr().out
-
-
 def test_room_of_an_environment_that_was_not_built_says_which(tmp_path, monkeypatch, capsys):
     from pipelines import __main__ as command
 

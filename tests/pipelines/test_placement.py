@@ -56,6 +56,7 @@ def parsed(compiled: Compiled, step: str):
 @pytest.mark.parametrize("step", STEPS)
 def test_every_field_reaches_the_pods_that_it_is_for(everything, step):
     config, container = parsed(everything, step), everything.executor(step)
+    json_format.ParseDict(everything.spec, pipeline_spec_pb2.PipelineSpec())  # an unknown field is an error
     on_gpu = step == "training"
     assert json_format.MessageToDict(config) == everything.platform(step)
     assert container["image"] == f"europe-docker.pkg.dev/p/r/evergreen-{dashed(step)}:3f2a9c1"
@@ -89,11 +90,6 @@ def test_every_field_reaches_the_pods_that_it_is_for(everything, step):
     maps = [each.config_map_name_parameter.runtime_value.constant.string_value for each in config.config_map_as_env]
     assert maps == (["pipeline-settings"] if on_gpu else [])
     assert all(each.optional for each in [*config.secret_as_env, *config.config_map_as_env])
-
-
-def test_pipelines_own_schema_takes_the_other_document(everything):
-    message = json_format.ParseDict(everything.spec, pipeline_spec_pb2.PipelineSpec())
-    assert message.pipeline_info.name == "evergreen-retraining"
 
 
 def test_without_an_accelerator_all_pods_go_to_the_other_nodes(compile_with):
@@ -213,8 +209,3 @@ def test_file_that_says_something_else_is_refused_by_its_place(compile_file, cap
     assert code == 2
     assert re.search(words, capsys.readouterr().err)
     assert not output.exists()
-
-
-def test_absent_file_is_refused_by_its_name(tmp_path, capsys):
-    assert main(["compile", "--output", str(tmp_path / "o.yaml"), "--placement", str(tmp_path / "absent.yaml")]) == 2
-    assert "absent.yaml cannot be read: No such file" in capsys.readouterr().err

@@ -63,11 +63,6 @@ def test_one_metric_per_pod_gives_what_the_controllers_source_gives(values, pend
     assert once(values, pending=pending) == wanted
 
 
-def test_running_pod_that_is_not_ready_counts_with_its_value_unlike_for_cpu():
-    unready = [PodStatus("p0"), PodStatus("p1", is_ready=False)]
-    assert Controller(spec()).sync(0.0, 2, pods=unready, readings={"queue": {"p0": 300.0, "p1": 100.0}}) == 4
-
-
 def test_values_are_compared_in_whole_thousandths_as_the_metrics_api_carries_them():
     controller = Controller(spec(Metric(name="queue", target=0.1)))
     # 0.1109 is sent as 110m: within the tolerance of 100m, which 0.1109 itself is not.
