@@ -104,9 +104,7 @@ def test_every_policys_say_is_kept_and_only_one_of_them_asked_for_a_run(turned):
 def test_report_needs_no_network(turned):
     folder, _, _ = turned
     page = (folder / "report.html").read_text()
-    assert "decision" in page
     assert "rolled back" in page
-    assert "forward again in" in page
     assert "logged scores recomputed offline" in page
     assert "decisions replayed from the lake, all equal" in page
     assert "policy alone" in page
