@@ -104,6 +104,47 @@ def test_a_line_whose_writing_failed_after_it_was_there_is_taken_back(world, mon
     world.check_all_is_well(1)
 
 
+def release_to(world, kind):
+    """Releases the model 2 to servers of that kind."""
+    settings = world.settings
+    return release(
+        *world.candidate(2),
+        dataclasses.replace(settings, connect=lambda url: kind(url, repository=settings.repository, state=world.state)),
+    )
+
+
+def kept(world):
+    return [path(world.settings.store, 2).exists() for path in (release_path, graph_folder)]
+
+
+def test_callers_who_name_no_version_must_be_answered_by_the_new_one(world):
+    world.release(1)
+
+    class Stuck(FileTriton):
+        def infer(self, name, dense, categorical, *, version=None):
+            scores, answered = super().infer(name, dense, categorical, version=version)
+            return scores, 1 if name == MODEL_NAME and version is None else answered
+
+    with pytest.raises(PermanentError, match="answered click_model from version 1, expected 2"):
+        release_to(world, Stuck)
+    world.check_all_is_well(1)
+    assert kept(world) == [True, True], "clients may have met it"
+
+
+def test_a_failed_rehearsal_leaves_nothing_loaded_and_nothing_kept(world):
+    world.release(1)
+
+    class Wrong(FileTriton):
+        def infer(self, name, *rows, version=None):
+            scores, answered = super().infer(name, *rows, version=version)
+            return scores + np.float32(1e-3 * (name == CANDIDATE_NAME)), answered
+
+    with pytest.raises(PermanentError, match="differs from the training-side score"):
+        release_to(world, Wrong)
+    world.check_all_is_well(1)
+    assert kept(world) == [False, False]
+
+
 def test_failed_parity_publishes_nothing_and_keeps_nothing(settings, make_candidate, with_scores, tmp_path, repository):
     model, verdict, raw = make_candidate(settings.store, 1)
     wrong = with_scores(verdict, lambda scores: scores + np.float32(1e-3), tmp_path)
