@@ -35,6 +35,7 @@ MAX_PROCESSES = 8
 """Of one step, where nobody says otherwise: each holds a part of the rows in memory."""
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _PR_SET_PDEATHSIG = 1
+_WAIT_SECONDS = 1.0
 
 
 def available_cores() -> int:
@@ -121,7 +122,8 @@ def _receive_answers(workers: Sequence[Connection]) -> list[tuple[list[Any], Exc
     """Each worker's results, up to its first error, and that error."""
     answers: dict[Connection, tuple[list[Any], Exception | None]] = {}
     while len(answers) < len(workers):
-        for connection in wait([each for each in workers if each not in answers]):
+        # In turns: a signal that arrives just before a wait is handled after it.
+        for connection in wait([each for each in workers if each not in answers], timeout=_WAIT_SECONDS):
             assert isinstance(connection, Connection)
             try:
                 results, error, trace = pickle.loads(connection.recv_bytes())
