@@ -41,7 +41,7 @@ def extraction(
         replay_share: Share of rows from days before the window among those that training learns from; 0 = none.
         replay_days: Newest days with rows before the window, of which old rows are drawn, also to measure; 0 = none.
         window_days: Days that the window has, counted back from its end; 0 = `window_start` says.
-        late_days: Days before the champion's last row of which rows that came later are learnt, too; 0 = none.
+        late_days: Days before the champion's last row of which rows that came later are learned, too; 0 = none.
         columns: Features to learn from, comma-separated; empty = all 39.
         negative_rate: Share of the training rows without a click that is kept; 1 = all.
         attribution_hours: Hours after a row in which its click may still come; 0 = every label counts as final.

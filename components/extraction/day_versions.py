@@ -56,7 +56,7 @@ class VersionMarker:
     num_rows: int
     created_at: str
     reason: str
-    """What the person who asked for it said."""
+    """Why it was written, for people."""
 
     def to_json(self) -> str:
         """The marker's text."""

@@ -54,7 +54,7 @@ class ExtractionSettings:
     holdout_fraction: float = 0.1
     """Share of the mature rows, the newest ones, kept from training; in (0, 1). Each side gets one at least."""
     max_malformed_fraction: float = DEFAULT_MAX_MALFORMED_FRACTION
-    """Share of a file's rows that may be malformed and set aside before the step stops; in [0, 1]."""
+    """Share of a file's rows that may be malformed before the step stops; in [0, 1]."""
     replay_share: float = 0.0
     """Share of older rows among the rows that training will learn from, in [0, 1); 0 = the window alone."""
     replay_days: int = 7
@@ -66,10 +66,10 @@ class ExtractionSettings:
     excluded: tuple[str, ...] = ()
     """Features that the run does not learn from, in the order of files."""
     unread: frozenset[str] = frozenset()
-    """Those of them that the source leaves null."""
+    """Those of them that are not read from the lake."""
     late_days: int = 1
     """Days before the last row read whose files are noted, so that a later round knows which rows of them come late; 0
-    = none. Which rows are late in this round the source knows."""
+    = none. Which rows are late in this round the lake knows."""
     maturity: Maturity = ALL_FINAL
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ def extract(lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionS
     """Writes the window's rows below `folder`, replacing what was there, and returns their manifest.
 
     Raises:
-        ContractError: the window holds too few rows, or a file of the source is damaged or too malformed.
+        ContractError: the window holds too few rows, or a file of the lake is damaged or too malformed.
     """
     with whole_directory(folder, replace=True) as aside:
         with MalformedRows(

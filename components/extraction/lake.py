@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date
@@ -24,7 +25,7 @@ from components.contracts.criteo import EVENT_TIME, REQUEST_ID, ROW
 from components.extraction.day_versions import base_name
 from components.extraction.lake_files import LakeFiles
 from components.extraction.late_clicks import LateClicks
-from components.extraction.malformed_rows import IgnoredRows, MalformedRows
+from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import RAW_SCHEMA, open_parquet
 from components.extraction.readers.parquet import RawParquet, group_times
 from components.extraction.times import TimeSpan, day_span
@@ -194,7 +195,7 @@ class Lake:
         A row that lies at its time in a file of its day that is not late, too, counts as a duplicate.
 
         Args:
-            window: What `tables` is asked for; malformed rows without a time are set aside once.
+            window: What `tables` is asked for; malformed rows without a time are recorded once.
             malformed: Takes the malformed rows.
 
         Raises:
@@ -277,9 +278,11 @@ class Lake:
         """The rows whose identity no sound row of `piece` has, of which one batch is in memory at a time."""
         requests = table.column(REQUEST_ID).combine_chunks()
         known: set[tuple[str, int]] = set()
-        for batch in self._batches(piece, IgnoredRows(), with_strays=False) if table.num_rows else ():
-            shared = batch.filter(pc.is_in(batch.column(REQUEST_ID), value_set=requests))
-            known.update(zip(shared.column(REQUEST_ID).to_pylist(), shared.column(ROW).to_pylist()))
+        # The rounds that read these files judged their malformed rows.
+        with MalformedRows(Path(os.devnull), max_fraction=1.0) as ignored:
+            for batch in self._batches(piece, ignored, with_strays=False) if table.num_rows else ():
+                shared = batch.filter(pc.is_in(batch.column(REQUEST_ID), value_set=requests))
+                known.update(zip(shared.column(REQUEST_ID).to_pylist(), shared.column(ROW).to_pylist()))
         if not known:
             return table
         identities = zip(table.column(REQUEST_ID).to_pylist(), table.column(ROW).to_pylist())

@@ -55,7 +55,7 @@ CLOCKS = timedelta(days=1)
 
 @dataclass
 class LateClicks:
-    """The late clicks of one lake, read as far back as the rows that are asked about."""
+    """The late clicks of one lake, read as far back as the rows that they are joined to."""
 
     files: LakeFiles
     num_joined: int = 0

@@ -115,16 +115,3 @@ class MalformedRows:
                 f"{path}: {counts.num_malformed} of {counts.num_rows} rows are malformed ({share:.2%}), expected at "
                 f"most {self._max_fraction:.2%}; first: {'; '.join(counts.examples)}"
             )
-
-
-class IgnoredRows(MalformedRows):
-    """Keeps and judges nothing: for rows that an earlier reader of the file has judged."""
-
-    def __init__(self) -> None:
-        super().__init__(Path(), max_fraction=1.0)
-
-    def add(self, path: Path, line: int, reason: str, *, text: str) -> None:
-        """Ignores the row."""
-
-    def count(self, path: Path, num_rows: int) -> None:
-        """Counts nothing."""

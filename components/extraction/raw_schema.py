@@ -92,7 +92,7 @@ def find_malformed(batch: Any, *, keys: bool) -> dict[int, str]:
 def record_malformed(
     batch: Any, reasons: dict[int, str], *, path: Path, first_row: int, malformed: MalformedRows
 ) -> None:
-    """Sets the rows of `batch` that `reasons` names aside, under their row number in `path`."""
+    """Records the rows of `batch` that `reasons` names as malformed, under their row number in `path`."""
     for at, reason in sorted(reasons.items()):
         text = json.dumps(batch.slice(at, 1).to_pylist()[0], default=str)
         malformed.add(path, first_row + at, reason, text=text)

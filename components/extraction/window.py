@@ -56,9 +56,9 @@ class SeenFiles:
     watermark: int
     """Newest row that it read, microseconds since the epoch."""
     by_day: Mapping[date, Mapping[str, int]]
-    """Bytes by name, of the days that are asked about and whose files are known; no row of another day is late."""
+    """Bytes by name, of the days considered whose files are known; no row of another day is late."""
     unknown: tuple[date, ...] = ()
-    """Days that are asked about, and of which nobody noted the files."""
+    """Days considered whose files nobody recorded."""
 
     @property
     def read(self) -> TimeSpan:

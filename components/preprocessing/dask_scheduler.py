@@ -55,7 +55,9 @@ def _client(scheduler: str) -> Iterator[Any]:
     from distributed.comm import get_address_host_port
 
     if scheduler == LOCAL:
-        with _scratch() as scratch, _local_client(scratch) as client:
+        # The workers may outlive their folder.
+        scratch = tempfile.TemporaryDirectory(prefix="dask-", ignore_cleanup_errors=True)
+        with scratch as folder, _local_client(folder) as client:
             yield client
         return
     try:
@@ -70,11 +72,6 @@ def _client(scheduler: str) -> Iterator[Any]:
         raise TemporaryError(f"Dask scheduler {scheduler} does not answer: {first_line(error)}") from error
     with client:
         yield client
-
-
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    """A folder for the workers, who may outlive it."""
-    return tempfile.TemporaryDirectory(prefix="dask-", ignore_cleanup_errors=True)
 
 
 @contextmanager

@@ -108,7 +108,7 @@ class RawParquet:
     day: TimeSpan = TimeSpan()
     """Rows outside their file's day are malformed: the order of days would not be the order of rows."""
     with_strays: bool = True
-    """Whether rows of no time or of another day are set aside by this reader; one of a day's readers does it."""
+    """Whether this reader records rows of no time or of another day as malformed; one of a day's readers does."""
     unread: frozenset[str] = frozenset()
     """Features that are null in the rows, whatever the file holds; it need not have them."""
 

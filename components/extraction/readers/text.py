@@ -1,7 +1,7 @@
 """Criteo's text forms by pyarrow.csv: TSV without header (Criteo 1TB), CSV or TSV with one (Kaggle); gzip or plain.
 
 A file is read in blocks of whole lines; pyarrow.csv splits a block, and each distinct value of a column is checked
-against the contract once. A malformed line is set aside with its number and reason, and the rest of its block stays.
+against the contract once. A malformed line is recorded with its number and reason, and the rest of its block stays.
 Which form a file has is decided by `forms`. Quoting does not exist in these forms.
 """
 

@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.manifests import Model, Release
 from components.extraction.__main__ import main
 from components.extraction.malformed_rows import MalformedRows
 from components.store import promotion_journal
 from components.store.models import model_folder, release_path
+from tests.support.releases import keep_model
+from tests.support.releases import release as write_release
 
 
 @pytest.fixture
@@ -136,17 +137,8 @@ def released(tmp_path):
     def release(last_event_time: str, *, model_id: str = "m1", version: int = 1, **more) -> None:
         store = tmp_path / "my store"
         folder = model_folder(store, model_id)
-        model = Model(
-            model_id=model_id, uri=folder.as_uri(), backend="pytorch", config={}, slot_sizes=[4] * 26,
-            parent_model_id=None, seed=0, num_train_rows=1, optimizer_step=1, early_stopping={},
-            last_event_time=last_event_time, raw_digest="", sha256={}, created_at="", **more,
-        )  # fmt: skip
-        model.write(folder / Model.MANIFEST)
-        Release(
-            model_name="dcn", version=version, previous_version=None, model_id=model_id, model_uri=folder.as_uri(),
-            graph_uri="", sha256={}, raw_digest="", parity_max_abs_diff=0.0, parity_rows=1, trigger_id=None,
-            repository_uri="", reason="", published_at="",
-        ).write(release_path(store, version))  # fmt: skip
+        keep_model(store, model_id, last_event_time=last_event_time, **more)
+        write_release(store, version, model_id)
         promotion = promotion_journal.Promotion(
             time="2026-03-03T00:00:00+00:00", action="release", version=version, previous_version=None,
             model_id=model_id, model_uri=folder.as_uri(), release_uri=release_path(store, version).as_uri(),

@@ -158,12 +158,12 @@ def test_days_without_rows_do_not_count_as_days_to_replay(lake, folder, tmp_path
 
 def test_an_object_replaced_between_listing_and_fetch_is_noticed_and_worth_another_try(lake, folder, tmp_path):
 
-    def replace_before_the_first_download(request):
-        if request.is_download:
+    def replace_before_its_download(request):
+        if is_fetch_of(part(5))(request):
             lake.before = lambda request: None
             open_storage(URI).write(part(5), folder / part(5))
 
-    lake.before = replace_before_the_first_download
+    lake.before = replace_before_its_download
     with pytest.raises(TemporaryError, match=rf"{part(5)} is no longer at generation"):
         extract_lake(URI, tmp_path / "work", WINDOW)
     found, expected = (extract_lake(uri, tmp_path / "work", WINDOW) for uri in (URI, str(folder)))

@@ -31,8 +31,6 @@ def test_a_path_that_is_not_there_is_refused(tmp_path):
 
 REFUSED = {
     "empty": ("", "is empty"),
-    "38 columns throughout": ("\t".join("0" * 38) + "\n", "first line has 38 tab-separated"),
-    "41 columns throughout": ("\t".join("0" * 41) + "\n", "first line has 41 tab-separated"),
     "Criteo's unlabelled test file": ("\t".join("0" * 39) + "\n", "first line has 39 tab-separated"),
     "prose": ("Dear all,\nplease find attached\n", "is no Criteo file"),
     "header without C26": (",".join(["Label", *criteo.FEATURES[:-1]]) + "\n", r"names \['C26'\] not exactly once"),
@@ -58,11 +56,4 @@ def test_parquet_is_recognised_by_its_columns(tmp_path, raw_table):
 def test_parquet_of_other_columns_is_refused(tmp_path):
     pq.write_table(pa.table({"label": [1], "I1": [2]}), tmp_path / "a.parquet")
     with pytest.raises(ContractError, match=r"a.parquet is no Criteo Parquet file: it lacks the columns \['I2'"):
-        find_reader(tmp_path / "a.parquet")
-
-
-def test_a_truncated_parquet_file_is_refused_by_name(tmp_path, raw_table):
-    pq.write_table(raw_table(20), tmp_path / "a.parquet")
-    (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-100])
-    with pytest.raises(ContractError, match="a.parquet is not a readable Parquet file"):
         find_reader(tmp_path / "a.parquet")

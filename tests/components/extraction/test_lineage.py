@@ -9,11 +9,11 @@ from datetime import date, datetime, timezone
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.manifests import Model
 from components.extraction.backfill import backfill
 from components.extraction.lineage import lake_versions, main
 from components.store import promotion_journal
 from components.store.models import model_folder
+from tests.support.releases import keep_model
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
@@ -34,12 +34,7 @@ def store(tmp_path):
     }
     root = tmp_path / "my store"
     for model_id, (parent, seen) in days.items():
-        folder = model_folder(root, model_id)
-        Model(
-            model_id=model_id, uri=folder.as_uri(), backend="pytorch", config={}, slot_sizes=[4] * 26,
-            parent_model_id=parent, seed=0, num_train_rows=1, optimizer_step=1, early_stopping={},
-            last_event_time="", raw_digest="", sha256={}, created_at="", days=seen,
-        ).write(folder / Model.MANIFEST)  # fmt: skip
+        keep_model(root, model_id, parent_model_id=parent, days=seen)
     promotion_journal.append_promotion(
         root,
         promotion_journal.Promotion(

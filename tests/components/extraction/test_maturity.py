@@ -34,18 +34,11 @@ class Clicks:
     def __init__(self, n, *, seed, rate=0.08, mean_hours=6.0, days=4.0, archived_with_click=0.3):
         random = np.random.default_rng(seed)
         self.times = np.sort(AS_OF - 1 - random.integers(0, int(days * DAY_MICROS), n))
-        rates = rate if np.isscalar(rate) else random.choice(rate, n)
-        self.rates = np.broadcast_to(rates, n)
-        self.final = random.random(n) < self.rates
+        self.final = random.random(n) < rate
         delays = np.minimum(random.exponential(mean_hours * HOUR, n), ATTRIBUTION)
         self.delays = np.where(random.random(n) < archived_with_click, 0.0, delays)
         self.labels = self.final & (self.times + self.delays <= AS_OF)
         self.is_young = self.times >= AS_OF - ATTRIBUTION
-
-    def share_known(self, ages, mean_hours=6.0, archived_with_click=0.3):
-        """The planted F(a), in closed form."""
-        late = np.where(ages < ATTRIBUTION, -np.expm1(-ages / (mean_hours * HOUR)), 1.0)
-        return archived_with_click + (1 - archived_with_click) * late
 
     def table(self, mask):
         rows = np.flatnonzero(mask)
@@ -91,20 +84,6 @@ def test_the_odds_of_kept_young_rows_are_those_of_final_labels_at_every_age(seed
     untreated = world.labels[world.is_young]
     biased = log_odds(untreated.sum(), (~untreated).sum())
     assert biased < log_odds(0.08, 0.92) - error(untreated.sum(), (~untreated).sum(), mature_clicks)
-
-
-def test_probabilities_follow_the_stated_formula_with_the_planted_delays():
-    world = Clicks(400_000, seed=9)
-    ages = np.linspace(0, ATTRIBUTION, 60).astype(np.int64)
-    young_rows = world.young_rows()
-    young_rows.thinned(world.table(world.is_young))
-    share, rate = world.share_known(ages), 0.08
-    expected = share * (1 - rate) / (1 - rate * share)
-    mature_clicks = world.labels[~world.is_young].sum()
-    found = young_rows.keep_probabilities(ages)
-    np.testing.assert_allclose(found, expected, atol=4 * math.sqrt(0.25 / mature_clicks))
-    assert (np.diff(found) >= 0).all()
-    assert found[-1] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -71,15 +71,6 @@ def test_malformed_rows_are_set_aside_by_row_number(tmp_path, criteo_rows, truth
     assert found[8][1] is None  # row 13's NaN is a missing value
 
 
-def test_a_column_of_nulls_is_read_as_missing(tmp_path, criteo_rows, truth, read):
-    table = nvidia_table(truth(criteo_rows(20)))
-    table = table.set_column(12, "I12", pa.nulls(20)).set_column(35, "C22", pa.nulls(20))
-    pq.write_table(table, tmp_path / "day_0.parquet")
-    found, malformed = read(find_reader(tmp_path / "day_0.parquet"))
-    assert {row[12] for row in found} == {row[35] for row in found} == {None}
-    assert not malformed
-
-
 def test_a_column_of_another_type_is_refused_by_name(tmp_path, criteo_rows, truth, read):
     table = nvidia_table(truth(criteo_rows(20))).set_column(14, "C1", pa.array([0.5] * 20))
     pq.write_table(table, tmp_path / "day_0.parquet")
@@ -108,20 +99,6 @@ def test_raw_rows_without_identity_or_time_are_set_aside(tmp_path, raw_table, re
         (6, "row is None"),
         (8, "event_time is None"),
     ]
-
-
-def test_raw_columns_of_a_compatible_type_are_converted(tmp_path, raw_table, read, clicks):
-    table = raw_table(50)
-    wide = table.cast(
-        pa.schema(
-            [
-                pa.field(f.name, {pa.int32(): pa.int64(), pa.float32(): pa.float64()}.get(f.type, f.type))
-                for f in table.schema
-            ]
-        )
-    )
-    pq.write_table(wide, tmp_path / "part.parquet")
-    assert read(RawParquet(path=tmp_path / "part.parquet")) == (clicks(table), [])
 
 
 def test_raw_columns_of_another_type_are_refused_by_name(tmp_path, raw_table, read):

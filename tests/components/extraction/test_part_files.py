@@ -42,12 +42,3 @@ def test_files_hold_the_stream_and_the_cut_keeps_order(tmp_path_factory, raw_tab
     }
     assert read["train"].equals(table.slice(0, sum(sizes) - newest))
     assert read["holdout"].equals(table.slice(sum(sizes) - newest))
-
-
-def test_the_same_rows_are_the_same_bytes(tmp_path, raw_table):
-    table = raw_table(1000)
-    for name, step in (("a", 1000), ("b", 77)):
-        with PartWriter(tmp_path / name) as writer:
-            for at in range(0, 1000, step):
-                writer.write(table.slice(at, step))
-    assert (tmp_path / "a" / "part-00000.parquet").read_bytes() == (tmp_path / "b" / "part-00000.parquet").read_bytes()

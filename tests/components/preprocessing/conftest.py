@@ -18,6 +18,7 @@ from components.preprocessing.__main__ import main
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
 from components.store.models import model_folder
+from tests.support.releases import keep_model
 
 
 @pytest.fixture
@@ -83,22 +84,8 @@ def keep_as_model(run_step):
     def keep(workflow_folder, slot_sizes, model_id):
         folder = model_folder(run_step.store, model_id)
         shutil.copytree(workflow_folder, folder / Model.WORKFLOW)
-        Model(
-            model_id=model_id,
-            uri=folder.as_uri(),
-            backend="pytorch",
-            config={},
-            slot_sizes=slot_sizes,
-            parent_model_id=None,
-            seed=0,
-            num_train_rows=1,
-            optimizer_step=1,
-            early_stopping={},
-            last_event_time="2025-10-10T00:00:00+00:00",
-            raw_digest="0" * 64,
-            sha256={"workflow": sha256_tree(folder / Model.WORKFLOW)},
-            created_at="2025-10-10T00:00:00+00:00",
-        ).write(folder / Model.MANIFEST)
+        hashes = {"workflow": sha256_tree(folder / Model.WORKFLOW)}
+        keep_model(run_step.store, model_id, slot_sizes=slot_sizes, sha256=hashes)
         return folder
 
     return keep

@@ -74,16 +74,16 @@ def test_two_parents_are_refused_as_such(write_raw, refuses, raw_table, referenc
 
 
 def with_column(name, values):
-    """Gives the column these values, of their own type."""
-    return lambda table: table.set_column(table.column_names.index(name), name, pa.array(values))
+    """Gives the column these values."""
+    return lambda table: table.set_column(table.column_names.index(name), name, values)
 
 
 ROWS = {
     "none": (lambda table: table.slice(0, 0), "has 0 rows"),
     "a column less": (lambda table: table.drop(["C26"]), "column C26"),
-    "text among the categories": (with_column("C8", ["68fd1e64"] * 100), "is string, expected int64"),
-    "a negative category": (with_column("C2", [-1] * 100), "from -1 to -1"),
-    "a category that no hash has": (with_column("C2", [2**32] * 100), f"from {2**32} to {2**32}"),
+    "text among the categories": (with_column("C8", pa.array(["68fd1e64"] * 100)), "is string, expected int64"),
+    "a negative category": (with_column("C2", pa.array([-1] * 100)), "from -1 to -1"),
+    "a category that no hash has": (with_column("C2", pa.array([2**32] * 100)), f"from {2**32} to {2**32}"),
     "an infinite integer": (with_column("I3", pa.array([float("inf")] * 100, pa.float32())), "I3"),
     "a missing label": (with_column("label", pa.array([None] + [0] * 99, pa.int32())), "1 nulls"),
 }

@@ -29,22 +29,6 @@ def test_nvtabular_and_the_contract_agree_to_the_last_bit(write_raw, run_step, r
     assert (reading.encoded(encoded_set.holdout_uri).ids == OOV_ID).any()
 
 
-def test_categories_above_two_to_the_31_are_told_apart(write_raw, run_step, raw_table, reading):
-    values = np.array([2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32 - 2])
-    table = reading.replace(raw_table(500), "C1", np.repeat(values, 100), mask=np.arange(500) == 3)
-    encoded_set = run_step(write_raw(table))
-    assert sorted(reading.workflow(encoded_set).vocabularies[0]) == sorted(values)
-    assert len(np.unique(reading.encoded(encoded_set.train_uri).ids[4:, 0])) == 5
-
-
-def test_moments_are_those_of_float64(write_raw, run_step, raw_table, reading):
-    table = raw_table(1000, seed=3)
-    workflow = reading.workflow(run_step(write_raw(table), extra=("--partition-rows", "600")))
-    logged = np.log1p(np.maximum(np.nan_to_num(reading.raw([table]).dense.astype(np.float64)), 0))
-    np.testing.assert_allclose(workflow.means, logged.mean(0), rtol=1e-6)
-    np.testing.assert_allclose(workflow.stds, logged.std(0, ddof=1), rtol=1e-6)
-
-
 @pytest.mark.parametrize("threshold", [1, 10])
 def test_categories_below_the_threshold_are_out_of_vocabulary(write_raw, run_step, raw_table, threshold, reading):
     table = raw_table(600, seed=4)

@@ -87,18 +87,3 @@ def test_component_writes_the_manifest_and_metrics(run_component, write_raw, raw
         "tombstones": 0,
         "candidates": num_rare,
     }
-
-
-def test_component_fails_where_the_step_refuses(run_component, tmp_path):
-    ran = run_component(
-        tmp_path / "absent",
-        run="run-1",
-        store="relative",
-        work="/w",
-        parent="none",
-        frequency_threshold=3,
-        category_ttl_days=0.0,
-        dask_scheduler="",
-    )
-    assert ran.returncode == 2
-    assert "error: uri is 'relative'" in ran.stderr

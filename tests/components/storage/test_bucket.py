@@ -76,16 +76,6 @@ def test_what_does_not_pass_in_time_is_temporary_and_names_the_object(cloud_stor
         objects.read("config")
 
 
-def test_a_service_that_is_gone_is_temporary(open_bucket, monkeypatch):
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        objects = open_bucket(retry_seconds=0.05)
-        for call in (lambda: objects.read("a"), lambda: objects.write("a", b""), lambda: objects.list()):
-            with pytest.raises(TemporaryError, match="gs://models/a prefix/"):
-                call()
-
-
 def test_a_service_that_falls_silent_is_asked_again(cloud_storage, open_bucket):
     objects = open_bucket(call_seconds=0.3)
     faults = [cloud_storage.fail(on, "hang") for on in (is_upload, is_download)]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from components.runtime.durable import whole_file
-from components.runtime.errors import PermanentError
+from components.runtime.errors import PermanentError, TemporaryError
 from components.storage import folder as module
 from components.storage.folder import FolderObjects
 from components.storage.objects import ABSENT, Changed
-from tests.support.paths import REPOSITORY
+from tests.support.full_disk import files_of_at_most
 
 
 def test_generations_differ_though_the_clock_stands_still_or_steps_back(tmp_path, monkeypatch):
@@ -66,15 +64,49 @@ def test_folders_that_a_removal_empties_go_with_it(tmp_path):
         "root", "root/a", "root/a/2",
     ]  # fmt: skip
     objects.delete("a/2")
+    objects.write("d/e/1", b"1")
+    objects.move("d/e", "f")
+    objects.delete("f/1")
     assert [p.name for p in (tmp_path / "root").iterdir()] == [".objects.lock"]
+
+
+def refuse_links(monkeypatch, code):
+    def link(source, target):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, PermanentError), (errno.ESTALE, TemporaryError)])
+def test_what_the_system_refuses_is_an_error_that_says_whether_to_try_again(tmp_path, monkeypatch, code, kind):
+    objects = FolderObjects(tmp_path)
+    objects.write("a", b"content")
+    refuse_links(monkeypatch, code)
+    with pytest.raises(kind, match=os.strerror(code)):
+        objects.copy("a", "b")
+    assert [each.name for each in objects.list()] == ["a"]
+
+
+def test_a_root_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(PermanentError, match="file.*: Not a directory"):
+        FolderObjects(tmp_path / "file" / "root").write("a", b"1")
+
+
+def test_a_fetch_that_the_disk_refuses_or_falsifies_is_an_error(tmp_path, monkeypatch):
+    objects = FolderObjects(tmp_path / "root")
+    objects.write("a", b"content")
+    (listed,) = objects.list()
+    with files_of_at_most(3), pytest.raises(PermanentError, match="File too large"):
+        objects.fetch(listed, tmp_path / "part")
+    monkeypatch.setattr(module, "_are_equal", lambda one, other: False)
+    with pytest.raises(TemporaryError, match="part reads back otherwise than it was copied"):
+        objects.fetch(listed, tmp_path / "part")
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EMLINK])
 def test_a_file_system_without_links_copies(tmp_path, monkeypatch, code):
-    def no_links(source, target):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "link", no_links)
+    refuse_links(monkeypatch, code)
     objects = FolderObjects(tmp_path)
     objects.write("a", b"content")
     generation = objects.copy("a", "b/c")
@@ -92,25 +124,9 @@ def test_a_copy_costs_no_room(tmp_path):
 def test_a_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
     objects = FolderObjects(tmp_path / "root")
     generation = objects.write("model.onnx", b"before")
-    (tmp_path / "big").write_bytes(bytes(200_000))
-    # No process may write a file above 100 kB: the kernel's refusal comes in the middle, as a full disk's does.
-    code = (
-        "import resource, signal, sys\n"
-        "from pathlib import Path\n"
-        "from components.runtime.errors import PermanentError\n"
-        "from components.storage.folder import FolderObjects\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        "for name in ('model.onnx', 'new'):\n"
-        "    try:\n"
-        f"        FolderObjects(Path({str(tmp_path / 'root')!r})).write(name, Path({str(tmp_path / 'big')!r}))\n"
-        "    except PermanentError as error:\n"
-        "        print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [
-        f"{tmp_path}/root/model.onnx: {os.strerror(errno.EFBIG)}",
-        f"{tmp_path}/root/new: {os.strerror(errno.EFBIG)}",
-    ]
+    for name in ("model.onnx", "new"):
+        with files_of_at_most(100_000), pytest.raises(PermanentError, match=f"{tmp_path}/root/{name}: File too large"):
+            objects.write(name, bytes(200_000))
     assert objects.read("model.onnx") == (b"before", generation)
     assert [each.name for each in objects.list()] == ["model.onnx"]
     assert sorted(p.name for p in (tmp_path / "root").iterdir()) == [".objects.lock", "model.onnx"]
