@@ -20,7 +20,6 @@ import pytest
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK
-from components.extraction.__main__ import main
 from components.extraction.backfill import backfill
 from components.extraction.download_cache import DownloadCache, DownloadProgress
 from components.extraction.lake import Lake
@@ -97,16 +96,6 @@ def test_a_lake_in_a_bucket_gives_the_dataset_of_the_same_lake_in_a_folder(lake,
     assert found.source_uri == URI
     assert found.num_late_clicks > 0
     assert found.outcomes_digest == expected.outcomes_digest is not None
-
-
-def test_the_command_line_takes_a_bucket_and_says_so_in_the_manifest(lake, folder, tmp_path):
-    flags = ["--store", str(tmp_path / "store"), "--work", str(tmp_path / "work"), "--champion", "none"]
-    for run, where in (("folder", folder.as_uri()), ("bucket", f"{URI}/")):
-        output = ["--run", run, "--lake", where, "--output", str(tmp_path / f"{run}.json")]
-        assert main([*flags, *output, "--replay-share", "0.2", "--window-start", "2026-03-04"]) == 0
-    expected, found = (RawDataset.read(tmp_path / f"{run}.json") for run in ("folder", "bucket"))
-    assert same_but_place(found) == same_but_place(expected)
-    assert found.source_uri == URI
 
 
 def test_only_what_the_window_its_replay_and_their_late_clicks_need_is_fetched(lake, tmp_path):
@@ -217,13 +206,6 @@ def test_a_line_of_progress_states_speed_and_what_is_left():
     assert progress.line() == "gs://models/lake: 1 of 3 files, 5.0 of 40.0 MB in 5.0 s, 1.0 MB/s, 35 s left"
     progress.arrived(-1_000_000)
     assert progress.num_arrived == 4_000_000
-
-
-def test_progress_is_logged_at_intervals(lake, tmp_path, caplog):
-    ticks = iter(range(10**6))
-    with caplog.at_level(logging.INFO, logger="components.extraction.download_cache"):
-        extract_lake(URI, tmp_path / "work", WINDOW, opened={"clock": lambda: float(next(ticks)), "num_transfers": 1})
-    assert len([text for text in caplog.messages if text.startswith(f"{URI}: ") and " MB/s" in text]) > 2
 
 
 BIG = part(1)

@@ -10,8 +10,7 @@ import pytest
 from components.contracts.criteo import CATEGORICAL, FEATURES
 from components.contracts.manifests import Model, RawDataset
 from components.contracts.workflow import FeatureWorkflow
-from components.extraction.columns import excluded_columns, unread_columns
-from components.runtime.errors import ContractError
+from components.extraction.columns import unread_columns
 from components.storage.uris import local_path
 from components.store.models import model_folder
 
@@ -46,15 +45,6 @@ def values_in(dataset, names):
         table = pa.concat_tables([pq.read_table(path, partitioning=None) for path in paths])
         found[part] = {name: table.num_rows - table[name].null_count for name in names}
     return found
-
-
-def test_names_are_features_each_once_and_the_order_is_the_files():
-    assert excluded_columns("") == excluded_columns("  ") == excluded_columns(",".join(FEATURES)) == []
-    assert excluded_columns(" C1 ,I1") == [name for name in FEATURES if name not in ("I1", "C1")]
-    assert excluded_columns(ASKED) == EXCLUDED
-    for wrong in ("I0", "label", "C27", "c1", "I1,,C1", "request_id"):
-        with pytest.raises(ContractError, match="columns name"):
-            excluded_columns(wrong)
 
 
 def test_excluded_columns_are_null_in_the_rows_and_named_in_the_manifest(flags, run_main):

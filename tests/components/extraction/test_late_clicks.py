@@ -108,14 +108,6 @@ def test_a_click_counts_to_the_microsecond_in_which_its_window_ends_and_no_longe
     assert dataset.num_late_clicks == len(expected) == 54
 
 
-@pytest.mark.parametrize(("window", "counts"), [(0.0, 0), (0.25, 0), (3600.0, 1), (float("inf"), 1), (float("nan"), 0)])
-def test_the_window_is_the_one_that_the_file_names(lake, table, run_step, window, counts):
-    row = next(row for row in table.to_pylist() if not row["label"])
-    time = row["event_time"] + timedelta(seconds=0.5)
-    write_outcomes(lake, time.date(), [(row["request_id"], row["row"])], time=time, window=window)
-    assert run_step(lake).num_late_clicks == counts
-
-
 def test_the_datasets_version_tells_new_late_clicks(lake, table, run_step):
     first = run_step(lake)
     assert (first.num_late_clicks, first.outcomes_digest) == (0, None)

@@ -93,20 +93,6 @@ def test_rows_that_came_after_newer_ones_were_learnt_are_learnt_first_and_never_
     assert rounds.turn().num_late_rows == 0
 
 
-def test_a_round_that_was_refused_learnt_nothing_and_one_tried_again_learns_the_same(rounds, between):
-    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
-    rounds.turn()
-    rounds.add(between(0, 30, step=2), "b.parquet")
-    rounds.add(between(30, 48), "c.parquet")
-    refused = rounds.turn("refused")
-    rounds.num -= 1
-    again = rounds.turn("refused")
-    accepted = rounds.turn()
-    assert refused == again
-    assert accepted.digest == refused.digest
-    assert accepted.num_late_rows == 150
-
-
 def test_days_before_those_asked_for_are_left_and_off_is_off(rounds, between):
     rounds.add(between(0, 80, step=2, offset=1), "a.parquet")
     rounds.turn(late_days="3")
@@ -152,18 +138,6 @@ def test_a_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog)
     assert dataset.num_late_rows == 0
     assert "day=2026-03-02/a.parquet has" in caplog.text
     assert "what was changed is not learned" in caplog.text
-
-
-def test_late_rows_that_lie_in_a_seen_file_too_and_twice_in_late_ones_are_learnt_once(rounds, between):
-    rounds.add(between(20, 30, step=2, offset=1), "a.parquet")
-    rounds.turn()
-    late = between(20, 30)
-    rounds.add(late, "b.parquet")
-    rounds.add(between(22, 24), "c.parquet")
-    rounds.add(between(30, 48), "d.parquet")
-    dataset = rounds.turn()
-    assert keys_in(dataset.train_uri)[: dataset.num_late_rows] == keys_of(between(20, 30, step=2))
-    assert dataset.num_duplicates == 50 + 20
 
 
 def test_a_row_whose_seen_copy_was_malformed_is_learnt_when_it_comes_in_order(rounds, between):

@@ -82,6 +82,7 @@ def test_a_model_carries_what_its_line_of_descent_saw(told):
         ("02", 0, 50, False, "m1"),
     ]
     assert (m3["parent_model_id"], m3["is_live"], m3["unknown"]) == ("m2", False, [])
+    assert [each["num_late_rows"] for each in m3["days"]] == [9, 0, 0, 0, 0]
 
 
 def test_the_lake_tells_which_rows_are_outdated(told, lake):
@@ -118,13 +119,6 @@ def test_lines_for_people_say_the_same(store, lake, capsys):
         "  2026-03-02 version 0: 50 rows, through m1",
         "    OUTDATED: the lake has version 2",
     ]
-
-
-def test_late_rows_are_told_beside_their_days(store, told, capsys):
-    (m3,) = told("--model", "m3").values()
-    assert [each["num_late_rows"] for each in m3["days"]] == [9, 0, 0, 0, 0]
-    assert main(["--store", str(store), "--model", "m3"]) == 0
-    assert capsys.readouterr().out.splitlines()[1] == "  2026-03-03 version 0: 70 rows, 9 of them late"
 
 
 def test_a_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsys):

@@ -114,12 +114,6 @@ def test_what_is_held_out_once_is_never_replayed_in_any_round(lake, run_step):
     assert not held_out & replayed
 
 
-def test_no_more_rows_are_measured_by_than_tell_enough(lake, run_step, monkeypatch):
-    monkeypatch.setattr(replay, "MAX_HELD_OUT_ROWS", 50)
-    dataset = run_step(lake, replay_share=0.2)
-    assert (dataset.num_holdout_rows, dataset.num_replay_holdout_rows, dataset.num_replay_rows) == (120, 50, 270)
-
-
 def damage_older_days(lake):
     for path in lake.glob("day=2026-03-0[1-8]/*.parquet"):
         path.write_bytes(b"damaged")

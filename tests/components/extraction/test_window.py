@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 import numpy as np
 import pyarrow as pa
@@ -98,41 +98,6 @@ def test_the_last_days_are_read(flags, run_main):
     dataset = RawDataset.read(flags["--output"])
     assert sum(rows_of(dataset).values()) == 250
     assert dataset.last_event_time.startswith("2026-03-02T23:57")
-
-
-def test_rounds_that_failed_or_were_refused_are_read_again_and_no_row_twice(
-    flags, run_main, released, raw_table, write_lake, tmp_path
-):
-    """A chain of rounds while the lake grows; rows younger than 12 hours wait for a round in which they are mature.
-
-    Round 1 is accepted; round 2 fails before it writes anything; round 3 is refused by the gate; round 4 is accepted.
-    """
-    table = raw_table(1_000, start=START.timestamp(), seconds=5 * 86_400)
-    times = np.array(table[criteo.EVENT_TIME].to_pylist())
-    flags = {**flags, "--lake": (tmp_path / "growing").as_uri(), "--attribution-hours": "12"}
-    accepted, version = [], 0
-    for number, (days, fate) in enumerate([(1.5, "accepted"), (2.5, "failed"), (3.25, "refused"), (5.1, "accepted")]):
-        now = START + timedelta(days=days)
-        write_lake(tmp_path / "growing", table.filter(pa.array(times < now)))
-        changed = {"max_malformed_fraction": "2"} if fate == "failed" else {}
-        assert run_main(flags, run=f"round {number}", **changed) == (2 if fate == "failed" else 0)
-        if fate == "failed":
-            continue
-        dataset = RawDataset.read(flags["--output"])
-        if fate == "accepted":
-            version += 1
-            released(dataset.last_event_time, model_id=f"m{version}", version=version)
-            accepted.append(dataset)
-            newest = times[times < now].max()
-            youngest = parse_time("now", newest.isoformat()) - 12 * HOUR_MICROS
-            assert parse_time("last", dataset.last_event_time) <= youngest
-    found = rows_of(*accepted)
-    assert set(found.values()) == {1}
-    mature = times <= times.max() - timedelta(hours=12)
-    keys = zip(table["request_id"].to_pylist(), table["row"].to_pylist())
-    assert set(found) == {key for key, is_mature in zip(keys, mature) if is_mature}
-    assert [dataset.num_immature for dataset in accepted] == [0, 0]
-    assert {dataset.attribution_seconds for dataset in accepted} == {43_200.0}
 
 
 def test_the_last_mature_days_of_a_lake_in_a_bucket_are_those_of_the_folder(

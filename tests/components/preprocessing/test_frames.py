@@ -29,12 +29,3 @@ def test_chosen_columns_are_pandas_but_the_same_memory(plain, loose, names):
     assert all(np.shares_memory(chosen[name].to_numpy(), loose[name].to_numpy()) for name in names)
     again = chosen.reset_index(drop=True)
     assert all(np.shares_memory(again[name].to_numpy(), loose[name].to_numpy()) for name in names)
-
-
-def test_rows_are_chosen_and_numbered_anew_as_pandas_does(plain, loose):
-    mask = plain["a"].to_numpy() > 0.5
-    for choose in (lambda f: f[mask], lambda f: f.iloc[10:20], lambda f: f[f["d"] % 2 == 0], lambda f: f[["a"]][mask]):
-        pd.testing.assert_frame_equal(pd.DataFrame(choose(loose)), choose(plain))
-        numbered = choose(loose).reset_index(drop=True)
-        pd.testing.assert_frame_equal(pd.DataFrame(numbered), choose(plain).reset_index(drop=True))
-    pd.testing.assert_frame_equal(pd.DataFrame(loose.reset_index()), plain.reset_index())

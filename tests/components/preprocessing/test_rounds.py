@@ -113,16 +113,6 @@ def test_going_back_to_an_older_model_gives_the_round_that_followed_it_again(pla
         assert left.equals(right)
 
 
-def test_a_round_that_is_tried_again_counts_nothing_twice(play, run_step):
-    play(0, "none", keep="m0")
-    first, _ = play(1, "m0", run="tried")
-    files, rows = carried(first), sha256_tree(local_path(first.train_uri))
-    raw = run_step.store.parent / "raw of tried" / "raw dataset.json"
-    again = run_step(raw, run="tried", parent="m0", extra=("--category-ttl-days", "1"))
-    assert carried(again) == files
-    assert sha256_tree(local_path(again.train_uri)) == rows
-
-
 def test_holdout_rows_teach_nothing(write_raw, run_step, raw_table, reading):
     train = raw_table(400, seed=1)
     holdout = reading.replace(raw_table(300, seed=2), "C5", np.full(300, 123_456))

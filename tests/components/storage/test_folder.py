@@ -142,12 +142,13 @@ def test_a_folder_where_an_object_should_be_is_told(tmp_path):
     assert [each.name for each in objects.list()] == ["a/b"]
 
 
-def test_a_file_that_cannot_be_looked_at_is_told_by_a_listing(tmp_path):
+def test_a_file_that_cannot_be_looked_at_is_an_error_and_not_absent(tmp_path):
     objects = FolderObjects(tmp_path / "root")
     objects.write("a/b", b"1")
     os.symlink("turns", tmp_path / "root" / "a" / "turns")
-    with pytest.raises(PermanentError, match="turns: Too many levels of symbolic links"):
-        objects.list()
+    for call in (objects.list, lambda: objects.read("a/turns")):
+        with pytest.raises(PermanentError, match="turns: Too many levels of symbolic links"):
+            call()
 
 
 def test_a_source_file_that_is_absent_is_named(tmp_path):
