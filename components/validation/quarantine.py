@@ -12,10 +12,9 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +25,11 @@ from components.contracts import criteo
 from components.contracts.manifests import Model, RawDataset
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError, first_line
-from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store.promotion_journal import moment_of
 from components.validation import quarantine_store
 from components.validation.inputs import ValidationRound
+from components.validation.quarantine_store import QuarantinedBatch
 from components.validation.row_rules import RowRule, make_row_rules
 from components.validation.rows import read_all_columns
 from components.validation.rules import DATASET, INFO, QUARANTINE, Finding, RuleSet
@@ -90,7 +89,7 @@ def screen_rows(round_: ValidationRound, files: Sequence[Path], folder: Path) ->
     else:
         quarantine_store.forget_quarantined(store, run)
     if returning.taken:
-        quarantine_store.write_taken(store, run, digest=screened.dataset.digest, rules=returning.taken)
+        quarantine_store.write_taken(store, run, digest=screened.dataset.digest, batches=returning.taken)
     idle_findings: list[Finding] = []
     for name in idle:
         text = f"rule {name} found nothing to compare with: there is no schema yet"
@@ -100,6 +99,8 @@ def screen_rows(round_: ValidationRound, files: Sequence[Path], folder: Path) ->
 
 @dataclass
 class _RowTally:
+    """What the rules found, over all files."""
+
     hits: Counter[str] = field(default_factory=Counter)
     quarantined: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -116,7 +117,7 @@ def _split_rows(
     raw, tally = round_.raw, _RowTally()
     (folder / TRAIN).mkdir()
     for path in files:
-        marks = _mark_rows(path, row_rules, rules=round_.rules, exempt=returning.exempt, tally=tally)
+        marks = _mark_rows(path, row_rules, rules=round_.rules, returning=returning, tally=tally)
         if marks:
             _split_file(path, marks, rest=folder / TRAIN / path.name, gone=folder / QUARANTINED / path.name)
         else:
@@ -136,34 +137,31 @@ def _split_rows(
         num_train_rows=raw.num_train_rows - num_gone + num_back,
         digest=hashlib.sha256(trees.encode()).hexdigest(),
         num_quarantined=num_gone,
-        quarantine_uri=(round_.folder / QUARANTINED).as_uri() if num_gone else None,
     )
     rest = sorted((folder / TRAIN).iterdir())
     return ScreenedRows(dataset=dataset, files=rest, findings=findings, num_by_rule=dict(tally.quarantined))
 
 
 def _mark_rows(
-    path: Path, row_rules: Sequence[RowRule], *, rules: RuleSet, exempt: Set[RowKey], tally: _RowTally
+    path: Path, row_rules: Sequence[RowRule], *, rules: RuleSet, returning: ReturningRows, tally: _RowTally
 ) -> Marks:
+    """The file's rows to quarantine; every offence is counted, except those of rows that people took back."""
     marks: Marks = {}
     row = 0
     for batch in read_all_columns(path):
+        exempt = returning.find_exempt(batch)
         hits: dict[int, dict[str, str]] = {}
         for rule in row_rules:
             try:
                 for at, reason in rule.find(batch):
-                    reasons = hits.setdefault(at, {})
-                    reasons[rule.name] = f"{reasons[rule.name]}; {reason}" if rule.name in reasons else reason
+                    if at not in exempt:
+                        reasons = hits.setdefault(at, {})
+                        reasons[rule.name] = f"{reasons[rule.name]}; {reason}" if rule.name in reasons else reason
             except (KeyError, pa.ArrowException) as error:
                 raise ContractError(f"{path} cannot be judged by rule {rule.name}: {first_line(error)}") from error
         for at, reasons in hits.items():
-            key = (
-                (batch.column(criteo.REQUEST_ID)[at].as_py(), batch.column(criteo.ROW)[at].as_py()) if exempt else None
-            )
-            if key in exempt:
-                continue
+            tally.hits.update(reasons.keys())
             for name, reason in reasons.items():
-                tally.hits[name] += 1
                 if len(examples := tally.examples.setdefault(name, [])) < NUM_EXAMPLES:
                     examples.append(reason)
             if gone := {name: reason for name, reason in reasons.items() if rules.actions[name] == QUARANTINE}:
@@ -186,8 +184,7 @@ def _split_file(path: Path, marks: Marks, *, rest: Path, gone: Path) -> None:
             stays[here] = False
             to_rest.write_table(pa.Table.from_batches([batch.filter(pa.array(stays))], schema))
             if here:
-                why = [marks[row + at] for at in here]
-                texts = [pa.array([each[i] for each in why], pa.string()) for i in range(2)]
+                texts = [pa.array(column, pa.string()) for column in zip(*(marks[row + at] for at in here))]
                 left = batch.filter(pa.array(~stays))
                 to_gone.write_table(pa.Table.from_arrays([*left.columns, *texts], schema=with_reason))
             row += batch.num_rows
@@ -239,73 +236,58 @@ class ReturningRows:
             ContractError: what is stored cannot be read.
         """
         self._store, self._raw = store, raw
-        replayed, learned = quarantine_store.read_replayed_rules(store), _learned_rules(store, champion)
-        self.exempt = self._keys_of(replayed)
-        """Rows that no rule touches."""
-        self._learned = self._keys_of(learned)
-        self.taken: dict[str, list[str]] = {}
-        """Runs and rules whose rows are all in this round's dataset, from the store or from the lake."""
+        replayed, learned = quarantine_store.read_replayed(store), _learned_batches(store, champion)
+        runs = {kept.run: kept for kept in quarantine_store.read_quarantined_runs(store)}
         end = moment_of(raw.last_event_time)
-        for run, rules in replayed.items():
-            left = sorted(rules - learned.get(run, set()))
-            # Rows later than the window are not learned by this round; they wait for one that reaches them.
-            if left and moment_of(quarantine_store.read_quarantined_run(store, run).last_event_time) <= end:
-                self.taken[run] = left
+        # Rows later than the window are not learned by this round; they wait for one that reaches them.
+        self.taken = sorted(each for each in replayed - learned if moment_of(runs[each.run].last_event_time) <= end)
+        """What is all in this round's dataset, from the store or from the lake."""
+        self._replayed, self._seen = self._keys_of(replayed), self._keys_of(learned)
+
+    def find_exempt(self, batch: pa.RecordBatch) -> set[int]:
+        """Positions of the rows of the round that no rule touches; they are not read from the store as well."""
+        if not self._replayed:
+            return set()
+        keys = _row_keys(batch)
+        exempt = {at for at, key in enumerate(keys) if key in self._replayed}
+        self._seen.update(keys[at] for at in exempt)
+        return exempt
 
     def write(self, path: Path) -> int:
         """Writes the rows that lie before the window, each once and ordered by time; 0 = none, and no file."""
-        begin, seen, found = moment_of(self._raw.first_event_time), self._learned | set(self._late_keys()), []
-        for run, rules in self.taken.items():
-            for batch in self._read_rows(run, rules):
-                times, fresh = batch.column(criteo.EVENT_TIME).to_pylist(), []
-                for at, key in enumerate(_row_keys(batch)):
-                    if key not in seen and times[at] < begin:
-                        seen.add(key)
-                        fresh.append(at)
-                found.append(pa.Table.from_batches([batch]).take(pa.array(fresh, pa.int64())))
+        begin, found = moment_of(self._raw.first_event_time), []
+        for batch in self._read_rows(self.taken):
+            times, fresh = batch.column(criteo.EVENT_TIME).to_pylist(), []
+            for at, key in enumerate(_row_keys(batch)):
+                if key not in self._seen and times[at] < begin:
+                    self._seen.add(key)
+                    fresh.append(at)
+            found.append(pa.Table.from_batches([batch]).take(pa.array(fresh, pa.int64())))
         rows = pa.concat_tables(found).drop([RULE_COLUMN, REASON_COLUMN]) if found else None
         if rows is None or not rows.num_rows:
             return 0
         pq.write_table(rows.take(pc.sort_indices(rows, [(criteo.EVENT_TIME, "ascending")])), path)
         return int(rows.num_rows)
 
-    def _late_keys(self) -> Iterator[RowKey]:
-        """The rows of this round that are older than its window."""
-        left = self._raw.num_late_rows
-        for path in sorted(local_path(self._raw.train_uri).glob("*.parquet")) if left else ():
-            for batch in read_all_columns(path):
-                yield from _row_keys(batch.slice(0, left))
-                left -= min(left, batch.num_rows)
-                if not left:
-                    return
+    def _keys_of(self, batches: Iterable[QuarantinedBatch]) -> set[RowKey]:
+        return {key for batch in self._read_rows(batches) for key in _row_keys(batch)}
 
-    def _keys_of(self, rules_by_run: dict[str, set[str]]) -> set[RowKey]:
-        keys: set[RowKey] = set()
-        for run, rules in rules_by_run.items():
-            for batch in self._read_rows(run, sorted(rules)):
-                keys.update(_row_keys(batch))
-        return keys
-
-    def _read_rows(self, run: str, rules: Sequence[str]) -> Iterator[Any]:
-        for path in sorted(quarantine_store.rows_folder(self._store, run).glob("*.parquet")):
-            for batch in read_all_columns(path):
-                yield batch.filter(pc.is_in(batch.column(RULE_COLUMN), pa.array(rules)))
+    def _read_rows(self, batches: Iterable[QuarantinedBatch]) -> Iterator[pa.RecordBatch]:
+        for run, rule in batches:
+            for path in sorted(quarantine_store.rows_folder(self._store, run).glob("*.parquet")):
+                for batch in read_all_columns(path):
+                    yield batch.filter(pc.equal(batch.column(RULE_COLUMN), rule))
 
 
-def _row_keys(batch: Any) -> list[RowKey]:
+def _row_keys(batch: pa.RecordBatch) -> list[RowKey]:
     return list(zip(batch.column(criteo.REQUEST_ID).to_pylist(), batch.column(criteo.ROW).to_pylist()))
 
 
-def _learned_rules(store: Path, champion: Path | None) -> dict[str, set[str]]:
-    """Runs and rules whose replayed rows the champion or a model before it in its line has learned."""
+def _learned_batches(store: Path, champion: Path | None) -> set[QuarantinedBatch]:
+    """What the champion or a model before it in its line has learned."""
     line, folder = set(), champion
     while folder is not None and (folder / Model.MANIFEST).exists():
         model = Model.read(folder / Model.MANIFEST)
         line.add(model.raw_digest)
         folder = model_store.model_folder(store, model.parent_model_id) if model.parent_model_id else None
-    learned: dict[str, set[str]] = {}
-    for digest, rules_by_run in quarantine_store.read_taken(store):
-        if digest in line:
-            for run, rules in rules_by_run.items():
-                learned.setdefault(run, set()).update(rules)
-    return learned
+    return {batch for digest, taken in quarantine_store.read_taken(store) if digest in line for batch in taken}

@@ -50,16 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _list(store: Path, arguments: argparse.Namespace) -> None:
-    every = quarantine_store.read_quarantined_runs
-    runs = [quarantine_store.read_quarantined_run(store, arguments.run)] if arguments.run else every(store)
-    replayed = quarantine_store.read_replayed_rules(store)
+    run = arguments.run
+    runs = [quarantine_store.read_quarantined_run(store, run)] if run else quarantine_store.read_quarantined_runs(store)
+    replayed = quarantine_store.read_replayed(store)
     if arguments.json:
-        print(json.dumps([{**asdict(kept), "taken_back": sorted(replayed.get(kept.run, set()))} for kept in runs]))
+        back = {kept.run: sorted(rule for run, rule in replayed if run == kept.run) for kept in runs}
+        print(json.dumps([{**asdict(kept), "taken_back": back[kept.run]} for kept in runs]))
         return
     for kept in runs:
         print(f"{kept.run}  {kept.time}  {kept.num_rows} rows  {quarantine_store.rows_folder(store, kept.run)}")
         for rule, num_rows in kept.num_by_rule.items():
-            print(f"    {rule}: {num_rows} rows" + (", taken back" if rule in replayed.get(kept.run, set()) else ""))
+            print(f"    {rule}: {num_rows} rows" + (", taken back" if (kept.run, rule) in replayed else ""))
     print(f"{sum(kept.num_rows for kept in runs)} rows of {len(runs)} runs are quarantined")
 
 

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from components.runtime.durable import append_line, whole_directory, write_whole
+from components.runtime.durable import append_line, read_lines, whole_directory, write_whole
 from components.runtime.errors import ContractError
 from components.store.runs import run_folder
 
 MANIFEST = "quarantine.json"
 JOURNAL = "journal.jsonl"
-FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +35,13 @@ class QuarantinedRun:
     num_by_rule: dict[str, int]
     last_event_time: str
     """Of the run's window."""
+
+
+class QuarantinedBatch(NamedTuple):
+    """The rows that one rule quarantined in one run."""
+
+    run: str
+    rule: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +78,13 @@ def keep_quarantined(store: Path, run: str, rows: Path, *, num_by_rule: dict[str
     )
     with whole_directory(final.parent, replace=True) as folder:
         shutil.copytree(rows, folder / final.name)
-        document = {"format_version": FORMAT_VERSION, **asdict(kept)}
-        (folder / MANIFEST).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        (folder / MANIFEST).write_text(json.dumps(asdict(kept), indent=2) + "\n", encoding="utf-8")
     return final
 
 
 def forget_quarantined(store: Path, run: str) -> None:
     """Removes what an earlier try of `run` quarantined: this try quarantined nothing."""
-    folder = rows_folder(store, run).parent
-    if folder.exists():
-        shutil.rmtree(folder)
+    shutil.rmtree(rows_folder(store, run).parent, ignore_errors=True)
 
 
 def read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
@@ -90,52 +93,42 @@ def read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
     Raises:
         ContractError: a manifest cannot be read.
     """
-    paths = sorted((quarantine_folder(store) / "runs").glob(f"[!.]*/{MANIFEST}"))
-    return sorted((_read_manifest(path) for path in paths), key=lambda kept: (kept.time, kept.run))
+    found = []
+    for path in (quarantine_folder(store) / "runs").glob(f"[!.]*/{MANIFEST}"):
+        try:
+            found.append(QuarantinedRun(**json.loads(path.read_text(encoding="utf-8"))))
+        except (ValueError, TypeError) as error:
+            raise ContractError(f"{path} cannot be read: {error}") from error
+    return sorted(found, key=lambda kept: (kept.time, kept.run))
 
 
 def read_quarantined_run(store: Path, run: str) -> QuarantinedRun:
     """What `run` quarantined.
 
     Raises:
-        ContractError: it quarantined nothing, or the manifest cannot be read.
+        ContractError: it quarantined nothing, or a manifest cannot be read.
     """
-    path = rows_folder(store, run).parent / MANIFEST
-    if not path.exists():
-        known = ", ".join(kept.run for kept in read_quarantined_runs(store)) or "no run"
+    runs = {kept.run: kept for kept in read_quarantined_runs(store)}
+    if run_folder(store, run).name not in runs:
+        known = ", ".join(runs) or "no run"
         raise ContractError(f"run {run!r} quarantined no row; in {quarantine_folder(store)} are those of: {known}")
-    return _read_manifest(path)
+    return runs[run]
 
 
-def _read_manifest(path: Path) -> QuarantinedRun:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        version = document.pop("format_version")
-        kept = QuarantinedRun(**document)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ContractError(f"{path} cannot be read: {error}") from error
-    if version != FORMAT_VERSION:
-        raise ContractError(f"{path} has format_version {version}, expected {FORMAT_VERSION}")
-    return kept
-
-
-def read_replayed_rules(store: Path) -> dict[str, set[str]]:
-    """The rules of each run whose rows people took back.
+def read_replayed(store: Path) -> set[QuarantinedBatch]:
+    """What people took back.
 
     Raises:
         ContractError: a line of the journal is damaged; names the file and the line.
     """
-    path = quarantine_folder(store) / JOURNAL
-    # A last line without its newline is a torn append, whose command failed.
-    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    rules: dict[str, set[str]] = {}
-    for number, line in enumerate(lines, start=1):
+    path, replayed = quarantine_folder(store) / JOURNAL, set()
+    for number, line in enumerate(read_lines(path), start=1):
         try:
             replay = QuarantineReplay(**json.loads(line))
         except (ValueError, TypeError) as error:
             raise ContractError(f"{path} line {number} is not a replay: {error}") from error
-        rules.setdefault(replay.run, set()).update(replay.rules)
-    return rules
+        replayed |= {QuarantinedBatch(replay.run, rule) for rule in replay.rules}
+    return replayed
 
 
 def replay_rows(store: Path, run: str, rule: str | None, *, who: str, reason: str) -> QuarantineReplay | None:
@@ -148,8 +141,8 @@ def replay_rows(store: Path, run: str, rule: str | None, *, who: str, reason: st
     if rule is not None and rule not in kept.num_by_rule:
         known = ", ".join(kept.num_by_rule)
         raise ContractError(f"run {run!r} quarantined no row under rule {rule!r}, expected one of {known}")
-    wanted = [rule] if rule is not None else sorted(kept.num_by_rule)
-    rules = [name for name in wanted if name not in read_replayed_rules(store).get(run, set())]
+    wanted = {QuarantinedBatch(run, name) for name in ([rule] if rule is not None else kept.num_by_rule)}
+    rules = sorted(batch.rule for batch in wanted - read_replayed(store))
     if not rules:
         return None
     line = QuarantineReplay(
@@ -164,14 +157,14 @@ def replay_rows(store: Path, run: str, rule: str | None, *, who: str, reason: st
     return line
 
 
-def write_taken(store: Path, run: str, *, digest: str, rules: dict[str, list[str]]) -> None:
-    """Notes that the rows of the dataset `digest`, which `run` makes, include the replayed rows of `rules` by run."""
-    content = json.dumps({"digest": digest, "batches": rules}) + "\n"
+def write_taken(store: Path, run: str, *, digest: str, batches: Sequence[QuarantinedBatch]) -> None:
+    """Notes that the rows of the dataset `digest`, which `run` makes, include these, which people took back."""
+    content = json.dumps({"digest": digest, "batches": batches}) + "\n"
     write_whole(quarantine_folder(store) / "taken" / f"{run}.json", content)
 
 
-def read_taken(store: Path) -> Iterator[tuple[str, dict[str, list[str]]]]:
-    """The digest of every dataset that included replayed rows, and their runs and rules."""
+def read_taken(store: Path) -> Iterator[tuple[str, list[QuarantinedBatch]]]:
+    """The digest of every dataset that included rows which people took back, and which."""
     for path in sorted((quarantine_folder(store) / "taken").glob("*.json")):
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-        yield document["digest"], document["batches"]
+        document = json.loads(path.read_text(encoding="utf-8"))
+        yield document["digest"], [QuarantinedBatch(*batch) for batch in document["batches"]]
