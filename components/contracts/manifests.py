@@ -216,8 +216,8 @@ class ValidationReport(Manifest):
     label: dict[str, Any] | None = None
     """Change of the click rate, as `components.validation.drift.LabelShift`; None without a parent."""
     skew: list[dict[str, Any]] = field(default_factory=list)
-    """Per feature, training rows against served rows; empty if no served rows were named. By `method`: `rows` as
-    `components.validation.skew.SkewEntry`, `distributions` as `drift`."""
+    """Per feature, training rows against served rows, as `components.validation.skew.SkewEntry`; empty if too few
+    joined."""
     served: dict[str, Any] | None = None
     """What was compared, as `components.validation.skew.ServedRowFacts`; None if no served rows were named."""
     windows_uri: str | None = None

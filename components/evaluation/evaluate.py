@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,12 +25,11 @@ from components.contracts.manifests import (
     TrainingSet,
     Verdict,
 )
-from components.contracts.metrics import AucDifference, AucEstimate, calibration, log_loss, normalized_entropy
+from components.contracts.metrics import AucEstimate, calibration, log_loss, normalized_entropy
 from components.contracts.retrain_request import CURRENT
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
-from components.evaluation.gate import GateJudgement, GateSettings, OldRows, estimate, judge
-from components.evaluation.holdout import check_counts
+from components.evaluation.gate import Estimates, GateSettings, OldRows, estimate, judge
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
 from components.evaluation.slices import SliceMetrics, measure_slices, slice_column
 from components.runtime.durable import whole_directory, write_whole
@@ -89,11 +87,12 @@ def evaluate(
         new_ids=_new_ids(training_set),
         slice_column=column,
     )
-    raw_folder, encoded_folder = local_path(raw.holdout_uri), local_path(training_set.holdout_uri)
-    num_rows = check_counts(raw_folder, encoded_folder, raw.num_holdout_rows, training_set.num_holdout_rows)
-    logger.info("scoring %d held-out rows; champion: %s", num_rows, champion.model_id if champion else None)
-    scored = score(raw_folder, encoded_folder)
-    old = _score_old_rows(raw, training_set, score)
+    holdout = (raw.holdout_uri, training_set.holdout_uri)
+    scored = score(*holdout, counts=(raw.num_holdout_rows, training_set.num_holdout_rows))
+    old = None
+    if raw.replay_holdout_uri and training_set.replay_holdout_uri:
+        counts = (raw.num_replay_holdout_rows, training_set.num_replay_holdout_rows)
+        old = score(raw.replay_holdout_uri, training_set.replay_holdout_uri, counts=counts)
     judgement = judge(
         scored.labels,
         scored.candidate,
@@ -102,57 +101,25 @@ def evaluate(
         settings=settings,
     )
     logger.info("gate: %s", judgement.reason)
-    verdict = _verdict(
-        model,
-        champion,
-        judgement,
-        champion_reference=champion_reference,
-        scored=scored,
-        old=old,
-        scores_uri=_keep_scores(final, scored).as_uri(),
-    )
-    slices = measure_slices(scored, column=column, is_first_round=training_set.parent_model_uri is None)
-    return Evaluation(verdict=verdict, scored=scored, slices=slices, settings=settings)
-
-
-def _score_old_rows(
-    raw: RawDataset, training_set: TrainingSet, score: Callable[[Path, Path], ScoredHoldout]
-) -> ScoredHoldout | None:
-    """The scores of the held-out rows of earlier days; None where the run holds none."""
-    if not raw.replay_holdout_uri or not training_set.replay_holdout_uri:
-        return None
-    raw_folder, encoded_folder = local_path(raw.replay_holdout_uri), local_path(training_set.replay_holdout_uri)
-    counts = (raw.num_replay_holdout_rows, training_set.num_replay_holdout_rows)
-    logger.info("scoring %d old rows", check_counts(raw_folder, encoded_folder, *counts))
-    return score(raw_folder, encoded_folder)
-
-
-def _verdict(
-    model: Model,
-    champion: Release | None,
-    judgement: GateJudgement,
-    *,
-    champion_reference: str,
-    scored: ScoredHoldout,
-    old: ScoredHoldout | None,
-    scores_uri: str,
-) -> Verdict:
-    return Verdict(
+    quality = _measure_quality(scored, judgement.estimates)
+    verdict = Verdict(
         candidate_model_id=model.model_id,
         champion_model_id=champion.model_id if champion else None,
         decision=judgement.decision,
         accepted=judgement.accepted,
         reason=judgement.reason,
-        num_rows=len(scored.labels),
-        num_clicks=int(scored.labels.sum()),
-        candidate=_quality(scored.labels, scored.candidate, judgement.estimates.candidate),
-        champion=_champion_quality(scored, judgement.estimates.champion),
-        difference=_lead(scored, judgement.estimates.difference),
+        num_rows=quality.num_rows,
+        num_clicks=quality.num_clicks,
+        candidate=quality.candidate,
+        champion=quality.champion,
+        difference=quality.difference,
         rows_needed=judgement.rows_needed,
-        scores_uri=scores_uri,
-        old_distribution=_on_old_rows(old) if old else None,
+        scores_uri=_keep_scores(final, scored).as_uri(),
+        old_distribution=_measure_quality(old, estimate(old.labels, old.candidate, old.champion)) if old else None,
         champion_reference=champion_reference,
     )
+    slices = measure_slices(scored, column=column, is_first_round=training_set.parent_model_uri is None)
+    return Evaluation(verdict=verdict, scored=scored, slices=slices, settings=settings)
 
 
 def _live_sizes(training_set: TrainingSet) -> list[int]:
@@ -196,38 +163,29 @@ def _expect_its_columns(champion: Release, raw: RawDataset) -> None:
         )
 
 
-def _on_old_rows(old: ScoredHoldout) -> OldRowsQuality:
-    estimates = estimate(old.labels, old.candidate, old.champion)
-    quality = OldRowsQuality(
-        candidate=_quality(old.labels, old.candidate, estimates.candidate),
-        champion=_champion_quality(old, estimates.champion),
-        difference=_lead(old, estimates.difference),
-        num_rows=len(old.labels),
-        num_clicks=int(old.labels.sum()),
+def _measure_quality(scored: ScoredHoldout, estimates: Estimates) -> OldRowsQuality:
+    """The figures of one set of held-out rows; those of the window itself are the verdict's."""
+
+    def quality(scores: NDArray[np.float32], estimated: AucEstimate | None) -> ModelQuality:
+        return ModelQuality(
+            auc=estimated.auc if estimated else None,
+            auc_low=estimated.low if estimated else None,
+            auc_high=estimated.high if estimated else None,
+            log_loss=log_loss(scored.labels, scores),
+            normalized_entropy=normalized_entropy(scored.labels, scores),
+            calibration=calibration(scored.labels, scores),
+        )
+
+    lead = AucLead()
+    if (difference := estimates.difference) is not None:
+        lead = AucLead(auc=difference.auc, low=difference.low, high=difference.high, p_value=difference.p_value)
+    return OldRowsQuality(
+        candidate=quality(scored.candidate, estimates.candidate),
+        champion=None if scored.champion is None else quality(scored.champion, estimates.champion),
+        difference=None if scored.champion is None else lead,
+        num_rows=len(scored.labels),
+        num_clicks=int(scored.labels.sum()),
     )
-    logger.info("on old rows: %s", quality)
-    return quality
-
-
-def _champion_quality(scored: ScoredHoldout, estimated: AucEstimate | None) -> ModelQuality | None:
-    return None if scored.champion is None else _quality(scored.labels, scored.champion, estimated)
-
-
-def _quality(labels: NDArray[np.int8], scores: NDArray[np.float32], estimated: AucEstimate | None) -> ModelQuality:
-    return ModelQuality(
-        auc=estimated.auc if estimated else None,
-        auc_low=estimated.low if estimated else None,
-        auc_high=estimated.high if estimated else None,
-        log_loss=log_loss(labels, scores),
-        normalized_entropy=normalized_entropy(labels, scores),
-        calibration=calibration(labels, scores),
-    )
-
-
-def _lead(scored: ScoredHoldout, estimated: AucDifference | None) -> AucLead | None:
-    if scored.champion is None or estimated is None:
-        return None if scored.champion is None else AucLead()
-    return AucLead(auc=estimated.auc, low=estimated.low, high=estimated.high, p_value=estimated.p_value)
 
 
 def _keep_scores(final: Path, scored: ScoredHoldout) -> Path:

@@ -1,4 +1,7 @@
-"""Scores of the held-out rows: the candidate's from its weights, the champion's from the graph that serves it.
+"""The held-out rows with their scores: the candidate's from its weights, the champion's from the graph that serves it.
+
+They lie in two folders, raw as they were logged and encoded as the candidate was trained on them, in the same order;
+counts and labels are checked, because scores of different rows must never be compared.
 
 The champion is scored as it answers users, raw rows through its ONNX graph: its own workflow is inside, and what the
 gate compares with is what would be replaced. Judging the scores is left to `gate`.
@@ -6,23 +9,55 @@ gate compares with is what would be replaced. Judging the scores is left to `gat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from components.contracts.criteo import CATEGORICAL, DENSE, EVENT_TIME, LABEL, MISSING_CATEGORY, feature_matrix
+from components.contracts.hugectr_folder import FILE_LIST, listed_files
 from components.contracts.manifests import Model, Release
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from components.contracts.workflow import OOV_ID
-from components.evaluation.holdout import EncodedBatch, RawBatch, encoded_batches, raw_batches
 from components.models.configs import config_from_document
 from components.runtime.durable import sha256_tree
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, first_line
 from components.storage.uris import local_path
 from components.store.models import graph_sha256
+
+logger = logging.getLogger(__name__)
+
+BATCH_ROWS = 8192
+
+
+class RawBatch(NamedTuple):
+    """Raw rows in the served form."""
+
+    labels: NDArray[np.int8]
+    event_seconds: NDArray[np.float64]
+    """Since the epoch, UTC."""
+    dense: NDArray[np.float32]
+    """[n, 13], NaN = missing."""
+    categorical: NDArray[np.int64]
+    """[n, 26], `MISSING_CATEGORY` = missing."""
+
+
+class EncodedBatch(NamedTuple):
+    """Encoded rows."""
+
+    labels: NDArray[np.int8]
+    dense: NDArray[np.float32]
+    """[n, 13], normalised."""
+    ids: NDArray[np.int64]
+    """[n, 26], slot-local."""
+
 
 ScoreEncoded = Callable[[EncodedBatch], NDArray[np.float32]]
 ScoreRaw = Callable[[RawBatch], NDArray[np.float32]]
@@ -90,9 +125,10 @@ def champion_scorer(release: Release) -> ScoreRaw:
 
 
 def score_holdout(
-    raw: Path,
-    encoded: Path,
+    raw_uri: str,
+    encoded_uri: str,
     *,
+    counts: tuple[int, int],
     score_candidate: ScoreEncoded,
     score_champion: ScoreRaw | None,
     slot_sizes: list[int],
@@ -102,17 +138,20 @@ def score_holdout(
     """Scores all rows of one held-out folder, a batch at a time.
 
     Args:
-        raw: Folder of the raw rows.
-        encoded: Folder of the same rows encoded, in the same order.
+        raw_uri: Folder of the raw rows.
+        encoded_uri: Folder of the same rows encoded, in the same order.
+        counts: Rows of both folders according to their manifests.
         score_candidate: See `candidate_scorer`.
-        score_champion: See `champion_scorer`; None where nothing is live.
+        score_champion: See `champion_scorer`; None if nothing is live.
         slot_sizes: Number of ids per categorical column.
         new_ids: Per column, the ids that got their category in this round.
         slice_column: Categorical column whose raw values are kept, from 0.
 
     Raises:
-        ContractError: the rows of the two folders are not the same.
+        ContractError: the rows of the two folders are not the same, or not those of the manifests.
     """
+    raw, encoded = local_path(raw_uri), local_path(encoded_uri)
+    logger.info("scoring %d held-out rows", check_counts(raw, encoded, *counts))
     labels, event_seconds, champion, categories = _columns(
         (
             (
@@ -157,10 +196,6 @@ def _columns(batches: Iterable[tuple[NDArray[Any], ...]], dtypes: tuple[type[Any
 
 
 def _expect_same_labels(raw: NDArray[np.int8], encoded: NDArray[np.int8]) -> None:
-    if len(raw) != len(encoded):
-        raise ContractError(
-            f"raw holdout has {len(raw)} rows and encoded holdout {len(encoded)}, expected the same rows"
-        )
     if len(differing := np.flatnonzero(raw != encoded)):
         raise ContractError(
             f"labels of raw and encoded holdout differ in {len(differing)} rows, first in row {differing[0]}; "
@@ -171,3 +206,88 @@ def _expect_same_labels(raw: NDArray[np.int8], encoded: NDArray[np.int8]) -> Non
 def _expect_hash(name: str, stated: str | None, found: str) -> None:
     if stated is not None and stated != found:
         raise ContractError(f"{name} has SHA-256 {found}, expected {stated} as stored with it")
+
+
+# -- the rows
+
+
+def parquet_files(folder: Path) -> list[Path]:
+    """The Parquet files of `folder` in row order: that of HugeCTR's file list where there is one, else of the names.
+
+    Raises:
+        ContractError: there is none, or the list is wrong.
+    """
+    files = listed_files(folder) if (folder / FILE_LIST).exists() else sorted(folder.glob("*.parquet"))
+    if not files:
+        raise ContractError(f"{folder} holds no Parquet files")
+    return files
+
+
+def check_counts(raw: Path, encoded: Path, raw_stated: int, encoded_stated: int) -> int:
+    """Number of held-out rows, on which the two folders and the two manifests agree.
+
+    Raises:
+        ContractError: they do not; names both numbers.
+    """
+    num_raw, num_encoded = _num_rows(raw), _num_rows(encoded)
+    if num_raw != num_encoded:
+        raise ContractError(f"raw holdout has {num_raw} rows and encoded holdout {num_encoded}, expected the same rows")
+    for name, stated in (("raw", raw_stated), ("encoded", encoded_stated)):
+        if stated != num_raw:
+            raise ContractError(f"{name} holdout has {num_raw} rows, expected the {stated} of its manifest")
+    return num_raw
+
+
+def raw_batches(folder: Path, batch_rows: int = BATCH_ROWS) -> Iterator[RawBatch]:
+    """The raw rows of `folder` in order."""
+    for batch in _batches(folder, [LABEL, EVENT_TIME, *DENSE, *CATEGORICAL], batch_rows):
+        time = batch.column(EVENT_TIME).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+        yield RawBatch(
+            labels=_labels(batch),
+            event_seconds=time.to_numpy(zero_copy_only=False) / 1e6,
+            dense=feature_matrix(batch, DENSE, "float32", missing=np.nan),
+            categorical=feature_matrix(batch, CATEGORICAL, "int64", missing=MISSING_CATEGORY),
+        )
+
+
+def encoded_batches(folder: Path, batch_rows: int = BATCH_ROWS) -> Iterator[EncodedBatch]:
+    """The encoded rows of `folder` in order."""
+    for batch in _batches(folder, [LABEL, *DENSE, *CATEGORICAL], batch_rows):
+        yield EncodedBatch(
+            labels=_labels(batch),
+            dense=feature_matrix(batch, DENSE, "float32", missing=np.nan),
+            ids=feature_matrix(batch, CATEGORICAL, "int64", missing=MISSING_CATEGORY),
+        )
+
+
+def _num_rows(folder: Path) -> int:
+    num_rows = 0
+    for path in parquet_files(folder):
+        with _readable(path):
+            num_rows += pq.read_metadata(path).num_rows
+    return num_rows
+
+
+def _batches(folder: Path, columns: list[str], batch_rows: int) -> Iterator[Any]:
+    for path in parquet_files(folder):
+        with _readable(path), pq.ParquetFile(path) as file:
+            if absent := set(columns) - set(file.schema_arrow.names):
+                raise ContractError(f"{path} lacks the columns {sorted(absent)}")
+            yield from file.iter_batches(batch_rows, columns=columns)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turns pyarrow's failures over `path` into ContractError."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise ContractError(f"held-out rows {path} cannot be read: {first_line(error)}") from error
+
+
+def _labels(batch: Any) -> NDArray[np.int8]:
+    labels = batch.column(LABEL).to_numpy(zero_copy_only=False)
+    if not np.isin(labels, (0, 1)).all():
+        raise ContractError(f"labels hold {sorted(set(labels.tolist()) - {0, 1}, key=str)[:5]}, expected 0 and 1")
+    whole: NDArray[np.int8] = labels.astype(np.int8)
+    return whole

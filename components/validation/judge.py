@@ -216,24 +216,19 @@ def judge_skew(skew: Skew | None, rules: RuleSet) -> list[Finding]:
     """Findings on features that were not served as they are trained on; those with the largest difference first."""
     if skew is None:
         return []
-    if not skew.rows and not skew.distributions:
-        text = f"{skew.facts.served_uri} holds no row of the training rows' days: serving was not compared"
+    if not skew.entries:
+        text = f"only {skew.facts.num_joined} training rows were found in {skew.facts.served_uri}: nothing was compared"
         return rules.find("skew", DATASET, text, kind="skew", at_most=INFO)
     found: list[Finding] = []
-    entries: list[SkewEntry | DriftEntry] = [*skew.rows, *skew.distributions]
-    for entry in sorted(entries, key=lambda entry: -abs(entry.effect or 0.0)):
+    for entry in sorted(skew.entries, key=lambda entry: -entry.effect):
         if entry.drifted:
             found += rules.find("skew", entry.feature, _describe_skew(entry), kind="skew")
     return found
 
 
-def _describe_skew(entry: SkewEntry | DriftEntry) -> str:
-    name = entry.feature
-    if isinstance(entry, DriftEntry):
-        change = _describe_change(entry)
-        return f"{name} is distributed differently in served rows: {change}; rows did not join: weaker evidence"
+def _describe_skew(entry: SkewEntry) -> str:
     text = (
-        f"{name} is not what was served in {entry.differing:,} of {entry.num_rows:,} joined rows: "
+        f"{entry.feature} is not what was served in {entry.differing:,} of {entry.num_rows:,} joined rows: "
         f"{entry.effect:.2%} (95 %: {entry.effect_low:.2%} to {entry.effect_high:.2%})"
     )
     if entry.factor is not None:

@@ -77,7 +77,7 @@ def measure(round_: ValidationRound, folder: Path) -> Measured:
     if schema is None:
         schema = infer_schema(statistics, range_factor=factor, excluded=excluded)
     else:
-        proposal = propose_schema(schema, statistics, columns.new, range_factor=factor, excluded=excluded)
+        proposal = propose_schema(schema, statistics, columns.new, excluded=excluded)
     drift, label, skew = [], None, None
     if champion is not None and window.rows:
         drift = measure_drift(window, champion.windows, round_.rules.settings)
@@ -111,10 +111,5 @@ def _summarize_rows(
     names = [column for column in COLUMNS if column not in faulty]
     counter = ReferenceCounter(excluded=sorted(round_.excluded | faulty))
     statistics = round_.summarize(files, [*names, *request_columns(files)], [counter])
-    logger.info(
-        "statistics of %d rows in %d files; counted categories take %.1f MB",
-        num_rows(statistics),
-        len(files),
-        counter.held_bytes / 1e6,
-    )
+    logger.info("statistics of %d rows in %d files", num_rows(statistics), len(files))
     return statistics, counter

@@ -126,11 +126,6 @@ class ReferenceCounter:
         """Rows counted in."""
         return int(self._sums["rows"][0])
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that counted categories take, which is all that grows with the rows."""
-        return sum(c.values.nbytes + c.sums.nbytes for halves in self._values.values() for c in halves)
-
     def add(self, batch: pa.RecordBatch, first_row: int | None = None) -> None:
         """Counts a batch; null and NaN are missing, as in a log record.
 

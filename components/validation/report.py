@@ -31,7 +31,6 @@ from components.validation.inputs import ValidationRound
 from components.validation.measure import Measured
 from components.validation.rules import Finding, decide
 from components.validation.schema_versions import compare_schemas
-from components.validation.skew import DISTRIBUTIONS, ROWS
 from components.validation.tfdv_statistics import (
     by_feature,
     missing_share,
@@ -50,13 +49,11 @@ SHOWN_VALUES = 12
 def describe_findings(measured: Measured, findings: Sequence[Finding]) -> dict[str, Any]:
     """`findings`, `drift`, `label`, `skew` and `served` as JSON values, as in `manifests.ValidationReport`."""
     skew = measured.skew
-    entries = [{**asdict(entry), "method": ROWS} for entry in skew.rows] if skew else []
-    entries += [{**asdict(entry), "method": DISTRIBUTIONS} for entry in skew.distributions] if skew else []
     plain = {
         "findings": [asdict(finding) for finding in findings],
         "drift": [asdict(entry) for entry in measured.drift],
         "label": asdict(measured.label) if measured.label else None,
-        "skew": entries,
+        "skew": [asdict(entry) for entry in skew.entries] if skew else [],
         "served": asdict(skew.facts) if skew else None,
     }
     values: dict[str, Any] = json.loads(json.dumps(plain, allow_nan=False))

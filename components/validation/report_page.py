@@ -195,9 +195,6 @@ def _skew(skew: Sequence[Entry], served: Entry | None) -> str:
     )
     if not skew:
         return f"{text}<p>Nothing could be compared.</p>"
-    if served["method"] != "rows":
-        text += "<p>Rows could not be joined: distributions are compared, which is weaker evidence.</p>"
-        return text + _drift(skew, has_champion=True)
     cells: Cells = {
         "column": lambda e: f"{escape(e['feature'])} {_state_badge(e)}",
         "rows that differ": lambda e: f"{e['differing']:,}",

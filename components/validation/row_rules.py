@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator
 from datetime import datetime, timezone
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,11 +60,8 @@ def make_row_rules(
             ready.append(RowRule(name, _make_named_rows(rules.settings.request_ids, rules.settings.days)))
         elif schema is None:
             idle.append(name)
-        elif name == "domain":
+        else:
             ready.append(RowRule(name, _make_domain(schema, excluded)))
-        elif name == "outlier":
-            limits = _outlier_limits(schema, rules.settings.factor, excluded=excluded)
-            ready.append(RowRule(name, partial(_find_outside, bounds=limits)))
     return ready, idle
 
 
@@ -130,17 +126,6 @@ def _make_domain(schema: Any, excluded: Container[str]) -> Callable[[pa.RecordBa
                 yield at, f"{name} is {texts[at].as_py()}, expected one of the schema's {len(allowed[name])} values"
 
     return find
-
-
-def _outlier_limits(schema: Any, factor: float, *, excluded: Container[str]) -> dict[str, ValueBounds]:
-    """By dense column that the schema bounds."""
-    domains = {feature.name: feature.float_domain for feature in schema.feature}
-    # An end of zero has no multiple and counts as one.
-    return {
-        name: ValueBounds(-factor * max(abs(domain.min), 1.0), factor * max(abs(domain.max), 1.0))
-        for name, domain in domains.items()
-        if domain.HasField("min") and domain.HasField("max") and name in criteo.DENSE and name not in excluded
-    }
 
 
 def _find_outside(batch: pa.RecordBatch, bounds: dict[str, ValueBounds]) -> Offences:

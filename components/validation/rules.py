@@ -9,7 +9,7 @@ Actions:
 - `off`: the rule is not applied.
 
 `--rules` is a JSON object, or the URI of a file or object that holds one: rule -> action, or rule -> an object with
-`action` and what the rule lists, such as `{"missing_share": "block", "outlier": {"action": "warn", "factor": 100}}`.
+`action` and what the rule lists, such as `{"missing_share": "block", "drift": {"action": "info", "mean_drift": 0.2}}`.
 Applying the rules is left to `judge` and, for single rows, `row_rules`. Importing this module loads nothing heavy.
 """
 
@@ -116,9 +116,6 @@ RULES: dict[str, Rule] = {
     "quarantine_replayed": Rule(INFO, "rows of an earlier quarantine came back, as people asked"),
     "label_kind": Rule(OFF, "a row whose label is missing, or neither 0 nor 1", of_rows=True),
     "domain": Rule(OFF, "a row with a value outside the schema's domain, including NaN and infinity", of_rows=True),
-    "outlier": Rule(
-        OFF, "a row with an integer feature beyond `factor` times the schema's bound", ("factor",), of_rows=True
-    ),
     "named_rows": Rule(
         OFF, "rows of the named requests, or of the named UTC days", ("request_ids", "days"), of_rows=True
     ),

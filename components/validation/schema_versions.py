@@ -12,11 +12,9 @@ accept that was killed, and the next accept overwrites it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -319,25 +317,24 @@ def accept_schema(
     expect_sound(schema, f"schema {source}")
     if not reason.strip():
         raise ContractError("reason is empty, expected why this schema is accepted")
-    with _exclusive_access(store):
-        before = newest_accepted(store)
-        base, path = (f"version {before.version}", version_path(store, before.version)) if before else ("none", None)
-        if path is None and of_champion is not None:
-            base, path = f"model {of_champion[0]}", of_champion[1]
-        loosened = _check_loosened(path, schema, loosen)
-        line = AcceptedSchema(
-            version=before.version + 1 if before else 1,
-            time=datetime.now(timezone.utc).isoformat(),
-            who=who,
-            reason=reason,
-            source=str(source),
-            run=run,
-            sha256=sha256_file(source),
-            base=base,
-            loosened=loosened,
-        )
-        write_whole(version_path(store, line.version), source.read_bytes())
-        append_line(schemas_folder(store) / JOURNAL, json.dumps(asdict(line)))
+    before = newest_accepted(store)
+    base, path = (f"version {before.version}", version_path(store, before.version)) if before else ("none", None)
+    if path is None and of_champion is not None:
+        base, path = f"model {of_champion[0]}", of_champion[1]
+    loosened = _check_loosened(path, schema, loosen)
+    line = AcceptedSchema(
+        version=before.version + 1 if before else 1,
+        time=datetime.now(timezone.utc).isoformat(),
+        who=who,
+        reason=reason,
+        source=str(source),
+        run=run,
+        sha256=sha256_file(source),
+        base=base,
+        loosened=loosened,
+    )
+    write_whole(version_path(store, line.version), source.read_bytes())
+    append_line(schemas_folder(store) / JOURNAL, json.dumps(asdict(line)))
     return line
 
 
@@ -353,12 +350,3 @@ def _check_loosened(base: Path | None, schema: Any, loosen: Sequence[str]) -> li
     if wrong := sorted(set(loosen) - {each.name for each in loosened}):
         raise ContractError(f"--loosen names {', '.join(wrong)}, which the schema does not loosen")
     return [each.name for each in loosened]
-
-
-@contextmanager
-def _exclusive_access(store: Path) -> Iterator[None]:
-    """One accept at a time: of two that read the same base, the second must see what the first made of it."""
-    schemas_folder(store).mkdir(parents=True, exist_ok=True)
-    with open(schemas_folder(store) / ".lock", "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

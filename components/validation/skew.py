@@ -3,8 +3,8 @@
 The training rows are compared with the archived rows that were served in the same span of time. Rows that were trained
 on and served under one name (request_id, row) are compared value by value: a feature that differs there differs for
 certain, whatever its distribution looks like. Values are the same if they are the same bits, except for the sign of
-zero; two missing values are the same. If fewer than `MIN_JOINED` rows join, distributions are compared instead, which
-is weaker evidence: the rows may be of other users. Labels are not compared, because what is served has no label yet.
+zero; two missing values are the same. If fewer than `MIN_JOINED` rows join, nothing is compared. Labels never are: what
+is served has no label yet.
 
 The served rows of the span are kept in a scratch folder; both sides are joined in parts, by a hash of the request id.
 """
@@ -36,17 +36,13 @@ from components.storage.locations import open_objects
 from components.storage.objects import Objects
 from components.storage.uris import is_bucket_uri, local_path
 from components.store.archived_rows import archived_files, arrow_schema
-from components.validation.drift import DriftEntry, measure_drift
-from components.validation.reference import ReferenceCounter
 from components.validation.rows import BATCH_ROWS, reading_parquet
 from components.validation.settings import ValidationSettings
-from components.validation.windows import KeptWindows, WindowSummary
 
 logger = logging.getLogger(__name__)
 
-ROWS, DISTRIBUTIONS = "rows", "distributions"
 MIN_JOINED = 100
-"""Joined rows from which on they alone are judged."""
+"""Fewest joined rows that are judged."""
 PART_ROWS = 262_144
 """Rows of both sides together in a part, on average; 280 bytes each."""
 MAX_RATIOS = 20_000
@@ -77,8 +73,6 @@ class ServedRowFacts:
     """Which rows were compared."""
 
     served_uri: str
-    method: str
-    """`rows` or `distributions`."""
     first_event_time: str | None
     last_event_time: str | None
     """Of the training rows; None if there are none."""
@@ -114,12 +108,11 @@ class SkewEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Skew:
-    """What was found. One of `rows` and `distributions` is empty; both are if no row of the span was served."""
+    """What was found."""
 
     facts: ServedRowFacts
-    rows: tuple[SkewEntry, ...] = ()
-    distributions: tuple[DriftEntry, ...] = ()
-    """From served (before) to training (now)."""
+    entries: tuple[SkewEntry, ...] = ()
+    """Per feature; empty if too few rows joined."""
 
 
 def open_served(uri: str) -> Objects:
@@ -158,39 +151,23 @@ def measure_skew(
         TemporaryError, PermanentError: the archive's bucket cannot be read.
     """
     features = [name for name in criteo.FEATURES if name not in excluded]
-    span = span_of(training)
-    if span is None:
-        return Skew(facts=_make_facts(archive, span, RowJoin([]), ROWS))
-    scratch.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=scratch, prefix=".skew-") as folder:
-        served = keep_served(archive, span, features, Path(folder, "served.parquet"))
-        joined = _join_files(training, served, Path(folder), features=features, part_rows=part_rows)
+    span, joined = span_of(training), RowJoin(features)
+    if span is not None:
+        scratch.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=scratch, prefix=".skew-") as folder:
+            served = keep_served(archive, span, features, Path(folder, "served.parquet"))
+            _join_files(joined, training, served, Path(folder), features=features, part_rows=part_rows)
         logger.info("joined %d training rows with served ones; %d had none", joined.joined, joined.only_training)
-        if joined.joined >= MIN_JOINED or not joined.only_served + joined.joined:
-            entries = [joined.entry(name, settings.skew_share) for name in features] if joined.joined else []
-            return Skew(facts=_make_facts(archive, span, joined, ROWS), rows=tuple(entries))
-        now, before = (_summarize_window(read_columns(side, features), excluded) for side in (training, [served]))
-    entries_of_drift = measure_drift(now, KeptWindows((before,)), settings)
-    return Skew(facts=_make_facts(archive, span, joined, DISTRIBUTIONS), distributions=tuple(entries_of_drift))
-
-
-def _make_facts(archive: Objects, span: EventSpan | None, joined: RowJoin, method: str) -> ServedRowFacts:
-    return ServedRowFacts(
+    facts = ServedRowFacts(
         served_uri=archive.uri,
-        method=method,
         first_event_time=span.first.isoformat() if span else None,
         last_event_time=span.last.isoformat() if span else None,
         num_joined=joined.joined,
         num_only_training=joined.only_training,
         num_only_served=joined.only_served,
     )
-
-
-def _summarize_window(batches: Iterator[pa.RecordBatch], excluded: Sequence[str]) -> WindowSummary:
-    counter = ReferenceCounter(excluded=excluded)
-    for batch in batches:
-        counter.add(batch)
-    return counter.window()
+    compared = features if joined.joined >= MIN_JOINED else []
+    return Skew(facts=facts, entries=tuple(joined.entry(name, settings.skew_share) for name in compared))
 
 
 # -- reading both sides
@@ -264,9 +241,14 @@ def _column_types(features: Sequence[str]) -> dict[str, str]:
 
 
 def _join_files(
-    training: Sequence[Path], served: Path, scratch: Path, *, features: Sequence[str], part_rows: int
-) -> RowJoin:
-    joined = RowJoin(features)
+    joined: RowJoin,
+    training: Sequence[Path],
+    served: Path,
+    scratch: Path,
+    *,
+    features: Sequence[str],
+    part_rows: int,
+) -> None:
     sides = [training, [served]]
     rows = sum(int(pq.read_metadata(path).num_rows) for side in sides for path in side)
     num_parts = max(1, -(-rows // part_rows))
@@ -275,7 +257,6 @@ def _join_files(
         _write_parts(read_columns(side, features), num_parts, folder)
     for part in range(num_parts):
         joined.add(*(_read_part(folder / f"{part}.arrow") for folder in folders))
-    return joined
 
 
 def _write_parts(batches: Iterator[pa.RecordBatch], num_parts: int, folder: Path) -> None:

@@ -1,9 +1,13 @@
-"""A release's manifest in a model store, as deployment leaves it."""
+"""A release's manifest in a model store, as deployment leaves it, and its line in the promotion journal."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from components.contracts.manifests import Model, Release
 from components.store.models import model_folder, release_path
+from components.store.promotion_journal import RELEASE, Promotion, append_promotion
 
 
 def keep_model(store, model_id, **changes):
@@ -17,20 +21,42 @@ def keep_model(store, model_id, **changes):
     Model(**{**values, **changes}).write(folder / Model.MANIFEST)
 
 
-def release(store, version, model_id="m1"):
-    Release(
-        model_name="click_model",
-        version=version,
-        previous_version=None,
-        model_id=model_id,
-        model_uri=model_folder(store, model_id).as_uri(),
-        graph_uri="file:///graph",
-        sha256={},
-        raw_digest="d",
-        parity_max_abs_diff=0.0,
-        parity_rows=1,
-        repository_uri="file:///repository",
-        trigger_id=None,
-        reason="test",
-        published_at="2026-01-01T00:00:00Z",
-    ).write(release_path(store, version))
+def release(store: Path, version: int, model_id: str = "m1", **changes: Any) -> Release:
+    """Writes the manifest of a version; it is not live by that."""
+    fields: dict[str, Any] = {
+        "model_name": "click_model",
+        "version": version,
+        "previous_version": None,
+        "model_id": model_id,
+        "model_uri": model_folder(store, model_id).as_uri(),
+        "graph_uri": "file:///graph",
+        "sha256": {},
+        "raw_digest": "d",
+        "parity_max_abs_diff": 0.0,
+        "parity_rows": 1,
+        "repository_uri": "file:///repository",
+        "trigger_id": None,
+        "reason": "test",
+        "published_at": "2026-01-01T00:00:00Z",
+    }
+    made = Release(**(fields | changes))
+    made.write(release_path(store, version))
+    return made
+
+
+def make_live(store: Path, made: Release) -> None:
+    """Writes the journal's line that makes the release the champion."""
+    append_promotion(
+        store,
+        Promotion(
+            time=made.published_at,
+            action=RELEASE,
+            version=made.version,
+            previous_version=None,
+            model_id=made.model_id,
+            model_uri=made.model_uri,
+            release_uri=release_path(store, made.version).as_uri(),
+            trigger_id=None,
+            reason="test",
+        ),
+    )

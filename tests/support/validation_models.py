@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from components.contracts.manifests import Model, RawDataset, Release, ValidationReport
+from components.contracts.manifests import Model, RawDataset, ValidationReport
 from components.storage.uris import local_path
-from components.store import promotion_journal
+from components.store.promotion_journal import read_journal
+from tests.support.releases import make_live, release
 
 TIME = "2026-01-02T00:00:00Z"
 
@@ -46,23 +47,6 @@ def release_validated(store: Path, model_id: str, report: ValidationReport, *, r
     for part, uri in parts:
         (folder / part).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(local_path(uri), folder / part)
-    version = len(promotion_journal.read_journal(store)) + 1
-    manifest = store / "releases" / f"{version}.json"
-    common = {"version": version, "previous_version": None, "model_id": model_id, "model_uri": folder.as_uri()}
-    common |= {"trigger_id": None, "reason": "test"}
-    Release(
-        model_name="click_model",
-        graph_uri="file:///repository",
-        sha256={},
-        raw_digest=raw_digest,
-        parity_max_abs_diff=0.0,
-        parity_rows=1,
-        repository_uri="file:///repository",
-        published_at=TIME,
-        **common,
-    ).write(manifest)
-    promotion = promotion_journal.Promotion(
-        time=TIME, action=promotion_journal.RELEASE, release_uri=manifest.as_uri(), **common
-    )
-    promotion_journal.append_promotion(store, promotion)
+    version = len(read_journal(store)) + 1
+    make_live(store, release(store, version, model_id, raw_digest=raw_digest))
     return folder

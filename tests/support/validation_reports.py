@@ -29,14 +29,13 @@ NUM_CARDS = 1 + len(criteo.FEATURES)
 SKEW = Skew(
     facts=ServedRowFacts(
         served_uri="file:///archive",
-        method="rows",
         first_event_time="2026-01-01T00:00:00+00:00",
         last_event_time="2026-01-02T00:00:00+00:00",
         num_joined=200,
         num_only_training=300,
         num_only_served=7,
     ),
-    rows=(
+    entries=(
         SkewEntry(
             feature="I3",
             drifted=True,
@@ -71,7 +70,7 @@ def _measure_rows(now: pa.Table, champion: Champion | None) -> Measured:
     raw = RawDataset.__new__(RawDataset)
     object.__setattr__(raw, "quarantine_uri", f"file:///{HOSTILE}")
     return Measured(
-        rows=ScreenedRows(dataset=raw, files=[], num_by_rule={"outlier": 12, HOSTILE: 1}),
+        rows=ScreenedRows(dataset=raw, files=[], num_by_rule={"named_rows": 12, HOSTILE: 1}),
         columns=ColumnCheck(faulty=[], cast=[], new=[]),
         excluded=frozenset(),
         statistics=statistics,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from components.drift_statistics.chance import homogeneity, proportion
+from components.drift_statistics.chance import homogeneity
 from components.drift_statistics.clustered import Clustered, comparison_design, correlations, with_few
 
 
@@ -89,39 +89,6 @@ def test_single_rows_have_no_design_effect_and_an_unknown_cell_has_that_of_all()
     paired = sample(values, np.arange(300) // 2, 3)
     hidden = Clustered(**{**vars(paired), "squares": np.array([np.nan, *paired.squares[1:]])})
     assert correlations((hidden,))[0][0] == correlations((hidden,))[1] == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("share_alike", [0.0, 0.6, 1.0])
-def test_of_windows_that_stand_still_no_more_are_called_changed_than_the_level_says(share_alike):
-    """Two windows of one distribution, of different length; tests at 5 % within the binomial bound of 1 in 10,000."""
-    random = np.random.default_rng(5)
-    probabilities = stats.zipf.pmf(np.arange(1, 40), 1.3)
-    probabilities /= probabilities.sum()
-    runs, alarms, shares = 300, 0, 0
-    for _ in range(runs):
-        now = sample(*drawn(random, 150, 16, share_alike, probabilities), 39)
-        before = sample(*drawn(random, 600, 16, share_alike, probabilities), 39)
-        design = comparison_design(correlations((now, before))[0], now, before)
-        alarms += homogeneity(now.counts, before.counts, design) <= 0.05
-        first = proportion(
-            int(now.counts[1]), now.rows, b=int(before.counts[1]), m=before.rows, design=float(design[1])
-        )
-        shares += first <= 0.05
-    limit = stats.binom.isf(1e-4, runs, 0.05)
-    assert alarms <= limit
-    assert shares <= limit
-    # Without the correction the same windows do alarm, where rows are alike.
-    if share_alike:
-        naive = sum(
-            homogeneity(
-                sample(*drawn(random, 150, 16, share_alike, probabilities), 39).counts,
-                sample(*drawn(random, 600, 16, share_alike, probabilities), 39).counts,
-                1.0,
-            )
-            <= 0.05
-            for _ in range(50)
-        )
-        assert naive > 25
 
 
 def test_cells_of_different_likeness_are_corrected_together():

@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts import criteo, serving
+from components.contracts import criteo
 from components.contracts.manifests import Model, RawDataset, Release, TrainingSet
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
 from components.models.configs import DcnConfig
 from components.models.files import TABLE, new_model
 from components.runtime.durable import sha256_file, sha256_tree
-from components.store import models as model_store
-from components.store.promotion_journal import Promotion, append_promotion
+from tests.support.releases import make_live, release
+from tests.support.validation_models import make_dataset
 
 CONFIG = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(2,))
 BIAS = -1.0
@@ -92,9 +92,31 @@ def write_candidate(folder: Path, linear: Linear, slot_sizes: list[int]) -> None
         stored.weights.dense["bias"][:] = BIAS
 
 
+GRAPH = """
+<ir_version: 8, opset_import: ["": 17]>
+linear (float[n, 13] dense, int64[n, 26] categorical) => (float[n, 1] probability) {
+  is_missing = IsNaN(dense)
+  filled = Where(is_missing, zero, dense)
+  clipped = Max(filled, zero)
+  plus_one = Add(clipped, one)
+  logged = Log(plus_one)
+  centred = Sub(logged, mean)
+  normalised = Div(centred, std)
+  dense_logit = MatMul(normalised, dense_weights)
+  columns = Unsqueeze(categorical, last)
+  matches = Equal(columns, keys)
+  ones = Cast<to = 1>(matches)
+  one_hot = Reshape(ones, flat)
+  category_logit = MatMul(one_hot, category_weights)
+  both = Add(dense_logit, category_logit)
+  logit = Add(both, bias)
+  probability = Sigmoid(logit)
+}"""
+
+
 def write_graph(path: Path, linear: Linear, workflow: FeatureWorkflow) -> None:
     """ONNX: raw rows -> probability, the categories looked up by comparison with every known one."""
-    from onnx import TensorProto, checker, helper, numpy_helper, save
+    from onnx import checker, numpy_helper, parser, save
 
     widest = max(len(v) for v in workflow.vocabularies)
     keys = np.full((1, 26, widest), -2, np.int64)
@@ -113,40 +135,8 @@ def write_graph(path: Path, linear: Linear, workflow: FeatureWorkflow) -> None:
         "last": np.array([2]),
         "bias": np.array([BIAS], np.float32),
     }
-    steps = [
-        ("IsNaN", ["dense"], "is_missing"),
-        ("Where", ["is_missing", "zero", "dense"], "filled"),
-        ("Max", ["filled", "zero"], "clipped"),
-        ("Add", ["clipped", "one"], "plus_one"),
-        ("Log", ["plus_one"], "logged"),
-        ("Sub", ["logged", "mean"], "centred"),
-        ("Div", ["centred", "std"], "normalised"),
-        ("MatMul", ["normalised", "dense_weights"], "dense_logit"),
-        ("Unsqueeze", ["categorical", "last"], "columns"),
-        ("Equal", ["columns", "keys"], "matches"),
-        ("Cast", ["matches"], "ones"),
-        ("Reshape", ["ones", "flat"], "one_hot"),
-        ("MatMul", ["one_hot", "category_weights"], "category_logit"),
-        ("Add", ["dense_logit", "category_logit"], "both"),
-        ("Add", ["both", "bias"], "logit"),
-        ("Sigmoid", ["logit"], "probability"),
-    ]
-    types = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64}
-
-    def described(tensor):
-        return helper.make_tensor_value_info(tensor.name, types[tensor.datatype], [None, tensor.width])
-
-    graph = helper.make_graph(
-        [
-            helper.make_node(kind, inputs, [output], **({"to": TensorProto.FLOAT} if kind == "Cast" else {}))
-            for kind, inputs, output in steps
-        ],
-        "linear",
-        [described(serving.DENSE_INPUT), described(serving.CATEGORICAL_INPUT)],
-        [described(serving.PROBABILITY_OUTPUT)],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = parser.parse_model(GRAPH)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     checker.check_model(model)
     path.parent.mkdir(parents=True, exist_ok=True)
     save(model, path)
@@ -227,39 +217,10 @@ class Round:
     def release_champion(self, linear: Linear, model_id: str = "champion-model", version: int = 1) -> Release:
         graph = self.root / "repository" / "click_model" / str(version) / "model.onnx"
         write_graph(graph, linear, self.workflow)
-        release = Release(
-            model_name=serving.MODEL_NAME,
-            version=version,
-            previous_version=None,
-            model_id=model_id,
-            model_uri=model_store.model_folder(self.store, model_id).as_uri(),
-            graph_uri=graph.as_uri(),
-            sha256={"graph": sha256_file(graph)},
-            raw_digest="earlier",
-            parity_max_abs_diff=0.0,
-            parity_rows=1,
-            repository_uri=(self.root / "repository").as_uri(),
-            trigger_id=None,
-            reason="test",
-            published_at="2026-01-01T00:00:00+00:00",
-        )
-        path = model_store.release_path(self.store, version)
-        release.write(path)
-        append_promotion(
-            self.store,
-            Promotion(
-                time=release.published_at,
-                action="release",
-                version=version,
-                previous_version=None,
-                model_id=model_id,
-                model_uri=release.model_uri,
-                release_uri=path.as_uri(),
-                trigger_id=None,
-                reason="test",
-            ),
-        )
-        return release
+        hashes = {"graph": sha256_file(graph)}
+        made = release(self.store, version, model_id, graph_uri=graph.as_uri(), sha256=hashes)
+        make_live(self.store, made)
+        return made
 
 
 def write_encoded(folder: Path, labels, dense, ids) -> None:
@@ -296,11 +257,10 @@ def make_round(raw_table, tmp_path):
             labels = (random.random(n) < truth).astype(np.int32)
         at = table.column_names.index(criteo.LABEL)
         table = table.set_column(at, criteo.LABEL, pa.array(labels.astype(np.int32)))
-        holdout = root / "raw holdout"
+        holdout, encoded = root / "raw holdout", root / "encoded"
         holdout.mkdir(parents=True)
         pq.write_table(table.slice(0, n // 3), holdout / "0.parquet", row_group_size=700)
         pq.write_table(table.slice(n // 3), holdout / "1.parquet")
-        encoded = root / "encoded"
         ids = workflow.encode_categorical(categorical)
         write_encoded(encoded, labels, workflow.encode_dense(dense), ids)
 
@@ -318,21 +278,7 @@ def make_round(raw_table, tmp_path):
             dense=dense,
             categorical=categorical,
             labels=labels,
-            raw=RawDataset(
-                source_uri="file:///lake",
-                window_start=None,
-                window_end=None,
-                first_event_time="",
-                last_event_time="",
-                train_uri=root.as_uri(),
-                holdout_uri=holdout.as_uri(),
-                num_train_rows=1,
-                num_holdout_rows=n,
-                num_malformed=0,
-                malformed_uri=None,
-                num_duplicates=0,
-                digest="digest",
-            ),
+            raw=replace(make_dataset(root, 1, digest="digest"), holdout_uri=holdout.as_uri(), num_holdout_rows=n),
             training_set=TrainingSet(
                 train_uri=root.as_uri(),
                 holdout_uri=encoded.as_uri(),

@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from components.contracts.criteo import EVENT_TIME
-from components.evaluation.holdout import encoded_batches, parquet_files, raw_batches
-from components.evaluation.scoring import candidate_scorer, champion_scorer, score_holdout
+from components.evaluation.scoring import (
+    candidate_scorer,
+    champion_scorer,
+    encoded_batches,
+    parquet_files,
+    raw_batches,
+    score_holdout,
+)
 from components.storage.uris import local_path
 
 
@@ -18,6 +24,7 @@ def made(make_round):
 
 def score(made, **changes):
     arguments = {
+        "counts": (len(made.labels), len(made.labels)),
         "score_candidate": candidate_scorer(made.model),
         "score_champion": None,
         "slot_sizes": made.training_set.slot_sizes,
@@ -25,7 +32,7 @@ def score(made, **changes):
         "slice_column": 4,
         **changes,
     }
-    return score_holdout(local_path(made.raw.holdout_uri), local_path(made.training_set.holdout_uri), **arguments)
+    return score_holdout(made.raw.holdout_uri, made.training_set.holdout_uri, **arguments)
 
 
 def test_rows_keep_their_order_labels_times_and_categories(made):

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +16,7 @@ from components.evaluation.__main__ import main
 from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store import runs
-
-REPOSITORY = Path(__file__).resolve().parents[3]
+from tests.support.kfp_components import run_component
 
 
 def verdict_of(made) -> Verdict:
@@ -72,13 +67,6 @@ def test_scores_are_kept_in_the_order_of_the_raw_rows(make_round):
     }
     np.testing.assert_allclose(scores["candidate"], made.scores(made.planted.noisy(0.1, 5)), atol=1e-5)
     np.testing.assert_allclose(scores["champion"], made.scores(champion), atol=1e-5)
-
-
-def test_equal_candidate_is_not_worse(make_round):
-    made = make_round()
-    made.release_champion(made.planted)
-    assert main(made.flags()) == 0
-    assert verdict_of(made).difference.auc == pytest.approx(0.0, abs=1e-4)
 
 
 def test_worse_candidate_is_refused(make_round):
@@ -292,32 +280,12 @@ def test_a_champion_that_learns_from_a_column_that_was_not_read_is_no_opponent(m
     assert main(made.flags()) == 0
 
 
-def test_truncated_weights_without_a_hash_are_refused_by_size(make_round, capsys):
-    made = make_round(500)
-    truncate_weights(made)
-    made.change("model", sha256={})
-    assert main(made.flags()) == 2
-    assert "weights.safetensors cannot be read" in capsys.readouterr().err
-
-
 def test_a_storage_failure_is_reported_in_one_line_and_is_no_refusal(make_round, capsys):
     made = make_round(500)
     made.path("verdict").mkdir()
     assert main(made.flags()) == 3
     assert re.fullmatch(r"error: .*verdict.*\n", capsys.readouterr().err)
     assert note_of(made).state == "failed"
-
-
-def test_a_fault_of_the_program_is_no_refusal(make_round, capsys, monkeypatch):
-    def fails(*_, **__):
-        raise ZeroDivisionError("nobody thought of this")
-
-    monkeypatch.setattr("components.evaluation.evaluate.judge", fails)
-    made = make_round(500)
-    assert main(made.flags()) == 70
-    assert "ZeroDivisionError: nobody thought of this" in capsys.readouterr().err
-    assert note_of(made).state == "failed"
-    assert not made.path("verdict").exists()
 
 
 def test_impossible_threshold_is_misuse(make_round, capsys):
@@ -337,90 +305,20 @@ def test_metrics_are_finite_and_named(make_round):
     assert own | champion | difference <= set(metrics)
 
 
-def test_step_runs_as_a_command_whose_exit_code_is_the_answer(make_round):
-    made = make_round(300)
-    command = [sys.executable, "-m", "components.evaluation", *made.flags(min_auc=0.99)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1, done.stderr
-    assert verdict_of(made).decision == "fail"
-
-
-WATCH_TORCH = """
-import importlib.abc, os, sys
-class Watch(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == "torch":
-            print("torch is loaded with", os.environ.get("OMP_WAIT_POLICY"))
-sys.meta_path.insert(0, Watch())
-from components.evaluation.__main__ import main
-main(sys.argv[1:])
-"""
-
-
-def test_waiting_threads_sleep_because_the_policy_is_set_before_torch_loads(make_round, monkeypatch):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    command = [sys.executable, "-c", WATCH_TORCH, *make_round(300).flags()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines() == ["torch is loaded with passive"], done.stderr
-
-
-def run_component(made, **parameters):
-    """Runs the component as its container does: kfp's executor on the function's source. Returns what it recorded."""
-    source = (REPOSITORY / "components/evaluation/component.py").read_text()
-    function = source[source.index("def evaluation(") :]
-    program = made.root / "ephemeral_component.py"
-    program.write_text(f"import kfp\nfrom kfp import dsl\nfrom kfp.dsl import *\nfrom typing import *\n\n{function}")
-
-    def artifacts(kinds):
-        return {
-            name: {"artifacts": [{"name": name, "type": {"schemaTitle": kind}, "uri": str(made.path(name))}]}
-            for name, kind in kinds.items()
-        }
-
-    recorded = made.root / "executor_output.json"
-    inputs = {"raw_dataset": "system.Dataset", "training_set": "system.Dataset", "model": "system.Model"}
-    outputs = {
-        "verdict": "system.Artifact",
-        "metrics": "system.Metrics",
-        "roc": "system.ClassificationMetrics",
-        "report": "system.HTML",
-    }
-    executor_input = {
-        "inputs": {"parameterValues": parameters, "artifacts": artifacts(inputs)},
-        "outputs": {
-            "parameters": {"Output": {"outputFile": str(made.root / "Output")}},
-            "artifacts": artifacts(outputs),
-            "outputFile": str(recorded),
-        },
-    }
-    command = [sys.executable, "-m", "kfp.dsl.executor_main", "--component_module_path", str(program)]
-    command += ["--executor_input", json.dumps(executor_input), "--function_to_execute", "evaluation"]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "_KFP_RUNTIME": "true", "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(recorded.read_text())
-
-
 def test_component_logs_metrics_curve_and_matrix_and_returns_the_answer(make_round):
     made = make_round(1000)
     made.release_champion(made.planted)
     made.raw.write(made.path("raw_dataset"))
-    recorded = run_component(
-        made,
-        run=made.run,
-        store=str(made.store),
-        work=str(made.root / "work"),
-        champion="current",
-        min_auc=0.6,
-        max_auc_loss=0.01,
-        max_old_auc_loss=-1.0,
-        accept_inconclusive=False,
+    parameters = {"run": made.run, "store": str(made.store), "work": str(made.root / "work"), "champion": "current"}
+    parameters |= {"min_auc": 0.6, "max_auc_loss": 0.01, "max_old_auc_loss": -1.0, "accept_inconclusive": False}
+    done, recorded = run_component(
+        "evaluation",
+        made.root / "artifacts",
+        parameters,
+        inputs={"raw_dataset": "Dataset", "training_set": "Dataset", "model": "Model"},
+        outputs={"verdict": "Artifact", "metrics": "Metrics", "roc": "ClassificationMetrics", "report": "HTML"},
     )
+    assert done.returncode == 0, done.stderr
     assert recorded["parameterValues"] == {"Output": True}
     assert verdict_of(made).accepted
 

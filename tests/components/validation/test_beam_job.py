@@ -166,17 +166,6 @@ def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwar
     assert [path.read_bytes() for path in files] == contents
 
 
-def test_a_bucket_that_fails_is_a_temporary_error_even_if_nothing_can_be_deleted(files, scratch, bucket, monkeypatch):
-    def fail(*_, **__):
-        raise OSError("the bucket does not answer")
-
-    for name in ("create", "exists", "delete"):
-        monkeypatch.setattr(bucket, name, fail)
-    options = parse_options("--runner=DirectRunner --temp_location=flat://bucket/tmp")
-    with pytest.raises(TemporaryError, match="beam job failed: the bucket does not answer"):
-        summarize_on_beam(files, COLUMNS, [], options=options, scratch=scratch)
-
-
 def test_dataflows_options_arrive_where_beam_looks_for_them():
     options = parse_options(f"{DATAFLOW} {IMAGE} --max_num_workers=20 --worker_machine_type n2-standard-4")
     google, worker = options.view_as(GoogleCloudOptions), options.view_as(WorkerOptions)

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from components.contracts import criteo
-from components.validation.column_tests import compare_columns
 from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import judge_click_rate
 from components.validation.reference import ReferenceCounter
@@ -46,20 +45,6 @@ def test_every_feature_has_an_entry_of_finite_numbers_and_an_unchanged_window_no
         assert 0 <= entry.p_value <= entry.q_value <= 1
         assert entry.design_effect >= 1
         assert entry.detectable > 0
-
-
-def test_the_p_value_of_a_feature_is_that_of_its_strongest_test_where_adjusted_ones_are_alike(judged, window_of):
-    now, before = window_of(judged(4000, seed=1)), window_of(judged(4000))
-    entries = measure_drift(now, KeptWindows((before,)), SETTINGS)
-    tied = 0
-    for entry in entries:
-        name = entry.feature
-        tests = compare_columns(
-            now.columns[name], before.columns[name], windows=(now, before), settings=SETTINGS, level=0.05
-        ).tests
-        assert entry.p_value == min(test.p_value for test in tests if test.p_value is not None)
-        tied += entry.q_value == 1.0
-    assert tied > 10  # of windows that stand still nearly all adjusted p-values are 1
 
 
 @pytest.mark.parametrize("rows", [60, 300])
@@ -179,17 +164,6 @@ def test_a_significant_change_of_no_size_is_no_drift(drift_of, judged):
     assert entry.effect < entry.threshold == SETTINGS.categorical_drift
     strict = ValidationSettings(categorical_drift=0.005)
     assert drift_of(coins(0.515), coins(0.5), settings=strict)["C1"].drifted
-
-
-def test_a_planted_category_swap_is_large_and_named(judged, drift_of):
-    rows = judged(4000, seed=1)
-    top, second = (v["values"] for v in sorted(rows["C9"].value_counts().to_pylist(), key=lambda v: -v["counts"])[:2])
-    values = rows["C9"].to_pandas().astype("Int64").replace({top: second, second: top})
-    drift = drift_of(judged(4000, seed=1, C9=pa.array(values, pa.int64())), judged(4000))
-    assert drifted(drift) == ["C9"]
-    assert drift["C9"].effect > 0.2
-    assert drift["C9"].moved_value.value in (str(top), str(second))
-    assert drift["C9"].new_value_share == 0
 
 
 def test_a_permutation_of_a_column_without_frequent_values_is_seen(judged, drift_of):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
 from components.contracts import criteo
 from components.contracts.reference_statistics import DENSE_EDGES, LISTED_VALUES, read_reference
@@ -57,16 +56,6 @@ def test_the_values_are_chosen_by_every_other_block_and_counted_fairly_in_the_re
         np.testing.assert_array_equal(statistics.dense[name].fair_counts, expected)
 
 
-def test_batches_of_any_size_give_the_same_statistics(judged, tmp_path):
-    table = judged(4000)
-    whole, parts = counted(table), ReferenceCounter()
-    for batch in table.to_batches(max_chunksize=333):
-        parts.add(batch)
-    whole.write(tmp_path / "a.json")
-    parts.statistics().write(tmp_path / "b.json")
-    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-
-
 def test_the_list_is_bounded_and_the_rest_is_counted_as_one(judged):
     random = np.random.default_rng(0)
     column = pa.array(random.integers(0, 5000, 20_000), pa.int64())
@@ -113,47 +102,3 @@ def test_the_step_writes_the_statistics_of_its_window(step, write_rows, raw_tabl
 
 
 # -- sums per value
-
-
-def totals(parts):
-    """The same sums by Python's integers."""
-    found: dict[int, list[int]] = {}
-    for values, sums in parts:
-        for value, triple in zip(values.tolist(), sums.tolist()):
-            found[value] = [a + b for a, b in zip(found.get(value, [0, 0, 0]), triple)]
-    return found
-
-
-def drawn(seed, largest_value, largest_sum):
-    random = np.random.default_rng(seed)
-    for _ in range(20):
-        values = np.unique(random.integers(-1 if largest_value > 60 else 0, largest_value, 40))
-        yield values, random.integers(1, largest_sum, (len(values), 3))
-
-
-@pytest.mark.parametrize(("largest_value", "largest_sum"), [(60, 5), (2**62, 2**40)])
-def test_sums_are_exact_however_large_values_and_sums_are(largest_value, largest_sum):
-    parts = list(drawn(1, largest_value, largest_sum))
-    whole, halves = ValueCounts(), (ValueCounts(), ValueCounts())
-    for number, part in enumerate(parts):
-        whole.add_sums(*part)
-        halves[number % 2].add_sums(*part)
-    halves[0].merge(halves[1])
-    expected = totals(parts)
-    for counts in (whole, halves[0]):
-        assert dict(zip(counts.values.tolist(), counts.sums.tolist())) == expected
-        assert counts.of(np.array([7, *expected])).tolist()[1:] == [triple[0] for triple in expected.values()]
-        values, sums = counts.listed(10)
-        most = sorted(expected, key=lambda value: (-expected[value][0], value))[:10]
-        assert dict(zip(values.tolist(), sums.tolist())) == {value: expected[value] for value in most}
-
-
-def test_a_category_takes_32_bytes_in_either_half_of_the_rows(raw_table):
-    counter = ReferenceCounter()
-    many = np.arange(40_000) * 101 % criteo.MAX_CATEGORY
-    table = raw_table(40_000)
-    table = table.set_column(table.schema.get_field_index("C7"), "C7", [many])
-    for batch in table.to_batches():
-        counter.add(batch)
-    distinct = sum(min(len(table[name].unique().drop_null()), 40_000) for name in criteo.CATEGORICAL)
-    assert 32 * 40_000 <= counter.held_bytes <= 2 * 32 * distinct

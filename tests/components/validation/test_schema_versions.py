@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import threading
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,6 @@ from tfx_bsl.arrow import table_util
 
 from components.runtime.errors import ContractError
 from components.validation import schema_versions
-from components.validation.schema import check_statistics
 from components.validation.schema_command import main
 from components.validation.schema_versions import (
     LOOSER,
@@ -24,7 +22,6 @@ from components.validation.schema_versions import (
     compare_schemas,
     expect_sound,
     format_schema,
-    read_schema,
 )
 
 NAMES = ("a", "b", "c", "label")
@@ -158,7 +155,7 @@ def sound_schemas(rng: random.Random):
 
 
 def refuses(schema, statistics, environment) -> bool:
-    return bool(check_statistics(statistics, schema, environment).anomaly_info)
+    return bool(tfdv.validate_statistics(statistics, schema, environment=environment).anomaly_info)
 
 
 @pytest.fixture
@@ -253,36 +250,6 @@ def test_a_feature_that_comes_or_goes_loosens_the_schema(schema):
         assert [(each.name, each.kind) for each in compare_schemas(old, new)] == [("C1.column", LOOSER)]
 
 
-def test_the_order_of_features_is_no_difference(schema):
-    other = schema_pb2.Schema(feature=list(schema.feature)[::-1], default_environment=schema.default_environment)
-    assert compare_schemas(schema, other) == []
-
-
-def test_served_rows_need_no_label_and_training_rows_do(schema):
-    def judged(environment, **columns):
-        batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
-        generators = stats_impl.get_generators(tfdv.StatsOptions(), in_memory=True)
-        lists = table_util.CanonicalizeRecordBatch(batch)
-        partials = [g.add_input(g.create_accumulator(), lists) for g in generators]
-        statistics = stats_impl.extract_statistics_output(partials, generators)
-        return set(check_statistics(statistics, schema, environment).anomaly_info)
-
-    columns = {"I1": pa.array([1.0, 2.0], pa.float32()), "C1": pa.array(["a", "b"])}
-    label = pa.array([0, 1], pa.int64())
-    assert judged(SERVING, **columns) == set()
-    assert judged(SERVING, label=label, **columns) == {"label"}
-    assert judged(TRAINING, **columns) == {"label"}
-    assert judged(TRAINING, label=label, **columns) == set()
-    assert judged(TRAINING, label=label, I1=columns["I1"]) == set()  # C1 is optional
-    assert judged(SERVING, C1=columns["C1"]) == {"I1"}
-    assert judged(SERVING, **columns, price=columns["I1"]) == {"price"}
-
-
-def test_an_environment_that_the_schema_does_not_know_is_refused_instead_of_asking_for_nothing(schema):
-    with pytest.raises(ContractError, match="does not know the environment 'BATCH', expected one of TRAINING, SERVING"):
-        check_statistics(None, schema, "BATCH")
-
-
 def test_a_loosened_rule_needs_its_name_and_the_journal_says_who_and_why(schema, write, tmp_path):
     store = tmp_path / "store"
     live = ("m1", write(schema, "live.pbtxt"))
@@ -318,29 +285,6 @@ def test_an_accept_that_was_killed_before_its_line_left_nothing_in_force(schema,
             schema_versions.accept_schema(store, edited, of_champion=live, who="ann", reason="x")
     assert schema_versions.schema_in_force(store, live[1]) == live[1]
     assert schema_versions.accept_schema(store, edited, of_champion=live, who="ann", reason="x").version == 1
-
-
-def test_of_accepts_at_the_same_time_each_sees_what_the_one_before_made(schema, write, tmp_path):
-    store = tmp_path / "store"
-    files = [write(changed(schema, I1__float_domain__max=float(90 - i)), f"{i}.pbtxt") for i in range(8)]
-    refused = []
-
-    def accept(path):
-        try:
-            schema_versions.accept_schema(store, path, of_champion=None, who="x", reason="x")
-        except ContractError as error:
-            refused.append(error)
-
-    threads = [threading.Thread(target=accept, args=[path]) for path in files]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    lines = schema_versions.read_accepted(store)
-    assert [line.version for line in lines] == list(range(1, len(lines) + 1))
-    assert len(lines) + len(refused) == 8
-    bounds = [read_schema(schema_versions.version_path(store, n.version)).feature[1].float_domain.max for n in lines]
-    assert bounds == sorted(bounds, reverse=True)
 
 
 def test_a_version_changed_in_place_is_refused(schema, write, tmp_path):

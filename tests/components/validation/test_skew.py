@@ -15,8 +15,6 @@ from components.validation.judge import judge_skew
 from components.validation.rules import RuleSet
 from components.validation.settings import ValidationSettings
 from components.validation.skew import (
-    DISTRIBUTIONS,
-    ROWS,
     RowJoin,
     measure_skew,
     open_served,
@@ -119,11 +117,10 @@ def test_a_feature_served_with_other_values_is_found_named_and_counted_as_pandas
     served = frame.copy()
     plant(served)
     skew = compare(training(frame), archive(served), tmp_path, part_rows=part_rows)
-    assert skew.facts.method == ROWS
-    assert [entry.feature for entry in skew.rows] == list(criteo.FEATURES)
+    assert [entry.feature for entry in skew.entries] == list(criteo.FEATURES)
     joined, differing = truth(frame, served, name)
     assert joined == len(frame)
-    (found,) = [entry for entry in skew.rows if entry.drifted]
+    (found,) = [entry for entry in skew.entries if entry.drifted]
     assert (found.feature, found.differing, found.num_rows) == (name, differing, joined)
     assert found.effect == pytest.approx(differing / joined)
     assert found.effect_low < found.effect < found.effect_high
@@ -140,7 +137,7 @@ def test_the_example_is_a_row_that_differs(training, archive, tmp_path):
     served = frame.copy()
     nulled(served)
     skew = compare(training(frame), archive(served), tmp_path)
-    example = next(e.example for e in skew.rows if e.feature == "C7")
+    example = next(e.example for e in skew.entries if e.feature == "C7")
     row = frame[(frame.request_id == example["request_id"]) & (frame.row == example["row"])].iloc[0]
     assert example["training"] == row["C7"]
     assert example["served"] is None
@@ -152,8 +149,8 @@ def test_equal_rows_give_no_skew_whatever_their_order_and_labels(training, archi
     served = frame.copy()
     served[criteo.LABEL] = 1 - served[criteo.LABEL]
     skew = compare(training(frame), archive(served), tmp_path, part_rows=part_rows)
-    assert [entry.effect for entry in skew.rows] == [0.0] * len(criteo.FEATURES)
-    assert not any(entry.drifted for entry in skew.rows)
+    assert [entry.effect for entry in skew.entries] == [0.0] * len(criteo.FEATURES)
+    assert not any(entry.drifted for entry in skew.entries)
     assert judge_skew(skew, RuleSet()) == []
 
 
@@ -180,7 +177,7 @@ def test_missing_as_nan_is_missing_as_null(training, archive, tmp_path):
     pq.write_table(table.set_column(table.column_names.index("I1"), "I1", pa.array(values, pa.float32())), path)
     assert pq.read_table(path).column("I1").null_count == 0
     skew = compare(training(frame), root, tmp_path)
-    assert not any(entry.drifted for entry in skew.rows)
+    assert not any(entry.drifted for entry in skew.entries)
 
 
 def test_interval_is_wider_where_the_rows_of_a_request_differ_together():
@@ -215,30 +212,15 @@ def test_interval_is_wider_where_the_rows_of_a_request_differ_together():
     assert joined_of(np.zeros(3000, bool)).interval("I1") == pytest.approx((0.0, Z_95**2 / (300 + Z_95**2)))
 
 
-def test_rows_that_do_not_join_are_compared_by_their_distributions_in_the_same_span(training, archive, tmp_path):
-    frame = make_frame(200)
-    served = frame.copy()
-    served[criteo.REQUEST_ID] = "other-" + served[criteo.REQUEST_ID]
-    served.loc[:99, criteo.EVENT_TIME] = START - dt.timedelta(days=3)
-    skew = compare(training(frame), archive(served), tmp_path)
-    assert skew.facts.method == DISTRIBUTIONS
-    assert skew.facts.num_joined == 0
-    assert skew.rows == ()
-    assert [entry.feature for entry in skew.distributions] == list(criteo.FEATURES)
-    assert not any(entry.drifted for entry in skew.distributions)
-    entry, within_span = skew.distributions[0], served.iloc[100:]
-    assert (entry.num_rows_now, entry.num_rows_before) == (frame["I1"].count(), within_span["I1"].count())
-
-
 def test_an_archive_without_the_days_is_reported_and_one_that_is_no_folder_is_refused(training, archive, tmp_path):
     frame = make_frame(20)
     served = frame.copy()
     served[criteo.EVENT_TIME] = START - dt.timedelta(days=30)
     skew = compare(training(frame), archive(served), tmp_path)
-    assert (skew.rows, skew.distributions) == ((), ())
+    assert skew.entries == ()
     (finding,) = judge_skew(skew, RuleSet())
     assert finding.severity == "info"
-    assert "no row" in finding.description
+    assert "only 0 training rows were found" in finding.description
     with pytest.raises(ContractError, match="nowhere is not a folder"):
         compare(training(frame), tmp_path / "nowhere", tmp_path)
 

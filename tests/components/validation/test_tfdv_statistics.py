@@ -14,7 +14,6 @@ import tensorflow_data_validation as tfdv
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.runtime.errors import ContractError, TemporaryError
-from components.validation.reference import ReferenceCounter
 from components.validation.rows import COLUMNS, check_columns, divide, parquet_files, read_part
 from components.validation.tfdv_statistics import (
     by_feature,
@@ -89,14 +88,6 @@ def test_missing_and_retyped_columns_are_named_with_their_file(write_rows, raw_t
     ]
 
 
-def test_a_damaged_file_is_refused_by_name(write_rows, raw_table):
-    folder = write_rows(raw_table(50)).parent / "train"
-    path = folder / "part-0.parquet"
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ContractError, match="part-0.parquet cannot be read as Parquet"):
-        divide(parquet_files(folder), 1)
-
-
 def test_statistics_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(ContractError, match="absent.pb cannot be read"):
         read_statistics(tmp_path / "absent.pb")
@@ -152,15 +143,6 @@ def test_counts_and_moments_are_the_truth_whatever_the_number_of_processes(files
     assert max(frame[name].nunique() for name in criteo.CATEGORICAL) > 1024
 
 
-def test_counters_hold_what_one_process_counts(files, tmp_path):
-    alone, divided = ReferenceCounter(), ReferenceCounter()
-    summarize_files(files, COLUMNS, [alone], processes=1)
-    summarize_files(files, COLUMNS, [divided], processes=3)
-    alone.statistics().write(tmp_path / "alone.json")
-    divided.statistics().write(tmp_path / "divided.json")
-    assert (tmp_path / "alone.json").read_bytes() == (tmp_path / "divided.json").read_bytes()
-
-
 class RowLabels:
     """A counter of the rows themselves."""
 
@@ -182,22 +164,6 @@ def test_a_counter_is_given_every_row_once_with_its_number(files, frame, process
     counter = RowLabels()
     summarize_files(files, COLUMNS, [counter], processes=processes)
     assert [counter.labels[i] for i in range(9000)] == frame["label"].tolist()
-
-
-def test_few_rows_are_read_by_one_process(files):
-    class ProcessIds(RowLabels):
-        def __init__(self):
-            self.seen = set()
-
-        def add(self, batch, first_row):
-            self.seen.add(os.getpid())
-
-        def merge(self, other):
-            self.seen |= other.seen
-
-    counter = ProcessIds()
-    summarize_files(files, COLUMNS, [counter])
-    assert counter.seen == {os.getpid()}
 
 
 def test_no_files_give_zero_rows():

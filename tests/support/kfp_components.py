@@ -1,0 +1,53 @@
+"""A component run as its container does it: KFP's executor on the function's source, inputs and outputs as JSON."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support.paths import REPOSITORY
+
+
+def run_component(
+    step: str, folder: Path, parameters: Mapping[str, Any], *, inputs: Mapping[str, str], outputs: Mapping[str, str]
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any] | None]:
+    """Runs the component of `step`; gives the process, and what KFP recorded (None if it failed).
+
+    Args:
+        step: Room of the component, whose name is the function's.
+        folder: Each artifact lies here under its own name; also for the executor's files.
+        parameters: The function's parameters.
+        inputs: Kind of each input artifact, such as `Dataset`.
+        outputs: Kind of each output artifact.
+    """
+    source = (REPOSITORY / "components" / step / "component.py").read_text()
+    (function,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    lines = source.splitlines()[function.lineno - 1 : function.end_lineno]
+    program, recorded = folder / "ephemeral_component.py", folder / "executor_output.json"
+    program.write_text("\n".join(["from kfp import dsl", "from kfp.dsl import *", "", *lines, ""]))
+
+    def artifacts(kinds: Mapping[str, str]) -> dict[str, Any]:
+        made = {
+            n: {"name": n, "uri": str(folder / n), "type": {"schemaTitle": f"system.{k}"}} for n, k in kinds.items()
+        }
+        return {name: {"artifacts": [artifact]} for name, artifact in made.items()}
+
+    executor_input = {
+        "inputs": {"parameterValues": dict(parameters), "artifacts": artifacts(inputs)},
+        "outputs": {
+            "parameters": {"Output": {"outputFile": str(folder / "Output")}},
+            "artifacts": artifacts(outputs),
+            "outputFile": str(recorded),
+        },
+    }
+    command = [sys.executable, "-m", "kfp.dsl.executor_main", "--function_to_execute", function.name]
+    command += ["--component_module_path", str(program), "--executor_input", json.dumps(executor_input)]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "_KFP_RUNTIME": "true"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return done, json.loads(recorded.read_text()) if recorded.exists() else None
