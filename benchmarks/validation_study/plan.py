@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -132,15 +132,6 @@ class PairSeries:
     """See `shifts.draw_window`."""
 
 
-@dataclass(kw_only=True)
-class SeenAlarms:
-    """The alarms of one contestant's setting on the pairs of a case."""
-
-    alarms: list[list[str]] = field(default_factory=list)
-    """Per pair, the features that it alarmed."""
-    seconds: list[float] = field(default_factory=list)
-
-
 def make_plan(*, pairs: int, windows: int, quick: bool) -> list[PairSeries]:
     """The study's series.
 
@@ -184,9 +175,9 @@ def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
 
 
 def show(
-    series: PairSeries, number: int, world: World, contestants: Mapping[str, StudyContestant]
-) -> list[dict[str, SeenAlarms]]:
-    """What each setting of each contestant says about each case of `series`, in the order of the pairs.
+    series: PairSeries, number: int, world: World, *, contestants: Mapping[str, StudyContestant]
+) -> Iterator[tuple[StudyCase, ContestantAnswer]]:
+    """What each contestant says about each case of `series`, pair by pair.
 
     Args:
         series: The pairs.
@@ -197,37 +188,21 @@ def show(
     Raises:
         ContestantFailed: one ended.
     """
-    seen: list[dict[str, SeenAlarms]] = [{} for _ in series.cases]
     for pair in range(max(max(case.pairs.get(name, 0) for name in contestants) for case in series.cases)):
-        with tempfile.TemporaryDirectory(prefix="evergreen-study-") as scratch:
-            for place, answer in _show_pair(series, (world.seed, number, pair), Path(scratch), world, contestants):
-                for setting, alarms in answer.alarms.items():
-                    of_setting = seen[place].setdefault(setting, SeenAlarms())
-                    of_setting.alarms.append(alarms)
-                    of_setting.seconds.append(answer.seconds)
-    return seen
-
-
-def _show_pair(
-    series: PairSeries,
-    seed: tuple[int, int, int],
-    scratch: Path,
-    world: World,
-    contestants: Mapping[str, StudyContestant],
-) -> Iterator[tuple[int, ContestantAnswer]]:
-    """Each answer with the number of its case."""
-    random, pair = np.random.default_rng(seed), seed[-1]
-    before, now = (draw_window(world, series.rows, random, requests=series.requests) for _ in range(2))
-    write_window(before, scratch / "before", name="before")
-    for place, case in enumerate(series.cases):
-        asked = [name for name in contestants if pair < case.pairs.get(name, 0)]
-        if not asked:
-            continue
-        folder = scratch / f"now-{place}"
-        # Each place its own numbers: what strikes one column must not decide what strikes the next.
-        struck = case.shift.plant(now, np.random.default_rng((*seed, place))) if case.shift else now
-        write_window(struck, folder, name="now")
-        for name in asked:
-            columns = case.shift.columns if case.shift and name == EVIDENTLY else ()
-            yield place, contestants[name].ask(scratch / "before", folder, columns)
-        shutil.rmtree(folder)
+        seed = (world.seed, number, pair)
+        random = np.random.default_rng(seed)
+        before, now = (draw_window(world, series.rows, random, requests=series.requests) for _ in range(2))
+        with tempfile.TemporaryDirectory(prefix="evergreen-study-") as folder:
+            scratch = Path(folder)
+            write_window(before, scratch / "before", name="before")
+            for place, case in enumerate(series.cases):
+                asked = [name for name in contestants if pair < case.pairs.get(name, 0)]
+                if not asked:
+                    continue
+                # Each place its own numbers: what strikes one column must not decide what strikes the next.
+                struck = case.shift.plant(now, np.random.default_rng((*seed, place))) if case.shift else now
+                write_window(struck, scratch / f"now-{place}", name="now")
+                for name in asked:
+                    columns = case.shift.columns if case.shift and name == EVIDENTLY else ()
+                    yield case, contestants[name].ask(scratch / "before", scratch / f"now-{place}", columns)
+                shutil.rmtree(scratch / f"now-{place}")

@@ -24,8 +24,7 @@ from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store.runs import forget_report, keep_report, noted
-from components.validation.rules import BLOCK, NOTIFY, WARN, read_rules
-from components.validation.settings import ValidationSettings
+from components.validation.rules import BLOCK, NOTIFY, WARN, ValidationSettings, read_rules
 
 STEP = "validation"
 

@@ -28,7 +28,7 @@ from components.drift_statistics.effects import (
     divergence_of_shift,
     share_change,
 )
-from components.validation.settings import ValidationSettings
+from components.validation.rules import ValidationSettings
 from components.validation.windows import NUM_BUCKETS, ColumnSummary, Ints, RowTotal, WindowSummary
 
 LEAST_SHARE_CHANGE = 0.002
@@ -92,50 +92,131 @@ class ColumnTests(NamedTuple):
 _NO_EFFECT = Effect(0.0, 0.0, 0.0)
 
 
-def compare_columns(
-    now: ColumnSummary, before: ColumnSummary, *, windows: WindowPair, settings: ValidationSettings, level: float
-) -> ColumnTests:
-    """The tests of a column.
+@dataclass(frozen=True, kw_only=True)
+class ColumnComparison:
+    """One column in two windows, and how it is judged."""
 
-    Args:
-        now: The column in the window.
-        before: The column in the window that it is compared with.
-        windows: Both windows, in that order.
-        settings: How large an effect must be to matter.
-        level: p-value below which a change counts, for what is detectable.
-    """
-    missing = _test_missing(now, before, windows, settings=settings, level=level)
-    if not now.present or not before.present:
-        return ColumnTests((missing,))
-    if now.values is None or before.values is None:
-        values = _test_buckets(now, before, settings=settings, level=level)
-        return ColumnTests(
-            (values, _test_mean(now, before, settings=settings, level=level), missing), values.effect.value
+    now: ColumnSummary
+    before: ColumnSummary
+    windows: WindowPair
+    settings: ValidationSettings
+    """How large an effect must be to matter."""
+    level: float
+    """p-value below which a change counts, for what is detectable."""
+
+    def compare(self) -> ColumnTests:
+        """All tests that can be made."""
+        if not self.now.present or not self.before.present:
+            return ColumnTests((self._test_missing(),))
+        if self.now.values is None or self.before.values is None:
+            values = self._test_buckets()
+            return ColumnTests((values, self._test_mean(), self._test_missing()), values.effect.value)
+        return self._test_categories()
+
+    def _make_test(
+        self, name: str, p_value: float | None, effect: Effect, *, floor: float, detectable: float, design: float
+    ) -> ColumnTest:
+        """A test whose variance was estimated from the independent rows of the smaller sample, less one."""
+        n, m = (column.rows if name == "missing" else column.present for column in (self.now, self.before))
+        return ColumnTest(
+            name=name,
+            p_value=with_few(p_value, min(n, m) / design - 1),
+            effect=effect,
+            floor=floor,
+            matters=abs(effect.value) >= floor,
+            detectable=detectable,
+            design=design,
         )
-    values, difference, moved, new_share = _test_categories(now, before, settings=settings, level=level)
-    return ColumnTests((values, missing), difference, moved, new_share)
 
+    def _test_missing(self) -> ColumnTest:
+        parts = (_part_with_column(self.now, self.windows[0]), _part_with_column(self.before, self.windows[1]))
+        n, m = parts[0].rows, parts[1].rows
+        a, b = self.now.missing.rows, self.before.missing.rows
+        design = design_of_totals(self.now.missing, self.before.missing, parts)
+        share, least = (a + b) / max(n + m, 1), max(n, 1)
+        return self._make_test(
+            "missing",
+            proportion(a, n, b=b, m=m, design=design),
+            share_change(a, n, b=b, m=m, design=design) or _NO_EFFECT,
+            floor=self.settings.missing_drift,
+            detectable=detectable_share(share, n=least, m=max(m, 1), design=design, level=self.level),
+            design=design,
+        )
 
-# -- missing values
+    # -- dense columns
 
+    def _test_buckets(self) -> ColumnTest:
+        now, before = self.now, self.before
+        designs, mean = _cell_designs(_cells_of(now, now.sums), _cells_of(before, before.sums))
+        shift = detectable_mean(now.present, before.present, design=mean, level=self.level)
+        return self._make_test(
+            "values",
+            homogeneity(now.counts, before.counts, designs),
+            divergence(now.counts, before.counts, designs) or _NO_EFFECT,
+            floor=self.settings.numeric_drift,
+            detectable=divergence_of_shift(shift),
+            design=mean,
+        )
 
-def _test_missing(
-    now: ColumnSummary, before: ColumnSummary, windows: WindowPair, *, settings: ValidationSettings, level: float
-) -> ColumnTest:
-    parts = _part_with_column(now, windows[0]), _part_with_column(before, windows[1])
-    n, m = parts[0].rows, parts[1].rows
-    a, b = now.missing.rows, before.missing.rows
-    design = design_of_totals(now.missing, before.missing, parts)
-    effect = share_change(a, n, b=b, m=m, design=design) or _NO_EFFECT
-    return ColumnTest(
-        name="missing",
-        p_value=with_few(proportion(a, n, b=b, m=m, design=design), _freedom(n, m, design)),
-        effect=effect,
-        floor=settings.missing_drift,
-        matters=abs(effect.value) >= settings.missing_drift,
-        detectable=detectable_share((a + b) / max(n + m, 1), n=max(n, 1), m=max(m, 1), design=design, level=level),
-        design=design,
-    )
+    def _test_mean(self) -> ColumnTest:
+        places = np.arange(NUM_BUCKETS)
+        beyond = possible = weighed = 0.0
+        means = []
+        for column in (self.now, self.before):
+            mean = float(column.counts @ places) / column.present
+            variance = max(float(column.counts @ places**2) / column.present - mean**2, 0.0)
+            means.append(mean)
+            weighed += variance * column.present
+            if column.present_requests >= 2:
+                squares = column.place_squares - 2 * mean * column.place_products + mean**2 * column.present_sizes
+                squares *= column.present_requests / (column.present_requests - 1)
+                beyond += squares - variance * column.present
+                possible += variance * (column.present_sizes - column.present)
+        n, m = self.now.present, self.before.present
+        deviation = math.sqrt(weighed / (n + m))
+        correlation = np.array([min(max(beyond / possible, 0.0), 1.0) if possible > 0 else 1.0])
+        samples = (_cells_of(self.now, self.now.sums), _cells_of(self.before, self.before.sums))
+        design = float(comparison_design(correlation, *samples)[0])
+        error = math.sqrt(design * (1 / n + 1 / m))
+        shift = (means[0] - means[1]) / deviation if deviation else (0.0 if means[0] == means[1] else math.inf)
+        return self._make_test(
+            "mean",
+            chi_square_tail(min((shift / error) ** 2, 1e6), 1),
+            Effect(shift, shift - 1.96 * error, shift + 1.96 * error),
+            floor=self.settings.mean_drift,
+            detectable=detectable_mean(n, m, design=design, level=self.level),
+            design=design,
+        )
+
+    # -- categorical columns
+
+    def _test_categories(self) -> ColumnTests:
+        values, samples, own = _choose_cells(self.now, self.before)
+        designs, mean = _cell_designs(*samples)
+        a, b = samples[0].counts, samples[1].counts
+        n, m = self.now.present, self.before.present
+        difference = (divergence(a, b, designs) or _NO_EFFECT).value
+        # The last cell holds the others.
+        share_now, share_before = a[:-1] / n, b[:-1] / m
+        relative = np.maximum(self.settings.categorical_drift_relative * share_before, LEAST_SHARE_CHANGE)
+        floors = np.minimum(self.settings.categorical_drift, relative)
+        ratios = np.where(own, np.abs(share_now - share_before) / floors, -1.0)
+        change, floor, moved, reach = _NO_EFFECT, self.settings.categorical_drift, None, 1.0
+        if len(ratios) and ratios.max() >= 0:
+            worst = int(ratios.argmax())
+            design, floor = float(designs[worst]), float(floors[worst])
+            change = _without_sign(share_change(int(a[worst]), n, b=int(b[worst]), m=m, design=design) or _NO_EFFECT)
+            moved = MovedValue(
+                value=str(values[worst]), share_before=float(share_before[worst]), share_now=float(share_now[worst])
+            )
+            share = float((a + b)[worst] / (n + m))
+            reach = detectable_share(share, n=n, m=m, design=design, level=self.level)
+        p_value = homogeneity(a, b, designs)
+        test = self._make_test("values", p_value, change, floor=floor, detectable=reach, design=mean)
+        if difference >= self.settings.numeric_drift:
+            test = replace(test, matters=True)
+        new = _count_new(a[:-1], b[:-1], designs[:-1], ratio=n / m, floor=self.before.floor)
+        return ColumnTests((test, self._test_missing()), difference, moved, new / n)
 
 
 def _part_with_column(column: ColumnSummary, window: WindowSummary) -> WindowSummary:
@@ -160,98 +241,9 @@ def design_of_totals(now: RowTotal, before: RowTotal, windows: WindowPair) -> fl
         )
         for total, window in zip((now, before), windows)
     ]
-    correlation, _ = correlations((samples[0], samples[1]))
     # Shares of 0 and 1 say nothing about their correlation: the worst is assumed, whole requests.
+    correlation, _ = correlations((samples[0], samples[1]))
     return float(comparison_design(correlation, samples[0], samples[1])[0])
-
-
-# -- dense columns
-
-
-def _test_buckets(
-    now: ColumnSummary, before: ColumnSummary, *, settings: ValidationSettings, level: float
-) -> ColumnTest:
-    n, m = now.present, before.present
-    designs, mean = _cell_designs(_cells_of(now, now.sums), _cells_of(before, before.sums))
-    effect = divergence(now.counts, before.counts, designs) or _NO_EFFECT
-    return ColumnTest(
-        name="values",
-        p_value=with_few(homogeneity(now.counts, before.counts, designs), _freedom(n, m, mean)),
-        effect=effect,
-        floor=settings.numeric_drift,
-        matters=effect.value >= settings.numeric_drift,
-        detectable=divergence_of_shift(detectable_mean(n, m, design=mean, level=level)),
-        design=mean,
-    )
-
-
-def _test_mean(now: ColumnSummary, before: ColumnSummary, *, settings: ValidationSettings, level: float) -> ColumnTest:
-    places = np.arange(NUM_BUCKETS)
-    beyond = possible = weighed = 0.0
-    means = []
-    for column in (now, before):
-        mean = float(column.counts @ places) / column.present
-        variance = max(float(column.counts @ places**2) / column.present - mean**2, 0.0)
-        means.append(mean)
-        weighed += variance * column.present
-        if column.present_requests >= 2:
-            squares = column.place_squares - 2 * mean * column.place_products + mean**2 * column.present_sizes
-            squares *= column.present_requests / (column.present_requests - 1)
-            beyond += squares - variance * column.present
-            possible += variance * (column.present_sizes - column.present)
-    n, m = now.present, before.present
-    deviation = math.sqrt(weighed / (n + m))
-    correlation = np.array([min(max(beyond / possible, 0.0), 1.0) if possible > 0 else 1.0])
-    samples = (_cells_of(now, now.sums), _cells_of(before, before.sums))
-    design = float(comparison_design(correlation, *samples)[0])
-    error = math.sqrt(design * (1 / n + 1 / m))
-    shift = (means[0] - means[1]) / deviation if deviation else (0.0 if means[0] == means[1] else math.inf)
-    return ColumnTest(
-        name="mean",
-        p_value=with_few(chi_square_tail(min((shift / error) ** 2, 1e6), 1), _freedom(n, m, design)),
-        effect=Effect(shift, shift - 1.96 * error, shift + 1.96 * error),
-        floor=settings.mean_drift,
-        matters=abs(shift) >= settings.mean_drift,
-        detectable=detectable_mean(n, m, design=design, level=level),
-        design=design,
-    )
-
-
-# -- categorical columns
-
-
-def _test_categories(
-    now: ColumnSummary, before: ColumnSummary, *, settings: ValidationSettings, level: float
-) -> tuple[ColumnTest, float, MovedValue | None, float]:
-    values, samples, own = _choose_cells(now, before)
-    designs, mean = _cell_designs(*samples)
-    a, b = samples[0].counts, samples[1].counts
-    n, m = now.present, before.present
-    difference = (divergence(a, b, designs) or _NO_EFFECT).value
-    # The last cell holds the others.
-    share_now, share_before = a[:-1] / n, b[:-1] / m
-    relative = np.maximum(settings.categorical_drift_relative * share_before, LEAST_SHARE_CHANGE)
-    floors = np.minimum(settings.categorical_drift, relative)
-    ratios = np.where(own, np.abs(share_now - share_before) / floors, -1.0)
-    change, floor, moved, reach = _NO_EFFECT, settings.categorical_drift, None, 1.0
-    if len(ratios) and ratios.max() >= 0:
-        worst = int(ratios.argmax())
-        signed = share_change(int(a[worst]), n, b=int(b[worst]), m=m, design=float(designs[worst])) or _NO_EFFECT
-        change, floor = _without_sign(signed), float(floors[worst])
-        moved = MovedValue(
-            value=str(values[worst]), share_before=float(share_before[worst]), share_now=float(share_now[worst])
-        )
-        reach = detectable_share(float((a + b)[worst] / (n + m)), n=n, m=m, design=float(designs[worst]), level=level)
-    test = ColumnTest(
-        name="values",
-        p_value=with_few(homogeneity(a, b, designs), _freedom(n, m, mean)),
-        effect=change,
-        floor=floor,
-        matters=change.value >= floor or difference >= settings.numeric_drift,
-        detectable=reach,
-        design=mean,
-    )
-    return test, difference, moved, _count_new(a[:-1], b[:-1], designs[:-1], n / m, before.floor) / n
 
 
 def _choose_cells(
@@ -292,19 +284,11 @@ def _without_sign(effect: Effect) -> Effect:
     return Effect(effect.value, max(effect.low, 0.0), effect.high)
 
 
-def _count_new(now: Ints, before: Ints, designs: Floats, ratio: float, floor: int) -> float:
+def _count_new(now: Ints, before: Ints, designs: Floats, *, ratio: float, floor: int) -> float:
     """Rows of categories that were absent although their rows now, less 4 standard errors, promised 10 rows there."""
     needed = (CERTAIN_ROWS * designs + 2 * floor) * ratio
     certain = (before == 0) & (now - 4 * np.sqrt(now * designs) >= needed)
     return float(now[certain].sum())
-
-
-# -- both
-
-
-def _freedom(n: int, m: int, design: float) -> float:
-    """Independent rows of the smaller sample, less one: what its variance was estimated from."""
-    return min(n, m) / design - 1
 
 
 def _cells_of(column: ColumnSummary, sums: Ints, *, others: int = 0) -> Clustered:

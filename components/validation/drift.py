@@ -22,8 +22,8 @@ from typing import NamedTuple
 from components.contracts import criteo
 from components.drift_statistics.chance import adjusted, proportion
 from components.drift_statistics.effects import share_change
-from components.validation.column_tests import ColumnTests, MovedValue, WindowPair, compare_columns, design_of_totals
-from components.validation.settings import ValidationSettings
+from components.validation.column_tests import ColumnComparison, ColumnTests, MovedValue, WindowPair, design_of_totals
+from components.validation.rules import ValidationSettings
 from components.validation.windows import KeptWindows, WindowSummary
 
 
@@ -118,9 +118,9 @@ def _compare_windows(
     # What is detectable assumes that nothing else changed: then the first rejection needs Bonferroni's level.
     level = rate / max(sum(3 if name in criteo.DENSE else 2 for name in names), 1)
     tests = {
-        name: compare_columns(
-            now.columns[name], before.columns[name], windows=(now, before), settings=settings, level=level
-        )
+        name: ColumnComparison(
+            now=now.columns[name], before=before.columns[name], windows=(now, before), settings=settings, level=level
+        ).compare()
         for name in names
     }
     p_values = {(name, test.name): test.p_value for name in names for test in tests[name].tests}

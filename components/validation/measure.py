@@ -83,9 +83,7 @@ def measure(round_: ValidationRound, folder: Path) -> Measured:
         drift = measure_drift(window, champion.windows, round_.rules.settings)
         label = None if columns.faulty else measure_label_shift(window, champion.windows)
     if round_.served is not None and not columns.faulty:
-        skew = measure_skew(
-            rows.files, round_.served, folder, settings=round_.rules.settings, excluded=sorted(excluded)
-        )
+        skew = measure_skew(rows.files, round_.served, settings=round_.rules.settings, excluded=sorted(excluded))
     return Measured(
         rows=rows,
         columns=columns,

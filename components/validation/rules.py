@@ -1,4 +1,4 @@
-"""The rules by name: what each looks at, its action by default, its parameters, and how a run changes them.
+"""The rules by name: what each looks at, its action by default, its thresholds, and how a run changes them.
 
 Actions:
 - `block`: the run ends here, because training on such rows would be wrong;
@@ -10,20 +10,78 @@ Actions:
 
 `--rules` is a JSON object, or the URI of a file or object that holds one: rule -> action, or rule -> an object with
 `action` and what the rule lists, such as `{"missing_share": "block", "drift": {"action": "info", "mean_drift": 0.2}}`.
-Applying the rules is left to `judge` and, for single rows, `row_rules`. Importing this module loads nothing heavy.
+Applying the rules is left to `judge` and, for single rows, `quarantine`. Importing this module loads nothing heavy.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from components.runtime.errors import ContractError
 from components.storage.locations import read_object
 from components.storage.uris import is_bucket_uri, local_path
-from components.validation.settings import ValidationSettings
+
+_LEAST_ONE = ("click_rate_factor", "range_factor")
+_LISTS = ("request_ids", "days")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSettings:
+    """Thresholds of judgement.
+
+    Raises:
+        ContractError: a threshold is out of range.
+    """
+
+    categorical_drift: float = 0.02
+    """Change of one category's share that counts as drift, if it is not explained by chance."""
+    categorical_drift_relative: float = 0.5
+    """The same relative to the share that the category had; the smaller of the two applies, down to 0.002."""
+    numeric_drift: float = 0.003
+    """Jensen-Shannon divergence in bits, beyond what chance adds, that counts as drift."""
+    mean_drift: float = 0.1
+    """Shift of an integer column's mean, in standard deviations of its bucket number, that counts as drift."""
+    missing_drift: float = 0.02
+    """Change of a column's share of missing values that counts as drift."""
+    new_value_share: float = 0.05
+    """Largest share of rows with a category unknown to the champion that passes without a finding."""
+    missing_share_jump: float = 0.5
+    """Largest change of a column's share of missing values that passes without a finding."""
+    click_rate_factor: float = 2.0
+    """How many times larger or smaller the share of clicks may become without a finding."""
+    false_alarm_rate: float = 0.05
+    """Share of the features reported as drifted that may be reported by chance (false discovery rate)."""
+    skew_share: float = 0.001
+    """Largest share of rows, joined between training and serving, whose value may differ."""
+    range_factor: float = 1000.0
+    """How many times the extremes of the first run a later value may be (used when the schema is inferred). Of counts
+    with a heavy tail a window's largest value is one request's: 86 of 400 pairs of windows exceeded 10 times it."""
+    max_quarantined_fraction: float = 0.05
+    """Largest share of the rows that may be quarantined."""
+    request_ids: tuple[str, ...] = ()
+    """Requests whose rows offend `named_rows`."""
+    days: tuple[str, ...] = ()
+    """UTC days (YYYY-MM-DD) whose rows offend `named_rows`."""
+
+    def __post_init__(self) -> None:
+        """Refuses thresholds that no measurement can meet."""
+        for each in fields(self):
+            name, value = each.name, getattr(self, each.name)
+            if name in _LISTS:
+                if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
+                    raise ContractError(f"{name} is {value!r}, expected a list of texts")
+                continue
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            if name in _LEAST_ONE and not (is_number and value >= 1):
+                raise ContractError(f"{name} is {value!r}, expected a finite number of at least 1")
+            may_be_zero = name == "max_quarantined_fraction"
+            if name not in _LEAST_ONE and not (is_number and 0 <= value <= 1 and (value or may_be_zero)):
+                raise ContractError(f"{name} is {value!r}, expected a number in (0, 1]")
+
 
 BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF = "block", "quarantine", "warn", "notify", "info", "off"
 ACTIONS = (BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF)

@@ -31,6 +31,7 @@ SKEW = Skew(
         served_uri="file:///archive",
         first_event_time="2026-01-01T00:00:00+00:00",
         last_event_time="2026-01-02T00:00:00+00:00",
+        one_request_in=1,
         num_joined=200,
         num_only_training=300,
         num_only_served=7,

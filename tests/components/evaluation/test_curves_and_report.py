@@ -12,7 +12,7 @@ from sklearn import metrics as sklearn_metrics
 from components.contracts.criteo import MISSING_CATEGORY
 from components.contracts.metrics import auc_difference, auc_estimate
 from components.evaluation.__main__ import main
-from components.evaluation.curves import calibration_bins, confusion_matrix, roc_curve
+from components.evaluation.report import calibration_bins, confusion_matrix, roc_curve
 from components.evaluation.scoring import ScoredHoldout
 from components.evaluation.slices import measure_slices, slice_column
 

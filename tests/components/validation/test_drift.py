@@ -14,8 +14,7 @@ from components.contracts import criteo
 from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import judge_click_rate
 from components.validation.reference import ReferenceCounter
-from components.validation.rules import RuleSet
-from components.validation.settings import ValidationSettings
+from components.validation.rules import RuleSet, ValidationSettings
 from components.validation.windows import KeptWindows
 
 SETTINGS = ValidationSettings()

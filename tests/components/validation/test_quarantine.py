@@ -18,10 +18,9 @@ from components.validation.__main__ import metric_values
 from components.validation.inputs import ValidationRound
 from components.validation.quarantine import screen_rows
 from components.validation.quarantine_command import main as quarantine
-from components.validation.rules import read_rules
+from components.validation.rules import ValidationSettings, read_rules
 from components.validation.schema_command import main as schema_command
 from components.validation.schema_versions import format_schema, read_schema
-from components.validation.settings import ValidationSettings
 from tests.support.validation_models import make_dataset, release_validated
 
 START = 1_760_000_000.0

@@ -8,8 +8,7 @@ import pytest
 
 from components.contracts.manifests import RawDataset
 from components.runtime.errors import ContractError
-from components.validation.rules import ACTIONS, RULES, RuleSet, decide, read_rules
-from components.validation.settings import ValidationSettings
+from components.validation.rules import ACTIONS, RULES, RuleSet, ValidationSettings, decide, read_rules
 
 
 def test_without_rules_every_rule_does_what_the_catalogue_says():

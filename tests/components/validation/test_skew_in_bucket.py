@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.runtime.errors import ContractError
-from components.validation.rules import read_rules
-from components.validation.settings import ValidationSettings
-from components.validation.skew import EventSpan, keep_served, measure_skew, open_served
+from components.validation.rules import ValidationSettings, read_rules
+from components.validation.skew import EventSpan, measure_skew, open_served, read_served
 
 URI = "gs://models/a lake"
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -79,11 +78,11 @@ def training(served_rows, tmp_path):
 
 
 def measured(training, archive, tmp_path):
-    return measure_skew(training, archive, tmp_path / "scratch", settings=ValidationSettings())
+    return measure_skew(training, archive, settings=ValidationSettings())
 
 
 def kept_rows(archive, tmp_path):
-    return pq.read_table(keep_served(archive, SPAN, ["I1", "C5"], tmp_path / "served.parquet"))
+    return pa.Table.from_batches(read_served(archive, SPAN, ["I1", "C5"]))
 
 
 def test_an_archive_in_a_bucket_gives_what_the_same_one_in_a_folder_gives(training, in_both, tmp_path):
@@ -96,7 +95,6 @@ def test_an_archive_in_a_bucket_gives_what_the_same_one_in_a_folder_gives(traini
     assert in_bucket.facts.num_joined == rows.num_rows
     assert found.differing == rows.num_rows // 3 + (rows.num_rows % 3 > 0)
     assert in_bucket.facts.served_uri == URI
-    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_only_the_spans_days_are_fetched_each_file_once_and_only_the_spans_rows_are_kept(
