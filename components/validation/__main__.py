@@ -19,7 +19,6 @@ from typing import Any
 
 from components.contracts.manifests import Model, RawDataset, ValidationReport
 from components.contracts.retrain_request import CURRENT
-from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.uris import local_path
 from components.store import models as model_store
@@ -47,10 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         default="",
         help="archive of served rows to compare with: absolute path, file:// or gs://; empty: not compared",
     )
-    parser.add_argument("--beam-options", default="", help="Beam pipeline options; empty: the cores of this machine")
-    parser.add_argument(
-        "--processes", type=int, default=0, help="processes that read the rows; 0: one per core, fewer for few rows"
-    )
+    parser.add_argument("--beam-options", default="", help="Beam pipeline options; empty: this process")
     parser.add_argument("--html", type=Path, help="where to copy the report for people")
     rate = ValidationSettings.false_alarm_rate
     parser.add_argument(
@@ -86,8 +82,6 @@ def _run_step(arguments: argparse.Namespace, store: Path, settings: ValidationSe
     rules = read_rules(arguments.rules, settings)
     release = model_store.champion(store, arguments.champion)
     raw = RawDataset.read(arguments.raw_dataset)
-    if arguments.processes < 0:
-        raise ContractError(f"--processes is {arguments.processes}, expected 0 or more")
 
     from components.validation.inputs import ValidationRound, read_champion
     from components.validation.schema_versions import schema_in_force
@@ -124,14 +118,14 @@ def _run_step(arguments: argparse.Namespace, store: Path, settings: ValidationSe
 
 
 def _choose_summarizer(arguments: argparse.Namespace, scratch: Path) -> Callable[..., Any]:
-    """What computes the statistics of the rows: processes of this machine, or a runner of Beam."""
+    """What computes the statistics of the rows: this process, or a runner of Beam."""
     if arguments.beam_options:
         from components.validation.beam_job import parse_options, summarize_on_beam
 
         return partial(summarize_on_beam, options=parse_options(arguments.beam_options), scratch=scratch)
     from components.validation.tfdv_statistics import summarize_files
 
-    return partial(summarize_files, processes=arguments.processes or None)
+    return summarize_files
 
 
 def metric_values(report: ValidationReport) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""TFDV's statistics by a Beam pipeline, for windows that the cores of one machine take too long for.
+"""TFDV's statistics by a Beam pipeline, for windows that one machine takes too long for.
 
 The same batches, options and counter as in `tfdv_statistics`, on the runner that the options name. Files and results
 pass through `--temp_location` if that is an address (`gs://...`), because a runner's machines do not see this one's
@@ -28,7 +28,7 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOpt
 from components.runtime.errors import ContractError, TemporaryError, first_line
 from components.storage.uris import is_bucket_uri
 from components.validation.reference import ReferenceCounter
-from components.validation.rows import FilePart, divide, read_part
+from components.validation.rows import FilePart, read_part, row_groups
 from components.validation.tfdv_statistics import as_lists, make_options, parse_statistics, summarize_files
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def summarize_on_beam(
         ContractError: a file cannot be read.
         TemporaryError: the job failed or could not be started.
     """
-    (parts,) = divide(files, 1)
+    parts = row_groups(files)
     if not parts:
         return summarize_files(files, columns, counters)
     temporary = str(options.view_as(GoogleCloudOptions).temp_location or "")

@@ -145,25 +145,21 @@ class FilePart(NamedTuple):
     """Number of the first of these rows in all files."""
 
 
-def divide(files: Sequence[Path], number: int) -> list[list[FilePart]]:
-    """The row groups of `files`, in order, in `number` shares of about equal size.
+def row_groups(files: Sequence[Path]) -> list[FilePart]:
+    """The row groups of `files`, in order.
 
     Raises:
         ContractError: a file is not Parquet.
     """
     parts: list[FilePart] = []
-    total = 0
+    first = 0
     for path in files:
         with reading_parquet(path):
             metadata = pq.read_metadata(path)
         for group in range(metadata.num_row_groups):
-            parts.append(FilePart(path, group, metadata.row_group(group).num_rows, total))
-            total += parts[-1].num_rows
-    shares: list[list[FilePart]] = [[] for _ in range(number)]
-    for part in parts:
-        middle = part.first_row + part.num_rows / 2
-        shares[int(middle / total * number) if total else 0].append(part)
-    return shares
+            parts.append(FilePart(path, group, metadata.row_group(group).num_rows, first))
+            first += parts[-1].num_rows
+    return parts
 
 
 def read_part(part: FilePart, columns: Sequence[str], *, opened: Any = None) -> Iterator[pa.RecordBatch]:
@@ -180,8 +176,7 @@ def read_part(part: FilePart, columns: Sequence[str], *, opened: Any = None) -> 
     dictionaries = [name for name in columns if name == criteo.REQUEST_ID]
     with reading_parquet(part.path):
         file = pq.ParquetFile(part.path if opened is None else opened, read_dictionary=dictionaries)
-        # Without threads: a process forked later would inherit their pool without the threads themselves.
-        yield from file.iter_batches(BATCH_ROWS, row_groups=[part.row_group], columns=list(columns), use_threads=False)
+        yield from file.iter_batches(BATCH_ROWS, row_groups=[part.row_group], columns=list(columns))
 
 
 def read_all_columns(path: Path) -> Iterator[pa.RecordBatch]:

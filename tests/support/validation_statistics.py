@@ -19,4 +19,4 @@ def statistics_of(table: pa.Table, *, batch_rows: int = BATCH_ROWS) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "part-0.parquet"
         pq.write_table(table, path, row_group_size=batch_rows)
-        return summarize_files([path], columns, processes=1)
+        return summarize_files([path], columns)

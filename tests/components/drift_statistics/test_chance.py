@@ -12,7 +12,6 @@ from components.drift_statistics.chance import (
     homogeneity,
     proportion,
 )
-from components.drift_statistics.distances import jensen_shannon, l_infinity
 
 
 def test_the_tail_of_the_chi_square_equals_scipys():
@@ -115,16 +114,3 @@ def test_the_design_effect_is_one_for_independent_rows_and_the_request_for_equal
     assert design_effect(0, 0, shares=shares, mean_rows=64.0) == 64.0
     assert design_effect(5, 5, shares=np.array([1.0]), mean_rows=64.0) == 64.0
     assert design_effect(5, 5, shares=shares, mean_rows=1.0) == 1.0
-
-
-def test_distances_follow_their_definitions():
-    random = np.random.default_rng(2)
-    for _ in range(20):
-        a, b = random.integers(0, 50, 30), random.integers(0, 50, 30)
-        p, q = a / a.sum(), b / b.sum()
-        middle = (p + q) / 2
-        expected = (stats.entropy(p, middle, base=2) + stats.entropy(q, middle, base=2)) / 2
-        assert jensen_shannon(a, b) == pytest.approx(expected, abs=1e-12)
-        assert l_infinity(a, b) == max(abs(p - q))
-    assert jensen_shannon(np.array([0, 0]), np.array([1, 0])) is None
-    assert l_infinity(np.array([1, 0]), np.array([0, 0])) is None

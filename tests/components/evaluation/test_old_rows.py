@@ -104,16 +104,6 @@ def test_old_numbers_reach_metrics_report_and_note(forgetful):
     assert (note.facts["old_auc"], note.facts["old_champion_auc"]) == (metrics["old_auc"], metrics["old_champion_auc"])
 
 
-def test_old_rows_of_one_class_have_no_auc_and_only_finite_metrics(make_round, raw_table):
-    made = make_round(500)
-    made.release_champion(made.planted)
-    labels, _ = made.add_old_rows(raw_table(1, seed=50), made.planted)
-    assert len(labels) == 1
-    main(made.flags())
-    assert verdict_of(made).old_distribution.candidate.auc is None
-    assert "old_auc" not in json.loads(made.path("metrics").read_text(), parse_constant=pytest.fail)
-
-
 def test_old_rows_that_only_one_side_knows_are_refused(forgetful, capsys):
     made, *_ = forgetful()
     made.change("training_set", replay_holdout_uri=None, num_replay_holdout_rows=0)

@@ -81,41 +81,31 @@ def random_schema(rng: random.Random):
     return schema
 
 
+FIELDS = (
+    *("presence", "type", "not_in_environment", "distribution_constraints", "lifecycle_stage", "value_count"),
+    *("int_domain", "float_domain", "string_domain", "domain", "bool_domain"),
+)
+
+
 def mutated(rng: random.Random, old):
     """A schema that differs from `old` in a few places, each drawn anew."""
     new = schema_pb2.Schema()
     new.CopyFrom(old)
     for _ in range(rng.randint(1, 2)):
-        drawn = random_schema(rng)
-        feature = rng.choice(new.feature)
-        other = random_feature(rng, feature.name)
-        match rng.randrange(10):
-            case 0:
-                feature.presence.CopyFrom(other.presence)
-            case 1 | 2 | 3:
-                other.type = feature.type
-                random_domain(rng, other)
-                for field in ("int_domain", "float_domain", "string_domain", "bool_domain"):
-                    if other.HasField(field):
-                        getattr(feature, field).CopyFrom(getattr(other, field))
-                if other.HasField("domain"):
-                    feature.domain = other.domain
-            case 4:
-                del feature.not_in_environment[:]
-                feature.not_in_environment.extend(other.not_in_environment)
-            case 5:
-                feature.CopyFrom(other)
-            case 6:
-                del new.string_domain[:]
-                new.string_domain.extend(drawn.string_domain)
-            case 7:
-                feature.distribution_constraints.CopyFrom(other.distribution_constraints)
-            case 9:
-                if len(new.feature) > 1:
-                    new.feature.remove(feature)
-            case 8:
-                del new.feature[:]
-                new.feature.extend(drawn.feature if rng.random() < 0.3 else list(old.feature)[::-1])
+        feature, kind = rng.choice(new.feature), rng.random()
+        if kind < 0.1 and len(new.feature) > 1:
+            new.feature.remove(feature)
+        elif kind < 0.2:
+            del new.string_domain[:]
+            new.string_domain.extend(random_schema(rng).string_domain)
+        else:
+            part = random_feature(rng, feature.name)
+            changed_field = rng.choice(FIELDS)
+            for field in part.DESCRIPTOR.fields:
+                if field.name != changed_field:
+                    part.ClearField(field.name)
+            feature.ClearField(changed_field)
+            feature.MergeFrom(part)
     return new
 
 

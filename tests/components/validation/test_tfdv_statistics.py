@@ -1,9 +1,6 @@
-"""TFDV's statistics from streamed rows: TFDV's own numbers, and the truth, for any batches, shares and processes."""
+"""TFDV's statistics from streamed rows: TFDV's own numbers, and the truth, for any batches."""
 
 from __future__ import annotations
-
-import os
-import signal
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +9,8 @@ import pytest
 import tensorflow_data_validation as tfdv
 
 from components.contracts import criteo
-from components.contracts.manifests import RawDataset
-from components.runtime.errors import ContractError, TemporaryError
-from components.validation.rows import COLUMNS, check_columns, divide, parquet_files, read_part
+from components.runtime.errors import ContractError
+from components.validation.rows import COLUMNS, parquet_files
 from components.validation.tfdv_statistics import (
     by_feature,
     make_type_schema,
@@ -63,31 +59,6 @@ def test_statistics_equal_tfdv_on_the_same_dataframe(judged, by_tfdv, odd):
     assert str(found) == str(expected)  # as text, for NaN is not equal to itself
 
 
-@pytest.mark.parametrize("number", [1, 3, 40])
-def test_shares_hold_every_row_group_once_and_are_about_as_large_as_each_other(tmp_path, raw_table, number):
-    table = raw_table(1000)
-    for i, (begin, end) in enumerate([(0, 300), (300, 310), (310, 310), (310, 1000)]):
-        pq.write_table(table.slice(begin, end - begin), tmp_path / f"{i}.parquet", row_group_size=90)
-    shares = divide(parquet_files(tmp_path), number)
-    sizes = [sum(part.num_rows for part in share) for share in shares]
-    assert max(abs(size - 1000 / number) for size in sizes) <= 90
-    parts = [part for share in shares for part in share]
-    assert [part.first_row for part in parts] == [0, *np.cumsum([part.num_rows for part in parts])][:-1]
-    batches = [batch for part in parts for batch in read_part(part, list(COLUMNS))]
-    assert pa.Table.from_batches(batches).equals(table.select(COLUMNS))
-
-
-def test_missing_and_retyped_columns_are_named_with_their_file(write_rows, raw_table):
-    table = raw_table(50)
-    retyped = table.set_column(table.schema.get_field_index("C2"), "C2", table["C2"].cast(pa.string()))
-    manifest = write_rows(table, retyped.drop(["I3"]))
-    faults = check_columns(RawDataset.read(manifest), parquet_files(manifest.parent / "train")).faulty
-    assert [fault.description for fault in faults] == [
-        "column I3 is missing in part-1.parquet, expected float",
-        "column C2 is string in part-1.parquet, expected int64",
-    ]
-
-
 def test_statistics_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(ContractError, match="absent.pb cannot be read"):
         read_statistics(tmp_path / "absent.pb")
@@ -96,7 +67,7 @@ def test_statistics_that_cannot_be_read_are_refused(tmp_path):
         read_statistics(tmp_path / "wrong.pb")
 
 
-# -- processes
+# -- streams
 
 
 @pytest.fixture
@@ -115,9 +86,8 @@ def frame(files):
     return pq.read_table(files[0].parent).to_pandas()
 
 
-@pytest.mark.parametrize("processes", [1, 3])
-def test_counts_and_moments_are_the_truth_whatever_the_number_of_processes(files, frame, processes):
-    found = summarize_files(files, COLUMNS, processes=processes)
+def test_counts_and_moments_are_the_truth_in_any_batches(files, frame):
+    found = summarize_files(files, COLUMNS)
     assert num_rows(found) == 9000
     features = by_feature(found)
     assert list(features) == list(COLUMNS)
@@ -154,44 +124,23 @@ class RowLabels:
             assert first_row + i not in self.labels
             self.labels[first_row + i] = value
 
-    def merge(self, other):
-        assert not set(self.labels) & set(other.labels)
-        self.labels |= other.labels
 
-
-@pytest.mark.parametrize("processes", [1, 3])
-def test_a_counter_is_given_every_row_once_with_its_number(files, frame, processes):
+def test_a_counter_is_given_every_row_once_with_its_number(files, frame):
     counter = RowLabels()
-    summarize_files(files, COLUMNS, [counter], processes=processes)
+    summarize_files(files, COLUMNS, [counter])
     assert [counter.labels[i] for i in range(9000)] == frame["label"].tolist()
 
 
 def test_no_files_give_zero_rows():
-    assert num_rows(summarize_files([], COLUMNS, processes=3)) == 0
+    assert num_rows(summarize_files([], COLUMNS)) == 0
 
 
-class KilledAtTheLastShare(RowLabels):
-    """Has its process killed by the kernel's signal for want of memory, at the last share."""
-
-    def add(self, batch, first_row):
-        if first_row > 6000:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_process_that_is_killed_is_a_temporary_error(files):
-    with pytest.raises(TemporaryError, match="processes was killed"):
-        summarize_files(files, COLUMNS, [KilledAtTheLastShare()], processes=2)
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_file_damaged_within_is_refused_by_name(files, processes):
+def test_a_file_damaged_within_is_refused_by_name(files):
     content = bytearray(files[1].read_bytes())
     content[4:4000] = bytes(3996)
     files[1].write_bytes(content)
     with pytest.raises(ContractError, match="part-1.parquet cannot be read as Parquet"):
-        summarize_files(files, COLUMNS, processes=processes)
+        summarize_files(files, COLUMNS)
 
 
 class HeldBytes(RowLabels):
@@ -203,15 +152,9 @@ class HeldBytes(RowLabels):
     def add(self, batch, first_row):
         self.bytes.append(pa.total_allocated_bytes())
 
-    def merge(self, other):
-        self.bytes += other.bytes
 
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_memory_does_not_grow_with_the_rows(files, processes):
+def test_memory_does_not_grow_with_the_rows(files):
     counter = HeldBytes()
-    summarize_files([*files] * 12, COLUMNS, [counter], processes=processes)
-    size = len(counter.bytes) // processes
-    for begin in range(0, size * processes, size):
-        held = counter.bytes[begin : begin + size]
-        assert max(held[size // 2 :]) < 1.5 * max(held[: size // 4])
+    summarize_files([*files] * 12, COLUMNS, [counter])
+    size = len(counter.bytes)
+    assert max(counter.bytes[size // 2 :]) < 1.5 * max(counter.bytes[: size // 4])

@@ -176,11 +176,3 @@ def test_a_damaged_file_is_refused_with_what_is_wrong(judged, window_of, tmp_pat
     break_it(path)
     with pytest.raises(ContractError, match=words):
         read_windows(path)
-
-
-def test_other_edges_are_refused(judged, window_of, tmp_path, monkeypatch):
-    path = tmp_path / "windows.npz"
-    KeptWindows((window_of(judged(100)),)).write(path)
-    monkeypatch.setattr(windows, "DENSE_EDGES", DENSE_EDGES + 1)
-    with pytest.raises(ContractError, match="other edges"):
-        read_windows(path)
