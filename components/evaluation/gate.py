@@ -172,24 +172,32 @@ def _too_few(labels: np.ndarray, min_class_rows: int) -> _Check | None:  # type:
 
 def _above_floor(estimate: AucEstimate, min_auc: float, num_rows: int) -> _Check:
     words = f"auc {estimate.auc:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
-    if estimate.low >= min_auc:
-        return _Check(PASS, f"{words} is at least the floor {min_auc:g}")
-    if estimate.high < min_auc:
-        return _Check(FAIL, f"{words} is below the floor {min_auc:g}")
-    distance = estimate.auc - min_auc
-    rows = rows_to_decide(num_rows, estimate.standard_error, distance) if distance > 0 else None
-    return _Check(INCONCLUSIVE, f"{words} may lie on either side of the floor {min_auc:g}", rows)
+    reasons = {
+        PASS: f"{words} is at least the floor {min_auc:g}",
+        FAIL: f"{words} is below the floor {min_auc:g}",
+        INCONCLUSIVE: f"{words} may lie on either side of the floor {min_auc:g}",
+    }
+    return _check_interval(estimate, min_auc, num_rows, reasons=reasons)
 
 
 def _not_worse(difference: AucDifference, max_auc_loss: float, num_rows: int) -> _Check:
     words = f"auc differs from the champion's by {difference.auc:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
-    if difference.low >= -max_auc_loss:
-        return _Check(PASS, f"{words}, a loss of at most {max_auc_loss:g}")
-    if difference.high < -max_auc_loss:
-        return _Check(FAIL, f"{words}, a loss of more than {max_auc_loss:g}")
-    distance = difference.auc + max_auc_loss
-    rows = rows_to_decide(num_rows, difference.standard_error, distance) if distance > 0 else None
-    return _Check(INCONCLUSIVE, f"{words}, which may be a loss of more than {max_auc_loss:g}", rows)
+    reasons = {
+        PASS: f"{words}, a loss of at most {max_auc_loss:g}",
+        FAIL: f"{words}, a loss of more than {max_auc_loss:g}",
+        INCONCLUSIVE: f"{words}, which may be a loss of more than {max_auc_loss:g}",
+    }
+    return _check_interval(difference, -max_auc_loss, num_rows, reasons=reasons)
+
+
+def _check_interval(
+    found: AucEstimate | AucDifference, threshold: float, num_rows: int, *, reasons: dict[str, str]
+) -> _Check:
+    decision = PASS if found.low >= threshold else FAIL if found.high < threshold else INCONCLUSIVE
+    distance, rows = found.auc - threshold, None
+    if decision == INCONCLUSIVE and distance > 0:
+        rows = rows_to_decide(num_rows, found.standard_error, distance)
+    return _Check(decision, reasons[decision], rows)
 
 
 def _remembers(old: OldRows, max_auc_loss: float, min_class_rows: int) -> _Check:

@@ -27,9 +27,6 @@ _SIDE = 300
 """Side of a drawing, in pixels."""
 _COLOURS = {"candidate": "var(--now)", "champion": "var(--mark)"}
 
-Lines = dict[str, list[tuple[float, float]]]
-"""Points of the candidate's line and, if there is one, the champion's."""
-
 
 def render_report(evaluation: Evaluation) -> str:
     """The page."""
@@ -42,7 +39,7 @@ def render_report(evaluation: Evaluation) -> str:
         sections={
             "All held-out rows": _quality_table(verdict, verdict.candidate, verdict.champion, verdict.difference),
             "Old rows": _old_rows(verdict),
-            "Curves": _curves(evaluation.scored),
+            "Calibration": _calibration(evaluation.scored),
             "Slices": "<p>For people; the gate judges all rows together. Intervals are 95 %, one by one.</p>"
             + _slices_table(evaluation.slices),
             "How it was judged": _settings_table(evaluation.settings, verdict),
@@ -170,29 +167,21 @@ def _settings_table(settings: GateSettings, verdict: Verdict) -> str:
 # -- drawings
 
 
-def _curves(scored: ScoredHoldout) -> str:
+def _calibration(scored: ScoredHoldout) -> str:
     models = {"candidate": scored.candidate}
     if scored.champion is not None:
         models["champion"] = scored.champion
-    roc = {name: roc_curve(scored.labels, scores) for name, scores in models.items()}
     bins = {name: calibration_bins(scored.labels, scores) for name, scores in models.items()}
-    ranked: Lines = {
-        name: [(p.false_positive_rate, p.true_positive_rate) for p in points] for name, points in roc.items()
-    }
-    calibrated: Lines = {name: [(b.mean_score, b.click_rate) for b in cut] for name, cut in bins.items()}
+    lines = {name: [(each.mean_score, each.click_rate) for each in cut] for name, cut in bins.items()}
     colours = " ".join(f'<span style="color:{_COLOURS[name]}">■</span> {name}' for name in models)
-    return (
-        _drawing(ranked, "ROC: share of clicks found against share of non-clicks shown", dots=False)
-        + _drawing(calibrated, "Calibration: click rate against mean score, ten equal shares of the rows", dots=True)
-        + f"<p>{colours}</p>"
-    )
+    return _drawing(lines, "click rate against mean score, ten equal shares of the rows") + f"<p>{colours}</p>"
 
 
-def _drawing(lines: Lines, caption: str, *, dots: bool) -> str:
-    """Lines over a square from 0, with its diagonal and the ends of both axes named."""
+def _drawing(lines: dict[str, list[tuple[float, float]]], caption: str) -> str:
+    """The candidate's line and the champion's over a square from 0, with its diagonal; both axes' ends are named."""
     limit = max((value for line in lines.values() for point in line for value in point), default=0.0)
     if not limit:
-        return f"<p>{caption}: no curve, the held-out rows are of one class.</p>"
+        return "<p>No rows were held out.</p>"
     shapes = [
         f'<rect width="{_SIDE}" height="{_SIDE}" fill="none" stroke="#bbb"/>',
         f'<line x1="0" y1="{_SIDE}" x2="{_SIDE}" y2="0" stroke="#bbb"/>',
@@ -204,8 +193,7 @@ def _drawing(lines: Lines, caption: str, *, dots: bool) -> str:
         points = [(x / limit * _SIDE, _SIDE - y / limit * _SIDE) for x, y in lines[name]]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         shapes.append(f'<polyline points="{path}" fill="none" stroke="{_COLOURS[name]}" stroke-width="2"/>')
-        if dots:
-            shapes += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_COLOURS[name]}"/>' for x, y in points]
+        shapes += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_COLOURS[name]}"/>' for x, y in points]
     size = f'width="{_SIDE + 20}" height="{_SIDE + 30}" viewBox="-10 -5 {_SIDE + 20} {_SIDE + 30}"'
     label = f'role="img" aria-label="{escape(caption)}"'
     return f"<figure><svg {label} {size}>{''.join(shapes)}</svg><figcaption>{escape(caption)}</figcaption></figure>"

@@ -146,9 +146,6 @@ def score_holdout(
         slot_sizes: Number of ids per categorical column.
         new_ids: Per column, the ids that got their category in this round.
         slice_column: Categorical column whose raw values are kept, from 0.
-
-    Raises:
-        ContractError: the rows of the two folders are not the same, or not those of the manifests.
     """
     raw, encoded = local_path(raw_uri), local_path(encoded_uri)
     logger.info("scoring %d held-out rows", check_counts(raw, encoded, *counts))

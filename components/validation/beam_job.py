@@ -98,10 +98,6 @@ def summarize_on_beam(
         options: From `parse_options`.
         scratch: A folder for what passes between the runner's machines and this one, if `temp_location` is not an
             address; both must see it, and the files.
-
-    Raises:
-        ContractError: a file cannot be read.
-        TemporaryError: the job failed or could not be started.
     """
     parts = row_groups(files)
     if not parts:

@@ -33,11 +33,7 @@ class Champion:
 
 
 def read_champion(folder: Path) -> Champion:
-    """The champion whose model lies in `folder`.
-
-    Raises:
-        ContractError: a file is absent or damaged.
-    """
+    """The champion whose model lies in `folder`."""
     return Champion(
         folder=folder,
         statistics=read_statistics(folder / Model.STATISTICS),

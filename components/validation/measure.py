@@ -57,10 +57,6 @@ def measure(round_: ValidationRound, folder: Path) -> Measured:
     Args:
         round_: The run's inputs.
         folder: The step's folder while it is made.
-
-    Raises:
-        ContractError: a file cannot be read.
-        TemporaryError, PermanentError: the bucket of the served rows cannot be read.
     """
     files = parquet_files(local_path(round_.raw.train_uri))
     columns = check_columns(round_.raw, files, round_.schema)

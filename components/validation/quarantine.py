@@ -70,9 +70,6 @@ def screen_rows(round_: ValidationRound, files: Sequence[Path], folder: Path) ->
         round_: The run's inputs.
         files: Its training rows, in order; all of them have all columns.
         folder: The step's folder while it is made; rows go into `train` and `quarantine` below it.
-
-    Raises:
-        ContractError: a file, or what is stored, cannot be read; or a file lacks a column that a rule needs.
     """
     store, run, rules = round_.store, round_.run, round_.rules
     row_rules, idle = make_row_rules(rules, round_.schema, excluded=round_.excluded)

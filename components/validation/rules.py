@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from components.runtime.errors import ContractError
-from components.storage.locations import read_object
 from components.storage.uris import is_bucket_uri, local_path
 
 _LEAST_ONE = ("click_rate_factor", "range_factor")
@@ -241,6 +240,8 @@ def _parse_rules(text: str) -> dict[str, Any]:
     if not text:
         return {}
     if not text.startswith("{"):
+        from components.storage.locations import read_object
+
         source = f"rules {text if is_bucket_uri(text) else local_path(text)}"
         try:
             text = (read_object(text) if is_bucket_uri(text) else local_path(text).read_bytes()).decode()

@@ -81,12 +81,7 @@ def _set_bounds(feature: Any, numbers: Any, factor: float) -> None:
 def possible_shares(share: float, rows: int) -> tuple[float, float]:
     """The lowest and the highest true share that `share` of `rows` agrees with: Wilson's interval at 4 standard errors.
 
-    `rows / ALIKE_ROWS` count as independent: rows of one request have the same user
-    and context, so a column of the context is missing in all of them or in none.
-
-    Args:
-        share: In [0, 1].
-        rows: At least 1.
+    `rows / ALIKE_ROWS` count as independent: a column of the context is missing in all rows of a request or in none.
 
     >>> low, high = possible_shares(0.5, 64_000)
     >>> round(low, 3), round(high, 3)

@@ -20,7 +20,7 @@ from components.contracts.workflow import FIRST_ID, FeatureWorkflow
 from components.models.configs import DcnConfig
 from components.models.files import TABLE, new_model
 from components.runtime.durable import sha256_file, sha256_tree
-from tests.support.releases import make_live, release
+from tests.support.releases import keep_model, make_live, release
 from tests.support.validation_models import make_dataset
 
 CONFIG = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(2,))
@@ -271,6 +271,14 @@ def make_round(raw_table, tmp_path):
 
         model_folder = root / "store" / "models" / "candidate"
         write_candidate(model_folder / Model.WEIGHTS, planted.noisy(noise, 5), workflow.slot_sizes)
+        keep_model(
+            root / "store",
+            "candidate",
+            config=CONFIG.as_document(),
+            slot_sizes=workflow.slot_sizes,
+            raw_digest="digest",
+            sha256={"weights": sha256_tree(model_folder / Model.WEIGHTS)},
+        )
         made = Round(
             root=root,
             workflow=workflow,
@@ -291,22 +299,7 @@ def make_round(raw_table, tmp_path):
                 last_event_time="",
                 parent_model_uri=(root / "parent").as_uri(),
             ),
-            model=Model(
-                model_id="candidate",
-                uri=model_folder.as_uri(),
-                backend="pytorch",
-                config=CONFIG.as_document(),
-                slot_sizes=workflow.slot_sizes,
-                parent_model_id=None,
-                seed=0,
-                num_train_rows=1,
-                optimizer_step=1,
-                early_stopping={},
-                last_event_time="",
-                raw_digest="digest",
-                sha256={"weights": sha256_tree(model_folder / Model.WEIGHTS)},
-                created_at="",
-            ),
+            model=Model.read(model_folder / Model.MANIFEST),
         )
         made.write()
         return made

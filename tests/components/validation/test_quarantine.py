@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.manifests import Model, RawDataset
+from components.contracts.manifests import RawDataset
 from components.storage.uris import local_path
 from components.validation.__main__ import metric_values
 from components.validation.inputs import ValidationRound
@@ -21,6 +21,7 @@ from components.validation.quarantine_command import main as quarantine
 from components.validation.rules import ValidationSettings, read_rules
 from components.validation.schema_command import main as schema_command
 from components.validation.schema_versions import format_schema, read_schema
+from tests.support.releases import keep_model
 from tests.support.validation_models import make_dataset, release_validated
 
 START = 1_760_000_000.0
@@ -72,23 +73,8 @@ class QuarantineWorld:
 
     def release(self, report, valid, name):
         """A model that learned the dataset `valid` becomes the champion; it continues the one before."""
-        folder = release_validated(self.store, name, report, raw_digest=valid.digest)
-        Model(
-            model_id=name,
-            uri=folder.as_uri(),
-            backend="pytorch",
-            config={},
-            slot_sizes=[],
-            parent_model_id=self.live,
-            seed=0,
-            num_train_rows=valid.num_train_rows,
-            optimizer_step=1,
-            early_stopping={},
-            last_event_time=valid.last_event_time,
-            raw_digest=valid.digest,
-            sha256={},
-            created_at="2026-01-01T00:00:00Z",
-        ).write(folder / Model.MANIFEST)
+        release_validated(self.store, name, report, raw_digest=valid.digest)
+        keep_model(self.store, name, parent_model_id=self.live, raw_digest=valid.digest)
         self.live = name
 
     def replay(self, run, *flags):
