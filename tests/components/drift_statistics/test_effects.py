@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -76,11 +74,3 @@ def test_a_detectable_shift_of_a_mean_is_found_as_often_as_promised():
         stats.ttest_ind(random.normal(shift, 1, n), random.normal(0, 1, m)).pvalue <= level for _ in range(1000)
     )
     assert found / 1000 == pytest.approx(effects.POWER, abs=0.05)
-
-
-def test_the_divergence_of_a_shift_is_that_of_two_normal_distributions():
-    at = np.linspace(-8, 8, 4001)
-    for shift in (0.05, 0.1, 0.2):
-        truth = jensenshannon(stats.norm.pdf(at), stats.norm.pdf(at - shift), base=2) ** 2
-        assert effects.divergence_of_shift(shift) == pytest.approx(truth, rel=0.02)
-    assert effects.divergence_of_shift(math.inf) == 1.0

@@ -160,15 +160,6 @@ def test_empty_holdout_is_inconclusive(make_round):
     assert "0 clicks, expected at least 10" in verdict_of(made).reason
 
 
-def test_retried_task_replaces_what_the_first_try_left(make_round):
-    made = make_round(500)
-    left = made.root / "work" / made.run / "evaluation" / "left.bin"
-    left.parent.mkdir(parents=True)
-    left.write_text("of the first try")
-    assert main(made.flags()) == 0
-    assert [p.name for p in left.parent.iterdir()] == ["scores.npz"]
-
-
 def drop_last_encoded_rows(made):
     import pyarrow.parquet as pq
 

@@ -8,7 +8,6 @@ from typing import ClassVar
 import pyarrow.parquet as pq
 import pytest
 from apache_beam.io.filesystem import FileMetadata, FileSystem
-from apache_beam.options.pipeline_options import GoogleCloudOptions, StandardOptions, WorkerOptions
 
 from components.contracts import criteo
 from components.runtime.errors import ContractError, TemporaryError
@@ -150,15 +149,6 @@ def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwar
     assert len([name for name in bucket.created if name.rsplit("/", 1)[1].isdigit()]) == len(files)
     assert set(bucket.objects) == {"flat://bucket/tmp/of another job"}
     assert [path.read_bytes() for path in files] == contents
-
-
-def test_dataflows_options_arrive_where_beam_looks_for_them():
-    options = parse_options(f"{DATAFLOW} {IMAGE} --max_num_workers=20 --worker_machine_type n2-standard-4")
-    google, worker = options.view_as(GoogleCloudOptions), options.view_as(WorkerOptions)
-    assert options.view_as(StandardOptions).runner == "DataflowRunner"
-    assert (google.project, google.region, google.temp_location) == ("a-project", "europe-west1", "gs://bucket/tmp")
-    assert (worker.max_num_workers, worker.machine_type) == (20, "n2-standard-4")
-    assert worker.sdk_container_image == "registry/validation-beam:1"
 
 
 @pytest.mark.parametrize(
