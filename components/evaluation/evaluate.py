@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -87,19 +88,9 @@ def evaluate(
         new_ids=_new_ids(training_set),
         slice_column=column,
     )
-    holdout = (raw.holdout_uri, training_set.holdout_uri)
-    scored = score(*holdout, counts=(raw.num_holdout_rows, training_set.num_holdout_rows))
-    old = None
-    if raw.replay_holdout_uri and training_set.replay_holdout_uri:
-        counts = (raw.num_replay_holdout_rows, training_set.num_replay_holdout_rows)
-        old = score(raw.replay_holdout_uri, training_set.replay_holdout_uri, counts=counts)
-    judgement = judge(
-        scored.labels,
-        scored.candidate,
-        scored.champion,
-        old=OldRows(old.labels, old.candidate, old.champion) if old else None,
-        settings=settings,
-    )
+    scored, old = _score_both(raw, training_set, score)
+    old_rows = OldRows(old.labels, old.candidate, old.champion) if old else None
+    judgement = judge(scored.labels, scored.candidate, scored.champion, old=old_rows, settings=settings)
     logger.info("gate: %s", judgement.reason)
     quality = _measure_quality(scored, judgement.estimates)
     verdict = Verdict(
@@ -120,6 +111,18 @@ def evaluate(
     )
     slices = measure_slices(scored, column=column, is_first_round=training_set.parent_model_uri is None)
     return Evaluation(verdict=verdict, scored=scored, slices=slices, settings=settings)
+
+
+def _score_both(
+    raw: RawDataset, training_set: TrainingSet, score: Callable[..., ScoredHoldout]
+) -> tuple[ScoredHoldout, ScoredHoldout | None]:
+    """The held-out rows of the window, and those of earlier days if the run holds any."""
+    counts = (raw.num_holdout_rows, training_set.num_holdout_rows)
+    scored = score(raw.holdout_uri, training_set.holdout_uri, counts=counts)
+    if not raw.replay_holdout_uri or not training_set.replay_holdout_uri:
+        return scored, None
+    counts = (raw.num_replay_holdout_rows, training_set.num_replay_holdout_rows)
+    return scored, score(raw.replay_holdout_uri, training_set.replay_holdout_uri, counts=counts)
 
 
 def _live_sizes(training_set: TrainingSet) -> list[int]:

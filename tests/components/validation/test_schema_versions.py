@@ -100,7 +100,9 @@ def mutated(rng: random.Random, old):
             new.string_domain.extend(random_schema(rng).string_domain)
         else:
             part = random_feature(rng, feature.name)
-            changed_field = rng.choice(FIELDS)
+            part.type = feature.type if rng.random() < 0.9 else part.type
+            set_fields = {field.name for field, _ in [*part.ListFields(), *feature.ListFields()]}
+            changed_field = rng.choice([name for name in FIELDS if name in set_fields])
             for field in part.DESCRIPTOR.fields:
                 if field.name != changed_field:
                     part.ClearField(field.name)
