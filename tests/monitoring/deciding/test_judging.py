@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from components.runtime.errors import ContractError
 from monitoring.deciding.judging import Judge, JudgeSettings
 from monitoring.deciding.policies import POLICIES, PolicySettings, make_policies
 from monitoring.deciding.policy import Baseline, FeatureDrift
+from monitoring.measures.window import MAX_VERSIONS
 from monitoring.rows import MaturedRequest
 from tests.support.monitors import START
 
@@ -197,6 +199,18 @@ def test_a_baseline_is_read_once_per_version_and_remembered_over_a_restart():
     judge = Judge(JUDGE, policies, baseline=ask, memory=json.loads(json.dumps(judge.memory())))
     fed(judge, requests(9.0)).decide_up_to(START + 12.0)
     assert asked == [1]
+
+
+def test_a_version_that_returns_finds_its_window_and_its_baseline_while_few_others_served():
+    read = []
+    smallest = JudgeSettings(window_rows=1, attribution_window_seconds=0.0)
+    judge = Judge(replace(smallest, window_rows=60), make_policies(PolicySettings()), baseline=read.append)
+    versions = range(1, MAX_VERSIONS + 1)
+    for number, version in enumerate([*versions, 1]):
+        fed(judge, requests(20.0 * number, version=version))
+    points = judge.decide_up_to(START + 20.0 * len(versions) + 10.0)
+    assert read == [*versions], "once each"
+    assert (points[-1].version, points[-1].kpis.rows) == (1, 8)
 
 
 def test_policies_that_are_unknown_or_named_twice_are_refused():
