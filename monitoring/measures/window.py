@@ -20,7 +20,6 @@ MAX_LISTS = 10_000
 """Newest ranked lists of a version that are kept."""
 RANKING_K = 10
 """Places of a ranked list that count in its hit rate@k and NDCG@k."""
-_FIRST_ROWS = 1024
 
 
 class RowWindow:
@@ -34,10 +33,10 @@ class RowWindow:
     """
 
     def __init__(self, capacity: int) -> None:
-        """Empty; grows as rows come."""
+        """Empty."""
         self._capacity = capacity
         # The live rows are one slice, moved to the front when the room behind is used up: once per as many rows.
-        self._labels, self._scores = np.zeros(0, np.uint8), np.zeros(0, np.float32)
+        self._labels, self._scores = np.zeros(2 * capacity, np.uint8), np.zeros(2 * capacity, np.float32)
         self._end = 0
 
     def __len__(self) -> int:
@@ -58,20 +57,12 @@ class RowWindow:
         """Takes in rows, oldest first, and lets as many of the oldest go."""
         labels, scores = labels[-self._capacity :], scores[-self._capacity :]
         if self._end + len(labels) > len(self._labels):
-            self._make_room(len(labels))
+            kept = len(self)
+            self._labels[:kept], self._scores[:kept] = self.labels, self.scores
+            self._end = kept
         new = slice(self._end, self._end + len(labels))
-        self._labels[new] = labels
-        self._scores[new] = scores
+        self._labels[new], self._scores[new] = labels, scores
         self._end = new.stop
-
-    def _make_room(self, count: int) -> None:
-        """Moves the rows still needed to the front of twice their room."""
-        kept = len(self)
-        room = max(min(2 * self._capacity, max(2 * (kept + count), _FIRST_ROWS)), kept + count)
-        moved_labels, moved_scores = np.zeros(room, np.uint8), np.zeros(room, np.float32)
-        moved_labels[:kept], moved_scores[:kept] = self.labels, self.scores
-        self._labels, self._scores = moved_labels, moved_scores
-        self._end = kept
 
 
 class RankedList(NamedTuple):
