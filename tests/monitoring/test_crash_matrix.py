@@ -293,17 +293,3 @@ def test_killed_at_each_boundary_the_chain_loses_and_doubles_nothing(make_chain)
 def test_killed_at_random_moments_while_all_work_at_once_the_chain_loses_and_doubles_nothing(make_chain):
     chain = run_chain(make_chain(2, together=True), num_turns=4, kills=("moment", "boundary"))
     assert chain.killed_at.total() >= 8
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_a_few_thousand_kills_at_boundaries_and_at_random_moments_lose_and_double_nothing(make_chain):
-    """1,500 SIGKILLs for each kind of lake; a third of the chains have all processes at work at once."""
-    killed_at: Counter[str] = Counter()
-    seed = 100
-    while killed_at.total() < 1500:
-        chain = make_chain(seed, together=seed % 3 == 2)
-        killed_at += run_chain(chain, num_turns=10, kills=("boundary", "each boundary", "moment")).killed_at
-        seed += 1
-        moments = sum(number for name, number in killed_at.items() if name.endswith("a moment"))
-        print(f"{seed - 100} chains: {killed_at.total()} kills, {moments} at random moments, {len(killed_at)} places")

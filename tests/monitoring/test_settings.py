@@ -21,69 +21,6 @@ def read(argv, environment=None, settings=MonitorSettings):
     return read_settings(settings, parser, argv, environment or {}, prefix=ENVIRONMENT_PREFIX)
 
 
-def test_defaults_are_frozen():
-    settings = settings_of(MonitorSettings)
-    defaults = {name: each.default for name, each in settings.items() if each.default is not dataclasses.MISSING}
-    assert defaults == {
-        "policies": "threshold",
-        "decide_seconds": 10.0,
-        "drift_grace_seconds": 60.0,
-        "auc_threshold": 0.74,
-        "min_clicks": 200,
-        "require_confidence": True,
-        "consecutive_breaches": 3,
-        "min_rows_since_breach": 0,
-        "max_relative_drop": 0.05,
-        "sequential_alpha": 0.01,
-        "sequential_tolerance": 0.02,
-        "drift_buckets": 3,
-        "drift_columns": 1,
-        "drift_bucket_seconds": 3600.0,
-        "drift_min_rows": 2000,
-        "drift_false_discovery_rate": 0.01,
-        "drift_min_divergence": 0.003,
-        "drift_min_share_change": 0.02,
-        "drift_min_outlier_rise": 0.005,
-        "volume_factor": 5.0,
-        "volume_spans": 360,
-        "max_serving_seconds": 604_800.0,
-        "cooldown_seconds": 3600.0,
-        "failure_backoff_seconds": 900.0,
-        "daily_budget": 4,
-        "full_every_releases": 0,
-        "full_every_seconds": 0.0,
-        "full_after_refusals": 0,
-        "full_drift_share": 0.0,
-        "actions": "",
-        "webhook_file": "",
-        "remind_seconds": 21_600.0,
-        "status_url": "",
-        "http_host": "127.0.0.1",
-        "http_port": 9464,
-        "log_format": "text",
-        "window_rows": 20_000,
-        "attribution_window_seconds": 1800.0,
-        "conversion_window_seconds": 0.0,
-        "archive_roll_rows": 50_000,
-        "archive_roll_seconds": 300.0,
-        "tick_seconds": 1.0,
-        "pull_messages": 500,
-        "keep_ids_seconds": 604_800.0,
-        "trigger": "none",
-        "run_command": "",
-        "upload_wait_seconds": 600.0,
-        "kubeflow_host": "",
-        "kubeflow_namespace": "",
-        "kubeflow_experiment": "evergreen-retraining",
-        "kubeflow_service_account": "",
-        "pipeline_package": "",
-        "pipeline_name": "",
-        "pipeline_version_id": "",
-        "pipeline_arguments": "{}",
-    }
-    assert list(settings_of(UploaderSettings)) == ["archive", "lake", "interval_seconds", "once", "log_format"]
-
-
 def test_flags_come_before_variables_and_variables_before_defaults():
     variables = {"EVERGREEN_MONITOR_WINDOW_ROWS": "500", "EVERGREEN_MONITOR_REQUIRE_CONFIDENCE": "false"}
     settings = read([*REQUIRED, "--window-rows", "700"], {**variables, "EVERGREEN_MONITOR_AUC_THRESHOLD": "0.6"})

@@ -17,7 +17,6 @@ import time
 
 import google_crc32c
 import pytest
-import requests
 
 from components.runtime.errors import ContractError, TemporaryError
 from components.storage import folder as folder_storage
@@ -127,37 +126,6 @@ def test_a_crash_at_any_point_is_finished_by_the_next_pass(archive, open_lake, p
         Uploader(archive, open_lake(), checkpoint=crash_at(point)).run_once()
     Uploader(archive, open_lake()).run_once()
     expect_moved(archive, open_lake())
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_crash_before_or_after_any_request_is_finished_by_the_next_pass(archive, bucket, monkeypatch, after):
-    request, calls = requests.Session.request, []
-    monkeypatch.setattr(requests.Session, "request", lambda *a, **k: (calls.append(0), request(*a, **k))[1])
-    Uploader(archive, open_bucket()).run_once()
-    num_calls = len(calls)
-    assert num_calls >= 2 * len(CONTENT)
-    for n in range(num_calls):
-        for name, content in CONTENT.items():
-            (archive / name).write_bytes(content)
-            open_bucket().delete(name)
-            (archive / "uploaded" / f"{name.rpartition('/')[2]}.json").unlink()
-        left = [n]
-
-        def killed(*args, left=left, **more):
-            left[0] -= 1
-            if left[0] == -1 and not after:
-                raise Killed
-            answer = request(*args, **more)
-            if left[0] == -1:
-                raise Killed
-            return answer
-
-        with monkeypatch.context() as patch:
-            patch.setattr(requests.Session, "request", killed)
-            with pytest.raises(Killed):
-                Uploader(archive, open_bucket()).run_once()
-        Uploader(archive, open_bucket()).run_once()
-        expect_moved(archive, open_bucket())
 
 
 def test_a_power_cut_at_any_moment_loses_neither_rows_nor_the_proof_of_an_upload(tmp_path, monkeypatch):

@@ -135,12 +135,6 @@ def test_poison_becomes_a_dead_letter_with_reason_and_bytes_and_is_delivered_no_
         assert subscriber.backlog() == 0
 
 
-def test_what_was_dead_lettered_is_seen_by_the_next_reader_too(bench, publisher, subscriber):
-    publisher.publish([("bad", b"garbage")])
-    subscriber.dead_letter(pull(subscriber, count=1)[0].token, "no log record")
-    assert [(s.message_id, s.payload) for s in bench.subscriber().list_dead_letters()] == [("bad", b"garbage")]
-
-
 def test_replay_delivers_dead_letters_again_with_their_bytes(bench, publisher, subscriber):
     publisher.publish([("a", b"\x00"), ("b", b"")])
     for delivery in pull(subscriber, count=2):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.logs.locations import open_publisher, open_subscriber
+from components.logs.locations import open_subscriber
 from components.logs.sqlite import SqliteLog
 from components.runtime.errors import ContractError
 from tests.support.log_benches import open_log
@@ -18,15 +18,6 @@ def test_a_log_url_opens_the_file_it_names(tmp_path):
     for now[0] in (1000.0, 1006.9, 1007.0):
         pulled.append([delivery.message_id for delivery in log.pull(5)])
     assert pulled == [["m"], [], ["m"]]
-
-
-def test_both_ends_that_a_url_opens_are_of_one_log(tmp_path):
-    url = f"sqlite:///{tmp_path}/log.db"
-    open_publisher(url).publish([("a", b"1")])
-    both = open_log(url)
-    both.publisher.publish([("b", b"2")])
-    assert [delivery.message_id for delivery in both.subscriber.pull(5)] == ["a", "b"]
-    both.close()
 
 
 def test_log_url_may_hold_spaces_and_be_relative(tmp_path, monkeypatch):

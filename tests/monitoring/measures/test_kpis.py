@@ -20,13 +20,6 @@ def rows(random, n, rate=0.2):
     return labels, np.round(random.beta(2, 8, n) + 0.1 * labels, 2).astype(np.float32)
 
 
-def test_normalized_entropy_is_log_loss_over_that_of_the_click_rate():
-    labels, scores = rows(np.random.default_rng(0), 500)
-    kpis = measure(1, labels, scores)
-    background = log_loss(labels, np.full(500, labels.mean()))
-    assert kpis.normalized_entropy == pytest.approx(log_loss(labels, np.float64(scores)) / background)
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(15, 200), st.sampled_from([1, 4, 1000]))
 @settings(max_examples=60, deadline=None)
 def test_calibration_error_is_that_of_bins_of_equal_mass_written_out(seed, n, levels):

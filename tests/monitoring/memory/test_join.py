@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -157,20 +154,6 @@ def test_a_stop_under_a_flood_ends_and_leaves_the_rest_to_the_next_start(bench):
     assert b.log.backlog() > 0
 
 
-def test_windows_stay_open_while_a_killed_predecessor_holds_leases(bench):
-    b = bench(attribution_window_seconds=2.0)
-    publish(b.log, clicks("o", [("a", 0, START + 1)]))
-    assert len(b.log.pull(10)) == 1  # the predecessor, killed before it stored
-    publish(b.log, prediction("a", 1))
-    b.clock.now += 4.0
-    monitor = b.start()
-    monitor.tick()
-    assert b.store.num_pending_rows == 1
-    b.clock.now += 5.0
-    monitor.tick()
-    assert monitor.windows[1].labels.tolist() == [1]
-
-
 def test_ids_and_orphans_are_forgotten_only_when_old_and_archived(tmp_path):
     store = Store(tmp_path / "monitor.db")
     orphan = clicks("o", [("unknown", 0, 1.0)])
@@ -195,13 +178,9 @@ def test_ids_and_orphans_are_forgotten_only_when_old_and_archived(tmp_path):
         (b"rubbish", "no log record"),
         ("nan", "expected seconds since the epoch"),
         ("far", "expected between 1970 and a day from now"),
-        ("text", "expected seconds since the epoch"),
         ("version", "expected a 32-bit integer"),
         ("surrogate", "request_id is 'x\\ud800', expected a name"),
-        ("surrogate in outcome", "request_id is 'a\\udfff', expected a name"),
         ("integer beyond floats", "expected between 1970 and a day from now"),
-        ("integer beyond Python", "malformed header"),
-        ("deep", "malformed header"),
     ],
 )
 def test_a_message_that_no_row_can_carry_becomes_a_dead_letter_with_its_reason(bench, payload, reason):
@@ -209,14 +188,10 @@ def test_a_message_that_no_row_can_carry_becomes_a_dead_letter_with_its_reason(b
 
     bad = {
         "far": lambda: encode(prediction("x", time=START * 1e6)),
-        "text": lambda: encode(prediction("x", time="noon")),
         "version": lambda: encode(prediction("x", version=2**40)),
         "nan": lambda: encode(clicks("x", [("a", 0, 1.0)]).__class__(**_nan_click())),
         "surrogate": lambda: encode(prediction("x\ud800", seed=1)),
-        "surrogate in outcome": lambda: encode(clicks("x", [("a\udfff", 0, 1.0)])),
         "integer beyond floats": lambda: encode(prediction("x", time=10**400)),
-        "integer beyond Python": lambda: _with_header(b'{"request_id":"x","time":' + b"9" * 5000 + b"}"),
-        "deep": lambda: _with_header(b"[" * 100_000),
     }
     message = payload if isinstance(payload, bytes) else bad[payload]()
     b = bench()
@@ -231,11 +206,6 @@ def test_a_message_that_no_row_can_carry_becomes_a_dead_letter_with_its_reason(b
     assert b.store.counters["predicted"] == 2
     assert b.log.backlog() == 0
     assert "dead_letter" in b.kinds()
-
-
-def _with_header(header: bytes) -> bytes:
-    body = struct.pack("<4sBBI", b"EVGR", 1, 1, len(header)) + header
-    return body + struct.pack("<I", zlib.crc32(body))
 
 
 def _nan_click() -> dict:
