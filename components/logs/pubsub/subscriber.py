@@ -217,11 +217,6 @@ class PubsubSubscriber:
         """See `event_log.Subscriber`: Pub/Sub does not tell a subscriber, only Cloud Monitoring."""
         return
 
-    @property
-    def num_queued(self) -> int:
-        """Messages that arrived and wait here to be pulled."""
-        return len(self._queue)
-
     def close(self) -> None:
         """Ends the stream and gives back what is in hand, so that the next reader has it at once."""
         if self._closed:

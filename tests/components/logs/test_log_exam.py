@@ -158,7 +158,7 @@ def test_slow_reader_holds_no_more_than_its_bound_and_loses_nothing(bench, publi
     def all_came():
         nonlocal most
         pulled = subscriber.pull(7)
-        most = max(most, len(pulled) + getattr(subscriber, "num_queued", 0))
+        most = max(most, len(pulled) + len(getattr(subscriber, "_queue", ())))
         subscriber.acknowledge(d.token for d in pulled)
         got.extend(pulled)
         return len(got) >= 300
