@@ -16,7 +16,7 @@ from typing import Any
 
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
-from components.runtime.kubeflow import PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, PipelineVersion
+from components.runtime.kubeflow import EXPERIMENT, PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, PipelineVersion
 from pipelines.local.environments import REPOSITORY, python_of
 
 ROOMS = {
@@ -60,8 +60,6 @@ ENVIRONMENT_OF_ROOM = {"schema": "validation"}
 """Rooms that need packages of another environment than this one's."""
 
 
-WAIT_SECONDS = 24 * 3600.0
-"""Longest wait of `submit --wait`."""
 _NO_PLACEMENT = ("command", "output", "placement")
 
 
@@ -136,6 +134,7 @@ def _add_submit(commands: Any) -> None:
     parser.add_argument("--host", required=True, help="address of the KFP API")
     parser.add_argument("--namespace", default="", help="of a multi-user installation; none on a single-user one")
     parser.add_argument("--token-file", default="", help="token to show the server, read anew at each request")
+    parser.add_argument("--experiment", default=EXPERIMENT, help="created if absent (default: %(default)s)")
     parser.add_argument(
         "--service-account",
         default=SERVICE_ACCOUNT,
@@ -157,6 +156,7 @@ def _add_submit(commands: Any) -> None:
     instead.add_argument(
         "--wait", action="store_true", help="wait until the run ends; 0 = succeeded, 3 = anything else"
     )
+    parser.add_argument("--wait-hours", type=float, default=24.0, help="longest wait (default: %(default)s)")
     _add_parameters(parser)
 
 
@@ -273,6 +273,7 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     run = submit.RunRequest(
         source=source,
         parameters=parameters,
+        experiment=arguments.experiment,
         service_account=arguments.service_account,
     )
     if isinstance(source, PipelineVersion) and arguments.no_run:
@@ -283,7 +284,7 @@ def _run_submit(arguments: argparse.Namespace) -> int:
         run_id = submit.start(server, run)
         print(run_id, flush=True)
         if arguments.wait:
-            submit.wait(server, run_id, seconds=WAIT_SECONDS)
+            submit.wait(server, run_id, seconds=arguments.wait_hours * 3600)
     return 0
 
 

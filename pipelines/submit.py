@@ -37,6 +37,8 @@ class RunRequest:
     """A compiled file, or what was uploaded."""
     parameters: Mapping[str, Any]
     """Pipeline parameters that differ from their defaults."""
+    experiment: str = EXPERIMENT
+    """Created if absent."""
     service_account: str = SERVICE_ACCOUNT
     """Empty = the server's own choice."""
 
@@ -70,7 +72,7 @@ def upload(server: KubeflowServer, package: Path, version: str, *, pipeline: str
 def start(server: KubeflowServer, run: RunRequest) -> str:
     """Starts one run, named by the time, and returns its id."""
     return server.start_run(
-        server.experiment_id(EXPERIMENT),
+        server.experiment_id(run.experiment),
         f"{PIPELINE_NAME} {datetime.now(timezone.utc):%Y-%m-%d %H-%M-%S}",
         source=run.source,
         parameters=run.parameters,
@@ -88,7 +90,7 @@ def schedule(server: KubeflowServer, run: RunRequest, cron: str, *, name: str = 
         ContractError: `cron` has not six fields.
     """
     cron = check_cron(cron)
-    experiment_id = server.experiment_id(EXPERIMENT)
+    experiment_id = server.experiment_id(run.experiment)
     known = server.find_schedules(experiment_id, name=name)
     with server.requests():
         made = server.client.create_recurring_run(

@@ -80,7 +80,7 @@ def monitor_asks(tmp_path):
         numbers = {**dict.fromkeys(OBSERVED_NUMBERS, 1.0), "auc": 0.61, "auc_low": None, "version": 3}
         reason = 'auc 0.610 < 0.700: "drift"'
         decision = Decision(policy="threshold", action=Action.RETRAIN, reason=reason, numbers=numbers)
-        retraining.begin(decision, now=NOW)
+        retraining.begin(decision, now=NOW, data_until=NOW)
         request = RetrainRequest(**retraining.progress.request)
         retraining.step(NOW)
         assert retraining.progress.phase == "running", retraining.progress
