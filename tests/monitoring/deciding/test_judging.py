@@ -138,10 +138,13 @@ def test_the_version_that_serves_one_attribution_window_ahead_is_judged():
 
 
 def test_a_rollback_is_judged_on_the_older_version_again():
-    judge = fed(make_judge(), requests(0.0), requests(20.0, version=2), requests(40.0))
+    judge = fed(make_judge(), requests(0.0), requests(20.0, 21.0, version=2), requests(40.0))
     assert judge.judged_until is None
     points = judge.decide_up_to(START + 60.0)
-    assert [each.version for each in points] == [1, 2, 1]
+    assert [each.version for each in points] == [1, 2, 2, 1]
+    assert points[-1].memory["matured_total"] == 16
+    assert judge.decide_up_to(START + 10.0) == []
+    assert judge.judged_until == START + 60.0
     (schedule,) = [each for each in points[1].decisions if each.policy == "schedule"]
     assert schedule.numbers["serving_seconds"] == points[1].time - (START + 20.0)
 
@@ -206,11 +209,20 @@ def test_a_version_that_returns_finds_its_window_and_its_baseline_while_few_othe
     smallest = JudgeSettings(window_rows=1, attribution_window_seconds=0.0)
     judge = Judge(replace(smallest, window_rows=60), make_policies(PolicySettings()), baseline=read.append)
     versions = range(1, MAX_VERSIONS + 1)
-    for number, version in enumerate([*versions, 1]):
+    for number, version in enumerate([*versions, 1, 99]):
         fed(judge, requests(20.0 * number, version=version))
-    points = judge.decide_up_to(START + 20.0 * len(versions) + 10.0)
-    assert read == [*versions], "once each"
-    assert (points[-1].version, points[-1].kpis.rows) == (1, 8)
+    points = judge.decide_up_to(START + 20.0 * len(versions) + 30.0)
+    assert read == [*versions, 99], "once each"
+    assert (points[-2].version, points[-2].kpis.rows) == (1, 8)
+    assert len(points[-1].memory["baselines"]) == MAX_VERSIONS
+
+
+def test_buckets_that_closed_by_one_window_after_a_point_count_at_it():
+    judge = fed(make_judge(), requests(3.0))
+    judge.note_drift(replace(DRIFTS[0], bucket_end=START + 4.0 + WINDOW - GRACE))
+    (point,) = judge.decide_up_to(START + 4.0)
+    (drift,) = [each for each in point.decisions if each.policy == "data_drift"]
+    assert drift.numbers["drifted_columns"] == 1
 
 
 def test_policies_that_are_unknown_or_named_twice_are_refused():
