@@ -166,7 +166,7 @@ def test_what_the_old_schema_refuses_no_schema_accepted_without_naming_rules_let
     statistics = [random_statistics(rng) for _ in range(150)]
     accepted = refused = 0
     kinds = set()
-    for number, old in zip(range(1000), sound_schemas(rng)):
+    for number, old in zip(range(1400), sound_schemas(rng)):
         new = mutated(rng, old)
         store = tmp_path / str(number)
         base = ("m1", write(old, "old.pbtxt"))
