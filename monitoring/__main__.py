@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    settings = read_settings(MonitorSettings, parser, argv, environment, prefix=ENVIRONMENT_PREFIX)
+    settings = read_settings(MonitorSettings, parser, argv, environment=environment, prefix=ENVIRONMENT_PREFIX)
     configure_logging(settings.log_format)
     run(settings, stop)
     return ExitCode.DONE
@@ -70,13 +70,13 @@ def run(settings: MonitorSettings, stop: threading.Event) -> None:
         try:
             with closing(Store(settings.state / STORE_FILE)) as store:
                 server.write_address(settings.state)
-                _run_loop(settings, store, exposition, stop)
+                _run_loop(settings, store, exposition=exposition, stop=stop)
         except BaseException as error:
             exposition.end(f"{type(error).__name__}: {error}")
             raise
 
 
-def _run_loop(settings: MonitorSettings, store: Store, exposition: Exposition, stop: threading.Event) -> None:
+def _run_loop(settings: MonitorSettings, store: Store, *, exposition: Exposition, stop: threading.Event) -> None:
     """Opens the log, runs turns of the loop until `stop` is set, then takes in and archives what is there.
 
     A log that is busy or down is tried again, at longer and longer pauses: nothing is gained by ending the process, for

@@ -98,8 +98,8 @@ def read_settings(
     kind: type[S],
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None,
-    environment: Mapping[str, str],
     *,
+    environment: Mapping[str, str],
     prefix: str,
 ) -> S:
     """The settings from the flags in `argv`, else from the variables in `environment` under `prefix`.

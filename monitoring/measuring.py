@@ -89,13 +89,13 @@ class Measuring:
         found, num_left_out = self._store.open_rows(now=read_up_to, window_seconds=window)
         self.open_labels = tuple(
             OpenLabels(
-                estimate=self._estimate(version, found[version], read_up_to, window),
+                estimate=self._estimate_version(version, found[version], now=read_up_to, window_seconds=window),
                 rows_left_out=num_left_out,
             )
             for version in sorted(found)
         )
 
-    def _estimate(self, version: int, rows: OpenRows, now: float, window_seconds: float) -> OpenEstimate:
+    def _estimate_version(self, version: int, rows: OpenRows, *, now: float, window_seconds: float) -> OpenEstimate:
         return estimate_open(
             rows.scores,
             rows.ages,

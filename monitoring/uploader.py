@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    settings = read_settings(UploaderSettings, parser, argv, environment, prefix=ENVIRONMENT_PREFIX)
+    settings = read_settings(UploaderSettings, parser, argv, environment=environment, prefix=ENVIRONMENT_PREFIX)
     configure_logging(settings.log_format)
     uploader = Uploader(settings.archive, open_objects(settings.lake_uri))
     logger.info("moving %s to %s", settings.archive, settings.lake)

@@ -31,7 +31,9 @@ def monitor(manifests) -> Manifest:
 
 
 def read(settings, variables: dict[str, str], prefix: str = ENVIRONMENT_PREFIX):
-    return read_settings(settings, build_parser(settings, prog="x", description=""), [], variables, prefix=prefix)
+    return read_settings(
+        settings, build_parser(settings, prog="x", description=""), [], environment=variables, prefix=prefix
+    )
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ KUBEFLOW = [*REQUIRED, "--trigger", "kubeflow", "--kubeflow-host", "http://x"]
 
 def read(argv, environment=None, settings=MonitorSettings):
     parser = build_parser(settings, prog="monitoring", description="")
-    return read_settings(settings, parser, argv, environment or {}, prefix=ENVIRONMENT_PREFIX)
+    return read_settings(settings, parser, argv, environment=environment or {}, prefix=ENVIRONMENT_PREFIX)
 
 
 def test_flags_come_before_variables_and_variables_before_defaults():
