@@ -123,7 +123,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 not compared.
             false_alarm_rate: Share of the features called drifted that may be called so by chance.
             beam_options: Beam pipeline options for statistics of very large windows, such as --runner=DataflowRunner;
-                empty = the cores of the step's pod.
+                empty = the step's own process.
             frequency_threshold: Sightings in windows so far that a category needs to get an id of its own.
             category_ttl_days: Days unseen after which a category loses its id; 0 = never.
             dask_scheduler: Address of a running Dask scheduler for preprocessing; empty = the step's pod.
