@@ -406,6 +406,7 @@ def test_a_rollback_ends_the_canary_and_the_next_step_unloads_it(place, make_can
     place.start()
     rollback(place.release_settings(), to_version=1, reason="for the test")
     assert current(place.store).version == 1
+    assert (place.plan().canary, place.plan().stable.version) == (None, 1), "clients leave it at once"
     assert canary_at_work(place.store) is None
     assert place.until_over().action == "ended"
     assert_clean(place)
