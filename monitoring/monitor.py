@@ -79,16 +79,7 @@ class Monitor:
         self._exposition = exposition or Exposition()
         self.journal = Journal(settings.state, clock)
         self._archive = _open_archive(settings, store, checkpoint)
-        self.acting = Acting(
-            settings.acting,
-            settings.judging.restraint,
-            documents=store,
-            archive=self._archive,
-            trigger=trigger,
-            journal=self.journal,
-            clock=clock,
-            checkpoint=checkpoint,
-        )
+        self.acting = self._make_acting(trigger)
         self.retraining = self.acting.retraining
         self._measuring = Measuring(
             settings.judging.judge,
@@ -118,6 +109,18 @@ class Monitor:
         self._forget_at = clock() + FORGET_SECONDS
         self._rebuild_windows()
         self._emit_started()
+
+    def _make_acting(self, trigger: Trigger | None) -> Acting:
+        return Acting(
+            self._settings.acting,
+            self._settings.judging.restraint,
+            documents=self._store,
+            archive=self._archive,
+            trigger=trigger,
+            journal=self.journal,
+            clock=self._clock,
+            checkpoint=self._checkpoint,
+        )
 
     @property
     def serving_version(self) -> int | None:

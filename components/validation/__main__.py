@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         default="",
         help="archive of served rows to compare with: absolute path, file:// or gs://; empty: not compared",
     )
-    parser.add_argument("--beam-options", default="", help="Beam pipeline options; empty: this process")
+    parser.add_argument("--beam-options", default="", help="Beam pipeline options; empty: the cores of this machine")
     parser.add_argument("--html", type=Path, help="where to copy the report for people")
     rate = ValidationSettings.false_alarm_rate
     parser.add_argument(
@@ -118,7 +118,7 @@ def _run_step(arguments: argparse.Namespace, store: Path, settings: ValidationSe
 
 
 def _choose_summarizer(arguments: argparse.Namespace, scratch: Path) -> Callable[..., Any]:
-    """What computes the statistics of the rows: this process, or a runner of Beam."""
+    """What computes the statistics of the rows: processes of this machine, or a runner of Beam."""
     if arguments.beam_options:
         from components.validation.beam_job import parse_options, summarize_on_beam
 

@@ -30,7 +30,7 @@ def validation(
         rules: Rules that differ from the defaults: a JSON object, or the URI of one; empty = none.
         served: Archive of served rows that training rows are compared with, folder or gs://; empty = not compared.
         false_alarm_rate: Share of the features called drifted that may be called so by chance.
-        beam_options: Beam pipeline options for statistics of very large windows; empty = this process.
+        beam_options: Beam pipeline options for statistics of very large windows; empty = the cores of this machine.
         raw_dataset: RawDataset manifest.
         valid_dataset: RawDataset manifest without the rows that were quarantined.
         report: ValidationReport manifest.

@@ -176,7 +176,8 @@ def read_part(part: FilePart, columns: Sequence[str], *, opened: Any = None) -> 
     dictionaries = [name for name in columns if name == criteo.REQUEST_ID]
     with reading_parquet(part.path):
         file = pq.ParquetFile(part.path if opened is None else opened, read_dictionary=dictionaries)
-        yield from file.iter_batches(BATCH_ROWS, row_groups=[part.row_group], columns=list(columns))
+        # Without threads: a process forked later would inherit their pool without the threads themselves.
+        yield from file.iter_batches(BATCH_ROWS, row_groups=[part.row_group], columns=list(columns), use_threads=False)
 
 
 def read_all_columns(path: Path) -> Iterator[pa.RecordBatch]:

@@ -1,13 +1,15 @@
-"""TFDV's statistics over all training rows, streamed: one batch at a time is in memory.
+"""TFDV's statistics over all training rows, streamed: each process holds one batch at a time.
 
-Feeds TFDV's own in-memory generators batch by batch, as its Beam pipeline does. `generate_statistics_from_dataframe`
-gives the same numbers but needs all rows at once. Counts, and moments except for rounding, do not depend on batches;
-quantiles, and top values of columns with more than 1024 distinct values, come from TFDV's mergeable sketches. Several
-processes and machines are left to `beam_job`, histograms that two windows can be compared by to `windows`.
+Feeds TFDV's own in-memory generators batch by batch, as its Beam pipeline does, in forked processes, so that TFDV is
+imported once. `generate_statistics_from_dataframe` gives the same numbers but needs all rows at once. Counts, and
+moments except for rounding, do not depend on batches and processes; quantiles, and top values of columns with more than
+1024 distinct values, come from TFDV's mergeable sketches. Beam's runners are left to `beam_job`, histograms that two
+windows can be compared by to `windows`.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,12 @@ from tfx_bsl.arrow.table_util import CanonicalizeRecordBatch
 
 from components.contracts import criteo
 from components.runtime.errors import ContractError
+from components.runtime.forked import MAX_PROCESSES, available_cores, run_all, shares
 from components.validation.reference import ReferenceCounter
-from components.validation.rows import COLUMNS, read_part, row_groups
+from components.validation.rows import COLUMNS, FilePart, read_part, row_groups
+
+ROWS_PER_PROCESS = 50_000
+"""Fewer are not worth another process."""
 
 
 def make_type_schema() -> Any:
@@ -50,28 +56,53 @@ def as_lists(batch: pa.RecordBatch) -> pa.RecordBatch:
     return CanonicalizeRecordBatch(pa.RecordBatch.from_arrays(list(columns.values()), list(columns)))
 
 
-def summarize_files(files: Sequence[Path], columns: Sequence[str], counters: Sequence[ReferenceCounter] = ()) -> Any:
+def summarize_files(
+    files: Sequence[Path],
+    columns: Sequence[str],
+    counters: Sequence[ReferenceCounter] = (),
+    *,
+    processes: int | None = None,
+) -> Any:
     """The `DatasetFeatureStatisticsList` of the rows of Parquet files, read once.
 
     Args:
         files: Parquet files of raw rows; no files give zero examples.
         columns: Those to read; TFDV is given the judged ones among them.
-        counters: Are given every row.
+        counters: Copies of them are given every row, and are merged into them in the order of the rows.
+        processes: Rows are divided among as many; None = one per core, at most `MAX_PROCESSES`, and fewer if there are
+            not `ROWS_PER_PROCESS` rows for each.
 
     Raises:
         ContractError: a file cannot be read.
+        TemporaryError: a process was killed.
     """
+    parts = [part for part in row_groups(files) if part.num_rows]
+    if processes is None:
+        total = sum(part.num_rows for part in parts)
+        processes = max(1, min(available_cores(), MAX_PROCESSES, total // ROWS_PER_PROCESS))
     generators = stats_impl.get_generators(make_options(), in_memory=True)
-    partials = [generator.create_accumulator() for generator in generators]
-    for part in row_groups(files):
-        first_row = part.first_row
-        for batch in read_part(part, columns):
-            partials = _add_to_partials(generators, partials, as_lists(batch))
-            for counter in counters:
-                counter.add(batch, first_row)
-            first_row += batch.num_rows
-            del batch  # before the next one is read
-    return stats_impl.extract_statistics_output(partials, generators)
+
+    def count(share: list[FilePart]) -> tuple[list[Any], Sequence[ReferenceCounter]]:
+        # A process may be given a second share.
+        copies = copy.deepcopy(counters)
+        partials = [generator.create_accumulator() for generator in generators]
+        for part in share:
+            first_row = part.first_row
+            for batch in read_part(part, columns):
+                partials = _add_to_partials(generators, partials, as_lists(batch))
+                for counter in copies:
+                    counter.add(batch, first_row)
+                first_row += batch.num_rows
+                del batch  # before the next one is read
+        return partials, copies
+
+    divided = shares(parts, processes, weight=lambda part: part.num_rows) if parts else [[]]
+    counted = run_all(count, divided, processes=processes)
+    for _, others in counted:
+        for counter, other in zip(counters, others):
+            counter.merge(other)
+    merged = [g.merge_accumulators(list(each)) for g, each in zip(generators, zip(*(p for p, _ in counted)))]
+    return stats_impl.extract_statistics_output(merged, generators)
 
 
 def _add_to_partials(generators: Sequence[Any], partials: Sequence[Any], lists: pa.RecordBatch) -> list[Any]:

@@ -1,6 +1,9 @@
-"""TFDV's statistics from streamed rows: TFDV's own numbers, and the truth, for any batches."""
+"""TFDV's statistics from streamed rows: TFDV's own numbers, and the truth, for any batches and processes."""
 
 from __future__ import annotations
+
+import os
+import signal
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +12,7 @@ import pytest
 import tensorflow_data_validation as tfdv
 
 from components.contracts import criteo
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, TemporaryError
 from components.validation.rows import COLUMNS, parquet_files
 from components.validation.tfdv_statistics import (
     by_feature,
@@ -67,7 +70,7 @@ def test_statistics_that_cannot_be_read_are_refused(tmp_path):
         read_statistics(tmp_path / "wrong.pb")
 
 
-# -- streams
+# -- processes
 
 
 @pytest.fixture
@@ -86,8 +89,9 @@ def frame(files):
     return pq.read_table(files[0].parent).to_pandas()
 
 
-def test_counts_and_moments_are_the_truth_in_any_batches(files, frame):
-    found = summarize_files(files, COLUMNS)
+@pytest.mark.parametrize("processes", [1, 3])
+def test_counts_and_moments_are_the_truth_whatever_the_number_of_processes(files, frame, processes):
+    found = summarize_files(files, COLUMNS, processes=processes)
     assert num_rows(found) == 9000
     features = by_feature(found)
     assert list(features) == list(COLUMNS)
@@ -124,15 +128,33 @@ class RowLabels:
             assert first_row + i not in self.labels
             self.labels[first_row + i] = value
 
+    def merge(self, other):
+        assert not set(self.labels) & set(other.labels)
+        self.labels |= other.labels
 
-def test_a_counter_is_given_every_row_once_with_its_number(files, frame):
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_counter_is_given_every_row_once_with_its_number(files, frame, processes):
     counter = RowLabels()
-    summarize_files(files, COLUMNS, [counter])
+    summarize_files(files, COLUMNS, [counter], processes=processes)
     assert [counter.labels[i] for i in range(9000)] == frame["label"].tolist()
 
 
 def test_no_files_give_zero_rows():
-    assert num_rows(summarize_files([], COLUMNS)) == 0
+    assert num_rows(summarize_files([], COLUMNS, processes=3)) == 0
+
+
+class KilledAtTheLastShare(RowLabels):
+    """Has its process killed by the kernel's signal for want of memory, at the last share."""
+
+    def add(self, batch, first_row):
+        if first_row > 6000:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_is_a_temporary_error(files):
+    with pytest.raises(TemporaryError, match="processes was killed"):
+        summarize_files(files, COLUMNS, [KilledAtTheLastShare()], processes=2)
 
 
 def test_a_file_damaged_within_is_refused_by_name(files):
@@ -152,9 +174,12 @@ class HeldBytes(RowLabels):
     def add(self, batch, first_row):
         self.bytes.append(pa.total_allocated_bytes())
 
+    def merge(self, other):
+        self.bytes += other.bytes
+
 
 def test_memory_does_not_grow_with_the_rows(files):
     counter = HeldBytes()
-    summarize_files([*files] * 12, COLUMNS, [counter])
+    summarize_files([*files] * 12, COLUMNS, [counter], processes=1)
     size = len(counter.bytes)
     assert max(counter.bytes[size // 2 :]) < 1.5 * max(counter.bytes[: size // 4])
