@@ -12,7 +12,7 @@
 # make benchmark-policies   false alarms and delays of the monitor's policies on planted streams (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-round      seconds from trigger to serving, by step, for rounds of 1k to 1M rows (BENCHMARK_FLAGS=--quick: three minutes)
 # make benchmark-extraction rows/s and memory of Criteo TSV.gz to Parquet beside pyarrow and pandas (BENCHMARK_FLAGS=--quick: a minute)
-# make benchmark-validation validation's false alarms and power beside TFDV's and Evidently's, and its speed (BENCHMARK_FLAGS=--quick: two minutes)
+# make benchmark-validation validation's false alarms and power beside TFDV's and Evidently's (BENCHMARK_FLAGS=--quick: two minutes)
 # Each builds the environments that it needs, once; later calls take what is there while the locks are unchanged.
 
 PYTHON ?= python3.11

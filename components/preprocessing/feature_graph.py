@@ -32,12 +32,6 @@ from components.preprocessing.vocabularies import AdmissionRules, Column, next_c
 FILL = 0.0
 CLIP_MIN = 0.0
 
-OUTPUT_TYPES = {
-    LABEL: np.dtype("float32"),
-    **dict.fromkeys(DENSE, np.dtype("float32")),
-    **dict.fromkeys(CATEGORICAL, np.dtype("int64")),
-}
-"""Columns of the training set in file order, which is HugeCTR's slot order."""
 
 INPUT_SCHEMA = Schema([ColumnSchema(name, dtype=np.dtype(dtype)) for name, dtype in READ_TYPES.items()])
 """Stated, because NVTabular would read a partition to find out."""

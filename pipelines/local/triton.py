@@ -110,8 +110,6 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
 logger = logging.getLogger(__name__)
 
 DEFAULT_VENV = Path(__file__).resolve().parents[2] / ".venvs" / "serving"
-MIN_CACHE_BYTES = 1024
-"""With less, the allocator of Triton's local cache fails, and the server ends."""
 _NAME = "evergreen_"
 """Begins the name of every server here; its owner's process id and its gRPC port follow."""
 _SHM = Path("/dev/shm")

@@ -15,7 +15,6 @@ from inference_client.simulation.world import World
 
 ROWS = 50_000
 C2, C14, C17 = (CATEGORICAL.index(name) for name in ("C2", "C14", "C17"))
-STILL = {"columns": (), "new_category_columns": ()}
 
 
 @pytest.fixture(scope="module")

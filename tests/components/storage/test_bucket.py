@@ -39,10 +39,6 @@ def is_nth_part(n, seen):
     return lambda request: request.method == "PUT" and (seen.append(request) or len(seen) == n)
 
 
-def is_delete(request):
-    return request.method == "DELETE"
-
-
 def is_rewrite(request):
     return "/rewriteTo/" in request.path
 
