@@ -149,7 +149,7 @@ def rows_of(folder: Path) -> list[tuple[Any, ...]]:
     return [tuple(int(value, 16) if isinstance(value, str) else value for value in row) for row in rows]
 
 
-def measure(file: Path, num_rows: int, ways: Sequence[str], rounds: int, scratch: Path) -> list[dict[str, Any]]:
+def measure(file: Path, num_rows: int, ways: Sequence[str], *, rounds: int, scratch: Path) -> list[dict[str, Any]]:
     """What each way told in each round.
 
     Raises:
@@ -205,14 +205,19 @@ def print_figures(result: dict[str, Any]) -> None:
         )
     ratio, small, large = result["ratio_to_pyarrow"], result["ways"][OURS]["peak_bytes"].most, result["large"]
     value = f"{ratio.median:.2f} ({ratio.least:.2f} to {ratio.most:.2f})"
-    print_target("ours to the faster pyarrow way", value, f"at least {RATIO_TARGET:g}", ratio.median >= RATIO_TARGET)
+    print_target(
+        "ours to the faster pyarrow way", value, f"at least {RATIO_TARGET:g}", is_met=ratio.median >= RATIO_TARGET
+    )
     peak = max(small, large["peak"])
     print_target(
-        "peak memory of ours", f"{peak / 1e6:,.0f} MB", f"at most {MEMORY_TARGET / 1e6:,.0f} MB", peak <= MEMORY_TARGET
+        "peak memory of ours",
+        f"{peak / 1e6:,.0f} MB",
+        f"at most {MEMORY_TARGET / 1e6:,.0f} MB",
+        is_met=peak <= MEMORY_TARGET,
     )
     growth = large["peak"] / small
     name = f"peak on {large['rows']:,} rows to that on {result['rows']:,}"
-    print_target(name, f"{growth:.2f}", f"at most {GROWTH_TARGET}", growth <= GROWTH_TARGET)
+    print_target(name, f"{growth:.2f}", f"at most {GROWTH_TARGET}", is_met=growth <= GROWTH_TARGET)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -247,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         scratch = Path(folder)
         file, large = scratch / "day_0.gz", scratch / "day_1.gz"
         write_tsv_gz(file, num_rows)
-        taken = measure(file, num_rows, ways, _QUICK_ROUNDS if flags.quick else _ROUNDS, scratch)
+        taken = measure(file, num_rows, ways, rounds=_QUICK_ROUNDS if flags.quick else _ROUNDS, scratch=scratch)
         # Members of a gzip file follow each other.
         with open(large, "wb") as copies:
             for _ in range(_LARGER):

@@ -30,7 +30,13 @@ def write_window(
     counts["holdout"] = num_rows - counts["train"]
     for number, (part, rows) in enumerate(counts.items()):
         (folder / part).mkdir(parents=True)
-        _write(folder / part / "part-00000.parquet", rows, np.random.default_rng([seed, number]), is_later, group_rows)
+        _write(
+            folder / part / "part-00000.parquet",
+            rows,
+            np.random.default_rng([seed, number]),
+            is_later=is_later,
+            group_rows=group_rows,
+        )
     manifest = RawDataset(
         source_uri="synthetic",
         window_start=None,
@@ -50,7 +56,7 @@ def write_window(
     return folder / "raw_dataset.json"
 
 
-def _write(path: Path, rows: int, random: np.random.Generator, is_later: bool, group_rows: int) -> None:
+def _write(path: Path, rows: int, random: np.random.Generator, *, is_later: bool, group_rows: int) -> None:
     """In row groups, so that the benchmark itself needs no memory for a large window."""
     writer = None
     for begin in range(0, rows, group_rows):

@@ -39,7 +39,8 @@ def expect_same(stock: Path, ours: Path) -> int:
         _expect_values(part, theirs[part], own[part])
     for name in CATEGORICAL:
         counts = np.bincount(_column(theirs["train"], name))
-        _expect_renaming(name, *(np.concatenate([_column(t[p], name) for p in parts]) for t in (theirs, own)), counts)
+        of_theirs, of_own = (np.concatenate([_column(t[p], name) for p in parts]) for t in (theirs, own))
+        _expect_renaming(name, of_theirs, of_own, counts=counts)
     return sum(table.num_rows for table in own.values())
 
 
@@ -62,7 +63,7 @@ def _expect_values(part: str, theirs: Any, own: Any) -> None:
             raise Different(f"{part}, {name}: values differ by {off}")
 
 
-def _expect_renaming(name: str, theirs: Any, own: Any, counts: Any) -> None:
+def _expect_renaming(name: str, theirs: Any, own: Any, *, counts: Any) -> None:
     pairs = np.unique(np.stack([theirs, own]), axis=1)
     if len(np.unique(pairs[0])) != pairs.shape[1] or len(np.unique(pairs[1])) != pairs.shape[1]:
         raise Different(f"{name}: no renaming turns the ids of the one into the other's")

@@ -33,6 +33,6 @@ def named(value: Any) -> Any:
     return [named(each) for each in value] if isinstance(value, list) else value
 
 
-def print_target(name: str, value: str, target: str, is_met: bool) -> None:
+def print_target(name: str, value: str, target: str, *, is_met: bool) -> None:
     """Prints one figure beside its target."""
     print(f"  {name}: {value}, target {target}: {'met' if is_met else 'TARGET MISSED'}", flush=True)

@@ -144,7 +144,7 @@ def make_plan(*, pairs: int, windows: int, quick: bool) -> list[PairSeries]:
     still = {OURS: pairs, TFDV: min(pairs, 100), EVIDENTLY: few}
     items = {OURS: windows, TFDV: min(windows, 2 * few), EVIDENTLY: 1}
     half = {OURS: pairs // 2, TFDV: some}
-    shifts = _shifted("item", items, _chosen(ITEM_SHIFTS, quick), 20_000)
+    shifts = _shifted("item", items, _chosen(ITEM_SHIFTS, quick), rows=20_000)
     plan = [
         PairSeries(rows=20_000, cases=[_still(half, 20_000, ", unequal requests")], requests=UNEQUAL),
         PairSeries(rows=20_000, cases=[_still(half, 20_000, ", independent rows")], requests=INDEPENDENT),
@@ -156,7 +156,7 @@ def make_plan(*, pairs: int, windows: int, quick: bool) -> list[PairSeries]:
     users, large = {OURS: windows // 2, TFDV: few}, {OURS: some, TFDV: few}
     return [
         *plan,
-        PairSeries(rows=100_000, cases=[_still(large, 100_000), *_shifted("user", users, USER_SHIFTS, 100_000)]),
+        PairSeries(rows=100_000, cases=[_still(large, 100_000), *_shifted("user", users, USER_SHIFTS, rows=100_000)]),
         PairSeries(rows=400_000, cases=[_still({OURS: some // 4, TFDV: few}, 400_000)]),
     ]
 
@@ -165,7 +165,7 @@ def _still(pairs: Mapping[str, int], rows: int, more: str = "") -> StudyCase:
     return StudyCase(name=f"stationary, {rows:,} rows{more}", pairs=pairs)
 
 
-def _shifted(place: str, pairs: Mapping[str, int], shifts: Sequence[Shift], rows: int) -> list[StudyCase]:
+def _shifted(place: str, pairs: Mapping[str, int], shifts: Sequence[Shift], *, rows: int) -> list[StudyCase]:
     return [StudyCase(name=f"{place}, {rows:,} rows, {shift.kind}", pairs=pairs, shift=shift) for shift in shifts]
 
 

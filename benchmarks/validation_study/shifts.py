@@ -122,7 +122,7 @@ def double_category(window: DrawnWindow, columns: tuple[str, ...], random: Gener
     values = column_of(window, columns[0]).copy()
     present = values != MISSING_CATEGORY
     chosen, share = doubled_category(values[present])
-    struck = _strike(window, columns[0], share / (1.0 - share), random)
+    struck = _strike(window, columns[0], share / (1.0 - share), random=random)
     values[struck & present] = chosen
     return with_columns(window, {columns[0]: values})
 
@@ -137,14 +137,14 @@ def doubled_category(values: NDArray[np.int64]) -> tuple[int, float]:
 def lose_values(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
     """A tenth of the rows loses its value, where it had one."""
     values = column_of(window, columns[0]).copy()
-    values[_strike(window, columns[0], NULL_SHARE, random)] = np.nan if columns[0] in DENSE else MISSING_CATEGORY
+    values[_strike(window, columns[0], NULL_SHARE, random=random)] = np.nan if columns[0] in DENSE else MISSING_CATEGORY
     return with_columns(window, {columns[0]: values})
 
 
 def raise_mean(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
     """The mean rises by a fifth of the standard deviation; the values stay whole numbers."""
     values = column_of(window, columns[0]).astype(np.float64)
-    raised = _between(values + MEAN_SHIFT * np.nanstd(values), lambda numbers: numbers, window, random)
+    raised = _between(values + MEAN_SHIFT * np.nanstd(values), lambda numbers: numbers, window, random=random)
     return with_columns(window, {columns[0]: raised})
 
 
@@ -157,7 +157,7 @@ def raise_log_mean(window: DrawnWindow, columns: tuple[str, ...], random: Genera
     least = np.nanmin(values)
     logs = np.log1p(values - least)
     raised = np.expm1(logs + MEAN_SHIFT * np.nanstd(logs)) + least
-    whole = _between(raised, lambda numbers: np.log1p(numbers - least), window, random)
+    whole = _between(raised, lambda numbers: np.log1p(numbers - least), window, random=random)
     return with_columns(window, {columns[0]: whole})
 
 
@@ -173,7 +173,7 @@ def swap_columns(window: DrawnWindow, columns: tuple[str, ...], random: Generato
 
 
 def _between(
-    values: NDArray[np.float64], scale: Callable[[Any], Any], window: DrawnWindow, random: Generator
+    values: NDArray[np.float64], scale: Callable[[Any], Any], window: DrawnWindow, *, random: Generator
 ) -> NDArray[np.float32]:
     """The whole number below or above each value, by chance so that the mean on `scale` is the values' own.
 
@@ -185,7 +185,7 @@ def _between(
     return (low + (drawn < up)).astype(np.float32)
 
 
-def _strike(window: DrawnWindow, column: str, share: float, random: Generator) -> NDArray[np.bool_]:
+def _strike(window: DrawnWindow, column: str, share: float, *, random: Generator) -> NDArray[np.bool_]:
     """Which rows [n] are struck: whole requests for a column of the user, else single rows."""
     struck = random.random(len(window.request)) < share
     return struck[window.request] if column in USER_COLUMNS else struck
@@ -209,6 +209,7 @@ def _shifts(
     categories: tuple[str, ...],
     numbers: tuple[str, ...],
     nulls: tuple[str, ...],
+    *,
     swaps: tuple[tuple[str, str], ...],
 ) -> tuple[Shift, ...]:
     placed: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -224,10 +225,10 @@ ITEM_SHIFTS = _shifts(
     _ITEM_CATEGORIES,
     _ITEM_NUMBERS,
     ("I8", "I10", "I13", "C17", "C25"),
-    (("I7", "I9"), ("I8", "I11"), ("I10", "I12"), ("C14", "C17"), ("C18", "C15")),
+    swaps=(("I7", "I9"), ("I8", "I11"), ("I10", "I12"), ("C14", "C17"), ("C18", "C15")),
 )
 """In columns that are drawn row by row."""
-USER_SHIFTS = _shifts(_USER_CATEGORIES, _USER_NUMBERS, ("I2", "C10"), (("I2", "I5"), ("C2", "C10")))
+USER_SHIFTS = _shifts(_USER_CATEGORIES, _USER_NUMBERS, ("I2", "C10"), swaps=(("I2", "I5"), ("C2", "C10")))
 """In columns that are the same in all rows of a request."""
 assert not set(USER_COLUMNS) & {c for shift in ITEM_SHIFTS for c in shift.columns}
 assert {c for shift in USER_SHIFTS for c in shift.columns} <= set(USER_COLUMNS) <= set(DENSE + CATEGORICAL)

@@ -109,9 +109,11 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     )
     model, raw = Model.read(arguments.model), RawDataset.read(arguments.raw_dataset)
     if arguments.rollout == "full":
-        done = release(model, verdict, raw, settings)
+        done = release(model, verdict, raw, settings=settings)
     else:
-        done = start(model, verdict, raw, settings, share=FIRST_SHARE if arguments.rollout == "canary" else 0.0)
+        done = start(
+            model, verdict, raw, settings=settings, share=FIRST_SHARE if arguments.rollout == "canary" else 0.0
+        )
     done.write(arguments.output)
     serves = ROLLOUTS[arguments.rollout] if settings.triton_urls else "is published"
     note.reason = f"version {done.version} {serves}; {verdict.reason}"

@@ -68,7 +68,7 @@ class StaleVerdict(Refused):
 
 
 def release(
-    model: Model, verdict: Verdict, raw: RawDataset, settings: ReleaseSettings, *, override: str | None = None
+    model: Model, verdict: Verdict, raw: RawDataset, *, settings: ReleaseSettings, override: str | None = None
 ) -> Release:
     """The release that made `model` live; a model that is live already keeps its release.
 
@@ -91,7 +91,7 @@ def release(
         if live is not None and live.model_id == model.model_id and live.version in site.repository.versions():
             return _confirm(site, live, settings)
         check_may_replace(site, verdict, settings, override=override)
-        done = prepare_version(site, model, verdict, raw, settings=settings)
+        done = prepare_version(site, model, verdict, raw=raw, settings=settings)
         line = site.entry(
             promotion_journal.PROMOTE if override else promotion_journal.RELEASE,
             done,
@@ -178,7 +178,7 @@ def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *
 
 
 def prepare_version(
-    site: Site, model: Model, verdict: Verdict, raw: RawDataset, *, settings: ReleaseSettings, versions: int = 2
+    site: Site, model: Model, verdict: Verdict, *, raw: RawDataset, settings: ReleaseSettings, versions: int = 2
 ) -> Release:
     """The manifest of a new version, its graph proven and kept in the store; no server is notified, nothing is live.
 

@@ -104,7 +104,7 @@ class Patience:
             self.sleep(self.poll_seconds)
 
 
-def wait_until_ready(server: RunningServer, name: str, version: int, patience: Patience) -> None:
+def wait_until_ready(server: RunningServer, name: str, version: int, *, patience: Patience) -> None:
     """Returns once the version reports that it is ready.
 
     Raises:
@@ -123,7 +123,7 @@ def bring_up(server: RunningServer, name: str, *, version: int, golden: GoldenRo
         TemporaryError, PermanentError: as `wait_until_ready` and `probe`, or it refuses to load.
     """
     server.load(name)
-    wait_until_ready(server, name, version, patience)
+    wait_until_ready(server, name, version, patience=patience)
     probe(server, name, version=version, golden=golden)
 
 

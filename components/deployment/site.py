@@ -311,7 +311,7 @@ def restore_server(
         else:
             server.load(MODEL_NAME)
         if config is not None and fallback is not None:
-            wait_until_ready(server, MODEL_NAME, fallback.version, patience)
+            wait_until_ready(server, MODEL_NAME, fallback.version, patience=patience)
             probe(server, MODEL_NAME, version=fallback.version, golden=fallback.golden, named=False)
     except (TemporaryError, PermanentError) as error:
         return f"triton {server.url} did not return to what was live: {error}"

@@ -197,7 +197,7 @@ class Watchdog:
                 server.unload(name)
             if load:
                 server.load(name)
-                wait_until_ready(server, name, version, self.site.patience)
+                wait_until_ready(server, name, version, patience=self.site.patience)
             self._check_answers(server, name, version)
         except (TemporaryError, PermanentError) as error:
             return str(error)
@@ -205,7 +205,7 @@ class Watchdog:
 
 
 def watch(
-    watchdog: Watchdog, interval_seconds: float, wait: Callable[[float], bool], status: Path | None = None
+    watchdog: Watchdog, interval_seconds: float, wait: Callable[[float], bool], *, status: Path | None = None
 ) -> None:
     """Looks repeatedly until `wait(seconds)` returns True; a round that fails is logged, and the next one follows.
 
@@ -225,12 +225,12 @@ def watch(
             problem = str(error)
             logger.error("this round failed: %s", error)
         if status is not None:
-            _write_status(watchdog, findings, problem, status)
+            _write_status(watchdog, findings, problem, status=status)
         if wait(interval_seconds):
             return
 
 
-def _write_status(watchdog: Watchdog, findings: dict[str, str], problem: str | None, status: Path) -> None:
+def _write_status(watchdog: Watchdog, findings: dict[str, str], problem: str | None, *, status: Path) -> None:
     counts = {finding: watchdog.counts[finding] for finding in FINDINGS}
     document = {"servers": findings, "counts": counts, "recovered": watchdog.num_recovered, "problem": problem}
     try:
@@ -263,7 +263,7 @@ def main(argv: list[str] | None = None) -> int:
     stop = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: stop.set())
-    watch(Watchdog(site=site), arguments.interval_seconds, stop.wait, arguments.status)
+    watch(Watchdog(site=site), arguments.interval_seconds, stop.wait, status=arguments.status)
     return 0
 
 

@@ -37,7 +37,9 @@ def render_report(evaluation: Evaluation) -> str:
         decision=verdict.decision,
         intro=f"<p>{escape(verdict.reason)}.</p>",
         sections={
-            "All held-out rows": _quality_table(verdict, verdict.candidate, verdict.champion, verdict.difference),
+            "All held-out rows": _quality_table(
+                verdict, verdict.candidate, verdict.champion, difference=verdict.difference
+            ),
             "Old rows": _old_rows(verdict),
             "Calibration": _calibration(evaluation.scored),
             "Slices": "<p>For people; the gate judges all rows together. Intervals are 95 %, one by one.</p>"
@@ -99,7 +101,7 @@ def _difference(value: AucDifference | AucLead | None) -> str:
 
 
 def _quality_table(
-    verdict: Verdict, candidate: ModelQuality, champion: ModelQuality | None, difference: AucLead | None
+    verdict: Verdict, candidate: ModelQuality, champion: ModelQuality | None, *, difference: AucLead | None
 ) -> str:
     def row(name: str, quality: ModelQuality) -> list[str]:
         auc, low, high = (ABSENT if v is None else f"{v:.4f}" for v in (quality.auc, quality.auc_low, quality.auc_high))
@@ -127,7 +129,7 @@ def _old_rows(verdict: Verdict) -> str:
         "replayed. Both models may have learned them when they were new: this shows how well they are remembered. "
         "Where the world changed in between, a candidate that follows it is wrong about them and scores lower; that is "
         "a fault only where the old world may return.</p>"
-        + _quality_table(verdict, old.candidate, old.champion, old.difference)
+        + _quality_table(verdict, old.candidate, old.champion, difference=old.difference)
     )
 
 

@@ -148,7 +148,7 @@ def score_holdout(
         slice_column: Categorical column whose raw values are kept, from 0.
     """
     raw, encoded = local_path(raw_uri), local_path(encoded_uri)
-    logger.info("scoring %d held-out rows", check_counts(raw, encoded, *counts))
+    logger.info("scoring %d held-out rows", check_counts(raw, encoded, counts))
     labels, event_seconds, champion, categories = _columns(
         (
             (
@@ -220,7 +220,7 @@ def parquet_files(folder: Path) -> list[Path]:
     return files
 
 
-def check_counts(raw: Path, encoded: Path, raw_stated: int, encoded_stated: int) -> int:
+def check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
     """Number of held-out rows, on which the two folders and the two manifests agree.
 
     Raises:
@@ -229,9 +229,9 @@ def check_counts(raw: Path, encoded: Path, raw_stated: int, encoded_stated: int)
     num_raw, num_encoded = _num_rows(raw), _num_rows(encoded)
     if num_raw != num_encoded:
         raise ContractError(f"raw holdout has {num_raw} rows and encoded holdout {num_encoded}, expected the same rows")
-    for name, stated in (("raw", raw_stated), ("encoded", encoded_stated)):
-        if stated != num_raw:
-            raise ContractError(f"{name} holdout has {num_raw} rows, expected the {stated} of its manifest")
+    for name, number in zip(("raw", "encoded"), stated):
+        if number != num_raw:
+            raise ContractError(f"{name} holdout has {num_raw} rows, expected the {number} of its manifest")
     return num_raw
 
 

@@ -59,7 +59,7 @@ def measure_slices(scored: ScoredHoldout, *, column: int, is_first_round: bool) 
     """
     groups = [_by_time(scored.event_seconds), _by_value(CATEGORICAL[column], scored.categories)]
     groups.append(_by_newness(scored, is_first_round))
-    return [_measure(scored, group, name, rows) for slices in groups for group, name, rows in slices]
+    return [_measure(scored, group, name, rows=rows) for slices in groups for group, name, rows in slices]
 
 
 _Slice = tuple[str, str, NDArray[np.bool_]]
@@ -98,7 +98,7 @@ def _by_newness(scored: ScoredHoldout, is_first_round: bool) -> Iterator[_Slice]
     )
 
 
-def _measure(scored: ScoredHoldout, group: str, name: str, rows: NDArray[np.bool_]) -> SliceMetrics:
+def _measure(scored: ScoredHoldout, group: str, name: str, *, rows: NDArray[np.bool_]) -> SliceMetrics:
     labels, candidate = scored.labels[rows], scored.candidate[rows]
     champion = scored.champion[rows] if scored.champion is not None else None
     return SliceMetrics(

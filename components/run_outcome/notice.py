@@ -51,7 +51,7 @@ def notify(
     if not url.strip():
         return "nobody"
     try:
-        return _send(json.dumps(message(outcome, notes)).encode(), url.strip(), timeout_seconds, sleep)
+        return _send(json.dumps(message(outcome, notes)).encode(), url.strip(), timeout_seconds, sleep=sleep)
     except Exception as error:  # noqa: BLE001 - the run has ended well or badly; this must not change it
         logger.warning("the run's end was not announced: %s", type(error).__name__)
         return "lost"
@@ -77,7 +77,7 @@ def reported_by_steps(notes: Sequence[StepNote]) -> list[str]:
     return [f"{note.step}: {sentence}" for note in notes for sentence in note.facts.get("notify", [])]
 
 
-def _send(body: bytes, url: str, timeout_seconds: float, sleep: Callable[[float], None]) -> str:
+def _send(body: bytes, url: str, timeout_seconds: float, *, sleep: Callable[[float], None]) -> str:
     for pause in (*PAUSES_SECONDS, None):
         answer = post(url, body, timeout_seconds=timeout_seconds)
         if answer.state == "delivered":

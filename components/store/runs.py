@@ -157,7 +157,7 @@ def find_outcome(store: Path, trigger_id: str) -> RunOutcome | None:
     return outcomes[-1] if outcomes else None
 
 
-def report_path(store: Path, run: str, step: str, kind: str = HTML) -> Path:
+def report_path(store: Path, run: str, step: str, *, kind: str = HTML) -> Path:
     """Path of the report of `step`, whether or not there is one.
 
     Raises:
@@ -169,14 +169,14 @@ def report_path(store: Path, run: str, step: str, kind: str = HTML) -> Path:
 def keep_report(store: Path, run: str, step: str, *, html: str | bytes, document: str | bytes | None = None) -> None:
     """Writes the report of a step, each file whole or not at all, over that of an earlier try."""
     if document is not None:
-        write_whole(report_path(store, run, step, JSON), document)
+        write_whole(report_path(store, run, step, kind=JSON), document)
     write_whole(report_path(store, run, step), html)
 
 
 def forget_report(store: Path, run: str, step: str) -> None:
     """Removes the report of an earlier try, which must not be taken for that of a try that ends without one."""
     for kind in (HTML, JSON):
-        report_path(store, run, step, kind).unlink(missing_ok=True)
+        report_path(store, run, step, kind=kind).unlink(missing_ok=True)
 
 
 def reports_of(store: Path, run: str) -> dict[str, str]:

@@ -46,8 +46,10 @@ class Arm:
 
     def __post_init__(self) -> None:
         """Refuses a name or a version that Triton cannot have."""
-        _expect("model_name", self.model_name, isinstance(self.model_name, str) and bool(self.model_name), "a name")
-        _expect("version", self.version, type(self.version) is int and self.version >= 1, "an integer from 1")
+        _expect(
+            "model_name", self.model_name, isinstance(self.model_name, str) and bool(self.model_name), expected="a name"
+        )
+        _expect("version", self.version, type(self.version) is int and self.version >= 1, expected="an integer from 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +80,17 @@ class TrafficPlan(Manifest):
 
     def __post_init__(self) -> None:
         """Refuses what no client could follow."""
-        _expect("sequence", self.sequence, type(self.sequence) is int and self.sequence >= 1, "an integer from 1")
+        _expect(
+            "sequence", self.sequence, type(self.sequence) is int and self.sequence >= 1, expected="an integer from 1"
+        )
         for name, share in (("canary_share", self.canary_share), ("shadow_share", self.shadow_share)):
-            _expect(name, share, type(share) in (int, float) and 0.0 <= share <= 1.0, "a number in 0..1")
-        _expect("published_at", self.published_at, _is_utc_time(self.published_at), "an ISO 8601 time with its offset")
+            _expect(name, share, type(share) in (int, float) and 0.0 <= share <= 1.0, expected="a number in 0..1")
+        _expect(
+            "published_at",
+            self.published_at,
+            _is_utc_time(self.published_at),
+            expected="an ISO 8601 time with its offset",
+        )
         if self.canary is None and (self.canary_share or self.shadow_share):
             raise ContractError(
                 f"canary_share is {self.canary_share} and shadow_share {self.shadow_share} without a canary, expected 0"
@@ -128,7 +137,7 @@ def _fraction(salt: str, purpose: str, key: str) -> float:
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
 
 
-def _expect(name: str, value: object, holds: bool, expected: str) -> None:
+def _expect(name: str, value: object, holds: bool, *, expected: str) -> None:
     if not holds:
         raise ContractError(f"{name} is {value!r}, expected {expected}")
 

@@ -98,7 +98,7 @@ def _judge_values(measured: Measured, rules: RuleSet) -> list[Finding]:
         if name not in now or name in measured.excluded:
             continue
         if num_values(now[name]):
-            found += _judge_missing_share(name, now[name], before.get(name), rules)
+            found += _judge_missing_share(name, now[name], before.get(name), rules=rules)
         elif measured.statistics_before is None:
             text = f"{name} has no value in any of {rows} rows"
             found += rules.find("column_empty_by_chance", name, text)
@@ -132,7 +132,7 @@ def _judge_empty_column(name: str, before: Any, rules: RuleSet, *, rows: int, sc
     return rules.find("column_empty" if expected >= CERTAIN_ROWS else "column_empty_by_chance", name, text)
 
 
-def _judge_missing_share(name: str, now: Any, before: Any, rules: RuleSet) -> list[Finding]:
+def _judge_missing_share(name: str, now: Any, before: Any, *, rules: RuleSet) -> list[Finding]:
     share_now, share_before = missing_share(now), missing_share(before)
     if share_now is None or share_before is None:
         return []

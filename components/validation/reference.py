@@ -137,21 +137,27 @@ class ReferenceCounter:
             return
         # By blocks, because rows of one request lie together and are alike: cut between them, no half would be fair.
         requests = BatchRequests(batch, self.rows if first_row is None else first_row, BLOCK_ROWS)
-        dense = requests.ordered(_feature_matrix(batch, self._dense, "float32", np.nan))
-        categorical = requests.ordered(_feature_matrix(batch, self._categorical, "int64", criteo.MISSING_CATEGORY))
+        dense = requests.ordered(_feature_matrix(batch, self._dense, "float32", missing=np.nan))
+        categorical = requests.ordered(
+            _feature_matrix(batch, self._categorical, "int64", missing=criteo.MISSING_CATEGORY)
+        )
         present = np.concatenate([~np.isnan(dense), categorical != criteo.MISSING_CATEGORY], axis=1)
         with_value = requests.sums(present)
         self._add_rows(batch, requests, with_value)
         halves = requests.blocks % 2
         for i in range(len(self._dense)):
-            self._add_dense(i, dense[:, i], present[:, i], requests, with_value[:, i], halves)
+            self._add_dense(
+                i, dense[:, i], present[:, i], requests=requests, with_value=with_value[:, i], halves=halves
+            )
         # Numbered anew, those of the first half first.
         order = np.argsort(halves, kind="stable")
         of_row, second = np.argsort(order)[requests.of_row], int((halves == 0).sum())
         for i, name in enumerate(self._categorical):
             column = len(self._dense) + i
             held = present[:, column]
-            self._add_values(name, categorical[:, i][held], of_row[held], with_value[order, column], second)
+            self._add_values(
+                name, categorical[:, i][held], of_row[held], with_value=with_value[order, column], second=second
+            )
 
     def _add_rows(self, batch: pa.RecordBatch, requests: BatchRequests, with_value: Ints) -> None:
         sizes, halves = requests.sizes, requests.blocks % 2
@@ -173,6 +179,7 @@ class ReferenceCounter:
         i: int,
         values: NDArray[np.float32],
         present: Ints,
+        *,
         requests: BatchRequests,
         with_value: Ints,
         halves: Ints,
@@ -184,7 +191,7 @@ class ReferenceCounter:
         places = rows @ np.arange(NUM_BUCKETS)
         self._sums["places"][:, i] += [(places**2).sum(), (places * with_value).sum()]
 
-    def _add_values(self, name: str, values: Ints, requests: Ints, with_value: Ints, second: int) -> None:
+    def _add_values(self, name: str, values: Ints, requests: Ints, *, with_value: Ints, second: int) -> None:
         """Counts a column's values [n] in requests [n]; those numbered from `second` on are in the second half."""
         if not len(values):
             return
@@ -291,7 +298,9 @@ class ReferenceCounter:
         )
 
 
-def _feature_matrix(batch: pa.RecordBatch, names: tuple[str, ...], dtype: str, missing: float) -> NDArray[np.generic]:
+def _feature_matrix(
+    batch: pa.RecordBatch, names: tuple[str, ...], dtype: str, *, missing: float
+) -> NDArray[np.generic]:
     if not names:
         return np.zeros((batch.num_rows, 0), dtype)
     return criteo.feature_matrix(batch, names, dtype, missing=missing)

@@ -57,7 +57,7 @@ def validate(round_: ValidationRound) -> Validated:
         (folder / JSON_FILE).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         (folder / HTML_FILE).write_text(draw_page(document), encoding="utf-8")
         files = {path.name for path in folder.iterdir()}
-    report = _make_report(round_, measured, findings, files)
+    report = _make_report(round_, measured, findings, files=files)
     logger.info("decision %s: %d findings", report.decision, len(findings))
     return Validated(report, measured.rows.dataset)
 
@@ -81,7 +81,7 @@ def _write_measured(round_: ValidationRound, measured: Measured, folder: Path) -
 
 
 def _make_report(
-    round_: ValidationRound, measured: Measured, findings: Sequence[Finding], files: set[str]
+    round_: ValidationRound, measured: Measured, findings: Sequence[Finding], *, files: set[str]
 ) -> ValidationReport:
     def uri(name: str) -> str:
         return (round_.folder / name).as_uri()

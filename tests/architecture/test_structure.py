@@ -195,6 +195,17 @@ def test_every_source_file_opens_with_its_job_and_no_function_is_endless(trees):
     assert long == []
 
 
+def test_arguments_beyond_the_third_are_keywords(trees):
+    found = [
+        f"{name}:{each.lineno} {each.name}"
+        for name, tree in trees.items()
+        for each in functions(tree)
+        if not is_pipeline(each)
+        and len([a for a in (*each.args.posonlyargs, *each.args.args) if a.arg not in ("self", "cls")]) > 3
+    ]
+    assert found == []
+
+
 def test_every_main_ends_with_a_code_of_the_table(trees):
     mains = [(name, each) for name, tree in trees.items() for each in tree.body if getattr(each, "name", "") == "main"]
     undecorated = [

@@ -81,4 +81,4 @@ def test_ways_that_made_different_rows_are_not_compared(tmp_path, monkeypatch, f
 
     monkeypatch.setattr(extraction, "run", run)
     with pytest.raises(extraction.Unequal, match="pyarrow_whole"):
-        extraction.measure(tmp_path / "file", 3, ["ours", "pyarrow_whole"], 1, tmp_path)
+        extraction.measure(tmp_path / "file", 3, ["ours", "pyarrow_whole"], rounds=1, scratch=tmp_path)

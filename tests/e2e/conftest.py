@@ -12,7 +12,7 @@ from tests.support.stored_models import make_candidate, make_parts, raw_rows  # 
 def deploy(settings, make_candidate):  # noqa: F811  a fixture
     """Releases the model made with a seed, by settings that may be changed."""
     return lambda seed, **changes: release(
-        *make_candidate(settings.store, seed), dataclasses.replace(settings, **changes)
+        *make_candidate(settings.store, seed), settings=dataclasses.replace(settings, **changes)
     )
 
 

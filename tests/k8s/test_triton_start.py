@@ -121,7 +121,7 @@ def test_without_a_model_a_pod_stays_takes_no_traffic_and_is_reached_by_the_firs
             triton_urls=(started.grpc_url,),
             options=ServingOptions(instances=1),
         )
-        released = release(*make_candidate(settings.store, 1), settings)
+        released = release(*make_candidate(settings.store, 1), settings=settings)
         assert released.version == 1
         assert started.passes("readinessProbe")
         assert started.passes("livenessProbe")
@@ -135,7 +135,7 @@ def test_what_a_release_writes_can_be_read_by_triton_who_is_another_user(
     settings = ReleaseSettings(
         store=tmp_path / "store", repository=repository.as_uri(), options=ServingOptions(instances=1)
     )
-    release(*make_candidate(settings.store, 1), settings)
+    release(*make_candidate(settings.store, 1), settings=settings)
     written = [path for path in repository.rglob("*") if not path.name.startswith(".")]
     assert [path for path in written if path.name == "model.onnx"]
     hidden = [p for p in written if not p.stat().st_mode & (stat.S_IXOTH if p.is_dir() else stat.S_IROTH)]

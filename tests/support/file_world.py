@@ -41,7 +41,7 @@ class World:
         return self._candidates[seed]
 
     def release(self, seed):
-        return release(*self.candidate(seed), self.settings)
+        return release(*self.candidate(seed), settings=self.settings)
 
     def rollback(self, **how):
         return rollback(self.settings, **{"reason": "drill", **how})

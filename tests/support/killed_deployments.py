@@ -56,7 +56,7 @@ def deploy(job):
     else:
         kinds = (Model, Verdict, RawDataset)
         manifests = [kind.read(path) for kind, path in zip(kinds, job["candidate"], strict=True)]
-        release(*manifests, settings)
+        release(*manifests, settings=settings)
 
 
 def main():

@@ -301,7 +301,7 @@ def judge_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsJudgement:
         reason = f"pairs up to look {look} hold clicks of fewer than {MIN_REQUESTS} requests, or others of fewer"
         reason += "; advance or abort it" if needed is None else f"; {needed} more pairs until the next"
     else:
-        action, reason = _judge_differences(auc, log_loss, policy, f"look {look}")
+        action, reason = _judge_differences(auc, log_loss, policy, look=f"look {look}")
         if action == HOLD:
             reason += "; advance or abort it" if needed is None else f"; {needed} more pairs until the next"
     return PairsJudgement(
@@ -316,7 +316,9 @@ def judge_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsJudgement:
     )
 
 
-def _judge_differences(auc: ArmDifference, log_loss: ArmDifference, policy: CanaryPolicy, look: str) -> tuple[str, str]:
+def _judge_differences(
+    auc: ArmDifference, log_loss: ArmDifference, policy: CanaryPolicy, *, look: str
+) -> tuple[str, str]:
     seen = f"AUC {auc.value:+.4f} +- {auc.error:.4f}, log loss {log_loss.value:+.4f} +- {log_loss.error:.4f}"
     worst = min(auc.loss_p_value(1), log_loss.loss_p_value(-1))
     if worst < policy.level:

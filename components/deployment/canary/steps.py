@@ -100,7 +100,7 @@ _NO_CANARY = Step(action=NONE, reason="no canary is at work")
 
 
 def start(
-    model: Model, verdict: Verdict, raw: RawDataset, settings: ReleaseSettings, *, share: float = FIRST_SHARE
+    model: Model, verdict: Verdict, raw: RawDataset, *, settings: ReleaseSettings, share: float = FIRST_SHARE
 ) -> Release:
     """The release manifest of the model that is now the canary; a model that is live or the canary keeps its own.
 
@@ -135,7 +135,7 @@ def start(
         if site.repository.canary.whole():
             raise TemporaryError("a canary before this one is not unloaded yet: run `canary step` until it is")
         # Live, previous and canary are in memory at once.
-        done = prepare_version(site, model, verdict, raw, settings=settings, versions=3)
+        done = prepare_version(site, model, verdict, raw=raw, settings=settings, versions=3)
         plan = TrafficPlan(
             sequence=before.sequence + 1 if before else 1,
             stable=Arm(model_name=MODEL_NAME, version=live.version),
@@ -390,7 +390,7 @@ def _step_without_servers(settings: CanarySettings) -> Step | None:
         if repository.read_plan() != plan:
             return None
         reset_plan(site, repository, found.reason)
-    return _aborted(settings, plan.canary.version, found.reason, found)
+    return _aborted(settings, plan.canary.version, found.reason, judgement=found)
 
 
 def _plan_and_line(site: Site) -> tuple[TrafficPlan, Promotion]:
@@ -445,7 +445,7 @@ def _carry_out(plan: TrafficPlan, settings: CanarySettings, found: CanaryJudgeme
         if found.action == ABORT:
             site.reset_plan(found.reason)
             site.checkpoint("plan reset")
-            return _aborted(settings, at_work.version, found.reason, found)
+            return _aborted(settings, at_work.version, found.reason, judgement=found)
         larger = [share for share in settings.policy.shares if share > plan.canary_share]
         if larger:
             action, share = GROWN, larger[0]
@@ -473,7 +473,7 @@ def _held(plan: TrafficPlan, reason: str, judgement: CanaryJudgement | None = No
 
 
 def _aborted(
-    settings: CanarySettings, version: int | None, reason: str, judgement: CanaryJudgement | None = None
+    settings: CanarySettings, version: int | None, reason: str, *, judgement: CanaryJudgement | None = None
 ) -> Step:
     logger.error("canary %s is aborted: %s", version, reason)
     return Step(

@@ -100,7 +100,7 @@ def deploy(settings, make_candidate):
     from components.deployment.release import release
 
     return lambda seed, **changes: release(
-        *make_candidate(settings.store, seed), dataclasses.replace(settings, **changes)
+        *make_candidate(settings.store, seed), settings=dataclasses.replace(settings, **changes)
     )
 
 

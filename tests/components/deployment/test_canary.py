@@ -44,7 +44,7 @@ class Place:
         self.checkpoints: list[str] = []
         self.crash_at: int | None = None
         self.evidence_files = 0
-        release(*self.candidates[1], self.release_settings())
+        release(*self.candidates[1], settings=self.release_settings())
 
     def remember(self, copy):
         """Something that brings everything back to how it is now."""
@@ -92,7 +92,7 @@ class Place:
 
     def start(self, seed=2, **other):
         """Starts the canary, and counts errors and latency from then on."""
-        done = start(*self.candidates[seed], self.release_settings(), **other)
+        done = start(*self.candidates[seed], settings=self.release_settings(), **other)
         if self.plan() is not None and not self.plan().baseline:
             self.step()
         return done
@@ -378,16 +378,16 @@ def test_only_one_canary_and_no_release_beside_it(place, make_candidate):
     place.start()
     other = make_candidate(place.store, 3)
     with pytest.raises(Refused, match="canary"):
-        start(*other, place.release_settings())
+        start(*other, settings=place.release_settings())
     with pytest.raises(Refused, match="canary"):
-        release(*other, place.release_settings())
+        release(*other, settings=place.release_settings())
 
 
 def test_nothing_live_is_no_place_for_a_canary(tmp_path, make_candidate):
     store = tmp_path / "empty"
     settings = ReleaseSettings(store=store, repository=(tmp_path / "r").as_uri())
     with pytest.raises(ContractError, match="no live version"):
-        start(*make_candidate(store, 1), settings)
+        start(*make_candidate(store, 1), settings=settings)
 
 
 def test_the_live_model_is_no_canary_and_there_is_nothing_to_abort(place):
@@ -397,7 +397,7 @@ def test_the_live_model_is_no_canary_and_there_is_nothing_to_abort(place):
 
 
 def test_a_rollback_ends_the_canary_and_the_next_step_unloads_it(place, make_candidate):
-    release(*make_candidate(place.store, 3), place.release_settings())
+    release(*make_candidate(place.store, 3), settings=place.release_settings())
     place.candidates[2] = (
         place.candidates[2][0],
         dataclasses.replace(place.candidates[2][1], champion_model_id="model-3"),
@@ -513,7 +513,7 @@ def test_a_start_that_a_server_refuses_changes_nothing(place):
         return AlteredDouble(place.servers[url], load=refuse) if url == "b:1" else place.servers[url]
 
     with pytest.raises(PermanentError, match="no room"):
-        start(*place.candidates[2], place.release_settings(connect=connect))
+        start(*place.candidates[2], settings=place.release_settings(connect=connect))
     assert_clean(place)
     assert place.actions()[-1] == "withdrawn"
     place.start()
@@ -637,7 +637,7 @@ def test_a_canary_started_by_hand_is_served_with_the_live_versions_options(tmp_p
     settings = ReleaseSettings(
         store=store, repository=str(repository), options=ServingOptions(instances=3, response_cache=True)
     )
-    release(*make_candidate(store, 1), settings)
+    release(*make_candidate(store, 1), settings=settings)
     _, verdict, raw = make_candidate(store, 2)
     keep_verdict(store, verdict, raw)
     assert main(["start", "--store", str(store), "--model-id", "model-2"]) == 0
@@ -651,8 +651,8 @@ ROOT = "gs://models/serving"
 def test_a_canary_in_a_bucket_starts_grows_and_ends(cloud_storage, make_candidate, tmp_path):
     store = tmp_path / "store"
     settings = ReleaseSettings(store=store, repository=ROOT)
-    release(*make_candidate(store, 1), settings)
-    start(*make_candidate(store, 2), settings)
+    release(*make_candidate(store, 1), settings=settings)
+    start(*make_candidate(store, 2), settings=settings)
     objects = open_objects(ROOT)
     repository = ModelRepository(objects)
     assert repository.read_plan().canary_share == 0.01

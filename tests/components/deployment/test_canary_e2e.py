@@ -132,7 +132,7 @@ def beside(deploy, settings, make_candidate, triton, client, tmp_path, monkeypat
 
     def begin(**other):
         monkeypatch.setattr(canary, "SHADOW_SHARE", 1.0)
-        start(*make_candidate(settings.store, 2), settings, **other)
+        start(*make_candidate(settings.store, 2), settings=settings, **other)
         return canary.CanarySettings(
             site=settings,
             evidence=(FolderObjects(tmp_path / "archive"),),

@@ -49,7 +49,7 @@ class Cluster:
         """Releases to pods of that kind."""
         repository, state = self.settings.repository, self.root / "state"
         settings = dataclasses.replace(self.settings, connect=lambda url: kind(url, repository=repository, state=state))
-        return release(*candidate, settings)
+        return release(*candidate, settings=settings)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def promote(settings):
 
 @pytest.fixture
 def live(settings, make_candidate):
-    return release(*make_candidate(settings.store, 1), settings)
+    return release(*make_candidate(settings.store, 1), settings=settings)
 
 
 def test_a_refused_model_goes_live_with_who_why_and_what_the_gate_said(settings, live, make_candidate, promote, capsys):

@@ -51,7 +51,7 @@ def test_the_journal_names_who_why_and_every_hash_before_a_server_is_notified(wo
     settings = dataclasses.replace(world.settings, who="run-7", triton_urls=world.settings.triton_urls[:1])
     done = release(
         *world.candidate(1),
-        dataclasses.replace(
+        settings=dataclasses.replace(
             settings, connect=lambda url: Watched(url, repository=settings.repository, state=world.state)
         ),
     )
@@ -92,7 +92,7 @@ def test_second_release_under_load_fails_no_request_and_never_goes_back(deploy, 
 def test_old_versions_leave_the_repository_and_as_many_as_asked_for_stay(world, make_candidate):
     settings = dataclasses.replace(world.settings, num_kept=3)
     for seed in range(1, 5):
-        release(*make_candidate(settings.store, seed), settings)
+        release(*make_candidate(settings.store, seed), settings=settings)
     assert world.repository.versions() == [2, 3, 4]
     assert [server.loaded() for server in world.servers] == [[4], [4]], "servers hold only the live version"
     assert [p.version for p in read_journal(settings.store)] == [1, 2, 3, 4]
@@ -109,7 +109,7 @@ def test_how_it_is_served_is_what_the_run_asked_for(make_candidate, tmp_path):
         repository=str(tmp_path / "repository"),
         options=ServingOptions(server="onnxruntime", device="gpu", instances=3, response_cache=True),
     )
-    release(*make_candidate(settings.store, 1), settings)
+    release(*make_candidate(settings.store, 1), settings=settings)
     text = (tmp_path / "repository" / MODEL_NAME / "config.pbtxt").read_text()
     options = read_options(text)
     assert (options.server, options.device, options.instances, options.response_cache) == (
@@ -125,10 +125,10 @@ def test_a_repository_written_for_another_server_is_refused(make_candidate, tmp_
     store, repository = tmp_path / "store", tmp_path / "repository"
     release(
         *make_candidate(store, 1),
-        ReleaseSettings(store=store, repository=str(repository), options=ServingOptions(server="onnxruntime")),
+        settings=ReleaseSettings(store=store, repository=str(repository), options=ServingOptions(server="onnxruntime")),
     )
     with pytest.raises(ContractError, match="server is 'python', expected 'onnxruntime'"):
-        release(*make_candidate(store, 2), ReleaseSettings(store=store, repository=str(repository)))
+        release(*make_candidate(store, 2), settings=ReleaseSettings(store=store, repository=str(repository)))
 
 
 @pytest.mark.e2e
@@ -188,7 +188,7 @@ def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_ca
             triton_urls=urls,
             options=ServingOptions(instances=1),
         )
-        release(*make_candidate(settings.store, 1), settings)
+        release(*make_candidate(settings.store, 1), settings=settings)
 
         def wrong_on_the_last(real, asked, *rows, version=None):
             scores, answered = real.infer(asked, *rows, version=version)
@@ -197,7 +197,7 @@ def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_ca
         with under_load(urls, rows, until=1) as traffic, pytest.raises(PermanentError, match=urls[2]):
             release(
                 *make_candidate(settings.store, 2),
-                dataclasses.replace(settings, connect=lambda url: Altered(url, infer=wrong_on_the_last)),
+                settings=dataclasses.replace(settings, connect=lambda url: Altered(url, infer=wrong_on_the_last)),
             )
         assert traffic.failures == []
         assert {answers[-1] for answers in traffic.answers} == {1}
@@ -207,7 +207,7 @@ def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_ca
         assert ModelRepository(open_objects(settings.repository)).versions() == [1]
 
         with under_load(urls, rows, until=3) as traffic:
-            assert release(*make_candidate(settings.store, 3), settings).version == 3
+            assert release(*make_candidate(settings.store, 3), settings=settings).version == 3
         assert traffic.failures == []
         assert [live_version(client, rows) for client in clients] == [3, 3, 3]
         rollback(dataclasses.replace(settings, who="anna"), reason="drill")

@@ -40,7 +40,7 @@ def repository(settings):
 
 def test_versions_go_live_leave_and_come_back(settings, repository, make_candidate):
     for seed in (1, 2, 3):
-        release(*make_candidate(settings.store, seed), settings)
+        release(*make_candidate(settings.store, seed), settings=settings)
     assert repository.versions() == [2, 3]
     assert versions_of(repository.read_config()) == [3]
     assert rollback(settings, to_version=1, reason="drill").version == 1
@@ -49,7 +49,7 @@ def test_versions_go_live_leave_and_come_back(settings, repository, make_candida
 
 
 def test_an_interrupted_release_is_put_right_by_the_next(settings, repository, make_candidate):
-    release(*make_candidate(settings.store, 1), settings)
+    release(*make_candidate(settings.store, 1), settings=settings)
 
     def die(name):
         if name == "config written":
@@ -61,10 +61,10 @@ def test_an_interrupted_release_is_put_right_by_the_next(settings, repository, m
         patch.setattr("components.deployment.switch._withdraw_files", lambda *_: None)
         patch.setattr("components.deployment.site.Site.withdraw", lambda *_: None)
         with pytest.raises(Killed):
-            release(*make_candidate(settings.store, 2), dataclasses.replace(settings, checkpoint=die))
+            release(*make_candidate(settings.store, 2), settings=dataclasses.replace(settings, checkpoint=die))
     assert versions_of(repository.read_config()) == [2]
     assert read_entries(settings.store)[-1].action == "intent"
-    done = release(*make_candidate(settings.store, 3), settings)
+    done = release(*make_candidate(settings.store, 3), settings=settings)
     assert [entry.action for entry in read_entries(settings.store)][-3:] == ["withdrawn", "intent", "release"]
     assert versions_of(repository.read_config()) == [done.version] == [3]
     assert repository.taken_numbers() == [1, 3]
@@ -74,17 +74,17 @@ def test_an_interrupted_release_is_put_right_by_the_next(settings, repository, m
 @pytest.mark.parametrize("place", ["kept", "probed"])
 def test_a_deployment_that_lost_its_lease_writes_nothing_more(settings, repository, make_candidate, place):
     """It slept while its lease ended; another one went back, released, and has the last word."""
-    release(*make_candidate(settings.store, 1), settings)
+    release(*make_candidate(settings.store, 1), settings=settings)
     seen = []
 
     def overtaken(name):
         if name == place and not seen:
             seen.append(name)
             repository.objects.delete("deployment.lease")
-            seen.append(release(*make_candidate(settings.store, 3), settings).version)
+            seen.append(release(*make_candidate(settings.store, 3), settings=settings).version)
 
     with pytest.raises(TemporaryError, match="no longer holds"):
-        release(*make_candidate(settings.store, 2), dataclasses.replace(settings, checkpoint=overtaken))
+        release(*make_candidate(settings.store, 2), settings=dataclasses.replace(settings, checkpoint=overtaken))
     version = seen[1]
     last = read_entries(settings.store)[-1]
     assert (last.action, last.version, last.model_id) == ("release", version, "model-3")
@@ -126,7 +126,7 @@ class Overtaken:
 def test_a_deployment_that_lost_its_lease_leaves_configuration_and_servers_to_the_new_holder(
     settings, repository, make_candidate
 ):
-    release(*make_candidate(settings.store, 1), settings)
+    release(*make_candidate(settings.store, 1), settings=settings)
 
     def take_over():
         repository.objects.delete("deployment.lease")
@@ -136,7 +136,7 @@ def test_a_deployment_that_lost_its_lease_leaves_configuration_and_servers_to_th
     server = Overtaken("triton:8001", settings.store, take_over)
     served = dataclasses.replace(settings, triton_urls=("triton:8001",), connect=lambda url: server)
     with pytest.raises(TemporaryError, match="the load was too slow; another deployment took over"):
-        release(*make_candidate(settings.store, 2), served)
+        release(*make_candidate(settings.store, 2), settings=served)
     assert server.calls[-1] == "taken over", "what the new holder told this server stays its last word"
     assert versions_of(repository.read_config()) == [1]
     assert [entry.action for entry in read_entries(settings.store)][-2:] == ["intent", "withdrawn"]

@@ -157,7 +157,7 @@ def test_a_release_killed_over_the_real_server_is_put_right(
     back = rollback(dataclasses.replace(settings, who="person"), reason="it hung")
     assert (back.action, back.version) == ("release", 1)
     assert live_version(client, raw_rows(3)) == 1
-    done = release(*candidate, settings)
+    done = release(*candidate, settings=settings)
     assert (done.version, live_version(client, raw_rows(3))) == (3, 3)
     assert not (Path(str(repository.objects.local("click_model/2")))).exists()
     assert client.is_ready(MODEL_NAME, 3)

@@ -61,7 +61,7 @@ def test_a_failed_first_release_leaves_nothing_served(make_candidate, client, se
     with pytest.raises(TemporaryError, match="version 1 of click_model .* is not ready after 60"):
         release(
             *make_candidate(settings.store, 1),
-            dataclasses.replace(hasty, connect=lambda url: Altered(url, is_ready=refuse)),
+            settings=dataclasses.replace(hasty, connect=lambda url: Altered(url, is_ready=refuse)),
         )
     assert repository.versions() == []
     assert repository.read_config() is None
@@ -109,7 +109,9 @@ def release_to(world, kind):
     settings = world.settings
     return release(
         *world.candidate(2),
-        dataclasses.replace(settings, connect=lambda url: kind(url, repository=settings.repository, state=world.state)),
+        settings=dataclasses.replace(
+            settings, connect=lambda url: kind(url, repository=settings.repository, state=world.state)
+        ),
     )
 
 
@@ -149,7 +151,7 @@ def test_failed_parity_publishes_nothing_and_keeps_nothing(settings, make_candid
     model, verdict, raw = make_candidate(settings.store, 1)
     wrong = with_scores(verdict, lambda scores: scores + np.float32(1e-3), tmp_path)
     with pytest.raises(ContractError, match="graph differs from the training-side score by 0.001"):
-        release(model, wrong, raw, settings)
+        release(model, wrong, raw, settings=settings)
     assert repository.versions() == []
     assert read_entries(settings.store) == []
     assert list((settings.store / "graphs").iterdir()) == []
@@ -157,12 +159,12 @@ def test_failed_parity_publishes_nothing_and_keeps_nothing(settings, make_candid
 
 def test_a_dead_python_stub_that_still_says_ready_stops_a_retried_step(settings, make_candidate, triton, client):
     candidate = make_candidate(settings.store, 1)
-    release(*candidate, settings)
+    release(*candidate, settings=settings)
     for stub in _stubs_of(triton.pid):
         os.kill(stub, 9)
     assert client.is_ready(MODEL_NAME, 1), "the server's word alone would have been believed"
     with pytest.raises(PermanentError, match="not healthy"):
-        release(*candidate, settings)
+        release(*candidate, settings=settings)
     client.unload(MODEL_NAME)
 
 
@@ -177,7 +179,7 @@ def test_a_repository_that_cannot_be_written_is_named_before_any_work(make_candi
     (tmp_path / "file").write_text("not a folder")
     settings = ReleaseSettings(store=store, repository=str(tmp_path / "file" / "repository"))
     with pytest.raises(ContractError, match=r"model repository .*/file/repository is not writable: Not a directory"):
-        release(*candidate, settings)
+        release(*candidate, settings=settings)
 
 
 def test_without_an_answering_server_nothing_is_published(make_candidate, tmp_path):
@@ -185,7 +187,7 @@ def test_without_an_answering_server_nothing_is_published(make_candidate, tmp_pa
         store=tmp_path / "store", repository=str(tmp_path / "repository"), triton_urls=("127.0.0.1:9",)
     )
     with pytest.raises(TemporaryError, match=r"triton 127.0.0.1:9: liveness failed"):
-        release(*make_candidate(settings.store, 1), settings)
+        release(*make_candidate(settings.store, 1), settings=settings)
     assert not (tmp_path / "repository" / MODEL_NAME / "config.pbtxt").exists()
     assert read_entries(settings.store) == []
 
@@ -205,17 +207,17 @@ def test_a_second_deployment_at_the_same_time_is_refused(make_candidate, tmp_pat
     settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"), patience=patience)
     candidate = make_candidate(settings.store, 1)
     with pytest.raises(TemporaryError, match="another deployment is at work"):
-        release(*candidate, settings)
+        release(*candidate, settings=settings)
     assert 25 <= len(waits) <= 30
     lock_taken()
-    assert release(*candidate, settings).version == 1, "without servers it is published and recorded"
+    assert release(*candidate, settings=settings).version == 1, "without servers it is published and recorded"
 
 
 def test_a_deployment_waits_a_little_for_whoever_has_the_lock(make_candidate, tmp_path, lock_taken):
     """A watchdog that heals a server, in the very minute in which a person wants to go back."""
     patience = Patience(sleep=lambda _: lock_taken())
     settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"), patience=patience)
-    assert release(*make_candidate(settings.store, 1), settings).version == 1
+    assert release(*make_candidate(settings.store, 1), settings=settings).version == 1
 
 
 def test_a_verdict_about_another_model_is_refused(make_candidate, tmp_path):
@@ -223,7 +225,7 @@ def test_a_verdict_about_another_model_is_refused(make_candidate, tmp_path):
     model, _, raw = make_candidate(settings.store, 1)
     _, verdict, _ = make_candidate(settings.store, 2)
     with pytest.raises(ContractError, match="verdict is about model model-2, expected model-1"):
-        release(model, verdict, raw, settings)
+        release(model, verdict, raw, settings=settings)
 
 
 def test_a_server_that_could_not_be_restored_is_named_in_the_error_and_in_the_journal(world):
@@ -247,7 +249,7 @@ def test_a_server_that_could_not_be_restored_is_named_in_the_error_and_in_the_jo
     with pytest.raises(
         PermanentError, match=r"differs .*; triton triton-a:8001 did not return to what was live: triton has gone deaf"
     ):
-        release(*world.candidate(2), dataclasses.replace(world.settings, connect=deaf))
+        release(*world.candidate(2), settings=dataclasses.replace(world.settings, connect=deaf))
     assert "triton triton-a:8001 did not return to what was live: triton has gone deaf" in world.entries()[-1].reason
     assert current(world.settings.store).version == 1
     assert world.release(3).version == 3
@@ -276,7 +278,7 @@ def test_a_configuration_that_cannot_be_put_back_is_left_to_the_next_deployment(
 
     monkeypatch.setattr(ModelRepository, "write_config", once)
     with pytest.raises(PermanentError, match="could not be restored: the storage is away"):
-        release(*world.candidate(2), dataclasses.replace(world.settings, connect=wrong))
+        release(*world.candidate(2), settings=dataclasses.replace(world.settings, connect=wrong))
     monkeypatch.undo()
     assert interrupted(world.settings.store).version == 2
     assert world.rollback().version == 1

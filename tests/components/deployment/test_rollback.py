@@ -44,7 +44,7 @@ def test_rollback_to_a_version_that_left_the_repository_brings_it_back_under_loa
     make_candidate, settings, go_back, client, triton, raw_rows, repository
 ):
     for seed in (1, 2, 3):
-        release(*make_candidate(settings.store, seed), dataclasses.replace(settings, num_kept=2))
+        release(*make_candidate(settings.store, seed), settings=dataclasses.replace(settings, num_kept=2))
     assert 1 not in repository.versions()
     with under_load([triton.grpc_url], raw_rows(8), until=1) as traffic:
         assert go_back(to_version=1).version == 1
@@ -71,7 +71,7 @@ def test_a_person_on_call_names_the_store_and_the_reason_and_nothing_else(deploy
 def test_flags_go_before_what_the_last_release_noted(make_candidate, tmp_path, capsys):
     settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"))
     for seed in (1, 2):
-        release(*make_candidate(settings.store, seed), settings)
+        release(*make_candidate(settings.store, seed), settings=settings)
     flags = ["--store", settings.store.as_uri(), "--reason", "drill"]
     assert main([*flags, "--triton-urls", "127.0.0.1:9"]) == 3
     assert "127.0.0.1:9" in capsys.readouterr().err
@@ -102,12 +102,13 @@ def test_a_rollback_to_a_damaged_graph_is_refused(world, version):
     with pytest.raises(ContractError, match="graph .* has sha256"):
         world.rollback(to_version=version)
     assert [max(server.loaded()) for server in world.servers] == [3, 3]
+    assert world.repository.versions() == [2, 3]
 
 
 def test_how_it_was_served_last_stays_as_it_was(world, make_candidate):
     world.release(1)
     wide = dataclasses.replace(world.settings, options=ServingOptions(instances=5))
-    release(*make_candidate(world.settings.store, 2), wide)
+    release(*make_candidate(world.settings.store, 2), settings=wide)
     world.rollback()
     assert read_options(world.repository.read_config()).instances == 5
 

@@ -58,7 +58,7 @@ def place(triton, tmp_path, make_candidate, raw_table):
         store=store, repository=triton.repository.as_uri(), triton_urls=(triton.grpc_url,), who="the page's test"
     )
     for seed in (1, 2):
-        release(*make_candidate(store, seed), settings)
+        release(*make_candidate(store, seed), settings=settings)
     for seed, accepted in ((3, False), (4, True)):
         _, verdict, raw = make_candidate(store, seed, accepted=accepted)
         keep_verdict(store, verdict, raw)

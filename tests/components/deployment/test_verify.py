@@ -45,7 +45,7 @@ def settings(store, tmp_path):
 @pytest.fixture
 def released(store, settings, make_candidate):
     """Publishes the model of `seed`; the release."""
-    return lambda seed=1: release(*make_candidate(store, seed), settings)
+    return lambda seed=1: release(*make_candidate(store, seed), settings=settings)
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_answers_of_a_version_that_was_withdrawn_again_are_verified(lake, store,
 
     candidate = make_candidate(store, 1)
     with pytest.raises(OSError, match="the power went"):
-        release(*candidate, dataclasses.replace(settings, checkpoint=fail))
+        release(*candidate, settings=dataclasses.replace(settings, checkpoint=fail))
     assert [entry.action for entry in read_entries(store)] == ["intent", "withdrawn"]
     found = verify(VERSION, store, FolderObjects(lake(Release.read(release_path(store, VERSION)))))
     assert (found.same, found.num_rows) == (True, NUM_ROWS)

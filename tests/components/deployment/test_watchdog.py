@@ -121,7 +121,9 @@ class OutOfTurn(Triton):
 
 
 def test_a_dead_stub_whose_turn_was_passed_over_is_found_in_the_same_round(make_candidate, settings):
-    release(*make_candidate(settings.store, 1), dataclasses.replace(settings, options=ServingOptions(instances=2)))
+    release(
+        *make_candidate(settings.store, 1), settings=dataclasses.replace(settings, options=ServingOptions(instances=2))
+    )
     OutOfTurn.turns[:] = ["alive", "alive"] + ["dead", "alive"] * 8
     watchdog = Watchdog(site=dataclasses.replace(settings, connect=OutOfTurn))
     assert [findings(watchdog) for _ in range(2)] == [[HEALED], [WELL]]
@@ -253,7 +255,7 @@ def test_a_response_cache_cannot_answer_for_a_dead_stub(make_candidate, settings
             triton_urls=(server.grpc_url,),
             options=ServingOptions(response_cache=True),
         )
-        release(*make_candidate(settings.store, 1), cached)
+        release(*make_candidate(settings.store, 1), settings=cached)
         watchdog, client = Watchdog(site=cached), Triton(server.grpc_url)
         golden = ModelRepository(open_objects(cached.repository)).published.golden_rows(1)
         assert findings(watchdog) == [WELL]
@@ -292,7 +294,7 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, s
         journal.write_bytes(b"not a promotion\n" if len(waits) == 1 else whole)
         return len(waits) == 3
 
-    watch(watchdog, 7.0, wait, tmp_path / "status.json")
+    watch(watchdog, 7.0, wait, status=tmp_path / "status.json")
     assert waits == [7.0] * 3
     assert told[1]["servers"] == {}
     assert str(journal) in told[1]["problem"] or "not a promotion" in told[1]["problem"]

@@ -325,7 +325,7 @@ def test_reports_are_kept_in_the_store_whatever_becomes_of_the_work_folder(step,
     _, report = step(write_rows(raw_table(500)), champion="none", run="r7")
     kept = report_path(store, "r7", "validation")
     assert kept.read_bytes() == local_path(report.report_uri).read_bytes()
-    document = json.loads(report_path(store, "r7", "validation", "json").read_text())
+    document = json.loads(report_path(store, "r7", "validation", kind="json").read_text())
     assert document == json.loads(Path(local_path(report.json_uri)).read_text())
     assert (document["run"], document["decision"], document["num_rows"]) == ("r7", report.decision, 500)
     assert len(document["columns"]) == 40

@@ -55,7 +55,7 @@ def test_a_report_of_an_earlier_try_is_forgotten(store):
     assert reports_of(store, RUN) == {"validation": report_path(store, RUN, "validation").as_uri()}
     forget_report(store, RUN, "validation")
     assert reports_of(store, RUN) == {}
-    assert not report_path(store, RUN, "validation", "json").exists()
+    assert not report_path(store, RUN, "validation", kind="json").exists()
 
 
 def test_the_page_leads_to_the_report_and_the_server_answers_it(store, get):
