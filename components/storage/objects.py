@@ -14,8 +14,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
-import google_crc32c
-
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 ABSENT = 0
@@ -66,6 +64,8 @@ def file_crc32c(file: BinaryIO) -> str:
     >>> file_crc32c(BytesIO(b"rows"))
     'r5sJTQ=='
     """
+    import google_crc32c  # not there where no step reads buckets
+
     file.seek(0)
     checksum = google_crc32c.Checksum()
     while content := file.read(_BUFFER_BYTES):

@@ -159,7 +159,9 @@ def scored(request, encoded, tmp_path_factory, run_beside):
 
 def _inside(graph, names):
     """Runs the graph with `names` of its inner values as outputs before the probability."""
-    session = with_inner_values(graph.read_bytes(), names)
+    beside = graph.with_name("inner.onnx")  # beside the file of the tables
+    beside.write_bytes(with_inner_values(graph.read_bytes(), names))
+    session = open_graph(beside)
     return lambda rows: session.run(
         [*names, "probability"], {DENSE_INPUT.name: rows.dense, CATEGORICAL_INPUT.name: rows.categorical}
     )

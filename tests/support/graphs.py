@@ -26,11 +26,11 @@ def open_bytes(graph):
 
 
 def with_inner_values(graph, names):
-    """A session of the graph that also answers with `names` of its inner values, before the probability."""
+    """The bytes of the graph that also answers with `names` of its inner values, before the probability."""
     model = onnx.load_from_string(graph)
     del model.graph.output[:]
     model.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, [*names, "probability"]))
-    return open_bytes(model.SerializeToString())
+    return model.SerializeToString()
 
 
 def run_graph(session, dense, categorical, names=None):

@@ -91,7 +91,7 @@ def encoder(workflow, limits):
     """Dense [n, 13] and rows of the fused table [n, 26], as the graph has them inside."""
     toy = toy_model(workflow, embedding_dim=1, hidden=2)
     names = [DENSE, "table_rows"]
-    session = with_inner_values(build_graph(workflow, toy.table, toy.network(), limits=limits), names)
+    session = open_bytes(with_inner_values(build_graph(workflow, toy.table, toy.network(), limits=limits), names))
     return lambda *rows: run_graph(session, *rows, names)
 
 
