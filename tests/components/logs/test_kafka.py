@@ -260,8 +260,8 @@ def test_broker_that_hangs_is_a_problem_too_and_holds_no_caller_up_for_long(tmp_
             reader.close()
             assert time.monotonic() - began < 30.0
     finally:
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
+        # librdkafka may wait for ever when it ends a mock cluster whose clients were given up.
+        process.kill()
         process.wait(120)
 
 
