@@ -52,7 +52,7 @@ def publish(
     weights_hash = sha256_tree(weights)
     model_id = f"{created_at.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}-{weights_hash[:8]}"
     final = model_folder(store, model_id)
-    if _is_whole(final, weights_hash):
+    if _is_published(final, weights_hash, created_at):
         logger.info("model %s is in the store already", model_id)
         return Model.read(final / Model.MANIFEST)
     with whole_directory(final, replace=True) as parts:
@@ -97,10 +97,15 @@ def _copy_parts(parts: Path, workflow_path: Path, report: ValidationReport) -> N
         shutil.copyfile(source, parts / name)
 
 
-def _is_whole(folder: Path, weights_hash: str) -> bool:
-    """Whether the folder holds a model of these weights all of whose parts are as its manifest says."""
+def _is_published(folder: Path, weights_hash: str, created_at: datetime) -> bool:
+    """Whether the folder holds this run's model of these weights, all of its parts as its manifest says."""
     try:
-        sha256 = Model.read(folder / Model.MANIFEST).sha256
+        model = Model.read(folder / Model.MANIFEST)
     except ContractError:
         return False
-    return sha256[Model.WEIGHTS] == weights_hash and all(sha256_tree(folder / name) == sha256[name] for name in _PARTS)
+    # Another run may have made the same weights of another workflow within the same second.
+    return (
+        model.created_at == created_at.isoformat()
+        and model.sha256[Model.WEIGHTS] == weights_hash
+        and all(sha256_tree(folder / name) == model.sha256[name] for name in _PARTS)
+    )
