@@ -1,7 +1,7 @@
 """Requests and models of the cache's benchmark: two networks, each served by one server with and without the cache.
 
-Rows and categories are the serving benchmark's; the workflow's vocabularies are those rows' categories, the weights
-fresh ones: neither the cost of a model nor that of hashing its requests depends on what it learned.
+Rows are drawn from the demo's world; the workflow's vocabularies are the categories of such rows, the weights fresh
+ones: neither the cost of a model nor that of hashing its requests depends on what it learned.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 
 from benchmarks.initial_model import write_initial_model
-from benchmarks.serving_model import CONFIG, DrawnLog
+from benchmarks.serving_model import CONFIG, NUM_FITTED, drawn_features
 from components.contracts.criteo import MISSING_CATEGORY
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FeatureWorkflow
@@ -33,14 +33,14 @@ CACHE_BYTES = 256 * 2**20
 """Room for every answer of the benchmark: evictions would be another subject."""
 
 
-def write_models(repository: Path, network: str, *, log: DrawnLog, scratch: Path) -> list[str]:
+def write_models(repository: Path, network: str, *, world: World, scratch: Path) -> list[str]:
     """Writes the network as two models that differ in the cache's switch only; their names."""
-    config, workflow = NETWORKS[network], _workflow(log)
+    config, workflow = NETWORKS[network], _workflow(world)
     weights, graph = scratch / f"weights {network}", scratch / f"graph {network}"
     table = write_initial_model(weights, config, workflow.slot_sizes, seed=0).table
     graph.mkdir()
     write_graph(graph, workflow, table, network=read_network(weights / NETWORK_FILE))
-    rows = log.draw(1, seed=9)
+    rows = drawn_features(world, 1, seed=9)
     golden = GoldenRows(dense=rows.dense, categorical=rows.categorical, expected=np.zeros(1, np.float32))
     golden.save(graph / GOLDEN_FILE)
     names = []
@@ -56,10 +56,10 @@ def write_models(repository: Path, network: str, *, log: DrawnLog, scratch: Path
     return names
 
 
-def _workflow(log: DrawnLog) -> FeatureWorkflow:
-    columns = log.draw_all().categorical.T
+def _workflow(world: World) -> FeatureWorkflow:
+    columns = drawn_features(world, NUM_FITTED, seed=1).categorical.T
     return FeatureWorkflow(
-        vocabularies=tuple(np.unique(c[(c != MISSING_CATEGORY) & (c < 2**31)]) for c in columns),
+        vocabularies=tuple(np.unique(c[c != MISSING_CATEGORY]) for c in columns),
         fill=0.0,
         clip_min=0.0,
         means=np.full(13, 1.5, np.float32),
@@ -69,10 +69,10 @@ def _workflow(log: DrawnLog) -> FeatureWorkflow:
 
 
 class Requests:
-    """Prepared requests of `num_rows` rows, no two alike: taken from the drawn log, and numbered in the first value."""
+    """Prepared requests of `num_rows` rows, no two alike: taken from the world, and numbered in the first value."""
 
-    def __init__(self, log: DrawnLog, num_rows: int) -> None:
-        self._drawn = log.draw(max(1024, num_rows), seed=4)
+    def __init__(self, world: World, num_rows: int) -> None:
+        self._drawn = drawn_features(world, max(1024, num_rows), seed=4)
         self._num_rows, self._number = num_rows, 0
 
     def fresh(self, count: int) -> list[list[Any]]:
@@ -91,8 +91,8 @@ class Requests:
         return request
 
 
-def repeating_share(num_rows: int) -> float:
+def repeating_share(world: World, num_rows: int) -> float:
     """Share of the demo's traffic, as rows of one request each, whose bytes were asked for before: its hit rate."""
-    rows = World.create(seed=7).draw(num_rows, np.random.default_rng(1))
+    rows = drawn_features(world, num_rows, seed=1)
     whole = np.concatenate([rows.dense.view(np.uint8), rows.categorical.view(np.uint8)], axis=1)
     return 1 - len({row.tobytes() for row in whole}) / num_rows

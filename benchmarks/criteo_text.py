@@ -57,11 +57,11 @@ def write_tsv_gz(path: Path, num_rows: int, *, seed: int = 0) -> None:
     with gzip.open(path, "wb", compresslevel=6) as file:
         for first in range(0, num_rows, _BLOCK_ROWS):
             text = io.BytesIO()
-            pv.write_csv(_table(random, min(_BLOCK_ROWS, num_rows - first)), text, options)
+            pv.write_csv(_random_text_table(random, min(_BLOCK_ROWS, num_rows - first)), text, options)
             file.write(text.getbuffer())
 
 
-def _table(random: np.random.Generator, n: int) -> Any:
+def _random_text_table(random: np.random.Generator, n: int) -> Any:
     columns = {LABEL: pa.array((random.random(n) < CLICK_RATE).astype(np.int32))}
     for name, (missing, median, sigma) in zip(DENSE, INTEGERS):
         values = np.floor(median * np.exp(sigma * random.normal(size=n))).astype(np.int64)

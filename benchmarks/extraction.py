@@ -10,12 +10,8 @@ Prints tables, and writes all of it as JSON.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,10 +23,10 @@ import pyarrow as pa
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
-from benchmarks import machine
+from benchmarks.command import benchmark_parser, documented, run_to_end
 from benchmarks.criteo_text import write_tsv_gz
-from benchmarks.spread import Spread, named, print_target, spread
-from components.runtime.durable import write_whole
+from benchmarks.machine import own_memory
+from benchmarks.spread import Spread, Target, spread
 
 DENSE, CATEGORICAL = [f"I{i}" for i in range(1, 14)], [f"C{i}" for i in range(1, 27)]
 NAMES = ["label", *DENSE, *CATEGORICAL]
@@ -100,13 +96,6 @@ def _pyarrow_options(*, block_bytes: int) -> dict[str, Any]:
 WAYS: dict[str, Way] = {each.__name__: each for each in (ours, pyarrow_whole, pyarrow_stream)}
 
 
-def peak_bytes() -> int:
-    """The most memory that this process has held, mapped files included."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return 1024 * int(found[1])
-
-
 def run_here(way: str, file: Path, folder: Path) -> dict[str, float]:
     """One way in this process: seconds of the work without imports, processor seconds, rows, peak bytes of memory."""
     folder.mkdir()
@@ -114,10 +103,9 @@ def run_here(way: str, file: Path, folder: Path) -> dict[str, float]:
     began, processor = time.perf_counter(), time.process_time()
     num_rows = work()
     seconds, processor = time.perf_counter() - began, time.process_time() - processor
-    return {"seconds": seconds, "processor": processor, "rows": num_rows, "peak": peak_bytes()}
+    return {"seconds": seconds, "processor": processor, "rows": num_rows, "peak": own_memory("VmHWM")}
 
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 OURS = "ours"
 PYARROW = ("pyarrow_whole", "pyarrow_stream")
 RATIO_TARGET, MEMORY_TARGET, GROWTH_TARGET = 0.5, 10**9, 1.1
@@ -134,10 +122,7 @@ class Unequal(Exception):
 def run(way: str, file: Path, folder: Path) -> dict[str, Any]:
     """One way in a process of its own; see `run_here`."""
     command = [sys.executable, "-m", "benchmarks.extraction", "--way", way, str(file), str(folder)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{way} ended with {done.returncode}: {done.stderr[-800:]}")
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    told: dict[str, Any] = json.loads(run_to_end(command).splitlines()[-1])
     return told
 
 
@@ -197,81 +182,48 @@ def print_figures(result: dict[str, Any]) -> None:
     )
     print(f"  {'':<16} {'rows/s':>32} {'ours to it':>22} {'processor s':>12} {'peak MB':>9}")
     for way, each in result["ways"].items():
-        rate, ratio = each["rows_per_second"], each["ours_to_it"]
-        print(
-            f"  {way:<16} {rate.median:>10,.0f} ({rate.least:>8,.0f} to {rate.most:>8,.0f})"
-            f" {ratio.median:>6.2f} ({ratio.least:>4.2f} to {ratio.most:>4.2f})"
-            f" {each['processor_seconds'].median:>12.2f} {each['peak_bytes'].median / 1e6:>9,.0f}"
-        )
-    ratio, small, large = result["ratio_to_pyarrow"], result["ways"][OURS]["peak_bytes"].most, result["large"]
-    value = f"{ratio.median:.2f} ({ratio.least:.2f} to {ratio.most:.2f})"
-    print_target(
-        "ours to the faster pyarrow way", value, f"at least {RATIO_TARGET:g}", is_met=ratio.median >= RATIO_TARGET
-    )
-    peak = max(small, large["peak"])
-    print_target(
-        "peak memory of ours",
-        f"{peak / 1e6:,.0f} MB",
-        f"at most {MEMORY_TARGET / 1e6:,.0f} MB",
-        is_met=peak <= MEMORY_TARGET,
-    )
-    growth = large["peak"] / small
+        rate, ratio = each["rows_per_second"].shown(",.0f"), each["ours_to_it"].shown(".2f")
+        processor, peak = each["processor_seconds"].median, each["peak_bytes"].median / 1e6
+        print(f"  {way:<16} {rate:>32} {ratio:>22} {processor:>12.2f} {peak:>9,.0f}")
+    small, large = result["ways"][OURS]["peak_bytes"].most, result["large"]
+    Target("ours to the faster pyarrow way", result["ratio_to_pyarrow"], RATIO_TARGET, is_least=True).print(".2f")
+    Target("peak memory of ours, MB", spread([max(small, large["peak"]) / 1e6]), MEMORY_TARGET / 1e6).print(",.0f")
     name = f"peak on {large['rows']:,} rows to that on {result['rows']:,}"
-    print_target(name, f"{growth:.2f}", f"at most {GROWTH_TARGET}", is_met=growth <= GROWTH_TARGET)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The benchmark's flags."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.extraction",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--quick", action="store_true", help="a minute: fewer rounds and rows, wider spreads")
-    parser.add_argument("--rows", type=int, default=None, help="rows of the file")
-    parser.add_argument("--way", nargs=3, metavar=("WAY", "FILE", "FOLDER"), help="only one way, in this process")
-    parser.add_argument(
-        "--output", type=Path, default=Path("build/benchmarks/extraction.json"), help="JSON file with all figures"
-    )
-    return parser
+    Target(name, spread([large["peak"] / small]), GROWTH_TARGET).print(".2f")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs all; 0 = all figures are there, whatever they say."""
-    flags = build_parser().parse_args(argv)
+    parser = benchmark_parser("extraction", __doc__, quick="a minute: fewer rounds and rows, wider spreads")
+    parser.add_argument("--way", nargs=3, metavar=("WAY", "FILE", "FOLDER"), help="only one way, in this process")
+    flags = parser.parse_args(argv)
     if flags.way:
         way, file, folder = flags.way
         print(json.dumps(run_here(way, Path(file).absolute(), Path(folder).absolute())))
         return 0
-    num_rows = flags.rows or (_QUICK_ROWS if flags.quick else _ROWS)
-    ways = [OURS, *PYARROW]
-    facts, other_work = machine.facts(), machine.OtherWork()
-    facts |= {"cores_used": len(os.sched_getaffinity(0))}
-    print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        scratch = Path(folder)
-        file, large = scratch / "day_0.gz", scratch / "day_1.gz"
-        write_tsv_gz(file, num_rows)
-        taken = measure(file, num_rows, ways, rounds=_QUICK_ROUNDS if flags.quick else _ROUNDS, scratch=scratch)
-        # Members of a gzip file follow each other.
-        with open(large, "wb") as copies:
-            for _ in range(_LARGER):
-                copies.write(file.read_bytes())
-        result: dict[str, Any] = {
-            "rows": num_rows,
-            "packed_bytes": file.stat().st_size,
-            "ways": figures(taken, num_rows),
-            "ratio_to_pyarrow": ratio_to_pyarrow(taken),
-            "large": run(OURS, large, scratch / "large"),
-        }
-    print_figures(result)
-    if warning := other_work.warning():
-        print(warning)
-    document = {"machine": facts, "quick": flags.quick, "other_work_share": other_work.share(), **named(result)}
-    flags.output.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(flags.output, json.dumps(document, indent=2) + "\n")
-    print(f"written: {flags.output}")
+    num_rows = _QUICK_ROWS if flags.quick else _ROWS
+    with documented(flags) as document, tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
+        document |= measure_all(num_rows, rounds=_QUICK_ROUNDS if flags.quick else _ROUNDS, scratch=Path(scratch))
+        print_figures(document)
     return 0
+
+
+def measure_all(num_rows: int, *, rounds: int, scratch: Path) -> dict[str, Any]:
+    """The figures of every way on a file of `num_rows` rows, and ours' peak on a file of several times the rows."""
+    file, large = scratch / "day_0.gz", scratch / "day_1.gz"
+    write_tsv_gz(file, num_rows)
+    taken = measure(file, num_rows, [OURS, *PYARROW], rounds=rounds, scratch=scratch)
+    # Members of a gzip file follow each other.
+    with open(large, "wb") as copies:
+        for _ in range(_LARGER):
+            copies.write(file.read_bytes())
+    return {
+        "rows": num_rows,
+        "packed_bytes": file.stat().st_size,
+        "ways": figures(taken, num_rows),
+        "ratio_to_pyarrow": ratio_to_pyarrow(taken),
+        "large": run(OURS, large, scratch / "large"),
+    }
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ from components.contracts.metrics import Z_95, auc_difference, normalized_entrop
 from components.contracts.workflow import FeatureWorkflow
 from components.models import share_cores
 from components.models.configs import DcnConfig
-from components.preprocessing.vocabularies import AdmissionRules, Column, next_column, unseen_column
+from components.preprocessing.settings import PreprocessingSettings
+from components.preprocessing.vocabularies import Column, next_column, unseen_column
 from components.training.checkpoint import START
 from components.training.config import TrainingSettings
 from components.training.engine import Engine, make_engine
@@ -84,7 +85,7 @@ class Days:
 
 
 CONFIG = DcnConfig(num_dense=NUM_DENSE, num_categorical=NUM_CATEGORICAL)
-RULES = AdmissionRules(frequency_threshold=5)
+RULES = PreprocessingSettings(frequency_threshold=5)
 FIRST = TrainingSettings(max_epochs=3)
 ROUND = TrainingSettings(max_epochs=1, num_halvings=0, learning_rate=0.0003, batch_size=1024, min_batch_size=1024)
 """One pass: each row is learned once, as online training does. No halvings: within hours there is no jump to find. Rate

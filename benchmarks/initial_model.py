@@ -7,23 +7,22 @@ asks needs none.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.command import run_to_end
 from components.models.configs import NetworkConfig, config_from_document
 from components.models.files import NETWORK_FILE, Tensors, open_model
+from pipelines.local.environments import python_of
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 CLICK_RATE = 0.25
 
 
 def write_initial_model(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int], *, seed: int) -> Tensors:
     """Writes weights and `network.onnx` into the folder; gives the weights."""
     asked = json.dumps({"config": config.as_document(), "slot_sizes": list(slot_sizes), "seed": seed})
-    python = REPOSITORY / ".venvs" / "training" / "bin" / "python"
-    subprocess.run([str(python), "-m", "benchmarks.initial_model", str(folder), asked], cwd=REPOSITORY, check=True)
+    run_to_end([str(python_of("training")), "-m", "benchmarks.initial_model", str(folder), asked])
     return open_model(folder, slot_sizes).weights
 
 

@@ -1,33 +1,34 @@
-"""What a figure was measured on: processor, versions, revision, other work on the machine; and a process's memory."""
+"""What a figure was measured on: processor, versions, revision and other work on the machine; this process's memory."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
-import re
 import resource
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 _BUSY_SHARE = 0.1
 """Share of the machine's processor time that others may take before the figures are doubted."""
 
 
 def facts() -> dict[str, Any]:
-    """Processor, memory, versions, git revision and load average."""
+    """Processor, memory, versions of what is installed of the packages that matter, git revision and load average."""
     git = ["git", "-C", str(Path(__file__).resolve().parents[1])]
     revision = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True).stdout.strip()
     changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True).stdout.strip()
     return {
         "processor": _line_of("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": os.cpu_count(),
+        "cores_used": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": sys.version.split()[0],
-        **{name: version_of(name) for name in ("torch", "numpy", "pyarrow", "pandas", "deepctr-torch")},
+        **_versions("torch", "numpy", "pyarrow", "pandas", "deepctr-torch", "nvtabular", "dask"),
         "revision": revision + (" with changes" if changed else "") if revision else None,
         "load_average": round(os.getloadavg()[0], 2),
     }
@@ -68,12 +69,17 @@ def _own_seconds() -> float:
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
-def version_of(name: str) -> str | None:
-    """Version of an installed distribution; None where it is not."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def own_memory(line: str) -> int:
+    """Bytes of a line of this process's `/proc/self/status`, such as `RssAnon` (now) or `VmHWM` (the most so far)."""
+    return 1024 * int((_line_of("/proc/self/status", line) or "0 kB").split()[0])
+
+
+def _versions(*names: str) -> dict[str, str]:
+    found = {}
+    for name in names:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _line_of(path: str, key: str) -> str | None:
@@ -82,22 +88,3 @@ def _line_of(path: str, key: str) -> str | None:
     except OSError:
         return None
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), None)
-
-
-class Memory(NamedTuple):
-    """Bytes of a process in memory; pages of mapped files are the kernel's to drop."""
-
-    anonymous: int
-    file: int
-    """Of mapped files, shared ones and libraries included."""
-
-
-def memory_of(pid: int) -> Memory:
-    """Memory of a process now; zeros once it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return Memory(0, 0)
-    kib = dict(re.findall(r"^(RssAnon|RssFile|RssShmem):\s+(\d+) kB", status, re.MULTILINE))
-    # A process that is ending has no such lines.
-    return Memory(1024 * int(kib.get("RssAnon", 0)), 1024 * (int(kib.get("RssFile", 0)) + int(kib.get("RssShmem", 0))))

@@ -7,19 +7,17 @@ at three click rates. Then streams whose rows share their user, one bet per row 
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from components.contracts.metrics import Z_95
+from benchmarks.command import benchmark_parser, documented
+from components.drift_statistics.effects import wilson_interval
 from monitoring.deciding.policies import PolicySettings, RelativeDropPolicy, SequentialPolicy, ThresholdPolicy
 from monitoring.deciding.policy import MaturedRows, Policy
 from tests.support.click_streams import ClickTraffic, Windows, draw, first_run, joined, pooled_auc
@@ -62,28 +60,21 @@ USER_ROWS = 40_000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the study; 0 = done and within the bounds, 1 = more false alarms than the bound explains."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.policies",
-        description="False alarms on stationary streams, and rows until a fall of the AUC from .80 to .70 is found.",
-    )
-    parser.add_argument("--quick", action="store_true", help="50 streams in place of 1,000: whether it runs")
-    parser.add_argument("--seed", type=int, default=1, help="of all streams (default: 1)")
-    parser.add_argument("--output", type=Path, help="file for the figures as JSON")
+    parser = benchmark_parser("policies", __doc__, quick="50 streams in place of 1,000: whether it runs")
+    parser.add_argument("--seed", type=int, default=1, help="of all streams (default: %(default)s)")
     flags = parser.parse_args(argv)
     streams, falls = (50, 20) if flags.quick else (1_000, 200)
-    result: dict[str, Any] = {"seed": flags.seed, "rates": {}, "users": {}}
-    for name, case in CASES.items():
-        print(f"click rate {name}: {streams} stationary streams of {case.stationary:,} rows, {falls} that fall")
-        result["rates"][name] = study(case, streams=streams, falls=falls, seed=flags.seed)
-    for name, traffic in USERS.items():
-        print(f"rows that share their user, {name}: {streams} streams of {USER_ROWS:,} rows")
-        result["users"][name] = study_users(traffic, streams=streams, seed=flags.seed)
-    print(table(result))
-    if flags.output is not None:
-        flags.output.parent.mkdir(parents=True, exist_ok=True)
-        flags.output.write_text(json.dumps(result, indent=1) + "\n")
-    studies = [*result["rates"].values(), *result["users"].values()]
-    return int(not all(figures["holds"] for each in studies for figures in each.values()))
+    rates, users = {}, {}
+    with documented(flags) as document:
+        for name, case in CASES.items():
+            print(f"click rate {name}: {streams} stationary streams of {case.stationary:,} rows, {falls} that fall")
+            rates[name] = study(case, streams=streams, falls=falls, seed=flags.seed)
+        for name, traffic in USERS.items():
+            print(f"rows that share their user, {name}: {streams} streams of {USER_ROWS:,} rows")
+            users[name] = study_users(traffic, streams=streams, seed=flags.seed)
+        document |= {"rates": rates, "users": users}
+        print(table(document))
+    return int(not all(figures["holds"] for each in (*rates.values(), *users.values()) for figures in each.values()))
 
 
 FirstRun = Callable[[MaturedRows, Windows, int], "int | None"]
@@ -169,7 +160,7 @@ def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, 
 def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str, Any]:
     """How many streams had one, the 95 % interval of their share (Wilson), and whether it allows the bound."""
     count, total = sum(each is not None for each in alarms), len(alarms)
-    low, high = wilson(count, total)
+    low, high = wilson_interval(count / total, total)
     holds = bound is None or low <= bound
     return {"streams": total, "false_alarms": count, "low": low, "high": high, "bound": bound, "holds": holds}
 
@@ -180,18 +171,6 @@ def delay(found: Sequence[int | None], before: int) -> dict[str, Any]:
     middle = median(rows) if rows else math.inf
     missed = sum(each == math.inf for each in rows)
     return {"falls": len(rows), "missed": missed, "median_rows": None if middle == math.inf else middle}
-
-
-def wilson(count: int, total: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927).
-
-    >>> [round(end, 4) for end in wilson(0, 1000)]
-    [0.0, 0.0038]
-    """
-    share, spread = count / total, Z_95**2 / total
-    middle = (share + spread / 2) / (1 + spread)
-    half = Z_95 / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def table(result: dict[str, Any]) -> str:

@@ -13,8 +13,6 @@ missed, and the exit code stays 0. Writes all figures as JSON.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import shutil
@@ -27,15 +25,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import machine, raw_windows, same_encoding
-from benchmarks.spread import print_target, spread
+from benchmarks import raw_windows, same_encoding
+from benchmarks.command import benchmark_parser, documented
+from benchmarks.spread import Target, spread
+from benchmarks.stock_nvtabular import FREQUENCY_THRESHOLD
 from components.contracts.manifests import Model, TrainingSet
-from components.runtime.durable import sha256_tree, write_whole
+from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
 from components.store.models import model_folder
+from pipelines.local.environments import REPOSITORY
+from tests.support.releases import keep_model
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-THRESHOLD = 2
 _POLL_SECONDS = 0.02
 
 
@@ -57,15 +57,14 @@ def step(raw: Path, bench: Path, run: str, *, parent: str = "none", flags: tuple
     """The step on the raw rows of a manifest; writes `bench/work/<run>/preprocessing` and `bench/<run>.json`."""
     command = [sys.executable, "-m", "components.preprocessing", f"--run={run}", f"--parent={parent}"]
     command += [f"--store={bench / 'store'}", f"--work={bench / 'work'}", f"--raw-dataset={raw}"]
-    command += [f"--output={bench / run}.json", f"--frequency-threshold={THRESHOLD}", *flags]
+    command += [f"--output={bench / run}.json", f"--frequency-threshold={FREQUENCY_THRESHOLD}", *flags]
     return _measure(command)
 
 
 def stock(raw: Path, out: Path) -> Run:
     """The stock script on the same rows; what an earlier run left in `out` is removed before."""
     shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "-m", "benchmarks.stock_nvtabular", str(raw.parent), str(out)]
-    return _measure([*command, f"--frequency-threshold={THRESHOLD}"])
+    return _measure([sys.executable, "-m", "benchmarks.stock_nvtabular", str(raw.parent), str(out)])
 
 
 def keep_as_model(bench: Path, run: str, model_id: str) -> None:
@@ -73,22 +72,14 @@ def keep_as_model(bench: Path, run: str, model_id: str) -> None:
     training_set = TrainingSet.read(bench / f"{run}.json")
     folder = model_folder(bench / "store", model_id)
     shutil.copytree(local_path(training_set.workflow_uri), folder / Model.WORKFLOW)
-    Model(
-        model_id=model_id,
-        uri=folder.as_uri(),
-        backend="pytorch",
-        config={},
+    keep_model(
+        bench / "store",
+        model_id,
         slot_sizes=training_set.slot_sizes,
-        parent_model_id=None,
-        seed=0,
-        num_train_rows=training_set.num_train_rows,
-        optimizer_step=1,
-        early_stopping={},
         last_event_time=training_set.last_event_time,
         raw_digest=training_set.raw_digest,
         sha256={"workflow": sha256_tree(folder / Model.WORKFLOW)},
-        created_at="2026-01-01T00:00:00+00:00",
-    ).write(folder / Model.MANIFEST)
+    )
 
 
 def _measure(command: list[str]) -> Run:
@@ -162,9 +153,9 @@ class PreprocessingBench:
         processor = [runs["stock"].processor_seconds / runs["ours"].processor_seconds for runs in taken]
         return {
             "num_rows": num_rows,
-            "seconds": {name: each._asdict() for name, each in seconds.items()},
-            "ratio": spread([runs["stock"].seconds / runs["ours"].seconds for runs in taken])._asdict(),
-            "ratio_of_processor_seconds": spread(processor)._asdict(),
+            "seconds": seconds,
+            "ratio": spread([runs["stock"].seconds / runs["ours"].seconds for runs in taken]),
+            "ratio_of_processor_seconds": spread(processor),
         }
 
 
@@ -190,10 +181,8 @@ def fixed(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """A round of few rows."""
     ours = partial(bench.incremental_round, bench.few)
     result = bench.against_stock(ours, bench.few, num_rows=FIXED_ROWS, rounds=rounds)
-    seconds = result["seconds"]["ours"]
-    value = f"{seconds['median']:.2f} s ({seconds['least']:.2f} to {seconds['most']:.2f})"
-    is_met = seconds["median"] <= FIXED_TARGET_SECONDS
-    print_target(f"incremental round of {FIXED_ROWS:,} rows", value, f"at most {FIXED_TARGET_SECONDS} s", is_met=is_met)
+    name = f"incremental round of {FIXED_ROWS:,} rows, seconds"
+    Target(name, result["seconds"]["ours"], FIXED_TARGET_SECONDS).print(".2f")
     return result
 
 
@@ -204,62 +193,27 @@ def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     for name, raw in (("once", bench.later), ("four times", larger)):
         peaks[name] = min(bench.incremental_round(raw, _PARTITION_ROWS).peak for _ in range(min(rounds, 2)))
     ratio, script = peaks["four times"] / peaks["once"], stock(bench.later, bench.folder / "stock").peak
-    value = f"{peaks['four times'] / 2**20:.0f} MiB, {ratio:.2f} times that of once the rows"
-    print_target(
-        "peak memory of four times the rows", value, f"at most {MEMORY_TARGET} times", is_met=ratio <= MEMORY_TARGET
-    )
+    name = f"peak memory of four times the rows ({peaks['four times'] >> 20} MiB) to that of once the rows"
+    Target(name, spread([ratio]), MEMORY_TARGET).print(".2f")
     return {"peak": peaks, "ratio": ratio, "stock": script}
 
 
-PARTS: dict[str, Callable[[PreprocessingBench, int], dict[str, Any]]] = {
-    "full": full,
-    "incremental": incremental,
-    "fixed": fixed,
-    "memory": memory,
-}
-
-
 def _print(title: str, result: dict[str, Any], target: float) -> None:
-    ratio, rows_per_second = result["ratio"], result["num_rows"] / result["seconds"]["ours"]["median"]
-    value = f"{ratio['median']:.2f} ({ratio['least']:.2f} to {ratio['most']:.2f}) times the script, "
-    value += f"{rows_per_second:,.0f} rows/s, in processor time {result['ratio_of_processor_seconds']['median']:.2f}"
-    print_target(
-        f"{title} of {result['num_rows']:,} rows", value, f"at least {target}", is_met=ratio["median"] >= target
-    )
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The benchmark's flags."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.preprocessing",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--quick", action="store_true", help="two minutes: 200,000 rows and one round, so start-up weighs more")
-    add("--only", action="append", choices=list(PARTS), help="may be repeated")
-    add("--rows", type=int, default=1_000_000, help="of a window (default %(default)s)")
-    add("--output", type=Path, default=Path("build/benchmarks/preprocessing.json"), help="JSON file with all figures")
-    return parser
+    rows, processor = result["num_rows"], result["ratio_of_processor_seconds"].median
+    rate = rows / result["seconds"]["ours"].median
+    print(f"  {title} of {rows:,} rows: {rate:,.0f} rows/s; in processor time {processor:.2f} times the script")
+    Target(f"{title}, times the script", result["ratio"], target, is_least=True).print(".2f")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the chosen parts; 0 = all figures are there, whether or not they meet their targets."""
-    flags = build_parser().parse_args(argv)
-    facts, other_work = machine.facts(), machine.OtherWork()
-    facts |= {name: machine.version_of(name) for name in ("nvtabular", "dask")}
-    print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
-    results = {}
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
-        bench = PreprocessingBench(Path(scratch), 200_000 if flags.quick else flags.rows)
-        for name in flags.only or PARTS:
-            results[name] = PARTS[name](bench, 1 if flags.quick else 5)
-    if warning := other_work.warning():
-        print(warning)
-    document = {"machine": facts, "quick": flags.quick, "other_work_share": other_work.share(), "results": results}
-    flags.output.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(flags.output, json.dumps(document, indent=2) + "\n")
-    print(f"written: {flags.output}")
+    """Runs all parts; 0 = all figures are there, whether or not they meet their targets."""
+    quick = "two minutes: 200,000 rows and one round, so start-up weighs more"
+    parser = benchmark_parser("preprocessing", __doc__, quick=quick)
+    flags = parser.parse_args(argv)
+    with documented(flags) as document, tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
+        bench = PreprocessingBench(Path(scratch), 200_000 if flags.quick else 1_000_000)
+        rounds = 1 if flags.quick else 5
+        document["results"] = {part.__name__: part(bench, rounds) for part in (full, incremental, fixed, memory)}
     return 0
 
 

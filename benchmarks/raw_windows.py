@@ -6,6 +6,7 @@ later window has new categories beside the old ones.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MAX_CATEGORY
-from components.contracts.manifests import RawDataset
+from tests.support.validation_models import make_dataset
 
 GROUP_ROWS = 65_536
 HOLDOUT_SHARE = 0.1
@@ -37,20 +38,10 @@ def write_window(
             is_later=is_later,
             group_rows=group_rows,
         )
-    manifest = RawDataset(
-        source_uri="synthetic",
-        window_start=None,
-        window_end=None,
-        first_event_time="2026-01-01T00:00:00+00:00",
-        last_event_time=f"2026-01-{2 + is_later:02d}T00:00:00+00:00",
-        train_uri=(folder / "train").as_uri(),
+    manifest = replace(
+        make_dataset(folder / "train", counts["train"], last_event_time=f"2026-01-{2 + is_later:02d}T00:00:00+00:00"),
         holdout_uri=(folder / "holdout").as_uri(),
-        num_train_rows=counts["train"],
         num_holdout_rows=counts["holdout"],
-        num_malformed=0,
-        malformed_uri=None,
-        num_duplicates=0,
-        digest="0" * 64,
     )
     manifest.write(folder / "raw_dataset.json")
     return folder / "raw_dataset.json"
@@ -60,14 +51,14 @@ def _write(path: Path, rows: int, random: np.random.Generator, *, is_later: bool
     """In row groups, so that the benchmark itself needs no memory for a large window."""
     writer = None
     for begin in range(0, rows, group_rows):
-        table = _table(min(group_rows, rows - begin), random, is_later)
+        table = _random_raw_table(min(group_rows, rows - begin), random, is_later)
         writer = writer or pq.ParquetWriter(path, table.schema)
         writer.write_table(table)
     if writer:
         writer.close()
 
 
-def _table(rows: int, random: np.random.Generator, is_later: bool) -> pa.Table:
+def _random_raw_table(rows: int, random: np.random.Generator, is_later: bool) -> pa.Table:
     columns = {LABEL: pa.array((random.random(rows) < 0.25).astype(np.int32))}
     for i, name in enumerate(DENSE):
         values = np.floor(random.lognormal(1 + 0.2 * i, 1.2, rows)).astype(np.float32)

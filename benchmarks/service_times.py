@@ -1,9 +1,8 @@
 """How long a Triton instance is taken by one batch, by rows: what `evergreen scale simulate` calls service times.
 
-`python -m benchmarks.service_times --output FILE` serves a network of the cache's benchmark from the bundled
-tritonserver and asks it, one request at a time, so that nothing waits and no two are batched. The time is the server's
-own: what its counters say of each request's input, inference and output. With `--server` and `--model` a running
-Triton is asked instead, which is how times of a GPU are had; it must have no other callers meanwhile.
+`python -m benchmarks.service_times --server HOST:PORT --output FILE` asks a running Triton, one request at a time, so
+that nothing waits and no two are batched; it must have no other callers meanwhile. The time is the server's own: what
+its counters say of each request's input, inference and output.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -23,14 +21,14 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 
 from benchmarks import machine
-from benchmarks.cache_model import NETWORKS, Requests, write_models
-from benchmarks.serving_model import DrawnLog
+from benchmarks.cache_model import Requests
+from benchmarks.serving_model import WORLD_SEED
 from benchmarks.triton_counters import counters
 from components.contracts.serving import GRPC_OPTIONS, MODEL_NAME
 from components.runtime.durable import write_whole
 from components.runtime.errors import TemporaryError
 from components.runtime.exit_codes import exits_with_code
-from pipelines.local.triton import TritonServer
+from inference_client.simulation.world import World
 
 ROWS = (1, 16, 64, 256, 1024, 4096)
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -39,22 +37,21 @@ COUNTED_SECONDS = 60.0
 _PARTS = ("compute_input", "compute_infer", "compute_output")
 
 
-def measure(address: str, model: str, log: DrawnLog, *, seconds: float) -> list[dict[str, Any]]:
+def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]:
     """Per number of rows: requests asked, and quantiles of the seconds that an instance worked on one.
 
     Args:
         address: host:port of a Triton's gRPC.
         model: Name of a model with the contract's tensors.
-        log: Gives rows.
         seconds: Of asking, per number of rows.
 
     Raises:
         TemporaryError: the model has other callers, whose work would be taken for ours, or does not count.
     """
-    measured = []
+    measured, world = [], World.create(WORLD_SEED)
     with closing(grpc_client.InferenceServerClient(address, channel_args=list(GRPC_OPTIONS))) as client:
         for rows in ROWS:
-            requests = Requests(log, rows).fresh(32)
+            requests = Requests(world, rows).fresh(32)
             for request in requests[:4]:
                 client.infer(model, request)
             times = _seconds_of_requests(client, model, requests, seconds=seconds)
@@ -106,10 +103,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The benchmark's flags."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service_times", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--network", choices=sorted(NETWORKS), default="sample", help="what the bundled server serves")
-    parser.add_argument("--server", help="host:grpc_port of a running Triton to measure instead")
+    parser.add_argument("--server", required=True, help="host:grpc_port of the Triton")
     parser.add_argument("--model", default=MODEL_NAME, help="its model (default: %(default)s)")
-    parser.add_argument("--describe", default="", help="with --server: what it runs on, such as the GPU's name")
+    parser.add_argument("--describe", default="", help="what it runs on, such as the GPU's name")
     parser.add_argument("--seconds", type=float, default=4.0, help="of asking, per number of rows")
     return parser
 
@@ -118,27 +114,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and writes; 0."""
     arguments = build_parser().parse_args(argv)
-    log, others = DrawnLog(), machine.OtherWork()
-    with ExitStack() as stack:
-        if arguments.server:
-            address, model = arguments.server, arguments.model
-            what = arguments.describe or "a Triton, not described"
-        else:
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evergreen-service-times-")))
-            (model, _) = write_models(scratch / "repository", arguments.network, log=log, scratch=scratch)
-            server = stack.enter_context(TritonServer(scratch / "repository", log=scratch / "triton.log"))
-            address = server.grpc_url
-            client = grpc_client.InferenceServerClient(address)
-            client.load_model(model)
-            client.close()
-            config = NETWORKS[arguments.network]
-            what = (
-                f"network {arguments.network!r} ({config.num_cross_layers} cross layers, tower "
-                f"{'-'.join(map(str, config.tower))}), the bundled tritonserver's python backend on the CPU"
-            )
-        measured = measure(address, model, log, seconds=arguments.seconds)
+    others = machine.OtherWork()
+    measured = measure(arguments.server, arguments.model, seconds=arguments.seconds)
     document = {
-        "what": what,
+        "what": arguments.describe or "a Triton, not described",
         "how": "python -m benchmarks.service_times: one request at a time; compute input + infer + output per request",
         "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "other_work": round(others.share(), 2),

@@ -2,7 +2,7 @@
 
 Ours is released by deployment's command line onto the bundled tritonserver. Beside it: `reference`, an NVTabular
 workflow and then the network as an ensemble of two Python models in the same server binary; `web`, our graph under
-FastAPI and uvicorn, asked in JSON and in bytes; `floor`, a model that computes nothing, in our server. That all but the
+FastAPI and uvicorn, asked in bytes; `floor`, a model that computes nothing, in our server. That all but the
 floor give the same scores is checked before anything is timed. Client, servers and peers share the machine.
 
 Prints latencies, rows per second, where a request's time goes, cold starts and releases under load; writes all of it as
@@ -13,16 +13,14 @@ The model is in `serving_model`, the servers in `serving_contestants`, the measu
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from benchmarks import machine
+from benchmarks.command import benchmark_parser, documented
 from benchmarks.serving_contestants import FLOOR, OURS, REFERENCE, running
 from benchmarks.serving_model import Models
 from benchmarks.serving_runs import (
@@ -40,8 +38,7 @@ from benchmarks.serving_runs import (
     ratios,
     release_under_load,
 )
-from benchmarks.spread import Spread, named, spread
-from components.runtime.durable import write_whole
+from benchmarks.spread import Target, spread
 from components.runtime.exit_codes import exits_with_code
 from inference_client.load import run_precisely
 from pipelines.local.environments import SERVING_PEERS, python_of
@@ -76,7 +73,7 @@ def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
         results["half_load"] = run_precisely(half_load(contestants, alone, models.asked, sizes=sizes, capacities=rates))
         _print_half_load(results["half_load"])
         results["cold_starts"] = cold_starts(ours, models, sizes)
-        _print_starts(results["cold_starts"])
+        print(f"\ncold start to ready, seconds: {spread(results['cold_starts']).shown()}", flush=True)
         rate = _RELEASE_LOAD * rates[_RELEASE_BATCH][OURS]
         results["releases"] = []
         print(f"\nrelease under {rate:,.0f} requests/s of {_RELEASE_BATCH} rows")
@@ -93,21 +90,6 @@ def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
             results["releases"].append(run_precisely(run))
             _print_release(results["releases"][-1])
     return results
-
-
-class Target(NamedTuple):
-    """A figure beside what it should be."""
-
-    name: str
-    value: Spread
-    bound: float
-    is_least: bool = False
-    """Whether `bound` is the least that meets the target; otherwise it is the most."""
-
-    @property
-    def is_met(self) -> bool:
-        """Whether the median does."""
-        return self.value.median >= self.bound if self.is_least else self.value.median <= self.bound
 
 
 def capacities(closed_results: dict[str, Any], batch: int) -> dict[str, float]:
@@ -134,7 +116,7 @@ def judge(results: dict[str, Any]) -> list[Target]:
         share = ratios(large[concurrency][OURS], large[concurrency][IN_PROCESS], "rows_per_second")
         name = f"rows/s to onnxruntime alone with as many threads, 1024 rows, {concurrency} at once"
         found.append(Target(name, share, IN_PROCESS_SHARE, is_least=True))
-    ready = spread(results["cold_starts"]["ready"])
+    ready = spread(results["cold_starts"])
     found.append(Target("cold start to ready, seconds", ready, COLD_START_SECONDS))
     releases = results["releases"]
     failed = spread([one["num_failed"] for one in releases])
@@ -144,40 +126,21 @@ def judge(results: dict[str, Any]) -> list[Target]:
     return found
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The benchmark's flags."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="two or three minutes: fewer and shorter rounds")
-    parser.add_argument(
-        "--output", type=Path, default=Path("build/benchmarks/serving.json"), help="JSON file with all figures"
-    )
-    return parser
-
-
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs everything; 0 = all figures are there, whether or not they meet their targets."""
-    flags = build_parser().parse_args(argv)
-    facts, sizes = machine.facts(), QUICK if flags.quick else FULL
-    print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
-    other_work = machine.OtherWork()
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
+    flags = benchmark_parser("serving", __doc__, quick="two or three minutes: fewer and shorter rounds").parse_args(
+        argv
+    )
+    sizes = QUICK if flags.quick else FULL
+    with documented(flags) as document, tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
         results = measure(Path(scratch), sizes)
-    found = judge(results)
-    _print_targets(found)
-    document = {
-        "machine": facts,
-        "sizes": asdict(sizes),
-        "other_work_share": other_work.share(),
-        "targets": [named({**target._asdict(), "is_met": target.is_met}) for target in found],
-        "results": results,
-    }
-    if warning := other_work.warning():
-        print(warning)
-    write_whole(flags.output, json.dumps(document, indent=2) + "\n")
-    print(f"written: {flags.output}")
+        targets = judge(results)
+        print("\ntargets")
+        for target in targets:
+            target.print()
+        judged = [{**target._asdict(), "is_met": target.is_met} for target in targets]
+        document |= {"sizes": asdict(sizes), "targets": judged, "results": results}
     return 0
 
 
@@ -185,13 +148,12 @@ def _print_closed(results: dict[str, Any]) -> None:
     """Closed loops."""
     for batch, of_batch in results.items():
         print(f"\nclosed loop, {batch} rows per request: milliseconds (median over rounds, least to most), rows/s")
-        print(f"  {'':<14} {'at once':>7} {'p50':>24} {'p99':>24} {'rows/s':>32}")
+        print(f"  {'':<14} {'at once':>7} {'p50':>26} {'p99':>26} {'rows/s':>32}")
         for concurrency, contestants in of_batch.items():
             for name, rounds in contestants.items():
-                latencies = f"{_ms(over_rounds(rounds, 'p50_ms')):>24} {_ms(over_rounds(rounds, 'p99_ms')):>24}"
-                rate = over_rounds(rounds, "rows_per_second")
-                span = f"({rate.least:,.0f} to {rate.most:,.0f})"
-                print(f"  {name:<14} {concurrency:>7} {latencies} {rate.median:>9,.0f} {span:>22}{_failures(rounds)}")
+                latencies = f"{_ms(rounds, 'p50_ms')} {_ms(rounds, 'p99_ms')}"
+                rate = over_rounds(rounds, "rows_per_second").shown(",.0f")
+                print(f"  {name:<14} {concurrency:>7} {latencies} {rate:>32}{_failures(rounds)}")
     print(end="", flush=True)
 
 
@@ -201,10 +163,9 @@ def _print_half_load(results: dict[str, Any]) -> None:
         print(
             f"\nopen loop, {batch} rows, {result['requests_per_second']:,.0f} requests/s (half of ours' capacity), ms"
         )
-        print(f"  {'':<14} {'p50':>24} {'p95':>24} {'p99':>24}")
+        print(f"  {'':<14} {'p50':>26} {'p99':>26}")
         for name, rounds in result["rounds"].items():
-            cells = " ".join(f"{_ms(over_rounds(rounds, f'p{p}_ms')):>24}" for p in (50, 95, 99))
-            print(f"  {name:<14} {cells}{_failures(rounds)}")
+            print(f"  {name:<14} {_ms(rounds, 'p50_ms')} {_ms(rounds, 'p99_ms')}{_failures(rounds)}")
         for name, rounds in result["rounds"].items():
             splits = [one["split_ms"] for one in rounds if one.get("split_ms")]
             if splits:
@@ -213,38 +174,18 @@ def _print_half_load(results: dict[str, Any]) -> None:
     print(end="", flush=True)
 
 
-def _print_starts(result: dict[str, list[float]]) -> None:
-    """Cold starts."""
-    ready, answered = spread(result["ready"]), spread(result["first_answer"])
-    print(f"\ncold start, seconds: ready {_figure(ready)}, first answer {_figure(answered)}", flush=True)
-
-
 def _print_release(one: dict[str, Any]) -> None:
     ms = {name: "none" if one[name] is None else f"{one[name]:.2f}" for name in one if name.endswith("_ms")}
     print(
         f"  version {one['version']}: window {one['window_seconds']:.2f} s with {one['num_in_window']} requests,"
-        f" p99 {ms['window_p99_ms']} ms (worst {ms['window_worst_ms']}); before {ms['before_p99_ms']};"
-        f" whole run of the step {ms['whole_run_p99_ms']};"
+        f" p99 {ms['window_p99_ms']} ms; before {ms['before_p99_ms']};"
         f" failed {one['num_failed']} of {one['num_answered'] + one['num_failed']}",
         flush=True,
     )
 
 
-def _print_targets(found: list[Target]) -> None:
-    """Each target, met or missed."""
-    print("\ntargets")
-    for target in found:
-        word = "at least" if target.is_least else "at most"
-        verdict = "met" if target.is_met else "TARGET MISSED"
-        print(f"  {target.name}: {_figure(target.value)}, target {word} {target.bound:g}: {verdict}", flush=True)
-
-
-def _ms(value: Spread) -> str:
-    return f"{value.median:.3f} ({value.least:.2f} to {value.most:.2f})"
-
-
-def _figure(value: Spread) -> str:
-    return f"{value.median:.3g} ({value.least:.3g} to {value.most:.3g})"
+def _ms(rounds: list[dict[str, Any]], figure: str) -> str:
+    return f"{over_rounds(rounds, figure).shown('.3f'):>26}"
 
 
 def _failures(rounds: list[dict[str, Any]]) -> str:

@@ -12,17 +12,12 @@ goes through grpc.aio, HTTP/1.1 through asyncio's streams with connections kept 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from benchmarks.serving_model import REPOSITORY, Models
-from components.contracts.criteo import MISSING_CATEGORY
+from benchmarks.command import run_to_end
+from benchmarks.serving_model import Models
 from components.contracts.manifests import Model, Release
 from components.contracts.serving import (
     CATEGORICAL_INPUT,
@@ -48,12 +43,13 @@ from components.models.files import NETWORK_FILE
 from components.runtime.durable import write_whole
 from components.runtime.errors import PermanentError
 from inference_client.rows import FeatureRows
-from pipelines.local.stack import DIRECT, LOOPBACK
-from pipelines.local.triton import PreparedWheel, TritonServer
+from pipelines.local.environments import REPOSITORY
+from pipelines.local.stack import LOOPBACK, Stack, answers, free_port
+from pipelines.local.triton import TritonServer
 
 OURS = "evergreen"
 FLOOR, REFERENCE = "floor", "reference"
-WEB_JSON, WEB_BINARY = "web, JSON", "web, bytes"
+WEB = "web"
 PEERS = Path(__file__).with_name("serving_peers")
 
 
@@ -89,13 +85,11 @@ class GrpcCaller:
 
 
 class HttpCaller:
-    """Asks a web server at host:port, as JSON or as the tensors' bytes."""
+    """Asks a web server at host:port by the tensors' bytes."""
 
     def __init__(self, address: str, path: str, rows: FeatureRows, *, batch: int) -> None:
         self._host, self._port = address.rsplit(":", 1)
-        self._is_json = path == "/json"
-        encode = _json_body if self._is_json else _binary_body
-        self._requests = [_http_request(self._host, path, encode(part)) for part in _request_rows(rows, batch)]
+        self._requests = [_http_request(self._host, path, part) for part in _request_rows(rows, batch)]
         self._free = asyncio.Semaphore(_CONNECTIONS)
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
@@ -108,8 +102,6 @@ class HttpCaller:
             raise Unanswered(str(error)) from error
         if not head.startswith(b"HTTP/1.1 200"):
             raise Unanswered(head.split(b"\r\n")[0].decode())
-        if self._is_json:
-            return np.array(json.loads(body)["probability"], np.float32)
         return np.frombuffer(body, np.float32)
 
     async def _exchange(self, request: bytes) -> tuple[bytes, bytes]:
@@ -143,18 +135,9 @@ def _infer_request(name: str, rows: FeatureRows) -> Any:
     return request
 
 
-def _json_body(rows: FeatureRows) -> bytes:
-    dense = [[None if np.isnan(v) else v for v in row] for row in rows.dense.tolist()]
-    categorical = [[None if v == MISSING_CATEGORY else v for v in row] for row in rows.categorical.tolist()]
-    return json.dumps({"dense": dense, "categorical": categorical}).encode()
-
-
-def _binary_body(rows: FeatureRows) -> bytes:
-    return rows.dense.tobytes() + rows.categorical.tobytes()
-
-
-def _http_request(host: str, path: str, body: bytes) -> bytes:
-    kind = "application/json" if path == "/json" else "application/octet-stream"
+def _http_request(host: str, path: str, rows: FeatureRows) -> bytes:
+    body = rows.dense.tobytes() + rows.categorical.tobytes()
+    kind = "application/octet-stream"
     head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -191,7 +174,6 @@ class Released:
         flags = {
             "run": f"benchmark-{seed}",
             "store": self._models.store.as_uri(),
-            "work": (self._models.folder / "work").as_uri(),
             "repository": self.repository.as_uri(),
             "triton-urls": self.server.grpc_url,
             "output": output,
@@ -203,7 +185,7 @@ class Released:
     def release(self, seed: int) -> Release:
         """Releases the model of `seed`."""
         command, output = self.command(seed)
-        run_quietly(command)
+        run_to_end(command)
         return Release.read(output)
 
     def options(self) -> ServingOptions:
@@ -215,18 +197,13 @@ class Released:
         return self.repository / MODEL_NAME / str(version) / "model.onnx"
 
 
-def run_quietly(command: list[str]) -> None:
-    """Runs `command` at the repository's root; its words are shown only if it fails."""
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{command[:3]} ended with {done.returncode}: {done.stderr[-2000:]}")
-
-
 @contextmanager
 def running(models: Models, peers_python: Path) -> Iterator[tuple[Released, dict[str, Contestant]]]:
     """Yields our server with the model of seed 0 released, and everybody to ask."""
     ours = Released(models)
-    reference = _WithPython(models.folder / "reference", models.folder / "reference.log", peers_python)
+    # Triton runs its models in the first Python on PATH.
+    variables = {"PATH": f"{peers_python.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONWARNINGS": "ignore"}
+    reference = TritonServer(models.folder / "reference", log=models.folder / "reference.log", variables=variables)
     _write_reference(models, reference.repository)
     with ExitStack() as stack:
         stack.enter_context(ours.server)
@@ -235,27 +212,15 @@ def running(models: Models, peers_python: Path) -> Iterator[tuple[Released, dict
         _load_model(ours.server.grpc_url, FLOOR)
         stack.enter_context(reference)
         _load_model(reference.grpc_url, REFERENCE)
-        web = stack.enter_context(_web_server(peers_python, ours.graph(version), models.folder / "web.log"))
+        processes = stack.enter_context(Stack(logs=models.folder / "logs", variables={"OMP_NUM_THREADS": "1"}))
+        web = _start_web_server(processes, peers_python, ours.graph(version))
         contestants = [
             Contestant(OURS, ours.server.grpc_url, MODEL_NAME),
             Contestant(FLOOR, ours.server.grpc_url, FLOOR),
             Contestant(REFERENCE, reference.grpc_url, REFERENCE),
-            Contestant(WEB_JSON, web, "/json"),
-            Contestant(WEB_BINARY, web, "/binary"),
+            Contestant(WEB, web, "/score"),
         ]
         yield ours, {contestant.name: contestant for contestant in contestants}
-
-
-class _WithPython(TritonServer):
-    """The bundled server, whose models run in another environment's Python: the first on PATH."""
-
-    def __init__(self, repository: Path, log: Path, python: Path) -> None:
-        super().__init__(repository, log=log)
-        self._python = python
-
-    def _launch(self, wheel: PreparedWheel) -> None:
-        path = f"{self._python.parent}{os.pathsep}{wheel.variables['PATH']}"
-        super()._launch(replace(wheel, variables={**wheel.variables, "PATH": path, "PYTHONWARNINGS": "ignore"}))
 
 
 def _load_model(url: str, name: str) -> None:
@@ -266,33 +231,13 @@ def _load_model(url: str, name: str) -> None:
         triton.close()
 
 
-@contextmanager
-def _web_server(python: Path, graph: Path, log: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind((LOOPBACK, 0))
-        port = free.getsockname()[1]
-    command = [str(python), "-m", "benchmarks.serving_peers.web_server", str(graph), str(port)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with open(log, "wb") as output:
-        process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + 30
-        while not _answers(f"http://{LOOPBACK}:{port}/ready"):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"web server is not ready: {log.read_text()[-2000:]}")
-            time.sleep(0.02)
-        yield f"{LOOPBACK}:{port}"
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with DIRECT.open(url, timeout=1):
-            return True
-    except (OSError, urllib.error.URLError):
-        return False
+def _start_web_server(stack: Stack, python: Path, graph: Path) -> str:
+    """Starts it, and returns its host:port once it answers."""
+    port = free_port()
+    address = f"{LOOPBACK}:{port}"
+    stack.start("web", [str(python), "-m", "benchmarks.serving_peers.web_server", str(graph), str(port)])
+    stack.wait_until(lambda: answers(f"http://{address}/ready"), what="the web server's start", seconds=30, every=0.02)
+    return address
 
 
 def _write_floor(ours: Released) -> None:

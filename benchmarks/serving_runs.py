@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient
 
 from benchmarks.serving_contestants import FLOOR, OURS, Contestant, Released
-from benchmarks.serving_model import REPOSITORY, Models
+from benchmarks.serving_model import Models
 from benchmarks.spread import Spread, spread
 from benchmarks.triton_counters import PARTS, counters, increase
 from components.contracts.manifests import Release
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
 from components.deployment.graph.parity import open_graph
-from components.deployment.triton_client import Triton
 from components.runtime.errors import Refused
 from components.store.promotion_journal import INTENT, RELEASE, read_entries
 from inference_client.load import Answers, Latencies, closed_loop, open_loop
 from inference_client.rows import FeatureRows
+from pipelines.local.environments import REPOSITORY
 from pipelines.local.runner import yielding
 from pipelines.local.triton import TritonServer
 
@@ -194,21 +194,16 @@ def _counters(contestant: Contestant) -> dict[str, int] | None:
         return counters(client, contestant.target)
 
 
-def cold_starts(ours: Released, models: Models, sizes: Sizes) -> dict[str, list[float]]:
-    """Seconds from a server's start to ready, and to its first answer; what is served is copied for it."""
+def cold_starts(ours: Released, models: Models, sizes: Sizes) -> list[float]:
+    """Seconds from a server's start to ready; what is served is copied for it."""
     repository = models.folder / "cold"
     shutil.copytree(ours.repository / MODEL_NAME, repository / MODEL_NAME)
-    ready, answered = [], []
+    found = []
     for _ in range(sizes.starts):
-        server = TritonServer(repository, log=models.folder / "cold.log")
-        began = time.monotonic()
-        with server:
-            triton = Triton(server.grpc_url)
-            triton.infer(MODEL_NAME, models.asked.dense[:1], models.asked.categorical[:1])
-            answered.append(time.monotonic() - began)
-            triton.close()
-            ready.append(server.start_seconds or float("nan"))
-    return {"ready": ready, "first_answer": answered}
+        with TritonServer(repository, log=models.folder / "cold.log") as server:
+            assert server.start_seconds is not None, "the server is ready"
+            found.append(server.start_seconds)
+    return found
 
 
 async def release_under_load(
@@ -235,7 +230,6 @@ async def release_under_load(
             *yielding(command), cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE, start_new_session=True
         )
         _, complaint = await process.communicate()
-        ended = time.monotonic()
         await asyncio.sleep(1.0)
     finally:
         done.set()
@@ -245,10 +239,7 @@ async def release_under_load(
         raise RuntimeError(f"release ended with {process.returncode}: {complaint.decode()[-2000:]}")
     released = Release.read(manifest)
     window = _window(ours, released.version)
-    return {
-        "version": released.version,
-        **release_figures(answers, window=window, run=(began, ended), batch=batch),
-    }
+    return {"version": released.version, **release_figures(answers, window=window, began=began, batch=batch)}
 
 
 def _window(ours: Released, version: int) -> tuple[float, float]:
@@ -260,11 +251,10 @@ def _window(ours: Released, version: int) -> tuple[float, float]:
 
 
 def summary(answers: Answers, batch: int) -> dict[str, Any]:
-    """One run: milliseconds at three percentiles, their mean, rows per second, and how many failed."""
+    """One run: milliseconds at two percentiles, their mean, rows per second, and how many failed."""
     latencies = Latencies.of(answers.latencies)
     return {
         "p50_ms": latencies.p50,
-        "p95_ms": latencies.p95,
         "p99_ms": latencies.p99,
         "mean_ms": latencies.mean,
         "rows_per_second": batch * len(answers.due) / answers.seconds,
@@ -309,28 +299,24 @@ def server_split(before: dict[str, int], after: dict[str, int], mean_ms: float) 
     return {**parts, "front end": total - sum(parts.values()), "client and network": mean_ms - total}
 
 
-def release_figures(
-    answers: Answers, *, window: tuple[float, float], run: tuple[float, float], batch: int
-) -> dict[str, Any]:
+def release_figures(answers: Answers, *, window: tuple[float, float], began: float, batch: int) -> dict[str, Any]:
     """How requests fared in the window from a release's announcement to its record, and just as long before it began.
 
     Args:
         answers: Of a load that went on all the time; all times are on its clock.
         window: From before the first byte is staged until every server has switched.
-        run: The release's process, from start to end: it builds and proves the graph before the window.
+        began: The start of the release's process, which builds and proves the graph before the window.
         batch: Rows per request.
     """
     length = window[1] - window[0]
-    during, before = within(answers, *window), within(answers, run[0] - length, run[0])
+    during, before = within(answers, *window), within(answers, began - length, began)
     window_ms, before_ms = Latencies.of(during), Latencies.of(before)
     known = window_ms.p99 is not None and before_ms.p99 is not None
     return {
         "window_seconds": length,
         "num_in_window": len(during),
         "window_p99_ms": window_ms.p99,
-        "window_worst_ms": window_ms.max,
         "before_p99_ms": before_ms.p99,
-        "whole_run_p99_ms": Latencies.of(within(answers, *run)).p99,
         "ratio": window_ms.p99 / before_ms.p99 if known else None,
         **summary(answers, batch),
     }

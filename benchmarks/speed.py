@@ -1,9 +1,9 @@
 """One case of the speed benchmark: a network on a table, learned by ours and by the peers in interleaved rounds.
 
-In a round each contestant learns the same rows, one after another, in an order that changes from round to round; so a
-figure is a ratio of neighbours in time, and a machine
-that is busy for a while is busy for all of them. The first round warms up and is not counted. In the end each has
-learned the same rows in batches of the same size, and is scored on the same held-out ones.
+In a round each contestant learns the same rows, one after another, in an order that changes from round to round: a
+figure is a ratio of neighbours in time, and a machine that is busy for a while is busy for all of them. The first round
+warms up and is not counted. In the end each has learned the same rows in batches of the same size, and is scored on the
+same held-out ones.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for
+from benchmarks.encoded_rows import PlantedLogit, slot_sizes_for
 from benchmarks.peers import DeepCtr, Evergreen, PlainPytorch, TrainingContestant
-from benchmarks.spread import Spread, spread
+from benchmarks.spread import spread
 from components.contracts.metrics import roc_auc
 from components.models.configs import DcnConfig
 from components.training.rows import Rows
@@ -60,24 +60,19 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
     held_out, true_logits = planted.draw(_HELD_OUT_ROWS, seed=1)
     ours, peers = _contestants(case.config, slot_sizes, batch_size, scratch=scratch)
     _check_same_network(ours[0], peers[0], held_out[:4096])
-    on_small_table = _OnSmallTable(case, batch_size, scratch) if sum(slot_sizes) > sum(SAMPLE_SLOT_SIZES) else None
 
     speeds: dict[str, list[float]] = {c.name: [] for c in [*ours, *peers]}
     for number, rows in enumerate(segments):
         turn = [*ours, *peers]
         for contestant in turn[number % len(turn) :] + turn[: number % len(turn)]:
             speeds[contestant.name].append(_rows_per_second(contestant, rows))
-        if on_small_table:
-            on_small_table.learn(number)
     aucs = {c.name: roc_auc(held_out.labels, c.score(held_out)) for c in [*ours, *peers]}
     names = [c.name for c in ours], [c.name for c in peers]
     result = _figures(case, *names, speeds={name: values[1:] for name, values in speeds.items()}, aucs=aucs)
     result["best_possible_auc"] = roc_auc(held_out.labels, true_logits)
-    if on_small_table:
-        result["cost_per_row_to_small_table"] = on_small_table.cost_ratio(speeds["evergreen float32"])
     result["rows"] = case.rounds * case.steps * batch_size
     result["rounds"], result["steps"] = case.rounds - 1, case.steps
-    del ours, peers, turn, contestant, on_small_table
+    del ours, peers, turn, contestant
     gc.collect()
     return result
 
@@ -85,7 +80,8 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
 def _contestants(
     config: DcnConfig, slot_sizes: list[int], batch_size: int, *, scratch: Path
 ) -> tuple[list[Evergreen], list[TrainingContestant]]:
-    weights = _initial_weights(config, slot_sizes, scratch)
+    weights = scratch / "weights"
+    write_initial(weights, config, slot_sizes, click_rate=_CLICK_RATE, seed=1)
     ours = [
         Evergreen(config, slot_sizes, weights, batch_size=batch_size, precision=precision) for precision in PRECISIONS
     ]
@@ -95,12 +91,6 @@ def _contestants(
     ]
 
 
-def _initial_weights(config: DcnConfig, slot_sizes: list[int], scratch: Path) -> Path:
-    weights = scratch / f"weights of {sum(slot_sizes)} rows"
-    write_initial(weights, config, slot_sizes, click_rate=_CLICK_RATE, seed=1)
-    return weights
-
-
 def _check_same_network(ours: TrainingContestant, peer: TrainingContestant, rows: Rows) -> None:
     difference = float(np.abs(ours.score(rows) - peer.score(rows)).max())
     if not difference <= _MOST_DIFFERENCE:
@@ -108,23 +98,6 @@ def _check_same_network(ours: TrainingContestant, peer: TrainingContestant, rows
             f"{ours.name} and {peer.name} differ by {difference:.2g} on {len(rows)} rows with the same weights, "
             f"expected at most {_MOST_DIFFERENCE}"
         )
-
-
-class _OnSmallTable:
-    """Ours in float32 on the sample's table, in the same rounds: what a row costs there."""
-
-    def __init__(self, case: Case, batch_size: int, scratch: Path) -> None:
-        planted = PlantedLogit(SAMPLE_SLOT_SIZES)
-        self._segments = [planted.draw(case.steps * batch_size, seed)[0] for seed in range(2, 2 + case.rounds)]
-        weights = _initial_weights(case.config, SAMPLE_SLOT_SIZES, scratch)
-        self._ours = Evergreen(case.config, SAMPLE_SLOT_SIZES, weights, batch_size=batch_size, precision="float32")
-        self._speeds: list[float] = []
-
-    def learn(self, number: int) -> None:
-        self._speeds.append(_rows_per_second(self._ours, self._segments[number]))
-
-    def cost_ratio(self, on_large: list[float]) -> Spread:
-        return spread([small / large for small, large in zip(self._speeds[1:], on_large[1:])])
 
 
 def _rows_per_second(contestant: TrainingContestant, rows: Rows) -> float:

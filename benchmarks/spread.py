@@ -14,6 +14,15 @@ class Spread(NamedTuple):
     least: float
     most: float
 
+    def shown(self, spec: str = ".3g") -> str:
+        """The median with the least and the most beside it, where rounds differ.
+
+        >>> Spread(1200.0, 1000.0, 1500.0).shown(",.0f"), Spread(0.5, 0.5, 0.5).shown()
+        ('1,200 (1,000 to 1,500)', '0.5')
+        """
+        text = format(self.median, spec)
+        return text if self.least == self.most else f"{text} ({self.least:{spec}} to {self.most:{spec}})"
+
 
 def spread(values: Sequence[float]) -> Spread:
     """Median, least and most of at least one value.
@@ -33,6 +42,21 @@ def named(value: Any) -> Any:
     return [named(each) for each in value] if isinstance(value, list) else value
 
 
-def print_target(name: str, value: str, target: str, *, is_met: bool) -> None:
-    """Prints one figure beside its target."""
-    print(f"  {name}: {value}, target {target}: {'met' if is_met else 'TARGET MISSED'}", flush=True)
+class Target(NamedTuple):
+    """A figure beside what it should be."""
+
+    name: str
+    value: Spread
+    bound: float
+    is_least: bool = False
+    """Whether `bound` is the least that meets the target; otherwise it is the most."""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the median does."""
+        return self.value.median >= self.bound if self.is_least else self.value.median <= self.bound
+
+    def print(self, spec: str = ".3g") -> None:
+        """Prints the figure, its numbers in the format `spec`, and whether it meets the target."""
+        word, verdict = "at least" if self.is_least else "at most", "met" if self.is_met else "TARGET MISSED"
+        print(f"  {self.name}: {self.value.shown(spec)}, target {word} {self.bound:,g}: {verdict}", flush=True)

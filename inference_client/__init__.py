@@ -1,7 +1,7 @@
 """The client of a served recommender: scores rows, ranks candidates, and logs both with what came of them.
 
 Public: `RecommenderClient` and `SyncRecommenderClient`; `Outcome`, which `tell` takes; `ScoredRows`, `Ranking` and
-`PublishingCounts`, which they return; `ClientSettings`, `Columns` and `PublisherSettings`; `Unpublished`, which closing
+`PublishingCounts`, which they return; `ClientSettings` and `PublisherSettings`; `Unpublished`, which closing
 raises if the log never came back. Errors of scoring are in `inference_client.errors`. Everything else may change.
 
 Rows go by column name, every answer is logged, and leaving the block publishes what is still queued. A site gives the
@@ -38,12 +38,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from inference_client.publisher import Outcome, PublisherSettings, PublishingCounts, Unpublished
     from inference_client.recommender import Ranking, RecommenderClient, ScoredRows, SyncRecommenderClient
-    from inference_client.rows import Columns
     from inference_client.scoring import ClientSettings
 
 __all__ = [
     "ClientSettings",
-    "Columns",
     "Outcome",
     "PublisherSettings",
     "PublishingCounts",
@@ -57,7 +55,6 @@ __all__ = [
 _MODULE_OF = {
     **dict.fromkeys(("Outcome", "PublisherSettings", "PublishingCounts", "Unpublished"), "publisher"),
     **dict.fromkeys(("Ranking", "RecommenderClient", "ScoredRows", "SyncRecommenderClient"), "recommender"),
-    "Columns": "rows",
     "ClientSettings": "scoring",
 }
 

@@ -126,6 +126,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def _replay_traffic(options: argparse.Namespace) -> None:
+    import asyncio
     from uuid import uuid4
 
     from inference_client.replay import ReplayProcess, ReplaySettings, run_replay
@@ -141,7 +142,7 @@ def _replay_traffic(options: argparse.Namespace) -> None:
         plan_uri=options.plan,
     )
     settings, client = _settings_from_flags(ReplaySettings, options), _settings_from_flags(ClientSettings, options)
-    summary = run_replay(process, _open_traffic(options), settings, client=client)
+    summary = asyncio.run(run_replay(process, _open_traffic(options), settings, client_settings=client))
     print(json.dumps({"requests": summary["requests"], "rows": summary["rows"], "outcomes": summary["outcomes"]}))
 
 
@@ -206,12 +207,10 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, help="measured")
     parser.add_argument("--warm-up-seconds", type=float, help="before; not measured")
     parser.add_argument("--seed", type=int, default=0, help="of arrivals")
-    parser.add_argument("--json", type=Path, help="file to write the report to")
 
 
 def _load_with_rows(options: argparse.Namespace) -> None:
-    from components.runtime.durable import write_whole
-    from inference_client.load import MAX_IN_FLIGHT, POOL_ROWS, LoadSettings, load_server, print_report
+    from inference_client.load import MAX_IN_FLIGHT, POOL_ROWS, LoadSettings, load_server
     from inference_client.row_files import first_rows
     from inference_client.scoring import ClientSettings
 
@@ -221,10 +220,8 @@ def _load_with_rows(options: argparse.Namespace) -> None:
     client = replace(_settings_from_flags(ClientSettings, options), max_attempts=1, max_in_flight=in_flight)
     rows = first_rows(options.data, POOL_ROWS)
     report = load_server(options.server, rows, settings, client=client, log_url=options.log)
-    print_report(report, settings)
-    if options.json:
-        document = {"server": options.server, "settings": asdict(settings), "report": asdict(report)}
-        write_whole(options.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    document = {"server": options.server, "settings": asdict(settings), "report": asdict(report)}
+    print(json.dumps(document, indent=2, allow_nan=False))
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
@@ -241,12 +238,12 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
 
 
 def _simulate_lake(options: argparse.Namespace) -> None:
-    from inference_client.simulation.lake import store_lake
+    from inference_client.simulation.lake import write_lake
     from inference_client.simulation.world import World
 
     world = World.create(options.seed, click_rate=options.click_rate, bayes_auc=options.bayes_auc)
     size = {"rows": options.rows, "days": options.days, "last_day": options.last_day, "seed": options.seed}
-    report = store_lake(world, options.lake, **size)
+    report = write_lake(world, options.lake, **size)
     world.save(options.world)
     print(json.dumps(asdict(report)))
 
@@ -256,23 +253,22 @@ def _add_drift(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write the drifted world to")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--columns", type=_split_names, help="whose weights rotate; default: those that matter most")
-    parser.add_argument("--new-category-columns", type=_split_names, help="columns that get new categories")
-    parser.add_argument("--new-category-share", type=float, help="of the rows of those columns")
 
 
 def _drift_world(options: argparse.Namespace) -> None:
     import numpy as np
 
-    from inference_client.simulation.world import Drift, World, measured_bayes_auc
+    from components.contracts.metrics import roc_auc
+    from inference_client.simulation.world import Drift, World
 
     world, drift = World.load(options.world), _settings_from_flags(Drift, options)
-    if options.columns is not None and options.new_category_columns is None:
+    if options.columns is not None:
         drift = replace(drift, new_category_columns=drift.columns[:2])
     drifted = world.drifted(drift)
     drifted.save(options.output)
     sample = drifted.draw(50_000, np.random.default_rng([options.seed, 10]))
     found = {"columns": drift.columns, "new_category_columns": drift.new_category_columns}
-    print(json.dumps({**found, "bayes_auc": measured_bayes_auc(sample)}))
+    print(json.dumps({**found, "bayes_auc": roc_auc(sample.label, sample.probability)}))
 
 
 def _split_names(text: str) -> tuple[str, ...]:
@@ -283,7 +279,7 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Callable[[argpa
     "score": (_score_file, _add_score, "score the rows of a file; prints a JSON line per row"),
     "replay": (_replay_traffic, _add_replay, "send traffic at a stated rate and publish records"),
     "rank": (_rank_candidates, _add_rank, "rank the rows of a file for one context, log the list"),
-    "load": (_load_with_rows, _add_load, "put a stated load on a server and report latencies, errors and rates"),
+    "load": (_load_with_rows, _add_load, "put a stated load on a server; prints latencies, errors and rates as JSON"),
     "simulate": (_simulate_lake, _add_simulate, "write a lake of rows of a new synthetic world"),
     "drift": (_drift_world, _add_drift, "write a drifted copy of a world"),
 }

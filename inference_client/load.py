@@ -1,4 +1,4 @@
-"""Puts a stated load on a server and measures it, in an open or a closed loop; the `load` command with its report.
+"""Puts a stated load on a server and measures it, in an open or a closed loop.
 
 Open: requests come at a rate, whatever the server does, as users do. So latency counts from the moment a request was
 due, and one that waits behind a slow one counts its wait (no coordinated omission). Closed: a number of
@@ -11,9 +11,9 @@ import asyncio
 import selectors
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -296,30 +296,3 @@ def load_server(
             return await run_load(recommender, rows, settings)
 
     return run_precisely(run())
-
-
-def print_report(report: LoadReport, settings: LoadSettings) -> None:
-    """Prints the report for people."""
-    loop = f"closed loop, {settings.concurrency} callers"
-    if settings.rate is not None:
-        loop = f"open loop, {settings.rate:g} requests/s"
-    print(f"{loop}, {settings.rows_per_request} rows a request, {settings.seconds:g} s")
-    for name, value in _report_lines(report):
-        print(f"  {name:<22} {value}")
-
-
-def _report_lines(report: LoadReport) -> Iterable[tuple[str, str]]:
-    yield "answered", str(report.answered)
-    for kind, count in report.failed.items():
-        yield f"failed: {kind}", f"{count} (first: {report.first_errors[kind]})"
-    yield "rate", f"{_figure(report.requests_per_second)} requests/s, {_figure(report.rows_per_second)} rows/s"
-    parts = (f"{part} {_figure(value)}" for part, value in asdict(report.latency_ms).items())
-    yield "latency from due, ms", "  ".join(parts)
-    yield "sent late", f"at most {_figure(report.most_behind_ms)} ms"
-    yield "versions", ", ".join(f"{version}: {count}" for version, count in report.versions.items()) or "none"
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return "none"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -112,7 +112,7 @@ class RecommenderClient:
                 of your own.
             log: URL of the log (`components.logs.locations`) or its writing end; None = nothing is logged.
             plan_uri: Model repository whose traffic plan is followed; None = every request asks the one model.
-            settings: Model, columns and patience.
+            settings: Model and patience.
             publishing: See `PublisherSettings`.
             source: Names this client in the ids of outcome records, unique per log; random without one.
             timing: Clocks and waits.
@@ -174,11 +174,6 @@ class RecommenderClient:
             logger.error("the client was closed with a loss: %s", loss)
 
     @property
-    def scorer(self) -> KeyedScorer | None:
-        """The scorer behind this client; None before it was entered."""
-        return self._scorer
-
-    @property
     def log_counts(self) -> PublishingCounts:
         """What became of everything that was logged so far; zeros without a log."""
         return PublishingCounts() if self._publisher is None else self._publisher.counts
@@ -203,7 +198,7 @@ class RecommenderClient:
             ContractError: A row is not as the model takes it, or a logged request has more than `MAX_ROWS_PER_RECORD`.
             TemporaryError, PermanentError: The rows were not scored; see `ScoringClient.score`. Never for the log.
         """
-        features = feature_rows(rows, self._settings.columns)
+        features = feature_rows(rows)
         request_id, logs = self._checked_id(request_id), log and self._publisher is not None
         if logs and len(features) > MAX_ROWS_PER_RECORD:
             raise ContractError(
@@ -249,12 +244,11 @@ class RecommenderClient:
         """
         if not 1 <= k <= MAX_ROWS_PER_RECORD:
             raise ContractError(f"k is {k}, expected 1..{MAX_ROWS_PER_RECORD}")
-        columns, has_context = self._settings.columns, context is not None
-        features = feature_rows(candidates, columns, may_lack_columns=has_context)
+        features = feature_rows(candidates, may_lack_columns=context is not None)
         if not len(features):
             raise ContractError("there are no candidates, expected at least 1")
         if context is not None:
-            one = feature_rows(context, columns, may_lack_columns=True)
+            one = feature_rows(context, may_lack_columns=True)
             if len(one) != 1:
                 raise ContractError(f"context has {len(one)} rows, expected 1")
             features = features.filled_from(one)

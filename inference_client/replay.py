@@ -29,7 +29,6 @@ from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client.publisher import MAX_ROWS_PER_RECORD, Outcome, Unpublished
 from inference_client.recommender import RecommenderClient
-from inference_client.routing import PlannedClient
 from inference_client.scoring import ClientSettings
 from inference_client.timing import Timing
 from inference_client.traffic import Request, Traffic
@@ -314,8 +313,8 @@ class ReplayProcess:
     """File descriptor of the commands: drift, stop; its end means stop."""
 
 
-def run_replay(
-    process: ReplayProcess, traffic: Traffic, settings: ReplaySettings, *, client: ClientSettings
+async def run_replay(
+    process: ReplayProcess, traffic: Traffic, settings: ReplaySettings, *, client_settings: ClientSettings
 ) -> dict[str, Any]:
     """Replays until a command, the end of the traffic or too many failures stop it; the summary.
 
@@ -323,12 +322,6 @@ def run_replay(
         ContractError: The log cannot be used as asked.
         PermanentError: Too many requests failed in a row, or records were lost; the summary is written.
     """
-    return asyncio.run(_run_replay(process, traffic, settings, client_settings=client))
-
-
-async def _run_replay(
-    process: ReplayProcess, traffic: Traffic, settings: ReplaySettings, *, client_settings: ClientSettings
-) -> dict[str, Any]:
     client = RecommenderClient(
         process.server,
         log=process.log_url,
@@ -363,8 +356,6 @@ async def _run_replay(
         "server": process.server,
         "error": error,
     }
-    if isinstance(client.scorer, PlannedClient):
-        summary["plan"] = client.scorer.summary()
     write_whole(process.summary_path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
     if error is not None:
         raise PermanentError(error)

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -39,8 +38,6 @@ SHADOW_SECONDS = 5.0
 """Deadline of a shadow request, where the served requests' is not shorter."""
 FIRST_READ_SECONDS = 5.0
 """How long opening a client waits for the plan; the stable model answers until the plan is read."""
-MIN_REFRESH_SECONDS = 0.1
-"""Least time between two reads: every request to an absent canary asks for one."""
 
 
 def open_scorer(
@@ -57,7 +54,7 @@ def open_scorer(
     plan = objects.local(TRAFFIC_FILE)
     if plan is not None and not plan.parent.is_dir():
         raise ContractError(f"plan is {plan_uri!r}, but {plan.parent} is no folder, expected the model repository")
-    return PlannedClient(server, objects, settings)
+    return PlannedClient(server, PlanFollower(objects), settings)
 
 
 class PlanFollower:
@@ -79,7 +76,7 @@ class PlanFollower:
         """The last good plan; None = there is none, or none could be read yet: everyone asks the stable model."""
         self.problem: str | None = None
         """Why `current` may be old; None while reading succeeds."""
-        self._due, self._stopped = threading.Event(), threading.Event()
+        self._stopped = threading.Event()
 
     async def start(self) -> None:
         """Follows the plan from now on; returns after the first read or `FIRST_READ_SECONDS`."""
@@ -90,11 +87,8 @@ class PlanFollower:
             # A RuntimeError says that the loop has ended.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(is_read.set)
-            while not self._stopped.wait(MIN_REFRESH_SECONDS):
-                self._due.wait(max(0.0, self._interval - MIN_REFRESH_SECONDS))
-                self._due.clear()
-                if not self._stopped.is_set():
-                    self.refresh()
+            while not self._stopped.wait(self._interval):
+                self.refresh()
 
         threading.Thread(target=follow, name="traffic plan", daemon=True).start()
         try:
@@ -105,11 +99,6 @@ class PlanFollower:
     def stop(self) -> None:
         """Follows no more; does not wait for a read under way."""
         self._stopped.set()
-        self._due.set()
-
-    def refresh_soon(self) -> None:
-        """Has the plan read now, unless it was read a moment ago; the caller does not wait."""
-        self._due.set()
 
     def refresh(self) -> None:
         """Reads the plan once. A failed read sets `problem` and raises nothing."""
@@ -144,26 +133,24 @@ class PlannedClient:
     def __init__(
         self,
         server: str,
-        objects: Objects,
+        plan: PlanFollower,
         settings: ClientSettings | None = None,
         *,
         max_shadows: int = MAX_SHADOWS,
-        plan: PlanFollower | None = None,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepares the connections.
 
         Args:
             server: As `ScoringClient`'s.
-            objects: The model repository, which holds the plan.
+            plan: Follows the plan; started and stopped here.
             settings: Of the served requests.
             max_shadows: Shadow requests at once; beyond it they are dropped.
-            plan: Follows the plan; made of `objects` without one.
             timer: Seconds, for the deadline over both arms.
         """
         self._settings = settings or ClientSettings()
         self._timer = timer
-        self.plan = plan or PlanFollower(objects)
+        self.plan = plan
         self._client = ScoringClient(server, self._settings)
         deadline = min(SHADOW_SECONDS, self._settings.deadline_seconds)
         shadow_settings = replace(
@@ -173,8 +160,6 @@ class PlannedClient:
         self._shadows: set[asyncio.Task[Scored | None]] = set()
         self.fallbacks: Counter[str] = Counter()
         """Requests of the canary's keys that the stable arm answered instead, by error."""
-        self.unplanned: Counter[str] = Counter()
-        """Answers by other versions than planned, as `model: version`: a release is under way, or the plan is stale."""
         self.shadow_counts: Counter[str] = Counter()
         """Shadow requests `answered`, `dropped` (never sent), or failed, by error."""
 
@@ -204,8 +189,8 @@ class PlannedClient:
         """Click probabilities by the arm of the key; see `ScoringClient.score` for rows and errors.
 
         Args:
-            dense: [n, numeric columns].
-            categorical: [n, categorical columns].
+            dense: [n, 13].
+            categorical: [n, 26].
             request_id: Decides whether this request gets a shadow; random without one.
             key: The user whose request it is: the same key meets the same arm. The request's id without one.
         """
@@ -216,7 +201,7 @@ class PlannedClient:
         key = key or request_id
         arm = plan.arm_for(key)
         if arm != plan.canary:
-            scored = await self._ask_arm(plan.stable, dense, categorical)
+            scored = await self._client.score(dense, categorical, model_name=plan.stable.model_name)
         else:
             scored, arm = await self._ask_canary(plan, canary=arm, dense=dense, categorical=categorical)
         shadow = plan.shadow_for(key, request_id)
@@ -230,25 +215,13 @@ class PlannedClient:
         task.add_done_callback(self._shadows.discard)
         return scored._replace(shadow=task)
 
-    def summary(self) -> dict[str, Any]:
-        """Fallbacks, unplanned versions and shadows so far, for JSON."""
-        plan = self.plan.current
-        return {
-            "source": self.plan.source,
-            "sequence": None if plan is None else plan.sequence,
-            "problem": self.plan.problem,
-            "fallbacks": dict(sorted(self.fallbacks.items())),
-            "unplanned_versions": dict(sorted(self.unplanned.items())),
-            "shadow": dict(sorted(self.shadow_counts.items())),
-        }
-
     async def _ask_canary(
         self, plan: TrafficPlan, *, canary: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> tuple[Scored, Arm]:
         """The answer and who gave it."""
         give_up_at = self._timer() + self._settings.deadline_seconds
         try:
-            scored = await self._ask_arm(canary, dense, categorical, max_attempts=1)
+            scored = await self._client.score(dense, categorical, model_name=canary.model_name, max_attempts=1)
             return scored._replace(canary=True), canary
         except (DeadlineExpired, Overloaded):
             # The time is up, or the client itself has no room: asking the other arm would not help.
@@ -257,17 +230,9 @@ class PlannedClient:
             # A canary's failure must not reach the user; a faulty request fails on the stable arm too.
             self.fallbacks[type(error).__name__] += 1
             logger.debug("the canary did not answer, asking %s: %s", plan.stable.model_name, error)
-        self.plan.refresh_soon()
         left = max(0.001, give_up_at - self._timer())
-        return await self._ask_arm(plan.stable, dense, categorical, deadline_seconds=left), plan.stable
-
-    async def _ask_arm(
-        self, arm: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64], **bounds: Any
-    ) -> Scored:
-        scored = await self._client.score(dense, categorical, model_name=arm.model_name, **bounds)
-        if scored.model_version != arm.version:
-            self.unplanned[f"{arm.model_name}: {scored.model_version}"] += 1
-        return scored
+        name = plan.stable.model_name
+        return await self._client.score(dense, categorical, model_name=name, deadline_seconds=left), plan.stable
 
     async def _ask_shadow(self, arm: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored | None:
         try:

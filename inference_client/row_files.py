@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import LABEL
+from components.contracts.criteo import FEATURES, LABEL
 from components.runtime.errors import ContractError, first_line
-from inference_client.rows import CRITEO, Columns, FeatureRows, WrongValue, feature_rows, numbers
+from inference_client.rows import FeatureRows, WrongValue, feature_rows, numbers
 
 _BATCH_ROWS = 4096
 
@@ -42,7 +42,7 @@ def row_files(path: Path) -> list[Path]:
     return files
 
 
-def read_rows(files: Sequence[Path], *, labelled: bool = True, columns: Columns = CRITEO) -> Iterator[LabelledRows]:
+def read_rows(files: Sequence[Path], *, labelled: bool = True) -> Iterator[LabelledRows]:
     """The rows of the files, batch by batch, in order.
 
     Raises:
@@ -51,19 +51,19 @@ def read_rows(files: Sequence[Path], *, labelled: bool = True, columns: Columns 
     """
     for path in files:
         try:
-            yield from _read_file(path, labelled=labelled, columns=columns)
+            yield from _read_file(path, labelled)
         except (pa.ArrowException, OSError) as error:
             raise ContractError(f"data {path} cannot be read: {first_line(error)}") from error
 
 
-def first_rows(path: Path, num_rows: int | None = None, *, columns: Columns = CRITEO) -> FeatureRows:
+def first_rows(path: Path, num_rows: int | None = None) -> FeatureRows:
     """The first rows that `path` holds, at most `num_rows`; all without a number.
 
     Raises:
         ContractError: It holds none, or as `read_rows`.
     """
     parts, found = [], 0
-    for batch in read_rows(row_files(path), labelled=False, columns=columns):
+    for batch in read_rows(row_files(path), labelled=False):
         parts.append(batch.features)
         found += len(batch.label)
         if num_rows is not None and found >= num_rows:
@@ -81,9 +81,9 @@ def concatenated(parts: Sequence[FeatureRows]) -> FeatureRows:
     )
 
 
-def _read_file(path: Path, *, labelled: bool, columns: Columns) -> Iterator[LabelledRows]:
+def _read_file(path: Path, labelled: bool) -> Iterator[LabelledRows]:
     own_names = {name.lower(): name for name in pq.read_schema(path).names}
-    wanted = [LABEL, *columns.names] if labelled else list(columns.names)
+    wanted = [LABEL, *FEATURES] if labelled else list(FEATURES)
     if missing := [name for name in wanted if name.lower() not in own_names]:
         raise ContractError(f"data {path} lacks columns {missing}, expected {wanted[0]}..{wanted[-1]}")
     first_row = 0
@@ -92,7 +92,7 @@ def _read_file(path: Path, *, labelled: bool, columns: Columns) -> Iterator[Labe
             named = {name: batch.column(own_names[name.lower()]) for name in wanted}
             try:
                 label = _labels(named.pop(LABEL)) if labelled else np.zeros(batch.num_rows, dtype=np.int32)
-                yield LabelledRows(feature_rows(named, columns), label)
+                yield LabelledRows(feature_rows(named), label)
             except WrongValue as error:
                 raise ContractError(
                     f"{path} row {first_row + error.row}: {error.column} is {error.value!r}, expected {error.expected}"

@@ -1,7 +1,7 @@
 """Feature rows: from columns by name to the matrices that the model takes, with errors that name column, row and value.
 
-The names come from one `Columns` object. Reading files is `row_files`' job; which tensors the server takes is stated in
-`contracts.serving`.
+The names are those of `contracts.criteo`. Reading files is left to `row_files`; which tensors the server takes is
+stated in `contracts.serving`.
 """
 
 from __future__ import annotations
@@ -14,29 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.contracts import criteo
-from components.contracts.criteo import MAX_CATEGORY, MISSING_CATEGORY
+from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, MAX_CATEGORY, MISSING_CATEGORY
 from components.runtime.errors import ContractError
 
+_ALL_COLUMNS = f"the {len(FEATURES)} columns {FEATURES[0]}..{FEATURES[-1]}"
 _A_NUMBER = "a finite number, or None for missing"
 _HEX_DIGITS = 8
 _A_CATEGORY = "1 to 8 hex digits, an integer from 0 to 2^32 - 1, or None for missing"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """The feature columns of a recommender, in the order in which its model takes them."""
-
-    numeric: tuple[str, ...] = criteo.DENSE
-    categorical: tuple[str, ...] = criteo.CATEGORICAL
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All of them, numeric columns first."""
-        return self.numeric + self.categorical
-
-
-CRITEO = Columns()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,9 +28,9 @@ class FeatureRows:
     """Rows of raw features in the model's order."""
 
     dense: NDArray[np.float32]
-    """[n, numeric columns], NaN = missing."""
+    """[n, 13], NaN = missing."""
     categorical: NDArray[np.int64]
-    """[n, categorical columns], -1 = missing."""
+    """[n, 26], -1 = missing."""
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -79,52 +63,48 @@ class WrongValue(ContractError):
         self.expected = expected
 
 
-def feature_rows(
-    rows: RowsByName | FeatureRows, columns: Columns = CRITEO, *, may_lack_columns: bool = False
-) -> FeatureRows:
+def feature_rows(rows: RowsByName | FeatureRows, *, may_lack_columns: bool = False) -> FeatureRows:
     """`rows` as matrices of their own, which later changes of the caller's arrays do not reach.
 
     A numeric value is a number, a category is an integer or hex digits; None and NaN are missing.
 
     Args:
         rows: See `RowsByName`; `FeatureRows` are copied as they are.
-        columns: The model's columns.
         may_lack_columns: Whether a column may be absent, and is then missing in every row.
 
     Raises:
         ContractError: A column is unknown or absent, columns differ in length, or a value is not of its column's type;
             the message names column, row and value.
 
-    >>> two = Columns(numeric=("price",), categorical=("shop",))
-    >>> found = feature_rows({"price": [1.5, None], "shop": ["ff", 7]}, two)
-    >>> found.dense.tolist(), found.categorical.tolist()
-    ([[1.5], [nan]], [[255], [7]])
-    >>> feature_rows([{"price": 1.5, "shop": "red"}], two)
+    >>> found = feature_rows({"I1": [1.5, None], "C1": ["ff", 7]}, may_lack_columns=True)
+    >>> found.dense[:, 0].tolist(), found.categorical[:, :2].tolist()
+    ([1.5, nan], [[255, -1], [7, -1]])
+    >>> feature_rows([{"I1": 1.5, "C1": "red"}], may_lack_columns=True)
     Traceback (most recent call last):
     ...
-    inference_client.rows.WrongValue: column shop, row 0 is 'red', expected 1 to 8 hex digits, an integer from 0 to \
+    inference_client.rows.WrongValue: column C1, row 0 is 'red', expected 1 to 8 hex digits, an integer from 0 to \
 2^32 - 1, or None for missing
     """
     if isinstance(rows, FeatureRows):
         return FeatureRows(dense=np.array(rows.dense), categorical=np.array(rows.categorical))
-    named, names = _columns_by_name(rows), columns.names
-    absent = [name for name in names if name not in named]
-    if len(named) > len(names) - len(absent):
-        unknown = [name for name in named if name not in names]
-        raise ContractError(f"rows have unknown columns {unknown}, expected {_all_columns(names)}")
+    named = _columns_by_name(rows)
+    absent = [name for name in FEATURES if name not in named]
+    if len(named) > len(FEATURES) - len(absent):
+        unknown = [name for name in named if name not in FEATURES]
+        raise ContractError(f"rows have unknown columns {unknown}, expected {_ALL_COLUMNS}")
     if absent and not may_lack_columns:
-        raise ContractError(f"rows lack columns {absent}, expected {_all_columns(names)}")
+        raise ContractError(f"rows lack columns {absent}, expected {_ALL_COLUMNS}")
     lengths = {name: len(values) for name, values in named.items()}
     num_rows = next(iter(lengths.values()), 0)
     for name, length in lengths.items():
         if length != num_rows:
             raise ContractError(f"column {name} has {length} rows, expected {num_rows} as column {next(iter(lengths))}")
-    dense = np.full((num_rows, len(columns.numeric)), np.nan, dtype=np.float32)
-    categorical = np.full((num_rows, len(columns.categorical)), MISSING_CATEGORY, dtype=np.int64)
-    for i, name in enumerate(columns.numeric):
+    dense = np.full((num_rows, len(DENSE)), np.nan, dtype=np.float32)
+    categorical = np.full((num_rows, len(CATEGORICAL)), MISSING_CATEGORY, dtype=np.int64)
+    for i, name in enumerate(DENSE):
         if name in named:
             dense[:, i] = numbers(name, named[name])
-    for i, name in enumerate(columns.categorical):
+    for i, name in enumerate(CATEGORICAL):
         if name in named:
             categorical[:, i] = categories(name, named[name])
     return FeatureRows(dense=dense, categorical=categorical)
@@ -204,10 +184,6 @@ def _columns_by_name(rows: Any) -> Mapping[str, Any]:
     raise ContractError(f"rows are a {type(rows).__name__}, expected a dict of columns, a list of dicts or a table")
 
 
-def _all_columns(names: tuple[str, ...]) -> str:
-    return f"the {len(names)} columns {names[0]}..{names[-1]}"
-
-
 def _numpy_array(values: Any, *, missing: float) -> NDArray[Any] | None:
     """The values [n] with `missing` in place of None; None where NumPy has no type for them."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
@@ -234,7 +210,7 @@ def _plain_categories(values: Any) -> NDArray[np.int64] | None:
 
 
 def _parsed_categories(texts: list[str]) -> NDArray[np.int64] | None:
-    """What `criteo.parse_category` makes of each text; None where it takes one of them for no category.
+    """The value of each text's hex digits, empty texts as missing; None where one of them is no category.
 
     >>> _parsed_categories(["68fd1e64", "", "7"]).tolist()
     [1761418852, -1, 7]

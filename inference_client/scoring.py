@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -37,7 +37,6 @@ from inference_client.errors import (
     ServerUnavailable,
     VersionsMixed,
 )
-from inference_client.rows import CRITEO, Columns
 from inference_client.timing import Timing
 from inference_client.transport import GrpcTransport
 
@@ -91,11 +90,9 @@ async def shadow_of(scored: Scored, seconds: float) -> Scored | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """Which model is asked, with which columns, and how patiently."""
+    """Which model is asked, and how patiently."""
 
     model_name: str = MODEL_NAME
-    columns: Columns = field(default=CRITEO)
-    """The model's feature columns."""
     deadline_seconds: float = 30.0
     """Of one request, all attempts and waits included. The caller gets its answer or an error by then; how a call is
     ended on the wire depends on the server (`transport`)."""
@@ -202,8 +199,8 @@ class ScoringClient:
         """Click probabilities of the rows, all by one model version.
 
         Args:
-            dense: [n, numeric columns] float32, NaN = missing; n >= 1.
-            categorical: [n, categorical columns] int64, -1 = missing.
+            dense: [n, 13] float32, NaN = missing; n >= 1.
+            categorical: [n, 26] int64, -1 = missing.
             request_id: For `KeyedScorer`; one model answers every request alike.
             key: For `KeyedScorer` too.
             model_name: Instead of the settings', as the two below.
@@ -221,7 +218,7 @@ class ScoringClient:
             VersionsMixed: The versions kept changing under a split request.
         """
         settings = self._settings
-        _check_rows(dense, categorical, settings.columns)
+        _check_rows(dense, categorical)
         room = settings.max_in_flight + settings.max_waiting
         if self._callers >= room:
             raise Overloaded(f"server {self.server} has {self._callers} callers waiting, expected fewer than {room}")
@@ -307,10 +304,10 @@ class ScoringClient:
         return max(0.0, request.give_up_at - self._timing.timer())
 
 
-def _check_rows(dense: NDArray[np.float32], categorical: NDArray[np.int64], columns: Columns) -> None:
+def _check_rows(dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> None:
     wanted = (
-        ("dense", dense, np.float32, len(columns.numeric)),
-        ("categorical", categorical, np.int64, len(columns.categorical)),
+        ("dense", dense, np.float32, DENSE_INPUT.width),
+        ("categorical", categorical, np.int64, CATEGORICAL_INPUT.width),
     )
     for name, array, dtype, width in wanted:
         if array.dtype != dtype or array.ndim != 2 or array.shape[1] != width or not len(array):

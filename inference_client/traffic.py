@@ -13,10 +13,10 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.criteo import MISSING_CATEGORY
+from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY
 from components.runtime.errors import ContractError
 from inference_client.row_files import concatenated, read_rows, row_files
-from inference_client.rows import CRITEO, Columns, FeatureRows
+from inference_client.rows import FeatureRows
 from inference_client.simulation.world import World, WorldRows
 
 _CHUNK_ROWS = 4096
@@ -97,28 +97,21 @@ class FileTraffic:
     what a value means truly changes.
     """
 
-    def __init__(
-        self, path: Path, *, drift_columns: tuple[str, ...] = (), seed: int = 0, columns: Columns = CRITEO
-    ) -> None:
+    def __init__(self, path: Path, *, drift_columns: tuple[str, ...] = (), seed: int = 0) -> None:
         """Opens the data.
 
         Raises:
             ContractError: The data is absent or unreadable, or `drift_columns` are not categorical.
         """
-        if wrong := set(drift_columns) - set(columns.categorical):
-            raise ContractError(
-                f"drift columns {sorted(wrong)} are not categorical, expected some of {columns.categorical[0]}.."
-                f"{columns.categorical[-1]}"
-            )
-        self._drift_columns, self._columns = drift_columns, columns
-        self._seed = seed
+        if wrong := set(drift_columns) - set(CATEGORICAL):
+            raise ContractError(f"drift columns {sorted(wrong)} are not categorical, expected some of C1..C26")
+        self._drift_columns, self._seed = drift_columns, seed
         self._has_drifted = False
         files = row_files(path)
-        self._batches = read_rows(files, columns=columns)
+        self._batches = read_rows(files)
         self._permutations: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         """By column: its values in rising order, and what each becomes."""
-        for place in sorted(columns.categorical.index(name) for name in drift_columns):
-            distinct = _distinct_categories(files, columns.categorical[place])
+        for place, distinct in _distinct_categories(files, drift_columns).items():
             random = np.random.default_rng([seed, 7, place])
             self._permutations[place] = distinct, random.permutation(distinct)
         self._features: FeatureRows | None = None
@@ -153,8 +146,7 @@ class FileTraffic:
         """See `Traffic.drift_note`."""
         if not self._drift_columns:
             return {}
-        names = self._columns.categorical
-        counts = {names[place]: len(values) for place, (values, _) in self._permutations.items()}
+        counts = {CATEGORICAL[place]: len(values) for place, (values, _) in self._permutations.items()}
         return {
             "kind": "permutation",
             "columns": list(self._drift_columns),
@@ -163,10 +155,9 @@ class FileTraffic:
         }
 
 
-def _distinct_categories(files: Sequence[Path], name: str) -> NDArray[np.int64]:
-    """The distinct values of a categorical column, in rising order, without the missing value."""
-    found = np.empty(0, np.int64)
-    for batch in read_rows(files, labelled=False, columns=Columns(numeric=(), categorical=(name,))):
-        found = np.union1d(found, batch.features.categorical)
-    present: NDArray[np.int64] = found[found != MISSING_CATEGORY]
-    return present
+def _distinct_categories(files: Sequence[Path], names: Sequence[str]) -> dict[int, NDArray[np.int64]]:
+    """By categorical column's place: its distinct values in rising order, without the missing value."""
+    found = {place: np.empty(0, np.int64) for place in sorted(map(CATEGORICAL.index, names))}
+    for batch in read_rows(files, labelled=False) if found else ():
+        found = {place: np.union1d(known, batch.features.categorical[:, place]) for place, known in found.items()}
+    return {place: values[values != MISSING_CATEGORY] for place, values in found.items()}

@@ -24,7 +24,7 @@ EVENTS_FILE = "events.jsonl"
 DECISIONS_FILE = "decisions.jsonl"
 MAX_FILE_BYTES = 64 * 2**20
 """About two days of a timeline with a point a second, at 400 bytes a point. Of decisions every 10 s, each with the
-judge's memory: ten days with the threshold policy (750 bytes a line), 32 hours with all six (5.8 kB). The full file is
+judge's memory: ten days with the threshold policy (750 bytes a line); other policies remember more. The full file is
 kept beside the current one, so an incident can be recorded for that long at least."""
 
 

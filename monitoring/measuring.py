@@ -7,26 +7,17 @@ How they are computed is left to `monitoring.measures`; keeping rows over a rest
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from monitoring.deciding.judging import JudgeSettings
 from monitoring.measures.kpis import Kpis, measure_version
 from monitoring.measures.open_labels import ClickDelays, OpenEstimate, estimate_open
 from monitoring.measures.window import VersionWindows
 from monitoring.memory.store import Store
-from monitoring.rows import MaturedRequest, OpenRows
+from monitoring.rows import MaturedRequest
 
 STALE_SECONDS = 900.0
 """KPIs of a version without a new row for longer are no longer shown: its window says nothing about the present."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenLabels:
-    """What is known of the rows of one version whose attribution window is open."""
-
-    estimate: OpenEstimate
-    rows_left_out: int
-    """Open rows, of all versions, that were too many to be looked at."""
 
 
 class Measuring:
@@ -46,12 +37,11 @@ class Measuring:
         self._store, self._clock, self._judge = store, clock, judge
         self._conversion_window_seconds = conversion_window_seconds
         self.windows = VersionWindows(judge.window_rows)
-        self.kpis: dict[int, Kpis] = {}
-        """Of every version measured so far."""
+        self._measured: dict[int, tuple[float, Kpis]] = {}
+        """When each version was measured last, and what was found."""
         # Of all versions together: delays depend on users, and a new version has none for a whole window.
         self._delays = ClickDelays()
-        self._measured_at: dict[int, float] = {}
-        self.open_labels: tuple[OpenLabels, ...] = ()
+        self.open_labels: tuple[OpenEstimate, ...] = ()
         """The newest estimate of each version with open rows."""
         self._next_estimate = 0.0
 
@@ -69,13 +59,10 @@ class Measuring:
             conversion_rates = self._store.conversion_rates(read_up_to - seconds, window_seconds=seconds)
         for version in sorted(set(versions) & set(self.windows.versions)):
             kpis = measure_version(version, self.windows)
-            self.kpis[version] = replace(kpis, conversion_rate=conversion_rates.get(version))
-            self._measured_at[version] = self._clock()
-            measured.append(self.kpis[version])
-        for forgotten in self.kpis.keys() - set(self.windows.versions):
-            # As many versions as the windows keep: a monitor runs for months.
-            self.kpis.pop(forgotten)
-            self._measured_at.pop(forgotten, None)
+            measured.append(replace(kpis, conversion_rate=conversion_rates.get(version)))
+            self._measured[version] = self._clock(), measured[-1]
+        # As many versions as the windows keep: a monitor runs for months.
+        self._measured = {version: each for version, each in self._measured.items() if version in self.windows.versions}
         return measured
 
     def estimate_open(self, read_up_to: float | None) -> None:
@@ -86,28 +73,22 @@ class Measuring:
             return
         self._next_estimate = now + self._judge.decide_seconds
         window = self._judge.attribution_window_seconds
-        found, num_left_out = self._store.open_rows(now=read_up_to, window_seconds=window)
+        found = self._store.open_rows(now=read_up_to, window_seconds=window)
         self.open_labels = tuple(
-            OpenLabels(
-                estimate=self._estimate_version(version, found[version], now=read_up_to, window_seconds=window),
-                rows_left_out=num_left_out,
+            estimate_open(
+                rows.scores,
+                rows.ages,
+                rows.clicked,
+                version=version,
+                delays=self._delays,
+                window_seconds=window,
+                now=read_up_to,
             )
-            for version in sorted(found)
-        )
-
-    def _estimate_version(self, version: int, rows: OpenRows, *, now: float, window_seconds: float) -> OpenEstimate:
-        return estimate_open(
-            rows.scores,
-            rows.ages,
-            rows.clicked,
-            version=version,
-            delays=self._delays,
-            window_seconds=window_seconds,
-            now=now,
+            for version, rows in sorted(found.items())
         )
 
     @property
     def shown(self) -> tuple[Kpis, ...]:
         """KPIs of the versions that had a new row lately."""
         stale = self._clock() - STALE_SECONDS
-        return tuple(kpis for version, kpis in sorted(self.kpis.items()) if self._measured_at[version] > stale)
+        return tuple(kpis for _, (measured_at, kpis) in sorted(self._measured.items()) if measured_at > stale)

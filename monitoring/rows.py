@@ -69,9 +69,6 @@ class Unarchived(NamedTuple):
 class ArchiveRow(NamedTuple):
     """A matured request on its way to the archive: the stored message and its labels."""
 
-    number: int
-    time: float
-    num_rows: int
     payload: bytes
     labels: NDArray[np.uint8]
 

@@ -11,24 +11,18 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
-from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_name, image_reference
+from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_reference
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-ENGINES = ("docker", "podman")
-"""In the order in which they are tried."""
 DIGESTS = REPOSITORY / "build" / "images.txt"
 """One pushed image a line, by digest: what is signed and described, since a tag may move."""
-ENGINE_SECONDS = 60.0
-"""An engine that has not answered by then counts as absent."""
 INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 """pip's own variables; the build stages of our own locks take them, NVIDIA's images install one package only."""
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -41,10 +35,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--registry", default="", help="prefix of the images; empty = local names")
     parser.add_argument("--tag", default="", help="default: the git revision")
     parser.add_argument("--revision", default="", help="what is built, for the label; default: asked of git")
-    parser.add_argument("--source", default="", help="address of the repository, for the label; default: git's origin")
+    parser.add_argument("--source", default="unknown", help="address of the repository, for the label")
     parser.add_argument("--dirty", action="store_true", help="build uncommitted changes too; says so in the tag")
     parser.add_argument("--push", action="store_true", help=f"push too, and write their digests to {DIGESTS.name}")
-    parser.add_argument("--engine", choices=ENGINES, help="default: the first that answers")
+    parser.add_argument("--engine", choices=("docker", "podman"), default="docker")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, as a shell takes them, and end")
     return parser
 
@@ -55,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises:
         ContractError: misuse, or files that are not committed.
-        PermanentError: no engine answers, or a build failed.
+        PermanentError: the engine is absent, or a build failed.
     """
     arguments = build_parser().parse_args(argv)
     names = _chosen_images(arguments.images)
@@ -65,11 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ContractError(f"--tag is {tag!r}, expected one that never moves, of letters, digits, _ . -")
     if arguments.push and not arguments.registry:
         raise ContractError("--push without --registry: expected the registry to push to")
-    source = arguments.source or git_source()
-    engine = arguments.engine or ("docker" if arguments.dry_run else find_engine())
+    engine = arguments.engine
     references = {name: image_reference(name, registry=arguments.registry, tag=tag) for name in names}
     commands = [
-        build_command(engine, name, references[name], tag=tag, revision=revision, source=source) for name in names
+        build_command(engine, name, references[name], tag=tag, revision=revision, source=arguments.source)
+        for name in names
     ]
     if arguments.push:
         commands += [[engine, "push", references[name]] for name in names]
@@ -99,29 +93,6 @@ def build_command(engine: str, name: str, reference: str, *, tag: str, revision:
     return [*command, "."]
 
 
-def find_engine() -> str:
-    """The first engine whose daemon or service answers.
-
-    Raises:
-        PermanentError: none is installed, or none of those installed answers.
-    """
-    silent = []
-    for engine in ENGINES:
-        if shutil.which(engine) is None:
-            continue
-        try:
-            done = subprocess.run([engine, "info"], capture_output=True, text=True, timeout=ENGINE_SECONDS)
-        except subprocess.TimeoutExpired:
-            silent.append(f"{engine}: no answer in {ENGINE_SECONDS:.0f} s")
-            continue
-        if done.returncode == 0:
-            return engine
-        silent.append(f"{engine}: {(done.stderr.strip() or done.stdout.strip() or 'no word').splitlines()[-1]}")
-    if silent:
-        raise PermanentError(f"no container engine answers: {'; '.join(silent)}")
-    raise PermanentError(f"no container engine on PATH, expected one of {', '.join(ENGINES)}")
-
-
 def git_revision(dirty: bool) -> str:
     """The full SHA of what is checked out; with `-dirty` behind it where files differ and `dirty` allows that.
 
@@ -136,19 +107,6 @@ def git_revision(dirty: bool) -> str:
             "would not tell what is in the image; commit, or say DIRTY=1 (--dirty)"
         )
     return f"{revision}-dirty" if changed else revision
-
-
-def git_source() -> str:
-    """Where git fetches from, without user and password; `unknown` where it fetches from nowhere or from a folder."""
-    try:
-        address = _git("remote", "get-url", "origin")
-    except ContractError:
-        return "unknown"
-    parts = urlsplit(address)
-    if parts.scheme in ("http", "https", "ssh", "git") and parts.hostname:
-        return f"https://{parts.hostname}{parts.path.removesuffix('.git')}"
-    short = re.fullmatch(r"[\w.-]+@([\w.-]+):(.+)", address)
-    return f"https://{short[1]}/{short[2].removesuffix('.git')}" if short else "unknown"
 
 
 def write_digests(engine: str, references: Sequence[str], path: Path) -> None:
@@ -171,14 +129,12 @@ def write_digests(engine: str, references: Sequence[str], path: Path) -> None:
 
 
 def _chosen_images(names: Sequence[str]) -> list[str]:
-    """The images asked for, by key or by name; all where none is."""
-    keys = {key: key for key in DOCKERFILES} | {image_name(key): key for key in DOCKERFILES}
-    unknown = sorted(set(names) - set(keys))
-    if unknown:
+    """The images requested; all where none is."""
+    if unknown := sorted(set(names) - DOCKERFILES.keys()):
         raise ContractError(
             f"no image is called {', '.join(unknown)}, expected some of {', '.join(sorted(DOCKERFILES))}"
         )
-    return [keys[name] for name in names] or sorted(DOCKERFILES)
+    return list(names) or sorted(DOCKERFILES)
 
 
 def _git(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""Prints the promotion journal: who is live, what was live when, who made it so, why, and what it learned from."""
+"""Prints the promotion journal: who is live, what was live when, who made it so, and why."""
 
 from __future__ import annotations
 
@@ -6,33 +6,23 @@ import json
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from components.runtime.errors import ContractError
-from components.store.models import stored_model
-from components.store.promotion_journal import LIVE_ACTIONS, Promotion, current, live_at, moment_of, read_entries
+from components.store.promotion_journal import Promotion, current, live_at, moment_of, read_entries
 
 HASH_DIGITS = 12
 
 
 def print_models(store: Path, *, as_json: bool = False) -> None:
-    """One line per entry of the journal, newest last; the line that made the live version live is marked.
-
-    Below a line that made a version live: what its model learned from in its own round, where the store has the model.
-    """
+    """One line per entry of the journal, newest last; the line that made the live version live is marked."""
     entries, live = read_entries(store), current(store)
     if as_json:
-        documents = [
-            {**asdict(each), "live": each == live, "learned": _learned_from(store, each.model_id)} for each in entries
-        ]
-        print(json.dumps(documents, indent=2))
+        print(json.dumps([{**asdict(each), "live": each == live} for each in entries], indent=2))
         return
     if not entries:
         print(f"nothing was ever live in {store}")
     for entry in entries:
         print(f"{'*' if entry == live else ' '} {_journal_line(entry)}")
-        if entry.action in LIVE_ACTIONS and (learned := _learned_from(store, entry.model_id)):
-            print(f"      {_learned_line(learned)}")
 
 
 def _journal_line(entry: Promotion) -> str:
@@ -41,28 +31,6 @@ def _journal_line(entry: Promotion) -> str:
         f"{entry.time}  {entry.action:<12}  version {entry.version:<4} {entry.model_id}{share}  {_hashes(entry)}  "
         f"{entry.who or 'unknown'}: {entry.reason}"
     )
-
-
-def _learned_from(store: Path, model_id: str) -> dict[str, Any] | None:
-    """Of the model's manifest what says from which rows and columns it learned; None where it is gone."""
-    try:
-        model = stored_model(store, model_id)
-    except ContractError:
-        return None
-    return {name: getattr(model, name) for name in ("num_train_rows", "negative_rate", "excluded_columns", "days")}
-
-
-def _learned_line(learned: dict[str, Any]) -> str:
-    days = [each["day"] for each in learned["days"] if not each.get("replay")]
-    replayed = {each["day"] for each in learned["days"] if each.get("replay")}
-    parts = [f"learned {learned['num_train_rows']:,} rows" + (f" of {days[0]} to {days[-1]}" if days else "")]
-    if learned["negative_rate"] != 1:
-        parts.append(f"{learned['negative_rate']:g} of those without a click")
-    if replayed:
-        parts.append(f"rows replayed of {len(replayed)} earlier days")
-    if learned["excluded_columns"]:
-        parts.append(f"not from {' '.join(learned['excluded_columns'])}")
-    return ", ".join(parts)
 
 
 def _hashes(entry: Promotion) -> str:

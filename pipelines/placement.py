@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import yaml
@@ -81,13 +81,13 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True)
 class Variables:
-    """Environment variables from a Secret or a ConfigMap of the pipeline's namespace.
+    """Environment variables from a Secret of the pipeline's namespace.
 
     Always optional: without the object the pod starts, and the variable is absent.
     """
 
     name: str
-    """Of the Secret or ConfigMap."""
+    """Of the Secret."""
     keys: Mapping[str, str]
     """Its keys -> names of variables."""
     steps: tuple[str, ...] = ()
@@ -125,7 +125,6 @@ class Placement:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Further labels of the pods, such as a cost centre."""
     secrets: tuple[Variables, ...] = ()
-    config_maps: tuple[Variables, ...] = ()
     repository: str = ""
     """Default of the pipeline's parameter: Triton's model repository, folder or gs://bucket/prefix; empty =
     `repository` on the volume."""
@@ -162,7 +161,7 @@ class Placement:
             )
         if self.backend == "hugectr" and not self.accelerator:
             raise ContractError("backend is hugectr without an accelerator, expected one: it trains on GPUs only")
-        named = [*self.needs, *(step for each in (*self.secrets, *self.config_maps) for step in each.steps)]
+        named = [*self.needs, *(step for each in self.secrets for step in each.steps)]
         if unknown := [step for step in named if step not in NEEDS]:
             raise ContractError(f"step {unknown[0]!r} is none of {', '.join(NEEDS)}")
 
@@ -247,13 +246,9 @@ def _let_in(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
     for each in placement.secrets:
         if not each.steps or step in each.steps:
             kubernetes.use_secret_as_env(task, each.name, dict(each.keys), optional=True)
-    for each in placement.config_maps:
-        if not each.steps or step in each.steps:
-            kubernetes.use_config_map_as_env(task, each.name, dict(each.keys), optional=True)
 
 
 VALUES_FILE = "cluster.env"
-_NAME = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement:
@@ -311,14 +306,12 @@ def _with_values(value: Any, source: Path) -> Any:
         return [_with_values(each, source) for each in value]
     if not isinstance(value, str) or "$" not in value:
         return value
-    values = read_values(source)
-    for name in _NAME.findall(value):
-        if name not in values:
-            raise ContractError(f"{value!r} names {name}, which {source} lacks")
-    filled = _NAME.sub(lambda found: values[found[1]], value)
-    if "$" in filled:
-        raise ContractError(f"{value!r} holds a '$' that opens no ${{NAME}}")
-    return filled
+    try:
+        return Template(value).substitute(read_values(source))
+    except KeyError as error:
+        raise ContractError(f"{value!r} names {error.args[0]}, which {source} lacks") from error
+    except ValueError as error:
+        raise ContractError(f"{value!r} holds a '$' that begins no ${{NAME}}") from error
 
 
 def _converted(wanted: Any, value: Any, where: str) -> Any:

@@ -40,7 +40,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         rollout: str = "full",
         instances: int = 2,
         response_cache: bool = False,
-        target_memory: str = "",
         trigger_id: str = "",
         trigger_reason: str = "",
         window_start: str = "",
@@ -56,7 +55,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         columns: str = "",
         negative_rate: float = 1.0,
         attribution_hours: float = 0.0,
-        immature_rows: str = "leave",
         rules: str = "",
         served: str = "",
         false_alarm_rate: float = 0.05,
@@ -98,7 +96,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 (scored beside the live model and logged, not served).
             instances: Copies of the model that work side by side in each server.
             response_cache: Whether servers that have a response cache may answer from it.
-            target_memory: Memory or MIG slice that the model must fit in; empty = not checked.
             trigger_id: Who asked for the run; the monitor's request id. Empty for a run started by hand.
             trigger_reason: Why the run was asked for.
             window_start: First event time to learn from, ISO 8601 UTC; empty = the row after the live model's last.
@@ -116,8 +113,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 later, where neither `window_start` nor `window_days` says; 0 = none.
             columns: Features to learn from, comma-separated; empty = all 39. Must equal the parent's.
             negative_rate: Share of the training rows without a click that is kept; scores are corrected for it.
-            attribution_hours: Hours after a row in which its click may still come; 0 = every label counts as final.
-            immature_rows: What becomes of younger rows: leave (for the next round), weight, or keep.
+            attribution_hours: Hours after a row in which its click may still come; younger rows wait for a later round.
             rules: Validation rules over the defaults: a JSON object, or the URI (folder or gs://) of one; empty = none.
             served: Archive of served rows that training rows are compared with, folder or gs://bucket/prefix; empty =
                 not compared.
@@ -167,7 +163,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 columns=columns,
                 negative_rate=negative_rate,
                 attribution_hours=attribution_hours,
-                immature_rows=immature_rows,
             )
             place(extracted, "extraction", placement)
             validated = validation(
@@ -238,7 +233,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     released = deployment(
                         run=run,
                         store=store,
-                        work=work,
                         repository=repository,
                         triton_urls=triton_urls,
                         server=server,
@@ -246,7 +240,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                         rollout=rollout,
                         instances=instances,
                         response_cache=response_cache,
-                        target_memory=target_memory,
                         trigger_id=trigger_id,
                         raw_dataset=raw_dataset,
                         model=model,

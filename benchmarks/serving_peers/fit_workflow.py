@@ -11,14 +11,14 @@ from pathlib import Path
 
 from components.contracts.criteo import LABEL
 from components.preprocessing import feature_graph, raw_partitions
-from components.preprocessing.vocabularies import AdmissionRules
+from components.preprocessing.settings import PreprocessingSettings
 
 
 def fit(raw: Path, num_rows: int, output: Path) -> None:
     """Writes both forms of the workflow of the rows in `raw`."""
     plan = raw_partitions.plan_partitions(raw, expected_rows=num_rows, partition_rows=100_000)
     statistics = feature_graph.statistics_of(plan, with_moments=True)
-    rules = AdmissionRules(frequency_threshold=1)
+    rules = PreprocessingSettings(frequency_threshold=1)
     features, _ = feature_graph.next_workflow(statistics, parent=None, now=0, rules=rules)
     features.save(output / "features")
     workflow = feature_graph.explicit_workflow(features, output / "storage")

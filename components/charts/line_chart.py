@@ -1,4 +1,4 @@
-"""Line charts: values over time with bands, levels and the marks of events. What they show is their pages' concern."""
+"""Line charts: values with bands, levels and the marks of events. What they show is their pages' concern."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def line_chart(
 
     label = html.escape(y_label)
     parts = [
-        f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label} over time">',
+        f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">',
         f'<text x="4" y="{TOP - 12}">{label}</text>',
     ]
     for y in ticks(y_low, y_high, 5):

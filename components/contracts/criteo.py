@@ -10,14 +10,11 @@ missing integer is NaN and a missing category is `MISSING_CATEGORY`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from components.runtime.errors import ContractError
 
 LABEL = "label"
 DENSE = tuple(f"I{i}" for i in range(1, 14))
@@ -143,34 +140,3 @@ EXPECTED_TEXT = {
     **dict.fromkeys(CATEGORICAL, "1 to 8 hex digits or nothing"),
 }
 """What each column of a text file holds."""
-
-
-def parse_integer(text: str) -> float:
-    """The value of an integer column as written in a text file; an empty field is NaN.
-
-    Raises:
-        ContractError: `text` is neither empty nor an integer of up to 18 digits.
-
-    >>> parse_integer("-2"), parse_integer("7.0"), parse_integer("")
-    (-2.0, 7.0, nan)
-    """
-    if text and (not re.match(INTEGER_PATTERN, text) or text.endswith("\n")):
-        raise ContractError(f"integer {text!r} is not up to 18 digits")
-    return float(text or "nan")
-
-
-def parse_category(text: str) -> int:
-    """The int64 value of a category written as hex digits; an empty field is `MISSING_CATEGORY`.
-
-    Raises:
-        ContractError: `text` is neither empty nor 1 to 8 hex digits.
-
-    >>> parse_category("68fd1e64"), parse_category("")
-    (1761418852, -1)
-    """
-    if not text:
-        return MISSING_CATEGORY
-    # int(x, 16) alone would also take "0x1f", "1_0", "+1" and spaces.
-    if not re.match(HEX_PATTERN, text) or text.endswith("\n"):
-        raise ContractError(f"category {text!r} is not 1 to 8 hex digits")
-    return int(text, 16)

@@ -45,33 +45,45 @@ class Manifest:
         Raises:
             ContractError: absent, not JSON, another kind, another format version, or missing or unknown fields.
         """
-        try:
-            content = Path(path).read_bytes()
-        except OSError as error:
-            raise ContractError(f"{path} cannot be read: {error.strerror}") from error
-        return cls.loads(content, source=str(path))
+        return cls.loads(read_content(path), source=str(path))
 
     @classmethod
     def loads(cls: type[M], content: bytes, *, source: str) -> M:
         """The manifest in `content`; `source` is named in errors, which are those of `read`."""
-        try:
-            document = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise ContractError(f"{source} is not JSON: {error}") from error
-        return cls.from_document(document, source=source)
-
-    @classmethod
-    def from_document(cls: type[M], document: Any, *, source: str) -> M:
-        """The manifest that the parsed JSON `document` holds; `source` is named in errors."""
-        if not isinstance(document, dict):
-            raise ContractError(f"{source} holds a {type(document).__name__}, expected a JSON object")
-        fields = dict(document)
-        kind, version = fields.pop("kind", None), fields.pop("format_version", None)
-        if kind != cls.__name__:
-            raise ContractError(f"{source} is a {kind} manifest, expected {cls.__name__}")
-        if version != cls.FORMAT_VERSION:
-            raise ContractError(f"{source} has format_version {version}, expected {cls.FORMAT_VERSION}")
+        fields = parse_document(content, kind=cls.__name__, version=cls.FORMAT_VERSION, source=source)
         return _from_fields(cls, fields, source=source)
+
+
+def read_content(path: str | Path) -> bytes:
+    """The bytes of the file.
+
+    Raises:
+        ContractError: it cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ContractError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def parse_document(content: bytes, *, kind: str, version: int, source: str) -> dict[str, Any]:
+    """The fields of a JSON document of that kind and format version, without these two; `source` is named in errors.
+
+    Raises:
+        ContractError: not a JSON object, another kind, or another format version.
+    """
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ContractError(f"{source} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ContractError(f"{source} holds a {type(document).__name__}, expected a JSON object")
+    found_kind, found_version = document.pop("kind", None), document.pop("format_version", None)
+    if found_kind != kind:
+        raise ContractError(f"{source} is a {found_kind} manifest, expected {kind}")
+    if found_version != version:
+        raise ContractError(f"{source} has format_version {found_version}, expected {version}")
+    return document
 
 
 def _from_fields(kind: type[T], values: dict[str, Any], *, source: str) -> T:
@@ -155,10 +167,7 @@ class RawDataset(Manifest):
     """Share of the training and replayed rows without a click that preprocessing is to keep, in (0, 1]. Here all rows
     are there, so that statistics, rules and click rates are of all of them."""
     attribution_seconds: float = 0.0
-    """Time after a row in which its click may still come; 0 = every label counts as final."""
-    num_immature: int = 0
-    """Training rows younger than that: kept as they are, or what weighting kept of them. Held-out rows are never so
-    young; 0 where such rows were left for the next round."""
+    """Time after a row in which its click may still come; younger rows were left for the next round. 0 = none were."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """What was read of each day of the window, and of days with late rows: day (YYYY-MM-DD), version (int), digest
     (SHA-256), num_rows; and num_late_rows, how many of them, where there are any."""
@@ -182,7 +191,7 @@ class RawDataset(Manifest):
         replayed = [
             {"day": each["day"], "version": each["version"], "num_rows": each["num_rows"], "replay": True}
             for each in self.replay_days
-            if each["num_rows"] and "version" in each
+            if each["num_rows"]
         ]
         return [*self.days, *replayed]
 
@@ -212,7 +221,7 @@ class ValidationReport(Manifest):
     parent_statistics_uri: str | None
     raw_digest: str
     reference_uri: str | None = None
-    """The training rows counted for the monitor (`contracts.reference_statistics`); None if a column is faulty."""
+    """The training rows counted for the monitor (`contracts.reference_statistics`)."""
     label: dict[str, Any] | None = None
     """Change of the click rate, as `components.validation.drift.LabelShift`; None without a parent."""
     skew: list[dict[str, Any]] = field(default_factory=list)
@@ -221,8 +230,8 @@ class ValidationReport(Manifest):
     served: dict[str, Any] | None = None
     """What was compared, as `components.validation.skew.ServedRowFacts`; None if no served rows were named."""
     windows_uri: str | None = None
-    """Summaries of the windows that the model will have learned from, for the next round's drift; None if a column is
-    faulty or there are no rows."""
+    """Summaries of the windows that the model will have learned from, for the next round's drift; None if there
+    are no rows."""
 
 
 @dataclass(frozen=True, kw_only=True)

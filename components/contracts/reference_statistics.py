@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.criteo import FEATURES
+from components.contracts.manifests import parse_document, read_content
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 
@@ -216,14 +217,4 @@ def _write_document(path: Path, kind: str, content: dict[str, Any]) -> None:
 
 
 def _read_document(path: Path, kind: str) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text())
-    except OSError as error:
-        raise ContractError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ContractError(f"{path} is not JSON: {error}") from error
-    if not isinstance(document, dict) or document.get("kind") != kind:
-        raise ContractError(f"{path} is no {kind}")
-    if document.get("format_version") != FORMAT_VERSION:
-        raise ContractError(f"{path} has format_version {document.get('format_version')}, expected {FORMAT_VERSION}")
-    return document
+    return parse_document(read_content(path), kind=kind, version=FORMAT_VERSION, source=str(path))

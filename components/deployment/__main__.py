@@ -25,7 +25,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m components.deployment", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the pipeline run")
     parser.add_argument("--store", required=True, help="model store, folder URI")
-    parser.add_argument("--work", required=True, help="folder URI for big files of runs; this step writes none there")
     parser.add_argument("--repository", required=True, help="Triton's model repository, folder or gs:// URI")
     parser.add_argument(
         "--triton-urls",
@@ -50,9 +49,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="BOOL",
         help="whether servers may answer from a cache",
     )
-    parser.add_argument(
-        "--target-memory", default="", help="memory or MIG slice that the model must fit in; empty = not checked"
-    )
     parser.add_argument("--who", default="", help="who asks, for the journal; default: the run")
     parser.add_argument("--trigger-id", default="", help="retrain request that this run answers; empty = none")
     parser.add_argument("--raw-dataset", required=True, type=Path, help="RawDataset manifest")
@@ -60,15 +56,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--verdict", required=True, type=Path, help="Verdict manifest")
     parser.add_argument("--output", required=True, type=Path, help="where the Release manifest goes")
     return parser
-
-
-def run_flags(**values: object) -> list[str]:
-    """The command line for `values`, which are named as the flags with underscores.
-
-    >>> run_flags(run="run-7", target_memory="")
-    ['--run=run-7', '--target-memory=']
-    """
-    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
 
 
 @exits_with_code
@@ -103,7 +90,6 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
             instances=arguments.instances,
             response_cache=arguments.response_cache,
         ),
-        target_memory=arguments.target_memory,
         trigger_id=arguments.trigger_id or None,
         who=arguments.who or arguments.run,
     )

@@ -8,7 +8,6 @@ from kfp.dsl import Artifact, Dataset, Input, Metrics, Model, Output
 def deployment(
     run: str,
     store: str,
-    work: str,
     repository: str,
     triton_urls: str,
     server: str,
@@ -16,7 +15,6 @@ def deployment(
     rollout: str,
     instances: int,
     response_cache: bool,
-    target_memory: str,
     trigger_id: str,
     raw_dataset: Input[Dataset],
     model: Input[Model],
@@ -31,7 +29,6 @@ def deployment(
     Args:
         run: Name of this run.
         store: Model store, folder URI; gets the release manifest and the journal's line.
-        work: Folder URI for big files of runs.
         repository: Triton's model repository, folder URI.
         triton_urls: Running servers, each host:grpc_port or dns:///name:grpc_port (every address of a headless
             Service), comma-separated; empty = publish only.
@@ -40,7 +37,6 @@ def deployment(
         rollout: `full` (all traffic at once), `canary` (a small share first) or `shadow` (scored, not served).
         instances: Copies of the model that work side by side in each server.
         response_cache: Whether servers that have a response cache may answer from it.
-        target_memory: Memory or MIG slice that the model must fit in; empty = not checked.
         trigger_id: Retrain request that this run answers; empty = none.
         raw_dataset: RawDataset manifest, for the held-out rows.
         model: Model manifest.
@@ -49,13 +45,13 @@ def deployment(
         metrics: Version, parity and seconds.
     """
     from components.contracts.manifests import Release
-    from components.deployment.__main__ import main, run_flags
+    from components.deployment.__main__ import main
+    from components.runtime.flags import run_flags
 
     flags = run_flags(
-        run=run, store=store, work=work, repository=repository, triton_urls=triton_urls, server=server, device=device,
-        rollout=rollout, instances=instances, response_cache=response_cache, target_memory=target_memory,
-        trigger_id=trigger_id, raw_dataset=raw_dataset.path, model=model.path, verdict=verdict.path,
-        output=release.path)  # fmt: skip
+        run=run, store=store, repository=repository, triton_urls=triton_urls, server=server, device=device,
+        rollout=rollout, instances=instances, response_cache=response_cache, trigger_id=trigger_id,
+        raw_dataset=raw_dataset.path, model=model.path, verdict=verdict.path, output=release.path)  # fmt: skip
     if code := main(flags):
         if code == 1:
             return  # refused: a retry would be refused too

@@ -25,7 +25,6 @@ from components.contracts.manifests import Model, RawDataset, Release, ServingPl
 from components.contracts.retrain_request import CURRENT
 from components.contracts.serving import MODEL_NAME
 from components.deployment.graph.export import export
-from components.deployment.graph.memory import check_fits
 from components.deployment.graph.parity import open_graph, prove_parity, read_held_out
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
@@ -55,8 +54,6 @@ class ReleaseSettings(SiteSettings):
 
     options: ServingOptions = field(default_factory=ServingOptions)
     """How the version is served."""
-    target_memory: str = ""
-    """Memory or MIG slice that the model must fit in, see `graph.memory.check_fits`; empty = not checked."""
     trigger_id: str | None = None
     """The retrain request that this answers."""
     num_kept: int = 3
@@ -80,7 +77,7 @@ def release(
         override: Why it goes live whatever the verdict decided or compared with (`promote`); None = the verdict counts.
 
     Raises:
-        ContractError: the inputs do not belong together, parity fails, or it does not fit.
+        ContractError: the inputs do not belong together, or parity fails.
         Refused: another model went live since the verdict, or a canary is at work; what is live is live.
         TemporaryError: a server does not answer, or another deployment is at work; what was live is live.
         PermanentError: a server refused the version or answered wrongly; what was live is live.
@@ -178,7 +175,7 @@ def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *
 
 
 def prepare_version(
-    site: Site, model: Model, verdict: Verdict, *, raw: RawDataset, settings: ReleaseSettings, versions: int = 2
+    site: Site, model: Model, verdict: Verdict, *, raw: RawDataset, settings: ReleaseSettings
 ) -> Release:
     """The manifest of a new version, its graph proven and kept in the store; no server is notified, nothing is live.
 
@@ -188,10 +185,9 @@ def prepare_version(
         verdict: Its scores of the held-out rows are what the graph must repeat.
         raw: Those rows.
         settings: How it will be served.
-        versions: Versions that servers hold at once, for the check against `target_memory`.
 
     Raises:
-        ContractError: the graph differs from training, or does not fit; nothing is left of it.
+        ContractError: the graph differs from training; nothing is left of it.
     """
     announced = {entry.version for entry in promotion_journal.read_entries(site.store)}
     for path in (site.store / "graphs").glob("*"):
@@ -202,7 +198,6 @@ def prepare_version(
     folder = graph_folder(site.store, version)
     with whole_directory(folder, replace=True) as building:
         export(model, building)
-        check_fits(building, settings.target_memory, instances=settings.options.instances, versions=versions)
         rows = read_held_out(raw, verdict)
         difference = prove_parity(open_graph(building / GRAPH_FILE), rows)
         logger.info("parity: %.3g over %d rows", difference, len(rows))

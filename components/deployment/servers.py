@@ -1,7 +1,7 @@
 """The running servers of a deployment: which there are, what they can do, and whether one answers correctly.
 
-A server's readiness is not trusted: with a dead Python stub it still reports ready. Hence the golden rows.
-`triton_client.Triton` is the real `RunningServer`. What servers load is decided by `switch`.
+A server's readiness is not trusted: with a dead Python stub it still reports ready. Hence the golden rows. What
+servers load is decided by `switch`.
 
 Addresses are a list, or every address that a name resolves to. `dns:///triton-headless:8001` is a Kubernetes headless
 Service with one address per pod. It needs `publishNotReadyAddresses: true`: a pod that read the old configuration while
@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from components.deployment.graph.parity import GoldenRows, check_scores
+from components.deployment.triton_client import NotListening, Triton
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 logger = logging.getLogger(__name__)
@@ -32,38 +32,7 @@ T = TypeVar("T")
 
 DNS = "dns:///"
 
-
-class RunningServer(Protocol):
-    """What a deployment needs of a running Triton."""
-
-    url: str
-
-    def close(self) -> None:
-        """Closes the connection."""
-
-    def check_live(self) -> None:
-        """Returns if the server answers; TemporaryError otherwise."""
-
-    def load(self, name: str) -> None:
-        """Loads or reloads a model as its configuration is now."""
-
-    def unload(self, name: str) -> None:
-        """Unloads a model; one that is not loaded is no error."""
-
-    def is_ready(self, name: str, version: int) -> bool:
-        """Whether that version reports that it is ready."""
-
-    def infer(
-        self, name: str, dense: NDArray[np.float32], categorical: NDArray[np.int64], *, version: int | None = None
-    ) -> tuple[NDArray[np.float32], int]:
-        """Probabilities [n] and the version that gave them."""
-
-
-class NotListening(TemporaryError):
-    """Nothing listens at the server's address: its process has not started to listen, or has ended."""
-
-
-Connect = Callable[[str], RunningServer]
+Connect = Callable[[str], Triton]
 """Makes a connection from host:port."""
 Resolve = Callable[[str, int], list[str]]
 """The addresses (host:port) that a name has now, for a port; empty where it has none."""
@@ -104,7 +73,7 @@ class Patience:
             self.sleep(self.poll_seconds)
 
 
-def wait_until_ready(server: RunningServer, name: str, version: int, *, patience: Patience) -> None:
+def wait_until_ready(server: Triton, name: str, version: int, *, patience: Patience) -> None:
     """Returns once the version reports that it is ready.
 
     Raises:
@@ -116,7 +85,7 @@ def wait_until_ready(server: RunningServer, name: str, version: int, *, patience
         )
 
 
-def bring_up(server: RunningServer, name: str, *, version: int, golden: GoldenRows, patience: Patience) -> None:
+def bring_up(server: Triton, name: str, *, version: int, golden: GoldenRows, patience: Patience) -> None:
     """Returns once the server has loaded the model as it is now, and that version answers golden rows correctly.
 
     Raises:
@@ -127,7 +96,7 @@ def bring_up(server: RunningServer, name: str, *, version: int, golden: GoldenRo
     probe(server, name, version=version, golden=golden)
 
 
-def probe(server: RunningServer, name: str, *, version: int, golden: GoldenRows, named: bool = True) -> None:
+def probe(server: Triton, name: str, *, version: int, golden: GoldenRows, named: bool = True) -> None:
     """Returns if the server answers the golden rows with the expected scores.
 
     Args:
@@ -220,7 +189,7 @@ class Fleet:
         self, urls: Sequence[str], connect: Connect, *, patience: Patience, resolve: Resolve = resolve
     ) -> None:
         self._urls, self._connect, self._patience, self._resolve = list(urls), connect, patience, resolve
-        self._servers: dict[str, RunningServer] = {}
+        self._servers: dict[str, Triton] = {}
         try:
             addresses(self._urls, resolve)
             if self._urls and not patience.until(self._connect_to_listed, patience.ready_seconds):
@@ -230,11 +199,11 @@ class Fleet:
             raise
 
     @property
-    def servers(self) -> list[RunningServer]:
+    def servers(self) -> list[Triton]:
         """Those connected now."""
         return list(self._servers.values())
 
-    def for_each(self, act: Callable[[RunningServer], object], servers: Sequence[RunningServer] | None = None) -> None:
+    def for_each(self, act: Callable[[Triton], object], servers: Sequence[Triton] | None = None) -> None:
         """Does `act` on one server after another; a replica that failed and has left is passed over.
 
         One after another: a load takes a replica's cores for as long as it lasts (with three servers on two cores, all
@@ -255,7 +224,7 @@ class Fleet:
                 logger.info("triton %s has left: %s", address, error)
                 self._disconnect(address)
 
-    def for_all(self, act: Callable[[RunningServer], object]) -> None:
+    def for_all(self, act: Callable[[Triton], object]) -> None:
         """As `for_each`, then the same for servers that appeared meanwhile, until no new one is listed.
 
         Those that do not listen yet are waited for at the end.
@@ -273,11 +242,11 @@ class Fleet:
         """The url that lists each address now."""
         return {address: url for url in self._urls for address in addresses_of(url, self._resolve)}
 
-    def _connect_to_listed(self) -> list[RunningServer]:
+    def _connect_to_listed(self) -> list[Triton]:
         found = (self._connect_to(address, url) for address, url in self._listed().items())
         return [server for server in found if server is not None]
 
-    def _connect_to(self, address: str, url: str) -> RunningServer | None:
+    def _connect_to(self, address: str, url: str) -> Triton | None:
         """A new connection; None for a server that is connected already, has left, or does not listen yet."""
         if address in self._servers:
             return None
@@ -293,7 +262,7 @@ class Fleet:
             return None
         return server
 
-    def _newcomers(self) -> list[RunningServer]:
+    def _newcomers(self) -> list[Triton]:
         """Connections to servers that are listed and were not connected yet, each live, as soon as one listens.
 
         None where all are connected, or the others do not listen within `ready_seconds`.

@@ -31,7 +31,6 @@ from components.deployment.servers import (
     Fleet,
     Patience,
     Resolve,
-    RunningServer,
     probe,
     resolve,
     wait_until_ready,
@@ -282,7 +281,7 @@ def _finish_recovery(site: Site, intent: Promotion) -> None:
     fallback = site.fallback()
     problems: list[str] = []
 
-    def restore(server: RunningServer) -> None:
+    def restore(server: Triton) -> None:
         server.unload(CANDIDATE_NAME)
         if problem := restore_server(server, intent.config, fallback=fallback, patience=site.patience):
             problems.append(problem)
@@ -301,9 +300,7 @@ def _finish_recovery(site: Site, intent: Promotion) -> None:
     logger.warning("the interrupted deployment of version %d is withdrawn, %s", intent.version, live)
 
 
-def restore_server(
-    server: RunningServer, config: str | None, *, fallback: Fallback | None, patience: Patience
-) -> str | None:
+def restore_server(server: Triton, config: str | None, *, fallback: Fallback | None, patience: Patience) -> str | None:
     """Notifies one server of the restored configuration and asks it; what is wrong, None if nothing is."""
     try:
         if config is None:

@@ -24,8 +24,9 @@ from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.repository.version_files import GOLDEN_FILE
-from components.deployment.servers import RunningServer, bring_up, probe
+from components.deployment.servers import bring_up, probe
 from components.deployment.site import Fallback, Site, restore_server
+from components.deployment.triton_client import Triton
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.store.models import graph_folder, graph_sha256
 from components.store.promotion_journal import Promotion
@@ -104,7 +105,7 @@ def stage_version(site: Site, target: Release, options: ServingOptions) -> None:
     _check_graph(f"graph in {folder}", graph_sha256(folder), target)
     golden = GoldenRows.load(folder / GOLDEN_FILE)
 
-    def rehearse(server: RunningServer) -> None:
+    def rehearse(server: Triton) -> None:
         try:
             bring_up(server, CANDIDATE_NAME, version=version, golden=golden, patience=site.patience)
         except (TemporaryError, PermanentError):
@@ -135,7 +136,7 @@ def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record:
     """
     before, fallback = site.repository.read_config(), site.fallback()
 
-    def serve(server: RunningServer) -> None:
+    def serve(server: Triton) -> None:
         bring_up(server, MODEL_NAME, version=version, golden=golden, patience=site.patience)
         probe(server, MODEL_NAME, version=version, golden=golden, named=False)
         logger.info("triton %s serves version %d", server.url, version)

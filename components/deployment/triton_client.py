@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, GRPC_OPTIONS, PROBABILITY_OUTPUT
-from components.deployment.servers import NotListening
 from components.runtime.errors import PermanentError, TemporaryError
 
 CALL_SECONDS = 30.0
@@ -22,6 +21,10 @@ LOAD_SECONDS = 120.0
 """Loading a model of 700 MB takes 3 s and 5 GB of memory; a model that hangs its loader is given up after this."""
 
 _TEMPORARY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED")
+
+
+class NotListening(TemporaryError):
+    """Nothing listens at the server's address: its process has not started to listen, or has ended."""
 
 
 class Triton:

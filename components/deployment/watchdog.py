@@ -26,8 +26,9 @@ from pathlib import Path
 from components.contracts.serving import CANARY_NAME, MODEL_NAME, QUEUE_REFUSALS
 from components.deployment.command_line import add_site_flags, site_of
 from components.deployment.repository.triton_config import read_options
-from components.deployment.servers import RunningServer, addresses_of, probe, wait_until_ready
+from components.deployment.servers import addresses_of, probe, wait_until_ready
 from components.deployment.site import SiteSettings, opened
+from components.deployment.triton_client import Triton
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.runtime.exit_codes import exits_with_code
@@ -134,7 +135,7 @@ class Watchdog:
         except TemporaryError as error:
             return GONE, f": {error}"
 
-    def _judge(self, server: RunningServer, name: str, version: int) -> tuple[str, str]:
+    def _judge(self, server: Triton, name: str, version: int) -> tuple[str, str]:
         key = f"{server.url} {name}"
         try:
             self._check_answers(server, name, version)
@@ -162,7 +163,7 @@ class Watchdog:
             self._strikes[key] -= 1
         return finding, f": {why}; {how}"
 
-    def _check_answers(self, server: RunningServer, name: str, version: int) -> None:
+    def _check_answers(self, server: Triton, name: str, version: int) -> None:
         """Returns if clients' requests, which name no version, are answered correctly; never by a cache.
 
         One instance alone may be dead, and none can be addressed, so more requests are sent than there are.
@@ -172,7 +173,7 @@ class Watchdog:
         for _ in range(_REQUESTS_PER_INSTANCE * instances if instances > 1 else 1):
             probe(server, name, version=version, golden=self._golden(version), named=False)
 
-    def _heal(self, server: RunningServer, name: str) -> tuple[str, str]:
+    def _heal(self, server: Triton, name: str) -> tuple[str, str]:
         """Reloads the model unless it is well meanwhile; what is live is read again, now that it cannot change."""
         version = self._expected_versions().get(name)
         if version is None or promotion_journal.interrupted(self.site.store):
@@ -189,7 +190,7 @@ class Watchdog:
         return ILL, f"reloading it did not help: {trouble}"
 
     def _trouble(
-        self, server: RunningServer, name: str, version: int, *, load: bool = False, unload: bool = False
+        self, server: Triton, name: str, version: int, *, load: bool = False, unload: bool = False
     ) -> str | None:
         """What is wrong with the model's answer, after loading it if `load` is set; None = nothing."""
         try:

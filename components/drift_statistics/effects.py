@@ -1,19 +1,20 @@
-"""How large a difference of two samples is, with its sampling error: an estimate and a 95 % interval.
+"""How large a difference of two samples is: distances, and estimates with a 95 % interval.
 
-Whether it is there at all is `chance`'s question; how large it must be to matter, the caller's.
+Whether it is there at all is `chance`'s question; how large it must be to matter, the caller's. The distances are those
+of TFDV's comparators (`tensorflow_data_validation/anomalies/metrics.cc`): both take the counts that are listed as the
+whole, missing values are in neither, and the divergence's logarithm has base 2.
 """
 
 from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.drift_statistics.chance import Counts, mean_design, taken_together
-from components.drift_statistics.distances import jensen_shannon
 
 POWER = 0.8
 """Probability with which a detectable effect is found."""
@@ -28,6 +29,35 @@ class Effect(NamedTuple):
     value: float
     low: float
     high: float
+
+
+def jensen_shannon(a: NDArray[Any], b: NDArray[Any]) -> float | None:
+    """Jensen-Shannon divergence in bits (0 to 1) of counts [k] over the same buckets; None where a side is empty.
+
+    >>> jensen_shannon(np.array([1, 0]), np.array([0, 3]))
+    1.0
+    """
+    if not a.sum() or not b.sum():
+        return None
+    p, q = a / a.sum(), b / b.sum()
+    middle = (p + q) / 2
+    return float((_relative_entropy(p, middle) + _relative_entropy(q, middle)) / 2)
+
+
+def l_infinity(a: NDArray[Any], b: NDArray[Any]) -> float | None:
+    """Largest change of a value's share (0 to 1), of counts [k] of the same values; None where a side is empty.
+
+    >>> l_infinity(np.array([1, 1]), np.array([3, 1]))
+    0.25
+    """
+    if not a.sum() or not b.sum():
+        return None
+    return float(np.abs(a / a.sum() - b / b.sum()).max())
+
+
+def _relative_entropy(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
+    held = p > 0
+    return float((p[held] * np.log2(p[held] / q[held])).sum())
 
 
 def divergence(now: Counts, before: Counts, design: float | NDArray[np.float64]) -> Effect | None:

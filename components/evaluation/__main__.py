@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", required=True, help="path of the candidate's Model manifest")
     parser.add_argument("--output", required=True, help="path of the Verdict manifest to write")
     parser.add_argument("--metrics", help="path for the metrics, as one flat JSON object")
-    parser.add_argument("--roc", help="path for ROC curve and confusion matrix, as JSON")
+    parser.add_argument("--roc", help="path for the ROC curve, as JSON")
     parser.add_argument("--html", help="path for the report")
     return parser
 

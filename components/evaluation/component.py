@@ -39,7 +39,7 @@ def evaluation(
         verdict: Verdict manifest.
         metrics: AUC with its interval, log loss, normalized entropy and calibration; the champion's and the difference;
             the same on old rows.
-        roc: ROC curve and confusion matrix of the candidate.
+        roc: ROC curve of the candidate.
         report: The comparison with slices, for people.
 
     Returns:
@@ -59,8 +59,7 @@ def evaluation(
         raise SystemExit(code)
     for name, value in json.loads(Path(metrics.path).read_text()).items():
         metrics.log_metric(name, value)
-    curves = json.loads(Path(roc.path).read_text())
-    if curves["roc"]["fpr"]:
-        roc.log_roc_curve(**curves["roc"])
-    roc.log_confusion_matrix(**curves["confusion"])
+    curve = json.loads(Path(roc.path).read_text())
+    if curve["fpr"]:
+        roc.log_roc_curve(**curve)
     return code == 0

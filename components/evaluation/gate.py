@@ -22,6 +22,9 @@ PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
 
 Z_POWER = 0.8416212335729143
 """80 % quantile of the normal distribution: the power that `rows_needed` aims at."""
+MIN_CLASS_ROWS = 10
+"""Clicks, and rows without, below which DeLong's normal interval is not trusted: with a handful of either, its width
+can even be 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +39,6 @@ class GateSettings:
     """AUC by which the candidate may trail the champion on old rows; None = it is reported, not judged."""
     accept_inconclusive: bool = False
     """Whether a candidate is released that the held-out rows can neither clear nor condemn."""
-    min_class_rows: int = 10
-    """Clicks, and rows without, below which DeLong's normal interval is not trusted: with a handful of either, its
-    width can even be 0."""
 
     def __post_init__(self) -> None:
         """Refuses thresholds that no AUC can meet or miss."""
@@ -46,8 +46,6 @@ class GateSettings:
             value = getattr(self, name)
             if value is not None and not 0.0 <= value <= 1.0:
                 raise ContractError(f"{name} is {value}, expected a number in [0, 1]")
-        if self.min_class_rows < 2:
-            raise ContractError(f"min_class_rows is {self.min_class_rows}, expected at least 2")
 
 
 class OldRows(NamedTuple):
@@ -118,7 +116,7 @@ def judge(
     label_array = np.asarray(labels)
     estimates = estimate(label_array, candidate, champion)
 
-    if (check := _too_few(label_array, settings.min_class_rows)) is not None:
+    if (check := _too_few(label_array)) is not None:
         checks = [check]
     else:
         assert estimates.candidate is not None
@@ -126,7 +124,7 @@ def judge(
         if estimates.difference is not None:
             checks.append(_not_worse(estimates.difference, settings.max_auc_loss, len(label_array)))
     if settings.max_old_auc_loss is not None and old is not None and old.champion is not None:
-        checks.append(_remembers(old, settings.max_old_auc_loss, settings.min_class_rows))
+        checks.append(_remembers(old, settings.max_old_auc_loss))
 
     decisions = [check.decision for check in checks]
     decision = next((d for d in (FAIL, INCONCLUSIVE) if d in decisions), PASS)
@@ -158,16 +156,16 @@ def rows_to_decide(num_rows: int, standard_error: float, distance: float) -> int
     return math.ceil(num_rows * ((Z_95 + Z_POWER) * standard_error / distance) ** 2)
 
 
-def _too_few(labels: np.ndarray, min_class_rows: int) -> _Check | None:  # type: ignore[type-arg]
+def _too_few(labels: np.ndarray) -> _Check | None:  # type: ignore[type-arg]
     num_clicks = int(np.count_nonzero(labels))
     num_others = len(labels) - num_clicks
     fewest = min(num_clicks, num_others)
-    if fewest >= min_class_rows:
+    if fewest >= MIN_CLASS_ROWS:
         return None
     words = "clicks" if num_clicks <= num_others else "rows without a click"
     defined = "" if fewest >= 2 else ", so auc or its interval is undefined"
-    rows_needed = math.ceil(len(labels) * min_class_rows / fewest) if fewest else None
-    return _Check(INCONCLUSIVE, f"{fewest} {words}, expected at least {min_class_rows}{defined}", rows_needed)
+    rows_needed = math.ceil(len(labels) * MIN_CLASS_ROWS / fewest) if fewest else None
+    return _Check(INCONCLUSIVE, f"{fewest} {words}, expected at least {MIN_CLASS_ROWS}{defined}", rows_needed)
 
 
 def _above_floor(estimate: AucEstimate, min_auc: float, num_rows: int) -> _Check:
@@ -200,10 +198,10 @@ def _check_interval(
     return _Check(decision, reasons[decision], rows)
 
 
-def _remembers(old: OldRows, max_auc_loss: float, min_class_rows: int) -> _Check:
+def _remembers(old: OldRows, max_auc_loss: float) -> _Check:
     """The check on old rows. `rows_needed` counts rows of the window, so these add nothing to it."""
     assert old.champion is not None
-    check = _too_few(old.labels, min_class_rows)
+    check = _too_few(old.labels)
     if check is None:
         difference = auc_difference(old.labels, old.candidate, old.champion)
         assert difference is not None

@@ -1,7 +1,7 @@
 """What people see of an evaluation: one HTML page, and what the Kubeflow UI draws itself.
 
-The UI shows the page in a frame without network, and logs flat metrics, ROC curve and confusion matrix from JSON: only
-finite numbers, since a NaN or infinity in KFP's metadata ends the run. What the numbers are is decided elsewhere.
+The UI shows the page in a frame without network, and draws flat metrics and the ROC curve from JSON: only finite
+numbers, since a NaN or infinity in KFP's metadata ends the run. What the numbers are is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from components.charts.line_chart import Line, line_chart
 from components.charts.page import ABSENT, html_page, html_table, number, percent, probability
 from components.contracts.manifests import AucLead, ModelQuality, Verdict
 from components.contracts.metrics import AucDifference, AucEstimate
 from components.evaluation.evaluate import Evaluation
-from components.evaluation.gate import GateSettings
+from components.evaluation.gate import MIN_CLASS_ROWS, GateSettings
 from components.evaluation.scoring import ScoredHoldout
 from components.evaluation.slices import SliceMetrics
 
-_SIDE = 300
-"""Side of a drawing, in pixels."""
 _COLOURS = {"candidate": "var(--now)", "champion": "var(--mark)"}
 
 
@@ -70,19 +69,13 @@ def metrics_document(verdict: Verdict) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def roc_document(scored: ScoredHoldout) -> dict[str, Any]:
-    """The arguments of KFP's `log_roc_curve` (empty lists with one class only) and `log_confusion_matrix` at 0.5."""
+def roc_document(scored: ScoredHoldout) -> dict[str, list[float]]:
+    """The arguments of KFP's `log_roc_curve`; empty lists with one class only."""
     points = roc_curve(scored.labels, scored.candidate)
     return {
-        "roc": {
-            "fpr": [point.false_positive_rate for point in points],
-            "tpr": [point.true_positive_rate for point in points],
-            "threshold": [point.threshold for point in points],
-        },
-        "confusion": {
-            "categories": ["no click", "click"],
-            "matrix": confusion_matrix(scored.labels, scored.candidate),
-        },
+        "fpr": [point.false_positive_rate for point in points],
+        "tpr": [point.true_positive_rate for point in points],
+        "threshold": [point.threshold for point in points],
     }
 
 
@@ -157,7 +150,7 @@ def _settings_table(settings: GateSettings, verdict: Verdict) -> str:
         "AUC needed at all": f"{settings.min_auc:g}",
         "AUC by which the candidate may trail the champion": f"{settings.max_auc_loss:g}",
         "the same on old rows": "not judged" if old_loss is None else f"{old_loss:g}",
-        "clicks, and rows without, needed for an interval": str(settings.min_class_rows),
+        "clicks, and rows without, needed for an interval": str(MIN_CLASS_ROWS),
         "an inconclusive candidate is": "accepted" if settings.accept_inconclusive else "refused",
         "held-out rows, clicks": f"{verdict.num_rows}, {verdict.num_clicks}",
         "rows that would decide": ABSENT if verdict.rows_needed is None else str(verdict.rows_needed),
@@ -173,32 +166,18 @@ def _calibration(scored: ScoredHoldout) -> str:
     models = {"candidate": scored.candidate}
     if scored.champion is not None:
         models["champion"] = scored.champion
-    bins = {name: calibration_bins(scored.labels, scores) for name, scores in models.items()}
-    lines = {name: [(each.mean_score, each.click_rate) for each in cut] for name, cut in bins.items()}
-    colours = " ".join(f'<span style="color:{_COLOURS[name]}">■</span> {name}' for name in models)
-    return _drawing(lines, "click rate against mean score, ten equal shares of the rows") + f"<p>{colours}</p>"
-
-
-def _drawing(lines: dict[str, list[tuple[float, float]]], caption: str) -> str:
-    """The candidate's line and the champion's over a square from 0, with its diagonal; both axes' ends are named."""
-    limit = max((value for line in lines.values() for point in line for value in point), default=0.0)
-    if not limit:
-        return "<p>No rows were held out.</p>"
-    shapes = [
-        f'<rect width="{_SIDE}" height="{_SIDE}" fill="none" stroke="#bbb"/>',
-        f'<line x1="0" y1="{_SIDE}" x2="{_SIDE}" y2="0" stroke="#bbb"/>',
-        f'<text x="0" y="{_SIDE + 16}" font-size="12" fill="currentColor">0</text>',
-        f'<text x="{_SIDE}" y="{_SIDE + 16}" font-size="12" fill="currentColor" text-anchor="end">{limit:.3g}</text>',
-    ]
+    lines = []
+    for name, scores in models.items():
+        bins = calibration_bins(scored.labels, scores)
+        x, y = [each.mean_score for each in bins], [each.click_rate for each in bins]
+        lines.append(Line(label=name, color=_COLOURS[name], x=x, y=y))
+    ends = [0.0, max((value for line in lines for value in line.x), default=0.0)]
     # The candidate last: it lies on top.
-    for name in reversed(list(lines)):
-        points = [(x / limit * _SIDE, _SIDE - y / limit * _SIDE) for x, y in lines[name]]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        shapes.append(f'<polyline points="{path}" fill="none" stroke="{_COLOURS[name]}" stroke-width="2"/>')
-        shapes += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_COLOURS[name]}"/>' for x, y in points]
-    size = f'width="{_SIDE + 20}" height="{_SIDE + 30}" viewBox="-10 -5 {_SIDE + 20} {_SIDE + 30}"'
-    label = f'role="img" aria-label="{escape(caption)}"'
-    return f"<figure><svg {label} {size}>{''.join(shapes)}</svg><figcaption>{escape(caption)}</figcaption></figure>"
+    lines = [Line(label="calibrated", color="#bbb", x=ends, y=ends), *reversed(lines)]
+    drawn = line_chart(lines, y_label="click rate", x_unit="", from_zero=True)
+    return (
+        f"<figure>{drawn}<figcaption>click rate against mean score, ten equal shares of the rows</figcaption></figure>"
+    )
 
 
 # -- curves that people judge a classifier by
@@ -247,12 +226,6 @@ def roc_curve(
     kept = np.unique(np.r_[0, np.minimum(wanted, len(along) - 1), len(along) - 1])
     # searchsorted's first hit for 0 is the point (0, 0) itself, so no more than max_points + 1 are kept.
     return [RocPoint(*map(float, point)) for point in zip(false_rate[kept], true_rate[kept], thresholds[kept])]
-
-
-def confusion_matrix(labels: NDArray[np.int8], scores: NDArray[np.float32], threshold: float = 0.5) -> list[list[int]]:
-    """Rows by truth, columns by answer, no click before click; a score of exactly `threshold` answers a click."""
-    click, answered = labels == 1, scores >= threshold
-    return [[int(np.count_nonzero((click == truth) & (answered == said))) for said in (0, 1)] for truth in (0, 1)]
 
 
 def calibration_bins(labels: NDArray[np.int8], scores: NDArray[np.float32], num_bins: int = 10) -> list[CalibrationBin]:

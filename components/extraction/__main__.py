@@ -39,12 +39,10 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
         1.0,
         "share of the training rows without a click that is kept, in (0, 1]; held-out rows are never thinned",
     ),
-    ("attribution-hours", 0.0, "hours after a row in which its click may still come; 0: every label counts as final"),
     (
-        "immature-rows",
-        "leave",
-        "what becomes of rows younger than that: leave (for the next round), weight (by thinning) or keep, with the "
-        "label that they have now, for no later round reads them again",
+        "attribution-hours",
+        0.0,
+        "hours after a row in which its click may still come: younger rows are left for the next round; 0: none are",
     ),
 )
 """Name, default and help of what a run may choose."""
@@ -85,7 +83,7 @@ def _extract_window(arguments: argparse.Namespace) -> None:
     from components.extraction.extract import ExtractionSettings, extract
     from components.extraction.lake import Lake
     from components.extraction.lake_files import opened_lake
-    from components.extraction.window import Maturity, accepted_model, resolve_window, seen_files
+    from components.extraction.window import accepted_model, attribution_micros, resolve_window, seen_files
     from components.storage.uris import local_path
     from components.store.runs import noted
 
@@ -93,7 +91,6 @@ def _extract_window(arguments: argparse.Namespace) -> None:
     with noted(store, arguments.run, STEP) as note:
         excluded = excluded_columns(arguments.columns)
         unread = unread_columns(excluded, store, arguments.champion)
-        maturity = Maturity(attribution_hours=arguments.attribution_hours, immature_rows=arguments.immature_rows)
         settings = ExtractionSettings(
             holdout_fraction=arguments.holdout_fraction,
             max_malformed_fraction=arguments.max_malformed_fraction,
@@ -102,7 +99,7 @@ def _extract_window(arguments: argparse.Namespace) -> None:
             negative_rate=arguments.negative_rate,
             excluded=tuple(excluded),
             unread=unread,
-            maturity=maturity,
+            attribution=attribution_micros(arguments.attribution_hours),
             late_days=arguments.late_days,
         )
         asked = arguments.window_start or arguments.window_days
@@ -116,7 +113,7 @@ def _extract_window(arguments: argparse.Namespace) -> None:
                 end=arguments.window_end,
                 accepted=accepted,
                 days=arguments.window_days,
-                maturity=maturity,
+                attribution=settings.attribution,
                 newest=lake.newest,
             )
             dataset = extract(lake, window, folder=work / arguments.run / STEP, settings=settings)
@@ -131,7 +128,6 @@ def _extract_window(arguments: argparse.Namespace) -> None:
             "first_event_time": dataset.first_event_time,
             "last_event_time": dataset.last_event_time,
             "late_clicks": dataset.num_late_clicks,
-            "immature_rows": dataset.num_immature,
             "late_rows": dataset.num_late_rows,
         }
 

@@ -6,7 +6,7 @@ columns of the raw schema alone.
 
 A version's number is claimed first, so that two writers never share one; its files follow, and the marker that makes
 readers see it is last. The objects of an interrupted writer are not removed: it cannot be known whether it is dead or
-slow, and a marker that it wrote afterwards would name absent files, which stops every reader. People are warned of it.
+slow, and a marker that it wrote afterwards would name absent files, which stops every reader. Readers warn of them.
 """
 
 from __future__ import annotations
@@ -143,13 +143,8 @@ class DayVersions:
         return [FileMark(name, size) for name, size in self._listed.items() if is_own_file(name)]
 
     def claim(self) -> int:
-        """Takes the next free version number; warns of versions that were begun and never completed."""
-        parted = [name.partition("/") for name in self._listed]
-        begun = {version for folder, _, _ in parted if (version := version_of_folder(folder))}
-        complete = {version_of_folder(folder) for folder, _, name in parted if name == VERSION_COMPLETE}
-        for incomplete in sorted(begun - complete):
-            self._warn_of_incomplete(incomplete)
-        version = max(begun, default=0)
+        """Takes the next free version number."""
+        version = max((version_of_folder(name.partition("/")[0]) for name in self._listed), default=0)
         claim = {"by": whoami(), "at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         while True:
             version += 1
@@ -177,18 +172,6 @@ class DayVersions:
             )
         content = marker.to_json().encode()
         self._objects.write(f"{folder}/{VERSION_COMPLETE}", content, if_generation=ABSENT)
-
-    def _warn_of_incomplete(self, version: int) -> None:
-        folder = self._folder(version)
-        claim = self._objects.read(f"{folder}/{CLAIM}")
-        begun_by = claim.content.decode(errors="replace") if claim and claim.content else "by whom and when is unknown"
-        location = self._objects.local(folder)
-        remove, target = ("rm -r", location) if location else ("gcloud storage rm -r", f"{self._objects.uri}/{folder}")
-        logger.warning(
-            "%s/%s was begun (%s) and not finished; it is not read. If no back-fill of the day is running, remove it: "
-            "%s '%s/'",
-            self._objects.uri, folder, begun_by, remove, target,
-        )  # fmt: skip
 
     def _folder(self, version: int) -> str:
         return f"{self._partition}/{VERSION_PARTITION.format(version=version)}"

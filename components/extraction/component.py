@@ -22,7 +22,6 @@ def extraction(
     columns: str,
     negative_rate: float,
     attribution_hours: float,
-    immature_rows: str,
     raw_dataset: Output[Dataset],
     metrics: Output[Metrics],
 ) -> None:
@@ -44,8 +43,7 @@ def extraction(
         late_days: Days before the champion's last row of which rows that came later are learned, too; 0 = none.
         columns: Features to learn from, comma-separated; empty = all 39.
         negative_rate: Share of the training rows without a click that is kept; 1 = all.
-        attribution_hours: Hours after a row in which its click may still come; 0 = every label counts as final.
-        immature_rows: What becomes of younger rows: leave (for the next round), weight, or keep.
+        attribution_hours: Hours after a row in which its click may still come; younger rows wait for a later round.
         raw_dataset: RawDataset manifest of the rows.
         metrics: Counts of rows.
     """

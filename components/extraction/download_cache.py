@@ -1,15 +1,13 @@
 """Objects of one lake on this machine's disk, by name and generation, so that none is downloaded twice.
 
 `objects/<generation>/<name>` is whole and never changed; with `.part` behind its name it is an unfinished download,
-which the next run continues. One run at a time uses the cache, holding `lock`. Objects that it did not need are pruned
-above a bound.
+which the next run continues. One run at a time uses the cache, holding `lock`; what it did not need is pruned.
 """
 
 from __future__ import annotations
 
 import fcntl
 import logging
-import os
 import shutil
 import threading
 import time
@@ -19,14 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from components.runtime.errors import PermanentError
-from components.storage.downloads import NUM_TRANSFERS, Download, download_all
+from components.storage.downloads import Download, download_all
 from components.storage.objects import ObjectInfo, Objects, file_crc32c
 
 logger = logging.getLogger(__name__)
 
-SPARE_BYTES = 8 << 30
-"""Of what the newest run did not need, this much stays, the most recently used first: for a round that looks further
-back."""
 PROGRESS_SECONDS = 10.0
 """Least time between two log lines."""
 _PART = ".part"
@@ -88,10 +83,7 @@ class DownloadCache:
     """The objects of one lake; used by one run at a time."""
 
     folder: Path
-    spare_bytes: int = SPARE_BYTES
-    num_transfers: int = NUM_TRANSFERS
     free: Callable[[Path], int] = free_bytes
-    clock: Callable[[], float] = time.monotonic
     _used: set[Path] = field(default_factory=set, repr=False, compare=False)
     """Files that this run reads, whose checksum it has verified."""
 
@@ -130,35 +122,20 @@ class DownloadCache:
         paths = [self.path(each) for each in missing]
         downloads = [Download(each, path.with_name(path.name + _PART), path) for each, path in zip(missing, paths)]
         num_bytes = self._make_room(objects.uri, downloads)
-        progress = DownloadProgress(objects.uri, num_files=len(downloads), num_bytes=num_bytes, clock=self.clock)
+        progress = DownloadProgress(objects.uri, num_files=len(downloads), num_bytes=num_bytes)
         try:
-            download_all(
-                objects,
-                downloads,
-                arrived=progress.arrived,
-                finished=progress.finish_file,
-                num_transfers=self.num_transfers,
-            )
+            download_all(objects, downloads, arrived=progress.arrived, finished=progress.finish_file)
         finally:
             logger.info("%s", progress.line())
 
-    def prune(self, spare_bytes: int | None = None) -> None:
-        """Removes what this run did not use, except `spare_bytes` of whole objects, the most recently used first."""
-        now = time.time()
-        for path in self._used:
-            if path.exists():
-                os.utime(path, (now, now))
-        files = [path for path in self.objects_folder.rglob("*") if path.is_file()]
-        others = [path for path in files if path not in self._used and path.with_suffix("") not in self._used]
-        room = self.spare_bytes if spare_bytes is None else spare_bytes
-        for path in sorted(others, key=lambda p: (p.suffix == _PART, -p.stat().st_mtime)):
-            room -= path.stat().st_size
-            if room < 0 or path.suffix == _PART:
+    def prune(self) -> None:
+        """Removes what this run did not use, and the folders that are empty then."""
+        for path in sorted(self.objects_folder.rglob("*"), reverse=True):  # what a folder holds comes before it
+            if path.is_dir():
+                if not any(path.iterdir()):
+                    path.rmdir()
+            elif path not in self._used and path.with_suffix("") not in self._used:
                 path.unlink()
-                folder = path.parent
-                while folder != self.folder and not any(folder.iterdir()):
-                    folder.rmdir()
-                    folder = folder.parent
 
     def _is_whole(self, wanted: ObjectInfo) -> bool:
         """Whether the object is here with the bytes that were listed; one that the disk damaged is removed."""
@@ -177,7 +154,7 @@ class DownloadCache:
         parts = [each.part.stat().st_size if each.part.exists() else 0 for each in downloads]
         needed = sum(each.wanted.size for each in downloads) - sum(parts)
         if self.free(self.folder) < needed:
-            self.prune(spare_bytes=0)
+            self.prune()
         if (free := self.free(self.folder)) < needed:
             problem = f"{len(downloads)} files of {uri} need {needed} bytes more, {free} are free on the disk"
             raise PermanentError(f"{self.folder}: {problem}")

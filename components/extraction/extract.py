@@ -1,7 +1,6 @@
 """The step's work: one window of rows, in time order, split into training rows and the newest as holdout.
 
-Rows whose label is not final (see `maturity`) follow the others into training and are never held out; late rows (see
-`seen_files`) come before them, and are never held out either.
+Late rows (see `seen_files`) come before the others in training and are never held out.
 
 The output folder `<work>/<run>/extraction/` appears whole: `train/` and `holdout/` with Parquet files in the raw
 schema, `replay/` and `replay_holdout/` with rows older than the window (see `replay`), and `malformed.jsonl` where a
@@ -20,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from components.contracts.criteo import EVENT_TIME
 from components.contracts.manifests import RawDataset
@@ -29,14 +27,14 @@ from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION,
 from components.extraction.part_files import PartWriter, cut_newest
 from components.extraction.replay import HELD_OUT, REPLAYED, draw_replay
 from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
-from components.extraction.window import ALL_FINAL, ImmatureRows, LateClickDelays, Maturity, days_asked
+from components.extraction.window import days_asked
 from components.runtime.durable import sha256_tree, whole_directory
 from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
 
 MIN_ROWS = 10
-MATURE, YOUNG, LATE = "all", "young", "late"
+WINDOW, LATE = "all", "late"
 """Folders while the step works; the last is the beginning of late rows' file names, too, which sort before `part`."""
 MAX_LATE_DAYS = 366
 """Each model names the files of so many days."""
@@ -52,7 +50,7 @@ class ExtractionSettings:
     """
 
     holdout_fraction: float = 0.1
-    """Share of the mature rows, the newest ones, kept from training; in (0, 1). Each side gets one at least."""
+    """Share of the window's rows, the newest ones, kept from training; in (0, 1). Each side gets one at least."""
     max_malformed_fraction: float = DEFAULT_MAX_MALFORMED_FRACTION
     """Share of a file's rows that may be malformed before the step stops; in [0, 1]."""
     replay_share: float = 0.0
@@ -70,7 +68,8 @@ class ExtractionSettings:
     late_days: int = 1
     """Days before the last row read whose files are noted, so that a later round knows which rows of them come late; 0
     = none. Which rows are late in this round the lake knows."""
-    maturity: Maturity = ALL_FINAL
+    attribution: int = 0
+    """Microseconds after a row in which its click may still come; the window ends that long before its request."""
 
     def __post_init__(self) -> None:
         """Refuses values out of range."""
@@ -101,18 +100,17 @@ class ExtractionSettings:
 @dataclass
 class _CopiedRows:
     num_rows: int = 0
-    """Mature rows."""
-    num_young: int = 0
-    """Kept rows that are not."""
     num_duplicates: int = 0
     first: int = 0
     days: Counter[int] = field(default_factory=Counter)
     """Rows read of each day, by its number since 1970."""
     last: int = 0
-    """Of all rows read, also where the last ones were not kept: the next round begins after it."""
 
-    def saw_days(self, times: NDArray[np.int64]) -> None:
-        """Counts rows by their times, microseconds since the epoch."""
+    def add(self, table: Any, num_duplicates: int) -> None:
+        """Counts the rows of a table that was read, and how many duplicates were left out of it."""
+        self.num_rows += table.num_rows
+        self.num_duplicates += num_duplicates
+        times = table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
         numbers, counts = np.unique(times // DAY_MICROS, return_counts=True)
         self.days.update(dict(zip(numbers.tolist(), counts.tolist())))
 
@@ -127,15 +125,14 @@ def extract(lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionS
         with MalformedRows(
             aside / MALFORMED_FILE, max_fraction=settings.max_malformed_fraction, named=lake.files.named
         ) as malformed:
-            count, parts = _copy_window(lake, window, malformed, folder=aside, maturity=settings.maturity)
+            count, parts = _copy_window(lake, window, malformed, folder=aside)
             late = _copy_late(lake, window, malformed, folder=aside)
             malformed.judge()
         _expect_rows(count, window, lake)
         num_holdout = min(max(1, round(count.num_rows * settings.holdout_fraction)), count.num_rows - 1)
         cut_newest(parts.parts, num_holdout, older=aside / "train", newest=aside / "holdout")
-        _append_young(aside)
         _prepend_late(aside)
-        num_train = late.num_rows + count.num_rows + count.num_young - num_holdout
+        num_train = late.num_rows + count.num_rows - num_holdout
         num_late_clicks = lake.late.num_joined
         num_drawn = {"num_rows": settings.num_replayed(num_train), "num_holdout_rows": num_holdout}
         replay = draw_replay(lake, count.first, **num_drawn, num_days=settings.replay_days, folder=aside)
@@ -166,8 +163,7 @@ def extract(lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionS
         excluded_columns=list(settings.excluded),
         unread_columns=[name for name in settings.excluded if name in settings.unread],
         negative_rate=settings.negative_rate,
-        attribution_seconds=settings.maturity.attribution / 1e6,
-        num_immature=count.num_young,
+        attribution_seconds=settings.attribution / 1e6,
         days=_days_read(lake, window, num_rows=count.days, num_late=late.days),
         num_late_rows=late.num_rows,
         files=_files_seen(lake, count.last, settings.late_days),
@@ -183,45 +179,28 @@ def data_digest(folder: Path) -> str:
 
 
 def _copy_window(
-    lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path, maturity: Maturity
+    lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path
 ) -> tuple[_CopiedRows, PartWriter]:
-    """Writes mature rows below `folder`/all and what is kept of young ones below `folder`/young."""
-    count, mature_before, young_rows = _CopiedRows(), None, None
-    if maturity.attribution and not maturity.leaves:
-        end = window.end if window.end is not None else 1 + (lake.newest() or 0)
-        mature_before = end - maturity.attribution
-        if maturity.weights:
-            young_rows = ImmatureRows(mature_before, _watched(lake, known_by=end))
-    with PartWriter(folder / MATURE) as writer, PartWriter(folder / YOUNG) as young_writer:
+    """Writes the window's rows below `folder`/all."""
+    count = _CopiedRows()
+    with PartWriter(folder / WINDOW) as writer:
         for table, num_duplicates in lake.tables(window, malformed):
             times = table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
-            assert times.min() >= count.last or not (count.num_rows or count.num_young), "rows come in time order"
-            count.num_duplicates += num_duplicates
-            count.saw_days(times)
-            count.first = count.first if count.num_rows or count.num_young else int(times[0])
+            assert times.min() >= count.last or not count.num_rows, "rows come in time order"
+            count.first = count.first if count.num_rows else int(times[0])
             count.last = int(times[-1])
-            num_mature = len(times) if mature_before is None else int(np.searchsorted(times, mature_before))
-            mature, young = table.slice(0, num_mature), table.slice(num_mature)
-            writer.write(mature)
-            count.num_rows += num_mature
-            if young_rows is not None:
-                young_rows.count(mature)
-                young = young_rows.thinned(young) if young.num_rows else young
-            young_writer.write(young)
-            count.num_young += young.num_rows
-    lake.late.delays = None  # what is replayed was mature long ago
+            count.add(table, num_duplicates)
+            writer.write(table)
     return count, writer
 
 
 def _copy_late(lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path) -> _CopiedRows:
-    """Writes late rows below `folder`/late. All are mature: a window that holds mature rows lies behind them."""
+    """Writes late rows below `folder`/late."""
     count = _CopiedRows()
     with PartWriter(folder / LATE, prefix=LATE) as writer:
         for table, num_duplicates in lake.late_tables(window, malformed):
             writer.write(table)
-            count.num_rows += table.num_rows
-            count.num_duplicates += num_duplicates
-            count.saw_days(table.column(EVENT_TIME).cast(pa.int64()).to_numpy())
+            count.add(table, num_duplicates)
     return count
 
 
@@ -241,35 +220,15 @@ def _files_seen(lake: Lake, newest: int, late_days: int) -> dict[str, dict[str, 
     return {str(day): lake.files_of(day) for day in days_asked(newest, late_days)} if late_days else {}
 
 
-def _watched(lake: Lake, *, known_by: int) -> LateClickDelays:
-    """Makes the lake's late clicks record their delays, and hides those that were not known by then."""
-    if not lake.files.outcomes:
-        raise ContractError(
-            f"{lake.describe()}: immature_rows is weight and its clicks all come with their rows, expected "
-            "a lake with late outcomes, or immature_rows leave or keep"
-        )
-    lake.late.delays = LateClickDelays(known_by=known_by)
-    return lake.late.delays
-
-
-def _append_young(folder: Path) -> None:
-    """Moves the young rows' files behind those of the training rows, which are older."""
-    number = len(list((folder / "train").iterdir()))
-    for i, path in enumerate(sorted((folder / YOUNG).iterdir())):
-        path.rename(folder / "train" / f"part-{number + i:05d}.parquet")
-    (folder / YOUNG).rmdir()
-
-
 def _prepend_late(folder: Path) -> None:
     """Moves the late rows' files to the training rows, where their names come first; nothing is left beside them."""
     for path in sorted((folder / LATE).iterdir()):
         path.rename(folder / "train" / path.name)
     (folder / LATE).rmdir()
-    (folder / MATURE).rmdir()
+    (folder / WINDOW).rmdir()
 
 
 def _expect_rows(count: _CopiedRows, window: TimeSpan, lake: Lake) -> None:
     if count.num_rows < MIN_ROWS:
         found = f"{count.num_rows} rows" if count.num_rows else "no rows"
-        found += f" that are mature, and {count.num_young} younger ones," if count.num_young else ","
-        raise ContractError(f"window {window} holds {found} expected at least {MIN_ROWS}; {lake.describe()}")
+        raise ContractError(f"window {window} holds {found}, expected at least {MIN_ROWS}; {lake.describe()}")

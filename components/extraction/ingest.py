@@ -14,17 +14,15 @@ import json
 import logging
 import os
 import re
-import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -102,7 +100,10 @@ def ingest(files: list[Path], *, lake: str, replay: Path, settings: IngestSettin
     source = name_of(files)
     objects = open_objects(lake)
     objects.list(_PARTITION)  # fails here and not after hours of reading if there is no bucket or no permission
-    with hidden_folder(replay.parent) as scratch:
+    replay.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the replay file, so that finished files are moved by a rename; its dot hides it from readers.
+    with tempfile.TemporaryDirectory(prefix=".ingest.", dir=replay.parent, ignore_cleanup_errors=True) as folder:
+        scratch = Path(folder)
         malformed_file = scratch / "malformed_rows.jsonl"
         with MalformedRows(malformed_file, max_fraction=settings.max_malformed_fraction) as malformed:
             total, clicks = spool_rows(files, scratch / "spool", malformed, max_rows=settings.max_rows)
@@ -127,18 +128,6 @@ def ingest(files: list[Path], *, lake: str, replay: Path, settings: IngestSettin
         "malformed": malformed.num_rows,
         "clicks": clicks,
     }
-
-
-@contextmanager
-def hidden_folder(parent: Path) -> Iterator[Path]:
-    """A folder in `parent` that no reader looks at, removed afterwards."""
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = parent / f".ingest.{uuid4().hex}"
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def name_of(files: list[Path], *, prefix: str = "ingest") -> str:

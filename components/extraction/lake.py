@@ -26,8 +26,8 @@ from components.extraction.day_versions import base_name
 from components.extraction.lake_files import LakeFiles
 from components.extraction.late_clicks import LateClicks
 from components.extraction.malformed_rows import MalformedRows
-from components.extraction.raw_schema import RAW_SCHEMA, open_parquet
-from components.extraction.readers.parquet import RawParquet, group_times
+from components.extraction.raw_schema import RAW_SCHEMA, open_parquet, unreadable
+from components.extraction.readers.parquet import RawParquet, group_times, within
 from components.extraction.times import TimeSpan, day_span
 from components.extraction.window import SeenFiles
 from components.runtime.durable import sha256_file
@@ -59,15 +59,12 @@ def newest_time(path: Path, day: TimeSpan) -> int | None:
     file = open_parquet(path)
     if EVENT_TIME not in file.schema_arrow.names:
         raise ContractError(f"{path} lacks the column {EVENT_TIME}, expected the raw schema")
-    found: list[int] = []
-    for group in range(file.num_row_groups):
-        stated = group_times(file.metadata.row_group(group))
-        if stated is not None and day.holds(stated.last):
-            found.append(stated.last)
-        elif stated is None or day.overlaps(stated.first, stated.last):
-            times = file.read_row_group(group, columns=[EVENT_TIME]).column(0).cast(RAW_SCHEMA.field(EVENT_TIME).type)
-            found += [time for time in times.drop_null().cast(pa.int64()).to_pylist() if day.holds(time)]
-    return max(found, default=None)
+    try:
+        times = file.read(columns=[EVENT_TIME]).column(0).cast(RAW_SCHEMA.field(EVENT_TIME).type)
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(path, error) from error
+    newest: int | None = pc.max(times.filter(within(times, day)).cast(pa.int64())).as_py()
+    return newest
 
 
 def may_hold_rows(path: Path, span: TimeSpan) -> bool:
@@ -216,10 +213,7 @@ class Lake:
                     yield self.late.join(table, day), num_duplicates + found.num_rows - table.num_rows
 
     def newest(self) -> int | None:
-        """Event time of the newest row, microseconds since the epoch; None where there is none.
-
-        Only footers are read, and times where footers have no statistics.
-        """
+        """Event time of the newest row, microseconds since the epoch; None where there is none."""
         for day in reversed(self.files.days):
             files = self.files.paths(self.files.of_day(day).files)
             times = [time for time in (newest_time(path, day_span(day)) for path in files) if time is not None]

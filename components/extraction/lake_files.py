@@ -90,7 +90,10 @@ class LakeFiles:
     def _files_of_day(self, day: date) -> DayFiles:
         found = files_of_day(self._objects, day, self._rows.get(day, {}))
         if found.incomplete:
-            logger.warning("ignored versions %s of %s: they have no %s", found.incomplete, day, VERSION_COMPLETE)
+            logger.warning(
+                "ignored versions %s of %s: they have no %s; if no back-fill of the day is running, remove them",
+                found.incomplete, day, VERSION_COMPLETE,
+            )  # fmt: skip
         if found.version and found.appended:
             logger.warning(
                 "%s: %d files came after version %d was back-filled and are read beside it: %s",

@@ -27,13 +27,11 @@ from components.contracts.criteo import (
     OUTCOME_TYPES,
     REQUEST_ID,
     ROW,
-    STORED_AT,
     WINDOW_SECONDS,
 )
 from components.contracts.records import CLICK
 from components.extraction.lake_files import LakeFiles
 from components.extraction.raw_schema import open_parquet, unreadable
-from components.extraction.window import LateClickDelays
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 from components.storage.objects import ObjectInfo
@@ -46,8 +44,6 @@ _KEY = [REQUEST_ID, ROW]
 _COUNTS_FROM = "counts_from"
 """Event time of the oldest row that a click is in time for: its own time less the window, microseconds since the epoch
 as float64, which is exact to the year 2255."""
-_KNOWN_AT = "known_at"
-"""When a click had happened and was stored, whichever came later; microseconds since the epoch as float64."""
 _MICROS = pa.timestamp("us", tz="UTC")
 CLOCKS = timedelta(days=1)
 """Two machines' clocks may put a click on the day before its prediction's."""
@@ -60,11 +56,9 @@ class LateClicks:
     files: LakeFiles
     num_joined: int = 0
     """Rows so far whose label a late click turned from 0 to 1."""
-    delays: LateClickDelays | None = None
-    """Records each such row, and decides which clicks are not known yet; None = all are known."""
     _hashes: dict[str, str] = field(default_factory=dict)
     _clicks: dict[date, Any] = field(default_factory=dict)
-    """By partition: each clicked (request, row) once, with the least `_COUNTS_FROM` and `_KNOWN_AT` of its clicks."""
+    """By partition: each clicked (request, row) once, with the least `_COUNTS_FROM` of its clicks."""
 
     def join(self, table: Any, day: date) -> Any:
         """Raw rows of the UTC day `day` with label 1 where a late click says so; otherwise as they are.
@@ -86,18 +80,11 @@ class LateClicks:
         found = keys.join(clicks, _KEY, join_type="inner")
         clicked = found.column("position").to_numpy()
         times = table.column(EVENT_TIME).cast(_MICROS).cast(pa.int64()).to_numpy()
-        known_at = found.column(_KNOWN_AT).to_numpy()
         labels = table.column(LABEL).to_numpy().copy()
         counts = (times[clicked] >= found.column(_COUNTS_FROM).to_numpy()) & (labels[clicked] == 0)
-        if self.delays is not None:
-            counts &= known_at <= self.delays.known_by
-        positions, places = np.unique(clicked[counts], return_inverse=True)
+        positions = np.unique(clicked[counts])  # a row may have clicks in several partitions
         self.num_joined += len(positions)
         labels[positions] = 1
-        if self.delays is not None:
-            first_known = np.full(len(positions), np.inf)
-            np.minimum.at(first_known, places, known_at[counts])  # a row may have clicks in several partitions
-            self.delays.saw(times[positions], first_known)
         at = table.schema.get_field_index(LABEL)
         return table.set_column(at, table.schema.field(LABEL), pa.array(labels))
 
@@ -114,10 +101,9 @@ class LateClicks:
         self.files.paths(file for day in wanted for file in self.files.outcomes[day])  # all at once
         for day in wanted:
             files = self.files.outcomes[day]
-            clicks = _with_times(pa.concat_tables([_SCHEMA.empty_table(), *map(self._read_clicks, files)]))
-            least = clicks.group_by(_KEY).aggregate([(_COUNTS_FROM, "min"), (_KNOWN_AT, "min")])
-            least = least.select([*_KEY, f"{_COUNTS_FROM}_min", f"{_KNOWN_AT}_min"])
-            self._clicks[day] = least.rename_columns([*_KEY, _COUNTS_FROM, _KNOWN_AT])
+            clicks = _with_first_time(pa.concat_tables([_SCHEMA.empty_table(), *map(self._read_clicks, files)]))
+            earliest = clicks.group_by(_KEY).aggregate([(_COUNTS_FROM, "min")]).select([*_KEY, f"{_COUNTS_FROM}_min"])
+            self._clicks[day] = earliest.rename_columns([*_KEY, _COUNTS_FROM])
             logger.info("late clicks on rows of %s: %d in %d files", day, self._clicks[day].num_rows, len(files))
         return self._clicks
 
@@ -134,9 +120,7 @@ class LateClicks:
         return table.filter(pc.equal(table.column(EVENT), CLICK)).drop_null()
 
 
-def _with_times(clicks: Any) -> Any:
+def _with_first_time(clicks: Any) -> Any:
     windows = np.round(clicks.column(WINDOW_SECONDS).to_numpy() * 1e6)
     times = clicks.column(OUTCOME_TIME).cast(pa.int64()).to_numpy()
-    known_at = np.maximum(times, clicks.column(STORED_AT).cast(pa.int64()).to_numpy()).astype(np.float64)
-    keyed = clicks.select(_KEY).append_column(_COUNTS_FROM, pa.array(times - windows))
-    return keyed.append_column(_KNOWN_AT, pa.array(known_at))
+    return clicks.select(_KEY).append_column(_COUNTS_FROM, pa.array(times - windows))

@@ -1,6 +1,6 @@
 """Which rows a round learns: the window, the watermark behind it, late rows, and rows whose label is not final.
 
-This module holds the semantics of rounds and reads no rows: `lake` applies it to files, `extract` to tables.
+This module holds the semantics of rounds and reads no rows; `lake` applies it to files.
 
 - Watermark: without an explicit window a round begins after the champion's newest row read. A round that failed, or
   that validation or the gate refused, leaves no champion, so the next round reads its rows again.
@@ -9,17 +9,7 @@ This module holds the semantics of rounds and reads no rows: `lake` applies it t
   in a seen file, or late. A file belongs to one day, and all of its rows up to the watermark are late, or none.
   Back-filled versions are not late: a window or replay learns them again.
 - Maturity: a row is mature once it is `attribution_hours` old, counted back from the window's end; a younger row
-  without a click may still get one (the delayed feedback of Chapelle 2014, "Modeling delayed feedback in display
-  advertising"). Younger rows are handled by policy:
-  - `leave`: the window ends where they begin, and the next round reads them.
-  - `weight`: a row of age a with a click is kept, and one without is kept with probability w(a), so that the kept
-    rows' odds of a click are those of mature rows. With p the click rate and F(a) the share of clicks known by age a,
-    a row shows a click with probability pF and none with 1 - pF; p / (1 - p) = pF / (w (1 - pF)) gives
-    w = F(1 - p) / (1 - pF). p and F are estimated from the window's mature rows. For rows whose own rate q differs
-    from p, the odds are off by a factor of about 1 - (q - p)(1 - F).
-  - `keep`: they are kept as they are.
-  With `weight` and `keep` the watermark is the newest row read, young or not: no later window reads these rows again.
-  Held-out rows are always mature: the gate must not judge by labels that are not final.
+  without a click may still get one. So the window ends where younger rows begin, and the next round reads them.
 """
 
 from __future__ import annotations
@@ -27,18 +17,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
-
-from components.contracts.criteo import EVENT_TIME, LABEL, REQUEST_ID, ROW
 from components.contracts.manifests import Model
-from components.contracts.row_hash import row_identities, uniforms
 from components.extraction.day_versions import base_name
 from components.extraction.times import DAY_MICROS, TimeSpan, parse_day, parse_time, to_iso
 from components.runtime.errors import ContractError
@@ -120,130 +103,15 @@ def seen_files(accepted: Model | None, late_days: int) -> SeenFiles | None:
     )
 
 
-LEAVE, WEIGHT, KEEP = "leave", "weight", "keep"
-MIN_CLICKS = 100
-"""Mature clicks that an estimate needs: F(a) has a standard error of at most 0.05 then, p of a tenth of itself."""
-_SALT = 0x1A7E1ABE15
-"""Another than that of preprocessing's thinning, so that a row's two chances are independent."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Maturity:
-    """When a label is final, and what becomes of rows whose is not.
+def attribution_micros(hours: float) -> int:
+    """The attribution window in microseconds.
 
     Raises:
-        ContractError: the hours are negative or no number, or the policy is unknown.
+        ContractError: the hours are negative or no number.
     """
-
-    attribution_hours: float = 0.0
-    """Hours after a row in which its click may still come; 0 = every label is final."""
-    immature_rows: str = LEAVE
-
-    def __post_init__(self) -> None:
-        """Refuses what is no policy."""
-        if not (math.isfinite(self.attribution_hours) and self.attribution_hours >= 0):
-            raise ContractError(f"attribution_hours is {self.attribution_hours}, expected 0 (labels are final) or more")
-        if self.immature_rows not in (LEAVE, WEIGHT, KEEP):
-            raise ContractError(f"immature_rows is {self.immature_rows!r}, expected {LEAVE}, {WEIGHT} or {KEEP}")
-
-    @property
-    def attribution(self) -> int:
-        """The hours in microseconds."""
-        return round(self.attribution_hours * DAY_MICROS / 24)
-
-    @property
-    def leaves(self) -> bool:
-        """Whether the window ends before the rows that are not mature."""
-        return bool(self.attribution) and self.immature_rows == LEAVE
-
-    @property
-    def weights(self) -> bool:
-        """Whether young rows are thinned."""
-        return bool(self.attribution) and self.immature_rows == WEIGHT
-
-
-ALL_FINAL = Maturity()
-
-
-@dataclass
-class LateClickDelays:
-    """How long clicks took to be known, as `LateClicks` records while it joins them."""
-
-    known_by: int
-    """Microseconds since the epoch. Clicks that became known later are as yet unknown: a row's age counts to here."""
-    _times: list[NDArray[np.int64]] = field(default_factory=list)
-    _delays: list[NDArray[np.float64]] = field(default_factory=list)
-
-    def saw(self, times: NDArray[np.int64], known_at: NDArray[np.float64]) -> None:
-        """Takes event times of rows that a late click made 1, and when it was known; microseconds, [n]."""
-        self._times.append(times)
-        self._delays.append(known_at - times)
-
-    def of_rows_before(self, end: int) -> NDArray[np.float64]:
-        """Delays of the late clicks on rows older than `end`, ascending; at least 0, whatever the clocks said."""
-        nothing = np.zeros(0)
-        times = np.concatenate([nothing, *self._times])
-        delays = np.concatenate([nothing, *self._delays])
-        return np.sort(np.maximum(delays[times < end], 0.0))
-
-
-class ImmatureRows:
-    """Thins the rows of a window that are not mature, by an estimate from its mature rows; see the module's `weight`.
-
-    Rows come in time order: all mature ones before the first young one. A click that was in its row's file, and not
-    reported later, counts as known from the start: an archive that waits shows a young row no sooner.
-    """
-
-    def __init__(self, mature_before: int, delays: LateClickDelays) -> None:
-        """Takes the time from which on rows are young, and where the delays of late clicks are recorded."""
-        self._mature_before, self._delays = mature_before, delays
-        self._num_rows = self._num_clicks = 0
-        self._rate: float | None = None
-        self._late: NDArray[np.float64] = np.zeros(0)
-
-    def count(self, mature: Any) -> None:
-        """Takes mature rows."""
-        assert self._rate is None, "mature rows come before young ones"
-        self._num_rows += mature.num_rows
-        self._num_clicks += int(mature.column(LABEL).to_numpy().sum())
-
-    def thinned(self, young: Any) -> Any:
-        """The kept rows of a table of young ones: the same in every try.
-
-        Raises:
-            ContractError: the mature rows do not suffice to estimate how long clicks take.
-        """
-        if self._rate is None:
-            self._estimate()
-        ages = self._delays.known_by - young.column(EVENT_TIME).cast(pa.int64()).to_numpy()
-        identities = row_identities(young.column(REQUEST_ID).combine_chunks(), young.column(ROW).to_numpy())
-        clicked = young.column(LABEL).to_numpy() == 1
-        return young.filter(pa.array(clicked | (uniforms(identities, _SALT) < self.keep_probabilities(ages))))
-
-    def keep_probabilities(self, ages: NDArray[np.int64]) -> NDArray[np.float64]:
-        """w(a) of rows without a click, [n], for ages in microseconds."""
-        assert self._rate is not None
-        in_time = np.searchsorted(self._late, ages, side="right")
-        known = (self._num_clicks - len(self._late) + in_time) / self._num_clicks
-        kept: NDArray[np.float64] = known * (1 - self._rate) / (1 - self._rate * known)
-        return kept
-
-    def _estimate(self) -> None:
-        self._late = self._delays.of_rows_before(self._mature_before)
-        if self._num_clicks < MIN_CLICKS or not len(self._late):
-            raise ContractError(
-                f"the window's {self._num_rows} mature rows have {self._num_clicks} clicks, {len(self._late)} of them "
-                f"reported after their rows, expected at least {MIN_CLICKS} and some reported later: how long clicks "
-                "take cannot be estimated; lengthen the window, or set immature_rows to leave or keep"
-            )
-        self._rate = self._num_clicks / self._num_rows
-        logger.info(
-            "click rate of %d mature rows %.4f; half of the late %d clicks were known after %.2f hours",
-            self._num_rows,
-            self._rate,
-            len(self._late),
-            float(np.median(self._late)) / DAY_MICROS * 24,
-        )
+    if not (math.isfinite(hours) and hours >= 0):
+        raise ContractError(f"attribution_hours is {hours}, expected 0 (labels are final) or more")
+    return round(hours * DAY_MICROS / 24)
 
 
 def resolve_window(
@@ -252,21 +120,20 @@ def resolve_window(
     end: str,
     accepted: Model | None,
     days: float = 0.0,
-    maturity: Maturity = ALL_FINAL,
+    attribution: int = 0,
     newest: Callable[[], int | None] = lambda: None,
 ) -> TimeSpan:
     """The window [start, end).
 
-    Where younger rows are left for the next round, the window ends `maturity.attribution` before its end as asked for,
-    or before the end of the lake: a row's age counts from there, not from this machine's clock, so a try that is
-    repeated later reads the same.
+    It ends `attribution` before its requested end, or before the end of the lake: younger rows are left for the next
+    round. A row's age counts from there and not from this machine's clock, so a retry reads the same rows.
 
     Args:
         start: ISO 8601, inclusive; empty = after the last row of `accepted`, or from the first row without one.
         end: ISO 8601, exclusive; empty = to the last row.
         accepted: The champion's model; looked at only where neither `start` nor `days` says.
         days: Length of the window, counted back from its end; 0 = `start` says.
-        maturity: When a row's label is final.
+        attribution: Microseconds after which a row's label is final.
         newest: Time of the newest row, microseconds since the epoch, None where there is none. Asked only where the
             window depends on it, since it may cost a transfer.
 
@@ -278,22 +145,20 @@ def resolve_window(
         raise ContractError(f"window_days is {days}, expected 0 (window_start says) or more")
     if days and start:
         raise ContractError(f"window_days is {days} with window_start {start!r}, expected one of the two")
-    asked = last = parse_time("window_end", end) if end else None
-    if asked is None and (days or maturity.attribution):
-        last = newest()
-        asked = last = None if last is None else last + 1
-    if last is not None and maturity.leaves:
-        last -= maturity.attribution
+    requested = parse_time("window_end", end) if end else None
+    if requested is None and (days or attribution) and (newest_row := newest()) is not None:
+        requested = newest_row + 1
+    last = None if requested is None else requested - attribution
     first = parse_time("window_start", start) if start else None
     if days:
         first = None if last is None else last - round(days * DAY_MICROS)
     elif not start and accepted:
         first = watermark(accepted) + 1
     window = TimeSpan(first, last)
-    if window.is_empty and asked != last:
+    if window.is_empty and attribution:
         raise ContractError(
-            f"window {window} holds no mature row: of rows up to {to_iso(asked or 0)} those of the last "
-            f"{maturity.attribution_hours:g} hours (attribution_hours) are left for the next round"
+            f"window {window} holds no mature row: of rows up to {to_iso(requested or 0)} those of the last "
+            f"{attribution / DAY_MICROS * 24:g} hours (attribution_hours) are left for the next round"
         )
     if window.is_empty:
         raise ContractError(f"window {window} is empty, expected its start before its end")

@@ -1,7 +1,7 @@
 """`evergreen log`: checks a log, lists its dead letters, publishes them again.
 
-For whoever is on call. Safe beside a running monitor: nothing is pulled or acknowledged (a Pub/Sub stream that is
-opened for a check gives back at once what it received). What a log promises is `logs.event_log`'s.
+For whoever is on call. Safe beside a running monitor: nothing is pulled from the log or acknowledged. What a log
+promises is `logs.event_log`'s.
 """
 
 from __future__ import annotations

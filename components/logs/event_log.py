@@ -25,8 +25,6 @@ class Delivery(NamedTuple):
     payload: bytes
     token: str
     """Names this delivery when it is acknowledged."""
-    attempt: int
-    """1 for the first delivery; stays 1 where the backend does not count."""
 
 
 class DeadLetter(NamedTuple):
@@ -92,7 +90,7 @@ class Subscriber(Protocol):
         """
 
     def problem(self) -> str | None:
-        """Why no message can arrive (stream ended, broker away, file gone); None while connected.
+        """Why no message can arrive (pulls fail, broker away, file gone); None while connected.
 
         An idle log has no problem. Never raises, never waits for the network.
         """

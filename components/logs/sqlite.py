@@ -129,7 +129,7 @@ class SqliteLog:
             # A lease of ours that has run out and is in no short pull was taken over by another reader.
             latest = now + self._longest_seconds
             self._pulled = {token: until for token, until in self._pulled.items() if now < until <= latest}
-        pulled = [Delivery(name, payload, f"{number}/{attempt}", attempt) for number, name, payload, attempt in rows]
+        pulled = [Delivery(name, payload, f"{number}/{attempt}") for number, name, payload, attempt in rows]
         self._pulled.update((delivery.token, now + self._lease_seconds) for delivery in pulled)
         return pulled
 

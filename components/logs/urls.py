@@ -57,14 +57,3 @@ class LogUrl:
         if not 0 < value < float("inf"):
             raise self.refuse(f"expected {name} above 0")
         return value
-
-    def flag(self, name: str) -> bool:
-        """Whether the option `name` is `true`; absent = false.
-
-        Raises:
-            ContractError: it is neither `true` nor `false`.
-        """
-        text = self.options.get(name, "false")
-        if text not in ("true", "false"):
-            raise self.refuse(f"expected {name} to be true or false")
-        return text == "true"

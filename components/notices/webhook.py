@@ -1,4 +1,4 @@
-"""One POST of one message to a webhook, in bounded time. When to try again is the caller's decision.
+"""One POST of one message to a webhook. When to try again is the caller's decision.
 
 The address is a secret (who knows it can write to the channel): no error contains it, or what the server says about it.
 A long-lived program reads it from a file each time it sends, so that it can be changed.
@@ -7,19 +7,15 @@ A long-lived program reads it from a file each time it sends, so that it can be 
 from __future__ import annotations
 
 import http.client
-import socket
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from email.utils import parsedate_to_datetime
 from pathlib import Path
-from threading import Timer
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from urllib3.exceptions import InvalidHeader
+from urllib3.util import Retry
+
 TIMEOUT_SECONDS = 10.0
-"""To connect, for each read, and, `WHOLE` times as long, for everything together."""
-WHOLE = 3
+"""To connect, and for each read."""
 MAX_RETRY_AFTER_SECONDS = 3600.0
 NO_ADDRESS = "what should be the webhook's address is no http or https address"
 
@@ -61,10 +57,8 @@ def post(url: str, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> 
     connection = kind(parts.hostname, port, timeout=timeout_seconds)
     try:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.connect()
-        with _ended_after(connection.sock, WHOLE * timeout_seconds):
-            connection.request("POST", target, body, {"Content-Type": "application/json", "Connection": "close"})
-            response = connection.getresponse()
+        connection.request("POST", target, body, {"Content-Type": "application/json", "Connection": "close"})
+        response = connection.getresponse()
         return _answer(response.status, response.getheader("Retry-After"))
     except (ValueError, http.client.InvalidURL):  # a name or path that no request can hold; its text holds it too
         return Answer("refused", NO_ADDRESS)
@@ -74,44 +68,22 @@ def post(url: str, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> 
         connection.close()
 
 
-@contextmanager
-def _ended_after(connected: socket.socket, seconds: float) -> Iterator[None]:
-    """Ends the connection where the server sends a byte now and then: each read alone would be in time."""
-
-    def end() -> None:
-        with suppress(OSError):
-            connected.shutdown(socket.SHUT_RDWR)
-
-    timer = Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def _answer(status: int, retry_after: str | None) -> Answer:
     if 200 <= status < 300:
         return Answer("delivered")
     if status in (408, 425, 429) or status >= 500:
-        return Answer("retry", f"answered {status}", parse_retry_after(retry_after, now=time.time()))
+        return Answer("retry", f"answered {status}", parse_retry_after(retry_after))
     # A redirect would turn the POST into a GET elsewhere; anything else is a wrong address or message.
     return Answer("refused", f"answered {status}")
 
 
-def parse_retry_after(text: str | None, *, now: float) -> float | None:
+def parse_retry_after(text: str | None) -> float | None:
     """Seconds to wait, from the header's number of seconds or its HTTP date; None where there is neither.
 
-    >>> parse_retry_after("120", now=0.0), parse_retry_after("Thu, 01 Jan 1970 00:01:00 GMT", now=10.0)
-    (120.0, 50.0)
-    >>> parse_retry_after("soon", now=0.0), parse_retry_after("999999", now=0.0)
-    (None, 3600.0)
+    >>> parse_retry_after("120"), parse_retry_after("soon"), parse_retry_after("999999")
+    (120.0, None, 3600.0)
     """
-    if not text:
-        return None
     try:
-        seconds = float(text) if text.strip().isdigit() else parsedate_to_datetime(text).timestamp() - now
-    except (ValueError, TypeError, OverflowError):
+        return min(float(Retry().parse_retry_after(text)), MAX_RETRY_AFTER_SECONDS) if text else None
+    except InvalidHeader:
         return None
-    return min(max(seconds, 0.0), MAX_RETRY_AFTER_SECONDS)

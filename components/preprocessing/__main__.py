@@ -19,8 +19,7 @@ SETTINGS = {
     "max_candidates": "categories without an id, per column, whose sightings are carried on",
     "partition_rows": "rows that a process has in memory at a time",
     "processes": "processes that share the rows; 0 = one per core",
-    "dask_scheduler": "address of a running Dask scheduler, or local, which starts one; without it processes share the "
-    "work",
+    "dask_scheduler": "address of a running Dask scheduler; without it processes share the work",
 }
 """The fields of `PreprocessingSettings` that flags set, and their help."""
 

@@ -27,7 +27,8 @@ from components.preprocessing import operators
 from components.preprocessing.operators import Counts, DistinctCategorify, Emptied, Moments, RoundedLogOp
 from components.preprocessing.parent import ParentWorkflow
 from components.preprocessing.raw_partitions import READ_TYPES, Partition, read_lazily
-from components.preprocessing.vocabularies import AdmissionRules, Column, next_column, unseen_column
+from components.preprocessing.settings import PreprocessingSettings
+from components.preprocessing.vocabularies import Column, next_column, unseen_column
 
 FILL = 0.0
 CLIP_MIN = 0.0
@@ -58,7 +59,7 @@ def next_workflow(
     *,
     parent: ParentWorkflow | None,
     now: int,
-    rules: AdmissionRules,
+    rules: PreprocessingSettings,
     excluded: tuple[str, ...] = (),
 ) -> tuple[FeatureWorkflow, list[Column]]:
     """The workflow of this round, and what the next one should know of its categories.

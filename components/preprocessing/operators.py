@@ -49,7 +49,7 @@ class WindowStatistics(StatOperator):  # type: ignore[misc]
 
     def fit(self, col_selector: Any, ddf: Any) -> Any:
         """The statistics of all partitions, not computed yet; few partial results are held at a time."""
-        chunk, merge = dask.delayed(_statistics, pure=False), dask.delayed(_merged, pure=False)
+        chunk, merge = dask.delayed(_statistics, pure=False), dask.delayed(merged, pure=False)
         found = [chunk(part, self.categorical, self.dense) for part in ddf.to_delayed()]
         while len(found) > 1:
             groups = range(0, len(found), _MERGED_AT_A_TIME)
@@ -89,9 +89,6 @@ def mean_and_std(num_values: int, total: int, squares: int) -> tuple[float, floa
 def _statistics(df: Any, categorical: tuple[str, ...], dense: tuple[str, ...]) -> tuple[dict[str, Counts], Moments]:
     counts = {name: _counts(df[name].to_numpy()) for name in categorical}
     return counts, {name: _moments(df[name].to_numpy()) for name in dense}
-
-
-_merged = merged
 
 
 def _counts(values: Any) -> Counts:
@@ -138,7 +135,7 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
     def transform(self, col_selector: Any, df: Any) -> Any:
         """The ids of `df`, int64."""
         ids = {name: self._ids(col_selector, name, df[name]) for name in col_selector.names}
-        return type(df)(ids, index=df.index, copy=False)  # `assign` would copy all that it replaces
+        return pd.DataFrame(ids, index=df.index)
 
     def _ids(self, col_selector: Any, name: str, column: Any) -> Any:
         places, distinct = _distinct(column.to_numpy())

@@ -11,13 +11,11 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL
 from components.contracts.manifests import Model
@@ -30,18 +28,6 @@ from components.store import models as model_store
 
 ADMISSION_FILE = "admission.npz"
 """Per column, int64: `C1` (last seen, per id); of its candidates `C1_candidates`, `C1_sightings`, `C1_last_seen`."""
-
-
-def microseconds(name: str, text: str) -> int:
-    """Microseconds of UTC since 1970 of an ISO 8601 time with an offset.
-
-    Raises:
-        ContractError: `text`, which errors call `name`, is something else.
-    """
-    try:
-        return (datetime.fromisoformat(text) - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
-    except (ValueError, TypeError) as error:
-        raise ContractError(f"{name} is {text!r}, expected an ISO 8601 time with an offset") from error
 
 
 def save_columns(columns: Sequence[Column], folder: Path) -> None:
@@ -61,30 +47,21 @@ def load_columns(folder: Path, features: FeatureWorkflow) -> list[Column]:
     """The 26 columns of the workflow `features`, which lies in `folder`.
 
     Raises:
-        ContractError: the file is absent, damaged, or not of these vocabularies.
+        ContractError: the file is absent or damaged.
     """
-    path = folder / ADMISSION_FILE
+    path, columns = folder / ADMISSION_FILE, []
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return [_checked_column(name, v, arrays, path=path) for name, v in zip(CATEGORICAL, features.vocabularies)]
+            for name, vocabulary in zip(CATEGORICAL, features.vocabularies):
+                candidates = Candidates(
+                    categories=arrays[f"{name}_candidates"],
+                    sightings=arrays[f"{name}_sightings"],
+                    last_seen=arrays[f"{name}_last_seen"],
+                )
+                columns.append(Column(vocabulary=vocabulary, last_seen=arrays[name], candidates=candidates))
+        return columns
     except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
-        if isinstance(error, ContractError):
-            raise
         raise ContractError(f"{path} cannot be read: {error}") from error
-
-
-def _checked_column(name: str, vocabulary: NDArray[np.int64], arrays: Any, *, path: Path) -> Column:
-    last_seen, known = arrays[name], arrays[f"{name}_candidates"]
-    candidates = Candidates(
-        categories=known, sightings=arrays[f"{name}_sightings"], last_seen=arrays[f"{name}_last_seen"]
-    )
-    if last_seen.shape != vocabulary.shape:
-        raise ContractError(f"{path} has {len(last_seen)} ids of {name}, expected its vocabulary's {len(vocabulary)}")
-    if not known.shape == candidates.sightings.shape == candidates.last_seen.shape:
-        raise ContractError(f"{path} has candidates of {name} without a count or a time, expected both for each")
-    if (np.diff(known) <= 0).any() or np.isin(known, vocabulary).any():
-        raise ContractError(f"candidates of {name} in {path} are not ascending or have an id, expected neither")
-    return Column(vocabulary=vocabulary, last_seen=last_seen, candidates=candidates)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from components.contracts import criteo
 from components.contracts.manifests import RawDataset, TrainingSet
 from components.contracts.vocabulary_changes import VocabularyChange, vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
@@ -22,7 +23,6 @@ from components.preprocessing.dask_scheduler import dask_client
 from components.preprocessing.parent import (
     ParentWorkflow,
     expect_parents_columns,
-    microseconds,
     save_columns,
 )
 from components.preprocessing.settings import PreprocessingSettings
@@ -32,6 +32,7 @@ from components.runtime import forked
 from components.runtime.durable import whole_directory
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.uris import local_path
+from components.store.promotion_journal import moment_of
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def preprocess(
         whole_directory(final, replace=True) as aside,
         _parts(raw, aside) as parts,
     ):
-        plan = partial(_plan, excluded=tuple(raw.excluded_columns))
+        plan = partial(raw_partitions.plan_partitions, excluded=tuple(raw.excluded_columns))
         plans = {part: plan(*at, settings.partition_rows) for part, at in parts.items()}
         processes = _processes(settings)
         to_fit = plan(*parts[TRAIN], min(settings.partition_rows, FIT_ROWS))
@@ -144,14 +145,6 @@ def _parts(raw: RawDataset, aside: Path) -> Iterator[dict[str, tuple[Path, int]]
     shutil.rmtree(aside / THINNED)
 
 
-def _plan(
-    folder: Path, num_rows: int, partition_rows: int, *, excluded: tuple[str, ...]
-) -> list[raw_partitions.Partition]:
-    return raw_partitions.plan_partitions(
-        folder, expected_rows=num_rows, partition_rows=partition_rows, excluded=excluded
-    )
-
-
 def _processes(settings: PreprocessingSettings) -> int:
     """How many processes divide the work: one where a Dask scheduler has it."""
     if settings.dask_scheduler:
@@ -168,7 +161,7 @@ def _fit_workflow(
     folder: Path,
 ) -> tuple[FeatureWorkflow, list[Column]]:
     """Writes this round's workflow, with what the next one should know, into `folder`."""
-    now = microseconds("last_event_time of the raw dataset", raw.last_event_time)
+    now = criteo.microseconds(moment_of(raw.last_event_time).timestamp())
     fit_share = partial(feature_graph.statistics_of, with_moments=parent is None)
     processes = _processes(settings)
     shares = forked.shares(plan, processes, weight=lambda partition: partition.num_rows)
@@ -177,7 +170,7 @@ def _fit_workflow(
         operators.merged(found),
         parent=parent,
         now=now,
-        rules=settings.rules,
+        rules=settings,
         excluded=tuple(raw.excluded_columns),
     )
     features.save(folder)

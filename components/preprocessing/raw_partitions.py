@@ -14,32 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, LABEL, MAX_CATEGORY, RAW_TYPES
+from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, LABEL, RAW_TYPES
 from components.runtime.errors import ContractError, first_line
-
-
-class LooseFrame(pd.DataFrame):  # type: ignore[misc]
-    """A frame whose columns are arrays of their own; `frame[names]` is another frame of the same arrays."""
-
-    @property
-    def _constructor(self) -> Any:
-        return LooseFrame
-
-    def __getitem__(self, key: Any) -> Any:
-        """As pandas has it; a list of names gives views of the columns, in that order."""
-        if not isinstance(key, list):
-            return super().__getitem__(key)
-        take = super().__getitem__
-        return LooseFrame({name: take(name).array for name in key}, self.index, copy=False)
-
-    def reset_index(self, *arguments: Any, **options: Any) -> Any:
-        """As pandas has it; where the rows are numbered from 0 already and nothing else is asked, without a copy."""
-        if not arguments and options == {"drop": True} and self.index.equals(pd.RangeIndex(len(self))):
-            return self[list(self.columns)]
-        return super().reset_index(*arguments, **options)
 
 
 class Partition(NamedTuple):
@@ -69,7 +47,7 @@ def raw_files(folder: Path) -> list[Path]:
 
 
 def plan_partitions(
-    folder: Path, *, expected_rows: int, partition_rows: int, excluded: tuple[str, ...] = ()
+    folder: Path, expected_rows: int, partition_rows: int, *, excluded: tuple[str, ...] = ()
 ) -> list[Partition]:
     """Partitions of about `partition_rows` rows each, none empty, in row order; only the files' footers are read.
 
@@ -96,7 +74,7 @@ def read_partition(partition: Partition, *, first_rows: int | None = None) -> An
     """The label and the features of a partition, or of its first rows, as a frame of `READ_TYPES`.
 
     Raises:
-        ContractError: the file is damaged, a label is null, a dense value infinite, or a category outside [0, 2^32).
+        ContractError: the file is damaged.
     """
     path, groups, _, excluded = partition
     names = [name for name in READ_TYPES if name not in excluded]
@@ -107,32 +85,15 @@ def read_partition(partition: Partition, *, first_rows: int | None = None) -> An
         else:
             batches = file.iter_batches(batch_size=first_rows, row_groups=list(groups), columns=names)
             table = pa.Table.from_batches([next(batches)])
-        return _frame(table, path, excluded)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
-
-
-def _frame(table: Any, path: str, excluded: tuple[str, ...]) -> Any:
-    """The table as a frame."""
-    if nulls := table[LABEL].null_count:
-        raise ContractError(f"column {LABEL} of {path} has {nulls} nulls, expected none")
-    for name in [name for name in CATEGORICAL if name not in excluded]:
-        extremes = pc.min_max(table[name]).as_py()
-        if extremes["min"] is not None and (extremes["min"] < 0 or extremes["max"] > MAX_CATEGORY):
-            raise ContractError(
-                f"column {name} of {path} has values from {extremes['min']} to {extremes['max']}, "
-                f"expected 0 to {MAX_CATEGORY}, and null for missing"
-            )
     columns = {
         name: np.full(table.num_rows, np.nan, dtype)
         if name in excluded
         else table[name].to_numpy().astype(dtype, copy=False)
         for name, dtype in READ_TYPES.items()
     }
-    for name in DENSE:
-        if infinite := int(np.isinf(columns[name]).sum()):
-            raise ContractError(f"column {name} of {path} has {infinite} infinite values, expected none")
-    return LooseFrame(columns, copy=False)
+    return pd.DataFrame(columns)
 
 
 def read_lazily(partitions: list[Partition]) -> Any:

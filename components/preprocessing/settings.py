@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from components.preprocessing.vocabularies import AdmissionRules
 from components.runtime.errors import ContractError
 
 _MICROSECONDS_PER_DAY = 86_400_000_000
@@ -24,7 +23,8 @@ class PreprocessingSettings:
     category_ttl_days: float = 0.0
     """Days after which a category that no window held loses its id, and one without an id its count; 0 = never."""
     max_candidates: int = 1_000_000
-    """Categories without an id, per column, whose sightings the next round still knows; the rarest go first. Each
+    """Categories without an id, per column, whose sightings the next round still knows. Above it those with the fewest
+    sightings are forgotten, of equally many those seen longest ago, of equally old those with the higher values. Each
     takes 24 bytes of memory."""
     partition_rows: int = 250_000
     """Rows that a process has in memory at a time, and per output file; a larger Parquet row group stays whole."""
@@ -32,7 +32,7 @@ class PreprocessingSettings:
     """Processes of this machine that share the rows; 0 = one per core, at most `forked.MAX_PROCESSES`. No result
     depends on it."""
     dask_scheduler: str = ""
-    """Address of a running Dask scheduler, or `local`, which starts one here; empty = processes of this machine."""
+    """Address of a running Dask scheduler; empty = processes of this machine."""
 
     def __post_init__(self) -> None:
         """Refuses numbers out of range."""
@@ -47,10 +47,6 @@ class PreprocessingSettings:
             raise ContractError(f"category_ttl_days is {self.category_ttl_days}, expected 0 (never) or more")
 
     @property
-    def rules(self) -> AdmissionRules:
-        """When a category enters and leaves."""
-        return AdmissionRules(
-            frequency_threshold=self.frequency_threshold,
-            ttl=math.ceil(self.category_ttl_days * _MICROSECONDS_PER_DAY),
-            max_candidates=self.max_candidates,
-        )
+    def ttl(self) -> int:
+        """`category_ttl_days` in microseconds, rounded up: a short life is not for ever."""
+        return math.ceil(self.category_ttl_days * _MICROSECONDS_PER_DAY)

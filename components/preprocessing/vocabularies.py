@@ -3,7 +3,7 @@
 A category enters once its sightings, summed over the rounds, reach a threshold, and leaves after a time unseen. Ids
 never move: who leaves leaves a tombstone, whose id a later round gives out again before it appends any. Everything
 depends on the parent's column and this round's counts alone, so a round that is tried again decides the same. Counting
-rows is left to NVTabular's Categorify, the file between the rounds to `admission`.
+rows is left to `operators`, the file between the rounds to `parent`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.workflow import TOMBSTONE
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdmissionRules:
-    """When a category enters and leaves."""
-
-    frequency_threshold: int
-    """Sightings that it needs to enter."""
-    ttl: int = 0
-    """Microseconds after which it leaves if it was not seen; 0 = never. The count of one that never entered is
-    forgotten after the same time."""
-    max_candidates: int = 1_000_000
-    """Categories per column that are counted and have not entered; above it those with the fewest sightings are
-    forgotten, of equally many those seen longest ago, of equally old those with the higher values."""
+from components.preprocessing.settings import PreprocessingSettings
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,7 +49,7 @@ def unseen_column(vocabulary: NDArray[np.int64], *, last_seen: int = 0) -> Colum
 
 
 def next_column(
-    parent: Column, seen: NDArray[np.int64], counts: NDArray[np.int64], *, now: int, rules: AdmissionRules
+    parent: Column, seen: NDArray[np.int64], counts: NDArray[np.int64], *, now: int, rules: PreprocessingSettings
 ) -> Column:
     """The column after a round.
 
@@ -77,10 +64,10 @@ def next_column(
     tombstones, lowest first; the ids of categories that leave in this round stay free until the next.
 
     >>> parent = unseen_column(np.array([7, -2, 8]), last_seen=100)
-    >>> rules = AdmissionRules(frequency_threshold=2, ttl=500)
+    >>> rules = PreprocessingSettings(frequency_threshold=2)
     >>> column = next_column(parent, np.array([4, 5, 8, 9]), np.array([1, 2, 1, 3]), now=1000, rules=rules)
     >>> column.vocabulary, column.last_seen, column.candidates.categories, column.candidates.sightings
-    (array([-2,  9,  8,  5]), array([   0, 1000, 1000, 1000]), array([4]), array([1]))
+    (array([7, 9, 8, 5]), array([ 100, 1000, 1000, 1000]), array([4]), array([1]))
     """
     is_live, was_seen = np.isin(seen, parent.vocabulary), np.isin(parent.vocabulary, seen)
     vocabulary = parent.vocabulary.copy()
@@ -116,7 +103,7 @@ def _counted_on(before: Candidates, seen: NDArray[np.int64], counts: NDArray[np.
 
 
 def _worth_remembering(
-    counted: Candidates, is_out: NDArray[np.bool_], *, now: int, rules: AdmissionRules
+    counted: Candidates, is_out: NDArray[np.bool_], *, now: int, rules: PreprocessingSettings
 ) -> NDArray[np.int64]:
     """Places of those that the next round should know, ascending."""
     if rules.ttl:

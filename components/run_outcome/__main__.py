@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 from collections.abc import Sequence
 
-from components.run_outcome.notice import ADDRESS_VARIABLE
 from components.run_outcome.outcome import record
 from components.runtime.exit_codes import exits_with_code
 
@@ -28,8 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Records the outcome, notifies the webhook that the environment names, and prints it."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
-    # An address on a command line could be read by everyone on the machine.
-    print(record(**vars(arguments), notify_url=os.environ.get(ADDRESS_VARIABLE, "")))
+    print(record(**vars(arguments)))
     return 0
 
 

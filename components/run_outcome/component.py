@@ -23,9 +23,6 @@ def run_outcome(
     Returns:
         One sentence: released, refused or failed, by which step, and why.
     """
-    import os
-
-    from components.run_outcome.notice import ADDRESS_VARIABLE
     from components.run_outcome.outcome import record
 
     return record(
@@ -34,5 +31,4 @@ def run_outcome(
         trigger_id=trigger_id,
         trigger_reason=trigger_reason,
         kfp_state=status.state,
-        notify_url=os.environ.get(ADDRESS_VARIABLE, ""),
     )

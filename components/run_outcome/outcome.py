@@ -1,28 +1,42 @@
-"""How a run ended: decided from its steps' notes and KFP's state, and written beside the notes.
+"""How a run ended: decided from its steps' notes and KFP's state, written beside the notes, and announced.
 
 KFP's state alone does not show it: the hosted backend passes COMPLETE or FAILED without a message, the local one
-SUCCEEDED or FAILED, and names the exit handler itself. The notes are `store.runs`'; people are notified by `notice`, or
-by the monitor where it started the run.
+SUCCEEDED or FAILED, and names the exit handler itself. The notes are `store.runs`'.
+
+People are notified of a run that a person or a schedule started. A run that the monitor started has a `trigger_id` and
+is announced by the monitor, as part of its incident; a message from here would be a duplicate. No notification fails a
+run: it has ended, and its outcome is in the store. The message's form and the sending are `components.notices`'.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from components.run_outcome.notice import notify
+from components.notices.message import compose
+from components.notices.webhook import post
 from components.storage.uris import local_path
-from components.store.runs import RunOutcome, StepNote, read_notes, reports_of, write_outcome
+from components.store.promotion_journal import moment_of
+from components.store.runs import RunOutcome, StepNote, begun_at, read_notes, reports_of, write_outcome
 
 logger = logging.getLogger(__name__)
 
 FAILED_STATES = frozenset({"FAILED", "CANCELED", "CANCELLED", "ERROR"})
 LAST_STEP = "deployment"
+ADDRESS_VARIABLE = "EVERGREEN_NOTIFY_URL"
+"""Environment variable with the webhook's address, from an optional secret; empty or absent = nobody is notified. It is
+no flag and no parameter, which everyone on the machine or in the UI could read."""
+PAUSES_SECONDS = (2.0, 10.0, 30.0)
+"""Between tries; all of them end long before the exit handler's own time limit (600 s)."""
 
 
-def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_state: str, notify_url: str = "") -> str:
-    """Writes the run's outcome to the store, notifies the webhook, and returns it as one sentence.
+def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_state: str) -> str:
+    """Writes the run's outcome to the store, notifies the webhook, and returns the outcome as one sentence.
 
     Args:
         run: Name of the run.
@@ -30,7 +44,6 @@ def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_st
         trigger_id: The monitor's request; empty for a run that a person or a schedule started.
         trigger_reason: Why it was started.
         kfp_state: The run's final state in KFP.
-        notify_url: Webhook to notify, see `notice.notify`; empty = none.
     """
     folder = local_path(store)
     notes = read_notes(folder, run)
@@ -45,7 +58,10 @@ def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_st
     write_outcome(folder, outcome)
     sentence = f"{outcome.state} at {outcome.step}: {outcome.reason}"
     logger.info("run %s (%s) %s", run, trigger_reason or "started by hand", sentence)
-    logger.info("notification: %s", notify(outcome, notes, notify_url))
+    try:
+        notify(outcome, notes, os.environ.get(ADDRESS_VARIABLE, ""))
+    except Exception as error:  # noqa: BLE001 - the run has ended well or badly; this must not change it
+        logger.warning("the run's end was not announced: %s", type(error).__name__)
     return sentence
 
 
@@ -78,3 +94,50 @@ def decide(notes: list[StepNote], *, run: str, trigger_id: str, kfp_state: str, 
         version=version,
         ended_at=ended_at,
     )
+
+
+def notify(
+    outcome: RunOutcome, notes: Sequence[StepNote], url: str, *, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Sends one message about the outcome, tried again where the webhook does not answer.
+
+    Nothing is sent without an address, nor where the monitor announces the run and no step wants anything reported: the
+    monitor knows the outcome, but not what steps want reported.
+
+    Args:
+        outcome: How the run ended.
+        notes: Of its steps.
+        url: The webhook's address; empty = nobody is notified.
+        sleep: Waits seconds, between tries.
+    """
+    if not url.strip() or (outcome.trigger_id and not _reported_by_steps(notes)):
+        return
+    body = json.dumps(_message(outcome, notes)).encode()
+    for pause in (*PAUSES_SECONDS, None):
+        answer = post(url.strip(), body)
+        if answer.state != "retry" or pause is None:
+            break
+        # A webhook that requires a longer wait than the longest pause loses the message: this task should end.
+        sleep(min(max(pause, answer.retry_after or 0.0), max(PAUSES_SECONDS)))
+    if answer.state != "delivered":
+        logger.warning("the run's end was not announced: %s", answer.reason)
+
+
+def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
+    """How the run ended, which step decided it and why, what serves now, and what steps want reported."""
+    begun = begun_at(notes) or moment_of(outcome.ended_at)
+    if outcome.state == "released":
+        title, done = f"Version {outcome.version} was released", f"{outcome.reason}" or "released"
+    elif outcome.state == "refused":
+        title, done = f"The new model was refused by {outcome.step}: {outcome.reason}", "what was live stays live"
+    else:
+        title, done = f"A retraining run failed at {outcome.step}: {outcome.reason}", "what was live stays live"
+    title = ". ".join([title, *_reported_by_steps(notes)])
+    # As text: a file's address is no link that a chat would follow.
+    done = "; ".join([done, *(f"report of {step}: {uri}" for step, uri in outcome.reports.items())])
+    return compose(title, numbers={"request_id": outcome.run}, since=begun.timestamp(), done=done, link="")
+
+
+def _reported_by_steps(notes: Sequence[StepNote]) -> list[str]:
+    """What steps want reported whatever the outcome is: sentences under `notify` among their notes' facts."""
+    return [f"{note.step}: {sentence}" for note in notes for sentence in note.facts.get("notify", [])]

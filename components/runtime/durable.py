@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 from uuid import uuid4
 
-from components.runtime.errors import TemporaryError
+from components.runtime.errors import ContractError, TemporaryError
+
+T = TypeVar("T")
 
 
 def no_checkpoint(name: str) -> None:
@@ -91,9 +94,27 @@ def append_line(path: Path, line: str) -> None:
     fsync_path(path.parent)
 
 
-def read_lines(path: Path) -> list[bytes]:
-    """The lines that `append_line` wrote; empty if there is no file. A last line without a newline is a torn append."""
-    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
+    """The lines that `append_line` wrote, each the fields of the dataclass `kind` as JSON; empty if there is no file.
+
+    A last line without its newline is a torn append and does not count.
+
+    Raises:
+        ContractError: a whole line is no `name` (in the message, with file and line), or the file cannot be read.
+    """
+    records = []
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ContractError(f"{path} cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(kind(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise ContractError(f"{path} line {number} is not {name}: {error}") from error
+    return records
 
 
 def _end_of_last_line(file: BinaryIO) -> int:

@@ -1,4 +1,4 @@
-"""Types of command-line flags that several commands share."""
+"""Command-line flags: what several commands and components share."""
 
 from __future__ import annotations
 
@@ -15,3 +15,12 @@ def parse_bool(text: str) -> bool:
     if text.lower() not in values:
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
     return values[text.lower()]
+
+
+def run_flags(**values: object) -> list[str]:
+    """The command line that gives a step these values; each flag is named as its value, with hyphens.
+
+    >>> run_flags(run="r 1", batch_size=2048)
+    ['--run=r 1', '--batch-size=2048']
+    """
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]

@@ -52,11 +52,6 @@ def graph_sha256(folder: Path) -> str:
     return hashlib.sha256(names.encode()).hexdigest()
 
 
-def graph_bytes(folder: Path) -> int:
-    """Size of the graph's files in `folder`."""
-    return sum((folder / name).stat().st_size for name in (GRAPH_FILE, DATA_FILE) if (folder / name).exists())
-
-
 def verdict_paths(store: Path, model_id: str) -> tuple[Path, Path]:
     """Where the last `Verdict` on a model lies, and the `RawDataset` whose rows it was judged by."""
     folder = store / "verdicts" / model_id

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from components.runtime.durable import append_line
+from components.runtime.durable import append_line, read_records
 from components.runtime.errors import ContractError
 
 JOURNAL_FILE = "journal.jsonl"
@@ -78,28 +78,18 @@ def read_entries(store: Path) -> list[Promotion]:
         ContractError: a whole line is not a promotion; names the file and line. Or the file cannot be read.
     """
     path = store / JOURNAL_FILE
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise ContractError(f"{path} cannot be read: {error.strerror}") from error
-    *lines, _ = content.split(b"\n")
-    return [_entry(line, f"{path} line {number}") for number, line in enumerate(lines, start=1)]
-
-
-def _entry(line: bytes, source: str) -> Promotion:
-    try:
-        entry = Promotion(**json.loads(line))
-        moment_of(entry.time)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ContractError(f"{source} is not a promotion: {error}") from error
-    if type(entry.version) is not int or entry.action not in ACTIONS:
-        raise ContractError(
-            f"{source} is {entry.action!r} of version {entry.version!r}, "
-            f"expected one of {', '.join(ACTIONS)} of a number"
-        )
-    return entry
+    entries = read_records(path, Promotion, name="a promotion")
+    for number, entry in enumerate(entries, start=1):
+        try:
+            moment_of(entry.time)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ContractError(f"{path} line {number} is not a promotion: {error}") from error
+        if type(entry.version) is not int or entry.action not in ACTIONS:
+            raise ContractError(
+                f"{path} line {number} is {entry.action!r} of version {entry.version!r}, "
+                f"expected one of {', '.join(ACTIONS)} of a number"
+            )
+    return entries
 
 
 def read_journal(store: Path) -> list[Promotion]:

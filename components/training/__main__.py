@@ -64,15 +64,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run_flags(**values: object) -> list[str]:
-    """The command line that gives the step these values.
-
-    >>> run_flags(run="r 1", batch_size=2048)
-    ['--run=r 1', '--batch-size=2048']
-    """
-    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
-
-
 @exits_with_code
 def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float], None] | None = None) -> int:
     """Runs the step; its exit code is an `exit_codes.ExitCode`.

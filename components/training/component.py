@@ -55,7 +55,8 @@ def training(
         model: The trained model (manifest).
         metrics: AUC and log loss on the slice that stopped training; rows, steps, rows per second.
     """
-    from components.training.__main__ import main, run_flags
+    from components.runtime.flags import run_flags
+    from components.training.__main__ import main
 
     flags = run_flags(
         run=run, store=store, work=work, parent=parent, backend=backend, network=network, learning_rate=learning_rate,

@@ -83,7 +83,7 @@ def _run_step(arguments: argparse.Namespace, store: Path, settings: ValidationSe
     release = model_store.champion(store, arguments.champion)
     raw = RawDataset.read(arguments.raw_dataset)
 
-    from components.validation.inputs import ValidationRound, read_champion
+    from components.validation.round import Round, read_champion
     from components.validation.schema_versions import schema_in_force
     from components.validation.skew import open_served
     from components.validation.validate import validate
@@ -91,7 +91,7 @@ def _run_step(arguments: argparse.Namespace, store: Path, settings: ValidationSe
     model = local_path(release.model_uri) if release else None
     folder = local_path(arguments.work) / arguments.run / STEP
     validated = validate(
-        ValidationRound(
+        Round(
             run=arguments.run,
             raw=raw,
             folder=folder,
@@ -100,7 +100,7 @@ def _run_step(arguments: argparse.Namespace, store: Path, settings: ValidationSe
             champion=read_champion(model) if model else None,
             schema_path=schema_in_force(store, model / Model.SCHEMA if model else None),
             served=open_served(arguments.served) if arguments.served else None,
-            summarize=_choose_summarizer(arguments, folder.parent),
+            summarize=_choose_summarizer(arguments.beam_options),
         )
     )
     report = validated.report
@@ -117,12 +117,12 @@ def _run_step(arguments: argparse.Namespace, store: Path, settings: ValidationSe
     return report
 
 
-def _choose_summarizer(arguments: argparse.Namespace, scratch: Path) -> Callable[..., Any]:
+def _choose_summarizer(beam_options: str) -> Callable[..., Any]:
     """What computes the statistics of the rows: processes of this machine, or a runner of Beam."""
-    if arguments.beam_options:
+    if beam_options:
         from components.validation.beam_job import parse_options, summarize_on_beam
 
-        return partial(summarize_on_beam, options=parse_options(arguments.beam_options), scratch=scratch)
+        return partial(summarize_on_beam, options=parse_options(beam_options))
     from components.validation.tfdv_statistics import summarize_files
 
     return summarize_files

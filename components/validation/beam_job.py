@@ -1,8 +1,7 @@
 """TFDV's statistics by a Beam pipeline, for windows that one machine takes too long for.
 
 The same batches, options and counter as in `tfdv_statistics`, on the runner that the options name. Files and results
-pass through `--temp_location` if that is an address (`gs://...`), because a runner's machines do not see this one's
-disk; otherwise the runner's machines read the files in place.
+pass through `--temp_location`, because a runner's machines do not see this one's disk.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ NumberedBatch = tuple[int, pa.RecordBatch]
 AddressedPart = tuple[str, FilePart]
 """Where a runner's machine finds the file, and the rows of it."""
 
-_STATISTICS, _COUNTERS = "statistics.pb", "counters.pickle"
+_STATISTICS, _COUNTER = "statistics.pb", "counter.pickle"
 
 
 def parse_options(text: str) -> PipelineOptions:
@@ -65,81 +64,66 @@ def parse_options(text: str) -> PipelineOptions:
 def _check_runner(options: PipelineOptions) -> None:
     """Raises ValueError, or what the runner raises, if the job could not begin."""
     runner, google = options.view_as(StandardOptions).runner, options.view_as(GoogleCloudOptions)
-    if not runner:
-        raise ValueError("they name no runner, expected --runner=DataflowRunner or another")
-    FileSystems.get_filesystem(str(google.temp_location or ""))
-    if "dataflow" not in runner.lower():
-        beam.Pipeline(options=options)
-        return
-    # Beam's own check asks Google for the bucket, and waits minutes for credentials where there are none. Without an
-    # image Beam would take its own, which lacks our code.
-    image = options.view_as(WorkerOptions).sdk_container_image
-    needed = {"project": google.project, "region": google.region, "sdk_container_image": image}
+    needed = {"runner": runner, "temp_location": google.temp_location}
+    if is_dataflow := "dataflow" in str(runner).lower():
+        # Without an image Beam would take its own, which lacks our code.
+        image = options.view_as(WorkerOptions).sdk_container_image
+        needed |= {"project": google.project, "region": google.region, "sdk_container_image": image}
     if missing := [f"--{name}" for name, value in needed.items() if not value]:
-        raise ValueError(f"Dataflow needs {', '.join(missing)} (docs/validation.md)")
-    if not is_bucket_uri(str(google.temp_location or "")):
+        raise ValueError(f"they lack {', '.join(missing)} (docs/validation.md)")
+    FileSystems.get_filesystem(google.temp_location)
+    # Beam's own check asks Google for the bucket, and waits minutes for credentials where there are none.
+    if not is_dataflow:
+        beam.Pipeline(options=options)
+    elif not is_bucket_uri(google.temp_location):
         raise ValueError(f"temp_location is {google.temp_location!r}, expected gs://bucket/prefix")
 
 
-def summarize_on_beam(
-    files: Sequence[Path],
-    columns: Sequence[str],
-    counters: Sequence[ReferenceCounter] = (),
-    *,
-    options: PipelineOptions,
-    scratch: Path,
-) -> Any:
+def summarize_on_beam(files: Sequence[Path], counter: ReferenceCounter, *, options: PipelineOptions) -> Any:
     """The result of `summarize_files`, from the runner that `options` name.
 
     Args:
         files: Parquet files of raw rows.
-        columns: Those to read.
-        counters: Copies of them are given every row, and are merged into them in any order.
+        counter: Copies of it are given every row, and are merged into it in any order.
         options: From `parse_options`.
-        scratch: A folder for what passes between the runner's machines and this one, if `temp_location` is not an
-            address; both must see it, and the files.
+
+    Raises:
+        ContractError: a file cannot be read.
+        TemporaryError: the job failed.
     """
     parts = row_groups(files)
     if not parts:
-        return summarize_files(files, columns, counters)
-    temporary = str(options.view_as(GoogleCloudOptions).temp_location or "")
-    is_address = "://" in temporary
-    shared = f"{temporary.rstrip('/') if is_address else scratch}/evergreen-{uuid.uuid4().hex}"
+        return summarize_files(files, counter)
+    shared = f"{options.view_as(GoogleCloudOptions).temp_location.rstrip('/')}/evergreen-{uuid.uuid4().hex}"
     try:
         FileSystems.mkdirs(shared)
-        addresses = {
-            path: _upload_file(path, f"{shared}/{i}") if is_address else str(path) for i, path in enumerate(files)
-        }
-        _run_pipeline(
-            [(addresses[part.path], part) for part in parts], columns, counters, options=options, shared=shared
-        )
-        with FileSystems.open(f"{shared}/{_COUNTERS}") as stream:
-            for counter, counted in zip(counters, pickle.load(stream)):
-                counter.merge(counted)
+        addresses = {path: _upload_file(path, f"{shared}/{i}") for i, path in enumerate(files)}
+        _run_pipeline([(addresses[part.path], part) for part in parts], counter, options=options, shared=shared)
+        with FileSystems.open(f"{shared}/{_COUNTER}") as stream:
+            counter.merge(pickle.load(stream))
         with FileSystems.open(f"{shared}/{_STATISTICS}") as stream:
             return parse_statistics(stream.read())
-    except ContractError:
-        raise
     except Exception as error:  # runners raise what they like
         raise TemporaryError(f"beam job failed: {first_line(error)}") from error
     finally:
         _remove_shared(shared)
 
 
+def _upload_file(path: Path, address: str) -> str:
+    with path.open("rb") as source, FileSystems.create(address, "application/octet-stream") as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+    return address
+
+
 def _run_pipeline(
-    sources: list[AddressedPart],
-    columns: Sequence[str],
-    counters: Sequence[ReferenceCounter],
-    *,
-    options: PipelineOptions,
-    shared: str,
+    sources: list[AddressedPart], counter: ReferenceCounter, *, options: PipelineOptions, shared: str
 ) -> None:
     with beam.Pipeline(options=options) as pipeline:
         batches = (
             pipeline
             | "Parts" >> beam.Create(sources)
             | "Spread" >> beam.Reshuffle()
-            | "Read" >> beam.FlatMap(_read_source, list(columns)).with_output_types(NumberedBatch)
+            | "Read" >> beam.FlatMap(_read_source).with_output_types(NumberedBatch)
         )
         (
             batches
@@ -149,11 +133,11 @@ def _run_pipeline(
         )
         (
             batches
-            | "Count" >> beam.CombineGlobally(_CountRows(counters))
+            | "Count" >> beam.CombineGlobally(_CountRows(counter))
             | "Pickle" >> beam.Map(pickle.dumps)
-            | "WriteCounters"
+            | "WriteCounter"
             >> beam.io.WriteToText(
-                f"{shared}/{_COUNTERS}",
+                f"{shared}/{_COUNTER}",
                 shard_name_template="",
                 append_trailing_newlines=False,
                 coder=beam.coders.BytesCoder(),
@@ -161,28 +145,19 @@ def _run_pipeline(
         )
 
 
-def _upload_file(path: Path, address: str) -> str:
-    with path.open("rb") as source, FileSystems.create(address, "application/octet-stream") as target:
-        shutil.copyfileobj(source, target, 1 << 20)
-    return address
-
-
 def _remove_shared(shared: str) -> None:
     try:
-        if "://" in shared:
-            # A bucket has no folders: to Beam none exists, and only a name that ends so is deleted with all below it.
-            FileSystems.delete([f"{shared}/"])
-        else:
-            shutil.rmtree(shared)
+        # A bucket has no folders: to Beam none exists, and only a name that ends so is deleted with all below it.
+        FileSystems.delete([f"{shared}/" if "://" in shared else shared])
     except Exception as error:  # must hide neither the job's own failure nor its success
         logger.warning("%s could not be removed and may hold rows: %s", shared, first_line(error))
 
 
-def _read_source(source: AddressedPart, columns: list[str]) -> Iterator[NumberedBatch]:
+def _read_source(source: AddressedPart) -> Iterator[NumberedBatch]:
     address, part = source
     first_row = part.first_row
     with FileSystems.open(address, "application/octet-stream") as stream:
-        for batch in read_part(part, columns, opened=stream):
+        for batch in read_part(part, opened=stream):
             yield first_row, batch
             first_row += batch.num_rows
 
@@ -192,25 +167,24 @@ def _drop_number(numbered: NumberedBatch) -> pa.RecordBatch:
 
 
 class _CountRows(beam.CombineFn):  # type: ignore[misc]  # Beam's classes are Any here
-    """Gives batches to copies of the counters, and merges these."""
+    """Gives batches to copies of the counter, and merges these."""
 
-    def __init__(self, counters: Sequence[ReferenceCounter]) -> None:
-        self._counters = list(counters)
+    def __init__(self, counter: ReferenceCounter) -> None:
+        self._counter = counter
 
-    def create_accumulator(self) -> list[ReferenceCounter]:
-        return copy.deepcopy(self._counters)
+    def create_accumulator(self) -> ReferenceCounter:
+        return copy.deepcopy(self._counter)
 
-    def add_input(self, accumulator: list[ReferenceCounter], numbered: NumberedBatch) -> list[ReferenceCounter]:
-        for counter in accumulator:
-            counter.add(numbered[1], numbered[0])
+    def add_input(self, accumulator: ReferenceCounter, numbered: NumberedBatch) -> ReferenceCounter:
+        first_row, batch = numbered
+        accumulator.add(batch, first_row)
         return accumulator
 
-    def merge_accumulators(self, accumulators: Iterable[list[ReferenceCounter]]) -> list[ReferenceCounter]:
+    def merge_accumulators(self, accumulators: Iterable[ReferenceCounter]) -> ReferenceCounter:
         merged = self.create_accumulator()
         for accumulator in accumulators:
-            for mine, theirs in zip(merged, accumulator):
-                mine.merge(theirs)
+            merged.merge(accumulator)
         return merged
 
-    def extract_output(self, accumulator: list[ReferenceCounter]) -> list[ReferenceCounter]:
+    def extract_output(self, accumulator: ReferenceCounter) -> ReferenceCounter:
         return accumulator

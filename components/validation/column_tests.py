@@ -29,7 +29,7 @@ from components.drift_statistics.effects import (
     share_change,
 )
 from components.validation.rules import ValidationSettings
-from components.validation.windows import NUM_BUCKETS, ColumnSummary, Ints, RowTotal, WindowSummary
+from components.validation.windows import NUM_BUCKETS, ColumnSummary, Ints, RowTotal, WindowSummary, find_sums
 
 LEAST_SHARE_CHANGE = 0.002
 """Least change of one category's share that counts, however rare the category was."""
@@ -259,7 +259,7 @@ def _choose_cells(
     assert now.values is not None
     assert before.values is not None
     values = np.union1d(now.values, before.values)
-    sums = [column.of(values) for column in (now, before)]
+    sums = [find_sums(values, now.values, now.sums), find_sums(values, before.values, before.sums)]
     known = sums[0][:, 0] + sums[1][:, 0] >= KNOWN_FACTOR * (now.floor + before.floor)
     values, sums = values[known], [each[known] for each in sums]
     frequent, expected = _are_frequent(_cells_of(now, sums[0]), _cells_of(before, sums[1]))

@@ -53,8 +53,15 @@ def _judge_structure(measured: Measured, rules: RuleSet) -> list[Finding]:
     found = []
     if not num_rows(measured.statistics):
         found += rules.find("no_rows", DATASET, "there are no training rows, expected at least 1")
-    for fault in measured.columns.all:
-        found += rules.find(fault.rule, fault.column, fault.description)
+    known = {feature.name for feature in measured.schema.feature}
+    for each in measured.rows.dataset.schema_mismatches:
+        column, found_type, file = each["column"], each["arrow_type"], each["file"]
+        if each["expected"] is not None:
+            text = f"column {column} is {found_type} in {file}, expected {each['expected']}"
+            found += rules.find("column_retyped", column, text)
+        elif column not in known:
+            text = f"column {column} ({found_type}) of {file} is new: it was not agreed on and is not read"
+            found += rules.find("column_new", column, text)
     return found
 
 
@@ -68,7 +75,7 @@ def _judge_anomalies(measured: Measured, rules: RuleSet) -> list[Finding]:
     for name, anomaly in sorted(measured.anomalies.anomaly_info.items()):
         for reason in anomaly.reason:
             kind = anomalies_pb2.AnomalyInfo.Type.Name(reason.type)
-            if kind in _COVERED_BY_RULES or name in measured.excluded:
+            if kind in _COVERED_BY_RULES or name in measured.rows.dataset.excluded_columns:
                 continue
             rule = "label_invalid" if name == criteo.LABEL else _RULE_OF_ANOMALY.get(kind, "anomaly")
             text = f"{name}: {reason.short_description}. {reason.description}".strip()
@@ -92,14 +99,16 @@ def _judge_values(measured: Measured, rules: RuleSet) -> list[Finding]:
     rows = num_rows(measured.statistics)
     if not rows:
         return []
-    now, before = by_feature(measured.statistics), by_feature(measured.statistics_before)
-    found = _judge_label(now.get(criteo.LABEL), rows, rules)
+    now, before = by_feature(measured.statistics), {}
+    if measured.champion is not None:
+        before = by_feature(measured.champion.statistics)
+    found = _judge_label(now[criteo.LABEL], rows, rules)
     for name in criteo.FEATURES:
-        if name not in now or name in measured.excluded:
+        if name in measured.rows.dataset.excluded_columns:
             continue
         if num_values(now[name]):
             found += _judge_missing_share(name, now[name], before.get(name), rules=rules)
-        elif measured.statistics_before is None:
+        elif measured.champion is None:
             text = f"{name} has no value in any of {rows} rows"
             found += rules.find("column_empty_by_chance", name, text)
         else:
@@ -108,8 +117,6 @@ def _judge_values(measured: Measured, rules: RuleSet) -> list[Finding]:
 
 
 def _judge_label(label: Any, rows: int, rules: RuleSet) -> list[Finding]:
-    if label is None:
-        return []
     if not num_values(label):
         return rules.find("label_invalid", criteo.LABEL, f"label is missing in all {rows} rows")
     numbers = label.num_stats

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from components.runtime.durable import append_line, read_lines, whole_directory, write_whole
+from components.runtime.durable import append_line, read_records, whole_directory, write_whole
 from components.runtime.errors import ContractError
 from components.store.runs import run_folder
 
@@ -121,14 +121,8 @@ def read_replayed(store: Path) -> set[QuarantinedBatch]:
     Raises:
         ContractError: a line of the journal is damaged; names the file and the line.
     """
-    path, replayed = quarantine_folder(store) / JOURNAL, set()
-    for number, line in enumerate(read_lines(path), start=1):
-        try:
-            replay = QuarantineReplay(**json.loads(line))
-        except (ValueError, TypeError) as error:
-            raise ContractError(f"{path} line {number} is not a replay: {error}") from error
-        replayed |= {QuarantinedBatch(replay.run, rule) for rule in replay.rules}
-    return replayed
+    replays = read_records(quarantine_folder(store) / JOURNAL, QuarantineReplay, name="a replay")
+    return {QuarantinedBatch(replay.run, rule) for replay in replays for rule in replay.rules}
 
 
 def replay_rows(store: Path, run: str, rule: str | None, *, who: str, reason: str) -> QuarantineReplay | None:

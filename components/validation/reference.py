@@ -8,11 +8,16 @@ Categories are counted exactly up to a bound. Beyond it the rarest are dropped a
 (Agarwal et al., Mergeable summaries, 2013), which costs any count at most a 131,072nd of the rows. TFDV's own counts do
 not suffice: of a column with more than 1024 distinct values it keeps a sketch of 1024 counters, whose counts may lack a
 1024th of all rows, more than the drift tests call drift.
+
+Rows of one request share their user and are alike; how much is measured by sums over requests. A request that a batch
+or a block of rows cuts counts as two, which lowers the measured likeness a little (measured: 2 % of requests of 64 rows
+lie across blocks).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +32,16 @@ from components.contracts.reference_statistics import (
     ReferenceStatistics,
     bucket_of,
 )
-from components.validation.rows import BatchRequests, Ints
-from components.validation.windows import NUM_BUCKETS, ColumnSummary, RowTotal, WindowSummary, most_frequent
+from components.validation.windows import (
+    LISTED,
+    NUM_BUCKETS,
+    ColumnSummary,
+    Ints,
+    RowTotal,
+    WindowSummary,
+    find_sums,
+    most_frequent,
+)
 
 BLOCK_ROWS = 1024
 """Consecutive rows that fall into one half."""
@@ -87,21 +100,34 @@ class ValueCounts:
         self.lost += other.lost
         self.add_sums(other.values, other.sums)
 
-    def listed(self, limit: int) -> tuple[Ints, Ints]:
-        """The most frequent values and their sums [k, 3], most frequent first, ties by value."""
-        order = np.lexsort((self.values, -self.counts))[:limit]
-        return self.values[order], self.sums[order]
 
-    def of(self, values: Ints) -> Ints:
-        """The count of each of `values` [n]; 0 for one that is not held."""
-        if not len(self.values):
-            return np.zeros(len(values), np.int64)
-        places = np.minimum(np.searchsorted(self.values, values), len(self.values) - 1)
-        return np.where(self.values[places] == values, self.counts[places], 0)
+class BatchRequests:
+    """The rows of one batch by request."""
+
+    def __init__(self, batch: pa.RecordBatch, first_row: int) -> None:
+        """Sorts the rows of a batch, at least one, whose first has the number `first_row` in the window."""
+        column = batch.column(criteo.REQUEST_ID)
+        encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        blocks = np.arange(first_row, first_row + batch.num_rows) // BLOCK_ROWS
+        keys = blocks * len(encoded.dictionary) + encoded.indices.to_numpy()
+        self.order: Ints = np.argsort(keys, kind="stable")
+        """[n] rows by block and request."""
+        self.starts = _run_starts(keys[self.order])
+        """[g] first row of each request, in that order."""
+        self.sizes = np.diff(np.append(self.starts, batch.num_rows))
+        """[g] rows of each."""
+        self.of_row = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        """[n] request of each row, ascending."""
+        self.halves = blocks[self.order[self.starts]] % 2
+        """[g] the half that each belongs to."""
+
+    def sums(self, rows: NDArray[Any]) -> Ints:
+        """Sums [g, ...] over each request of `rows` [n, ...], which are in `order`."""
+        return np.add.reduceat(rows, self.starts, axis=0, dtype=np.int64)
 
 
 class ReferenceCounter:
-    """Counts batches of rows with all features and, where they have them, labels and request ids."""
+    """Counts batches of rows with label, features and request ids."""
 
     def __init__(self, excluded: Sequence[str] = ()) -> None:
         """No rows yet; the features `excluded` are neither read nor counted."""
@@ -136,22 +162,18 @@ class ReferenceCounter:
         if not batch.num_rows:
             return
         # By blocks, because rows of one request lie together and are alike: cut between them, no half would be fair.
-        requests = BatchRequests(batch, self.rows if first_row is None else first_row, BLOCK_ROWS)
-        dense = requests.ordered(_feature_matrix(batch, self._dense, "float32", missing=np.nan))
-        categorical = requests.ordered(
-            _feature_matrix(batch, self._categorical, "int64", missing=criteo.MISSING_CATEGORY)
-        )
-        present = np.concatenate([~np.isnan(dense), categorical != criteo.MISSING_CATEGORY], axis=1)
+        requests = BatchRequests(batch, self.rows if first_row is None else first_row)
+        dense = _feature_matrix(batch, self._dense, "float32", missing=np.nan)[requests.order]
+        missing = criteo.MISSING_CATEGORY
+        categorical = _feature_matrix(batch, self._categorical, "int64", missing=missing)[requests.order]
+        present = np.concatenate([~np.isnan(dense), categorical != missing], axis=1)
         with_value = requests.sums(present)
         self._add_rows(batch, requests, with_value)
-        halves = requests.blocks % 2
         for i in range(len(self._dense)):
-            self._add_dense(
-                i, dense[:, i], present[:, i], requests=requests, with_value=with_value[:, i], halves=halves
-            )
+            self._add_dense(i, dense[:, i], present[:, i], requests=requests, with_value=with_value[:, i])
         # Numbered anew, those of the first half first.
-        order = np.argsort(halves, kind="stable")
-        of_row, second = np.argsort(order)[requests.of_row], int((halves == 0).sum())
+        order = np.argsort(requests.halves, kind="stable")
+        of_row, second = np.argsort(order)[requests.of_row], int((requests.halves == 0).sum())
         for i, name in enumerate(self._categorical):
             column = len(self._dense) + i
             held = present[:, column]
@@ -160,12 +182,11 @@ class ReferenceCounter:
             )
 
     def _add_rows(self, batch: pa.RecordBatch, requests: BatchRequests, with_value: Ints) -> None:
-        sizes, halves = requests.sizes, requests.blocks % 2
+        sizes, halves = requests.sizes, requests.halves
         self._sums["rows"] += [batch.num_rows, len(sizes), (sizes**2).sum()]
-        place = batch.schema.get_field_index(criteo.LABEL)
-        if place >= 0:
-            label = batch.column(place).cast("int64").fill_null(0).to_numpy(zero_copy_only=False)
-            self._sums["clicks"] += _request_totals(requests.sums(requests.ordered(label == 1))[:, None], sizes)[:, 0]
+        label = batch.column(criteo.LABEL).fill_null(0).to_numpy(zero_copy_only=False)
+        clicks = requests.sums(label[requests.order] == 1)
+        self._sums["clicks"] += _request_totals(clicks[:, None], sizes)[:, 0]
         self._sums["missing"] += _request_totals(sizes[:, None] - with_value, sizes)
         self._sums["present"] += [
             with_value[halves == 0].sum(axis=0),
@@ -182,11 +203,10 @@ class ReferenceCounter:
         *,
         requests: BatchRequests,
         with_value: Ints,
-        halves: Ints,
     ) -> None:
         cells = requests.of_row[present] * NUM_BUCKETS + bucket_of(DENSE_EDGES, values[present])
         rows = np.bincount(cells, minlength=len(with_value) * NUM_BUCKETS).reshape(-1, NUM_BUCKETS)
-        self._sums["buckets"][:2, i] += [rows[halves == half].sum(axis=0) for half in (0, 1)]
+        self._sums["buckets"][:2, i] += [rows[requests.halves == half].sum(axis=0) for half in (0, 1)]
         self._sums["buckets"][2:, i] += [(rows**2).sum(axis=0), with_value @ rows]
         places = rows @ np.arange(NUM_BUCKETS)
         self._sums["places"][:, i] += [(places**2).sum(), (places * with_value).sum()]
@@ -195,9 +215,7 @@ class ReferenceCounter:
         """Counts a column's values [n] in requests [n]; those numbered from `second` on are in the second half."""
         if not len(values):
             return
-        bits, names = len(with_value).bit_length(), None
-        if max(int(values.max()), -int(values.min())) >> (62 - bits):  # not a category, but a column may hold it
-            names, values = np.unique(values, return_inverse=True)
+        bits = len(with_value).bit_length()
         # Sorted once: a value's rows in a request are a run, and its runs in a half lie together.
         keys = np.sort((values << bits) | requests)
         starts = _run_starts(keys)
@@ -209,7 +227,6 @@ class ReferenceCounter:
         parts = (rows, rows * rows, rows * with_value[of_request])
         sums = np.stack([np.add.reduceat(part, groups) for part in parts], axis=1)
         found, in_second = run_values[groups], is_second[groups]
-        found = found if names is None else names[found]
         for counts, chosen in zip(self._values[name], (~in_second, in_second)):
             counts.add_sums(found[chosen], sums[chosen])
 
@@ -243,8 +260,8 @@ class ReferenceCounter:
 
     def _category_column(self, name: str) -> CategoryColumn:
         choosing, fair = self._values.get(name, (ValueCounts(), ValueCounts()))
-        values, sums = choosing.listed(LISTED_VALUES)
-        counts, fair_counts = sums[:, 0], fair.of(values)
+        values, sums, _ = most_frequent(choosing.values, choosing.sums, LISTED_VALUES)
+        counts, fair_counts = sums[:, 0], find_sums(values, fair.values, fair.sums)[:, 0]
         present = self._sums["present"][:2, self._names.index(name)] if name in self._names else np.zeros(2, np.int64)
         fair_others = int(present[1] - fair_counts.sum())
         return CategoryColumn(
@@ -279,7 +296,7 @@ class ReferenceCounter:
             both = ValueCounts()
             for half in self._values[name]:
                 both.merge(half)
-            values, sums, dropped = most_frequent(both.values, both.sums)
+            values, sums, dropped = most_frequent(both.values, both.sums, LISTED)
             floor = dropped + both.lost
         else:
             buckets = self._sums["buckets"][:, i]
@@ -298,9 +315,7 @@ class ReferenceCounter:
         )
 
 
-def _feature_matrix(
-    batch: pa.RecordBatch, names: tuple[str, ...], dtype: str, *, missing: float
-) -> NDArray[np.generic]:
+def _feature_matrix(batch: pa.RecordBatch, names: tuple[str, ...], dtype: str, *, missing: float) -> NDArray[Any]:
     if not names:
         return np.zeros((batch.num_rows, 0), dtype)
     return criteo.feature_matrix(batch, names, dtype, missing=missing)

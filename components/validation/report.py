@@ -1,4 +1,4 @@
-"""The report for machines, `report.json`: all that was found and measured, with each column's distributions.
+"""The reports for machines: the manifest for later steps, and `report.json` with each column's distributions beside it.
 
 Keys of the JSON object, from which the page for people (`report_page`) is drawn too:
 
@@ -26,28 +26,36 @@ from typing import Any
 import numpy as np
 
 from components.contracts import criteo
+from components.contracts.manifests import Model, ValidationReport
 from components.contracts.reference_statistics import DENSE_EDGES
-from components.validation.inputs import ValidationRound
 from components.validation.measure import Measured
-from components.validation.rules import Finding, decide
+from components.validation.round import Round
+from components.validation.rows import COLUMNS
+from components.validation.rules import BLOCK, WARN, Finding, decide
 from components.validation.schema_versions import compare_schemas
 from components.validation.tfdv_statistics import (
     by_feature,
     missing_share,
     num_rows,
     num_values,
-    value_counts,
 )
-from components.validation.windows import ColumnSummary, WindowSummary
+from components.validation.windows import NUM_BUCKETS, ColumnSummary, WindowSummary, find_sums
 
 KIND, FORMAT_VERSION = "ValidationReportDocument", 1
-SCHEMA_FILE = "schema.pbtxt"
+SCHEMA_FILE, PROPOSAL_FILE = "schema.pbtxt", "proposed_schema.pbtxt"
+STATISTICS_FILE, REFERENCE_FILE, WINDOWS_FILE = "statistics.pb", "reference.json", "windows.npz"
+HTML_FILE, JSON_FILE = "report.html", "report.json"
+Bar = dict[str, Any]
 SHOWN_VALUES = 12
 """Categories with a bar: the most frequent ones of both sides."""
 
 
-def describe_findings(measured: Measured, findings: Sequence[Finding]) -> dict[str, Any]:
-    """`findings`, `drift`, `label`, `skew` and `served` as JSON values, as in `manifests.ValidationReport`."""
+def make_report(round_: Round, measured: Measured, findings: Sequence[Finding]) -> ValidationReport:
+    """The manifest that names the files in the step's folder; dataclasses of the measurement become JSON values."""
+
+    def uri(name: str) -> str:
+        return (round_.folder / name).as_uri()
+
     skew = measured.skew
     plain = {
         "findings": [asdict(finding) for finding in findings],
@@ -56,35 +64,50 @@ def describe_findings(measured: Measured, findings: Sequence[Finding]) -> dict[s
         "skew": [asdict(entry) for entry in skew.entries] if skew else [],
         "served": asdict(skew.facts) if skew else None,
     }
-    values: dict[str, Any] = json.loads(json.dumps(plain, allow_nan=False))
-    return values
+    return ValidationReport(
+        decision=decide(findings),
+        reasons=[finding.description for finding in findings if finding.severity in (BLOCK, WARN)],
+        num_rows=num_rows(measured.statistics),
+        statistics_uri=uri(STATISTICS_FILE),
+        schema_uri=uri(SCHEMA_FILE),
+        report_uri=uri(HTML_FILE),
+        json_uri=uri(JSON_FILE),
+        parent_statistics_uri=(round_.champion.folder / Model.STATISTICS).as_uri() if round_.champion else None,
+        raw_digest=measured.rows.dataset.digest,
+        reference_uri=uri(REFERENCE_FILE),
+        windows_uri=uri(WINDOWS_FILE) if measured.window.rows else None,
+        **json.loads(json.dumps(plain, allow_nan=False)),
+    )
 
 
-def make_document(round_: ValidationRound, measured: Measured, findings: Sequence[Finding]) -> dict[str, Any]:
+def make_document(round_: Round, measured: Measured, report: ValidationReport) -> dict[str, Any]:
     """The document; JSON takes it as it is."""
-    statistics, before = measured.statistics, measured.statistics_before
-    now, features_before = by_feature(statistics), by_feature(before)
-    known = [criteo.LABEL, *criteo.FEATURES]
     champion = round_.champion
+    before = champion.statistics if champion is not None else None
+    now, features_before = by_feature(measured.statistics), by_feature(before)
     windows = (measured.window, champion.windows.newest if champion is not None else None)
-    names = [name for name in known if name in now] + sorted(name for name in now if name not in known)
+    names = [name for name in COLUMNS if name in now]
     differences = compare_schemas(measured.schema, measured.proposal) if measured.proposal is not None else []
     return {
         "kind": KIND,
         "format_version": FORMAT_VERSION,
         "run": round_.run,
-        "decision": decide(findings),
-        "num_rows": num_rows(statistics),
+        "decision": report.decision,
+        "num_rows": report.num_rows,
         "num_rows_before": num_rows(before) if before is not None else None,
         "champion": champion.folder.as_uri() if champion else None,
-        **describe_findings(measured, findings),
+        "findings": report.findings,
+        "drift": report.drift,
+        "label": report.label,
+        "skew": report.skew,
+        "served": report.served,
         "quarantine": {
             "num_rows": sum(measured.rows.num_by_rule.values()),
             "num_by_rule": dict(measured.rows.num_by_rule),
             "uri": measured.rows.dataset.quarantine_uri,
         },
         "schema": {
-            "uri": (round_.folder / SCHEMA_FILE).as_uri(),
+            "uri": report.schema_uri,
             "differences": [difference._asdict() for difference in differences],
         },
         "columns": [_describe_column(name, now[name], features_before.get(name), windows=windows) for name in names],
@@ -102,42 +125,44 @@ def _describe_column(
         "missing": missing_share(now),
         "missing_before": missing_share(before),
     }
-    if is_category:
-        return {**column, "distinct": int(now.string_stats.unique), "bars": _value_bars(now, before)}
-    numbers = now.num_stats
-    known = num_values(now) > 0
-    for key, value in (
-        ("least", numbers.min),
-        ("most", numbers.max),
-        ("median", numbers.median),
-        ("mean", numbers.mean),
-        ("std", numbers.std_dev),
-    ):
-        column[key] = float(value) if known and math.isfinite(value) else None
     if name == criteo.LABEL:
-        return {**column, "bars": _label_bars(now, before)}
-    summaries = [window.columns.get(name) if window is not None else None for window in windows]
-    return {**column, "bars": _bucket_bars(summaries[0], summaries[1])}
+        column["bars"] = _label_bars(*windows)
+    else:
+        of_now, of_before = (window.columns.get(name) if window is not None else None for window in windows)
+        column["bars"] = _feature_bars(of_now, of_before) if of_now is not None else []
+    if is_category:
+        return {**column, "distinct": int(now.string_stats.unique)}
+    stats = now.num_stats
+    numbers = {"least": stats.min, "most": stats.max, "median": stats.median, "mean": stats.mean, "std": stats.std_dev}
+    is_known = num_values(now) > 0
+    return {
+        **column,
+        **{key: float(value) if is_known and math.isfinite(value) else None for key, value in numbers.items()},
+    }
 
 
-def _value_bars(now: Any, before: Any) -> list[dict[str, Any]]:
-    counts, counts_before = value_counts(now), value_counts(before)
-    rows, rows_before = num_values(now) or 1, num_values(before) or 1
-    top = [*list(counts)[:SHOWN_VALUES], *list(counts_before)[:SHOWN_VALUES]]
-    shares = {value: (counts.get(value, 0.0) / rows, counts_before.get(value, 0.0) / rows_before) for value in top}
-    chosen = sorted(shares, key=lambda value: -max(shares[value]))[:SHOWN_VALUES]
-    return [_bar(value, shares[value][0], None if before is None else shares[value][1]) for value in chosen]
-
-
-def _bucket_bars(now: ColumnSummary | None, before: ColumnSummary | None) -> list[dict[str, Any]]:
-    """The buckets from the first to the last one that holds a value of either side; none if the run left it out."""
-    if now is None:
+def _label_bars(now: WindowSummary, before: WindowSummary | None) -> list[Bar]:
+    if not now.rows:
         return []
-    shares = now.counts / (now.present or 1)
-    old = before.counts / (before.present or 1) if before is not None else None
-    occupied = np.flatnonzero(shares if old is None else shares + old)
-    buckets = range(occupied[0], occupied[-1] + 1) if len(occupied) else ()
-    return [_bar(_bucket_label(i), float(shares[i]), None if old is None else float(old[i])) for i in buckets]
+    shares = [window.clicks.rows / window.rows for window in (now, before) if window is not None]
+    return [_bar("0", *(1 - share for share in shares)), _bar("1", *shares)]
+
+
+def _feature_bars(now: ColumnSummary, before: ColumnSummary | None) -> list[Bar]:
+    """The most frequent categories of both sides, or the buckets from the first to the last that either fills."""
+    sides = [now] if before is None else [now, before]
+    if listed := [(side.values, side.sums) for side in sides if side.values is not None]:
+        cells = np.unique(np.concatenate([values[:SHOWN_VALUES] for values, _ in listed]))
+        counts, labels = [find_sums(cells, *each)[:, 0] for each in listed], [str(value) for value in cells]
+    else:
+        counts, labels = [side.counts for side in sides], [_bucket_label(bucket) for bucket in range(NUM_BUCKETS)]
+    shares = np.stack([rows / (side.present or 1) for rows, side in zip(counts, sides)])
+    if listed:
+        chosen = np.argsort(-shares.max(axis=0), kind="stable")[:SHOWN_VALUES]
+    else:
+        filled = np.flatnonzero(shares.any(axis=0))
+        chosen = np.arange(filled[0], filled[-1] + 1) if len(filled) else filled
+    return [_bar(labels[i], *shares[:, i].tolist()) for i in chosen]
 
 
 def _bucket_label(bucket: int) -> str:
@@ -147,15 +172,5 @@ def _bucket_label(bucket: int) -> str:
     return f"{first}" if first == last else f"{low:.4g} to {high:.4g}"
 
 
-def _label_bars(now: Any, before: Any) -> list[dict[str, Any]]:
-    if not num_values(now):
-        return []
-    share = now.num_stats.mean
-    old = before.num_stats.mean if num_values(before) else None
-    if not 0 <= share <= 1:
-        return []
-    return [_bar("0", 1 - share, None if old is None else 1 - old), _bar("1", share, old)]
-
-
-def _bar(label: str, now: float, before: float | None) -> dict[str, Any]:
+def _bar(label: str, now: float, before: float | None = None) -> Bar:
     return {"label": label, "now": now, "before": before}

@@ -1,4 +1,4 @@
-"""The report for people: findings, the columns as small multiples with the strongest evidence first, and all numbers.
+"""The report for people: findings, and the columns as small multiples, those with the strongest evidence first.
 
 Drawn from the document of `report` alone; judges nothing. Each chart's numbers are a folded table too, for those who
 cannot see the chart; its bars differ by shape, not by colour alone. All text that comes from the rows or their file
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from components.charts.page import ABSENT, html_page, html_table, number, percent, probability
+from components.charts.page import html_page, html_table, number, percent, probability
 
 Entry = Mapping[str, Any]
 Cells = Mapping[str, Callable[[Entry], str]]
@@ -27,7 +27,6 @@ def draw_page(document: Entry) -> str:
         sections={
             "Findings": _findings(document["findings"]),
             "Columns": _cards(document),
-            "Drift": _drift(document["drift"], has_champion=document["num_rows_before"] is not None),
             "Served rows": _skew(document["skew"], document["served"]),
             "Schema": _schema(document["schema"]["differences"]),
             "Quarantine": _quarantine(document["quarantine"]),
@@ -110,10 +109,13 @@ def _state_badge(entry: Entry | None) -> str:
 def _describe_effect(entry: Entry | None) -> str:
     if entry is None or entry["effect"] is None:
         return ""
-    text = f"change {number(entry['effect'])} ({_interval(entry, number)})"
+    text = f"change {number(entry['effect'])} ({_interval(entry, number)}), matters from {number(entry['threshold'])}"
     if entry["q_value"] is not None:
         text += f", q {probability(entry['q_value'])}"
-    return f"{text}; detectable from {number(entry['detectable'])} on"
+    text += f"; detectable from {number(entry['detectable'])} on"
+    if moved := entry["moved_value"]:
+        text += f"; {moved['value']}: {percent(moved['share_before'])} to {percent(moved['share_now'])}"
+    return text
 
 
 def _interval(entry: Entry, show: Callable[[float | None], str]) -> str:
@@ -160,30 +162,6 @@ def _findings(findings: Sequence[Entry]) -> str:
         "what was found": lambda f: escape(f["description"]),
     }
     return _entries_table(findings, cells, caption="worst first", texts=len(cells))
-
-
-def _drift(drift: Sequence[Entry], *, has_champion: bool) -> str:
-    if not drift:
-        return f"<p>{'No feature could be compared.' if has_champion else 'There is no champion to compare with.'}</p>"
-    cells: Cells = {
-        "column": lambda e: f"{escape(e['feature'])} {_state_badge(e)}",
-        "most moved value": lambda e: _describe_moved_value(e["moved_value"]),
-        "effect": lambda e: number(e["effect"]),
-        "95 %": lambda e: _interval(e, number),
-        "matters from": lambda e: number(e["threshold"]),
-        "detectable from": lambda e: number(e["detectable"]),
-        "q-value": lambda e: probability(e["q_value"]),
-        "design effect": lambda e: number(e["design_effect"]),
-        "mean, sd": lambda e: number(e["mean_shift"]),
-    }
-    caption = "Effect: change of the share of one value, or divergence in bits."
-    return _entries_table(sorted(drift, key=_evidence_rank), cells, caption=caption, texts=2)
-
-
-def _describe_moved_value(moved: Entry | None) -> str:
-    if moved is None:
-        return ABSENT
-    return escape(f"{moved['value']}: {percent(moved['share_before'])} to {percent(moved['share_now'])}")
 
 
 def _skew(skew: Sequence[Entry], served: Entry | None) -> str:

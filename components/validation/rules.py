@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -80,6 +81,8 @@ class ValidationSettings:
             may_be_zero = name == "max_quarantined_fraction"
             if name not in _LEAST_ONE and not (is_number and 0 <= value <= 1 and (value or may_be_zero)):
                 raise ContractError(f"{name} is {value!r}, expected a number in (0, 1]")
+        if wrong := [day for day in self.days if not re.fullmatch(r"\d{4}-\d\d-\d\d", day)]:
+            raise ContractError(f"days name {wrong[0]!r}, expected YYYY-MM-DD")
 
 
 BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF = "block", "quarantine", "warn", "notify", "info", "off"
@@ -136,9 +139,8 @@ class Rule:
 
 RULES: dict[str, Rule] = {
     "no_rows": Rule(BLOCK, "there are no rows"),
-    "column_missing": Rule(BLOCK, "a file lacks the label or a feature"),
-    "column_retyped": Rule(BLOCK, "a file holds a column in another type"),
-    "column_new": Rule(WARN, "a file holds a column that was not agreed on; it is not read"),
+    "column_retyped": Rule(BLOCK, "a file of the lake holds a column in another type, which extraction cast"),
+    "column_new": Rule(WARN, "a file of the lake holds a column that was not agreed on; it is not read"),
     "label_invalid": Rule(BLOCK, "a label other than 0 and 1, or missing in some rows or in all"),
     "label_one_class": Rule(BLOCK, "the label is the same in all rows"),
     "value_type": Rule(BLOCK, "values of another type than the schema's"),
@@ -248,20 +250,12 @@ def _parse_rules(text: str) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise ContractError(f"{source} cannot be read: {error}") from error
     try:
-        document = json.loads(text, object_pairs_hook=_without_duplicates)
+        document = json.loads(text)
     except ValueError as error:
         raise ContractError(f"{source}: {error}") from error
     if not isinstance(document, dict):
         raise ContractError(f"{source} hold a {type(document).__name__}, expected a JSON object")
     return document
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; of two values under one name Python would silently keep the last."""
-    names = [name for name, _ in pairs]
-    if duplicates := {name for name in names if names.count(name) > 1}:
-        raise ContractError(f"{', '.join(sorted(duplicates))} is there twice, expected once")
-    return dict(pairs)
 
 
 def _check_action(rule: str, value: Any) -> str:

@@ -12,21 +12,23 @@ not changed by itself: `schema_versions`.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from typing import Any
 
 import tensorflow_data_validation as tfdv
 from tensorflow_metadata.proto.v0 import schema_pb2
 
 from components.contracts import criteo
+from components.contracts.manifests import RawDataset
 from components.drift_statistics.effects import wilson_interval
-from components.validation.rows import ALIKE_ROWS, ColumnFault
 from components.validation.schema_versions import SERVING, TRAINING
 from components.validation.tfdv_statistics import by_feature, num_missing, num_rows, num_values
 
 NEGATIVE = ("I2",)
 """Columns known to hold negative values."""
 STANDARD_ERRORS = 4.0
+ALIKE_ROWS = 64
+"""Rows that count as one independent row where the likeness of a request's rows is unknown."""
 SMALLEST_ROWS = 10_000
 """Rows of a small window, which a schema has to judge fairly too, however large its own first window was."""
 
@@ -95,9 +97,7 @@ def check_statistics(statistics: Any, schema: Any) -> Any:
     return tfdv.validate_statistics(statistics, schema, environment=TRAINING)
 
 
-def propose_schema(
-    schema: Any, statistics: Any, new_columns: Sequence[ColumnFault], *, excluded: Container[str] = ()
-) -> Any | None:
+def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
     """A copy of `schema` that TFDV updates to the rows of `statistics`; None if they agree with `schema` itself.
 
     Only facts about features are proposed: wider bounds, more values of a domain, fewer values present, a new column.
@@ -106,8 +106,7 @@ def propose_schema(
     Args:
         schema: In force.
         statistics: Of the rows.
-        new_columns: Columns of the files that the schema may not know.
-        excluded: Features that the run left out.
+        raw: The rows' manifest, which lists the lake's columns that the schema may not know.
     """
     if not num_rows(statistics):
         return None
@@ -115,15 +114,15 @@ def propose_schema(
     known, observed = {feature.name: feature for feature in schema.feature}, by_feature(statistics)
     for feature in proposed.feature:
         old, seen = known[feature.name], observed.get(feature.name)
-        if seen is None or not num_values(seen) or feature.name == criteo.LABEL or feature.name in excluded:
+        if seen is None or not num_values(seen) or feature.name in (criteo.LABEL, *raw.excluded_columns):
             # TFDV would call a column without values deprecated, so that nothing of it is checked any more.
             feature.CopyFrom(old)
-        if seen is not None and feature.name in criteo.FEATURES and feature.name not in excluded:
+        if seen is not None and feature.name in criteo.FEATURES and feature.name not in raw.excluded_columns:
             share = num_values(seen) / (num_values(seen) + num_missing(seen))
             if share < old.presence.min_fraction:
                 _set_presence(feature, seen, optional=not share)
-    for column in new_columns:
-        if column.column not in known:
-            kind = schema_pb2.FeatureType.Value(_TYPES.get(column.arrow_type, "INT"))
-            proposed.feature.add(name=column.column, type=kind)
+    for each in raw.schema_mismatches:
+        if each["expected"] is None and each["column"] not in known:
+            kind = schema_pb2.FeatureType.Value(_TYPES.get(each["arrow_type"], "INT"))
+            proposed.feature.add(name=each["column"], type=kind)
     return proposed if proposed != schema else None

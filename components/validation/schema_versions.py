@@ -23,23 +23,26 @@ from typing import Any, NamedTuple
 from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.runtime.durable import append_line, read_lines, sha256_file, write_whole
+from components.runtime.durable import append_line, read_records, sha256_file, write_whole
 from components.runtime.errors import ContractError, first_line
 
 TRAINING, SERVING = "TRAINING", "SERVING"
 LOOSER, STRICTER, NOTE = "looser", "stricter", "note"
 JOURNAL = "journal.jsonl"
 
-_MORE, _LESS, _ADDED = "more", "less", "added"
-"""Which way a rule becomes stricter: by a larger value, a smaller one (or a part of a set), or by its first value."""
+_STRICTER_IF_MORE = {"min_fraction", "min_count", "min_domain_mass", "min", "disallow_nan", "disallow_inf"}
+_STRICTER_IF_LESS = {"max", "values"}
+"""Rules that become stricter by a larger value, and by a smaller one or a part of a set."""
+_FITTING = {("INT", "int_domain"), ("FLOAT", "float_domain"), ("BYTES", "values")}
+"""Types and the domains that refuse more values of them; with any other domain TFDV drops other checks."""
 _OWN_RULE = {
     *("name", "type", "presence", "in_environment", "not_in_environment", "distribution_constraints", "domain"),
     *("int_domain", "float_domain", "string_domain"),
 }
 """Fields of a feature that are compared as rules of their own."""
 _REMARK = "annotation"
-_FITTING = {("INT", "int_domain"), ("FLOAT", "float_domain"), ("BYTES", "string_domain"), ("BYTES", "domain")}
-"""Types and the domains that refuse more values of them; with any other domain TFDV drops other checks."""
+_Rules = dict[str, Any]
+"""Values by the rule's name."""
 
 
 def read_schema(path: Path) -> Any:
@@ -115,22 +118,6 @@ class SchemaDifference(NamedTuple):
         return f"{self.feature}.{self.rule}"
 
 
-class _SchemaRule(NamedTuple):
-    """A rule's value, and which way it becomes stricter; `NOTE`, or None if any change may loosen it."""
-
-    direction: str | None
-    value: Any
-
-    def kind_of_change(self, after: Any) -> str:
-        """The kind of the difference to another value."""
-        is_stricter = (
-            (self.direction == _MORE and after > self.value)
-            or (self.direction == _LESS and after < self.value)
-            or (self.direction == _ADDED and self.value == "none")
-        )
-        return NOTE if self.direction == NOTE else STRICTER if is_stricter else LOOSER
-
-
 def compare_schemas(old: Any, new: Any) -> list[SchemaDifference]:
     """Every difference, by feature in the old schema's order, new features last."""
     features_old, features_new = ({f.name: f for f in schema.feature} for schema in (old, new))
@@ -147,67 +134,64 @@ def compare_schemas(old: Any, new: Any) -> list[SchemaDifference]:
     return found
 
 
-def _differences(feature: str, old: dict[str, _SchemaRule], new: dict[str, _SchemaRule]) -> Iterator[SchemaDifference]:
+def _differences(feature: str, old: _Rules, new: _Rules) -> Iterator[SchemaDifference]:
     """Of the rules that both have: those of two kinds of domains cannot be compared, but the kind is a rule too."""
-    for rule, (_, before) in old.items():
-        if rule in new and before != (after := new[rule].value):
+    for rule, before in old.items():
+        if rule in new and before != (after := new[rule]):
+            is_stricter = (
+                (rule in _STRICTER_IF_MORE and after > before)
+                or (rule in _STRICTER_IF_LESS and after < before)
+                or (rule == "domain" and before == "none" and (new["type"], after) in _FITTING)
+            )
+            kind = NOTE if rule == _REMARK else STRICTER if is_stricter else LOOSER
             texts = (_format_rule(before), _format_rule(after))
             if isinstance(before, frozenset):
                 texts = (f"without {_format_rule(after - before)}", f"without {_format_rule(before - after)}")
-            # The direction of the new rule: whether a domain that is added fits depends on it.
-            yield SchemaDifference(feature, rule, new[rule]._replace(value=before).kind_of_change(after), *texts)
+            yield SchemaDifference(feature, rule, kind, *texts)
 
 
-def _rules_of_schema(schema: Any) -> dict[str, _SchemaRule]:
+def _rules_of_schema(schema: Any) -> _Rules:
     others = [f.name for f in schema.DESCRIPTOR.fields if f.name not in ("feature", "string_domain")]
-    return {name: _SchemaRule(NOTE if name == _REMARK else None, getattr(schema, name)) for name in others}
+    return {name: getattr(schema, name) for name in others}
 
 
-def _rules_of_feature(feature: Any, schema: Any) -> dict[str, _SchemaRule]:
+def _rules_of_feature(feature: Any, schema: Any) -> _Rules:
     required_in = {*schema.default_environment, *feature.in_environment} - set(feature.not_in_environment)
     rules = {
-        "type": _SchemaRule(None, schema_pb2.FeatureType.Name(feature.type)),
-        "min_fraction": _SchemaRule(_MORE, feature.presence.min_fraction),
-        "min_count": _SchemaRule(_MORE, feature.presence.min_count),
+        "type": schema_pb2.FeatureType.Name(feature.type),
+        "min_fraction": feature.presence.min_fraction,
+        "min_count": feature.presence.min_count,
         # Where it is required, rows without it are refused; elsewhere TFDV refuses rows with it.
-        "environments": _SchemaRule(None, frozenset(required_in)),
-        "min_domain_mass": _SchemaRule(_MORE, feature.distribution_constraints.min_domain_mass),  # 1 if it is not set
+        "environments": frozenset(required_in),
+        "min_domain_mass": feature.distribution_constraints.min_domain_mass,  # 1 if it is not set
     }
     for field in feature.DESCRIPTOR.fields:
         if field.name not in _OWN_RULE:
             value = getattr(feature, field.name)
             is_set = bool(value) if field.label == field.LABEL_REPEATED else feature.HasField(field.name)
-            rules[field.name] = _SchemaRule(NOTE if field.name == _REMARK else None, (value, is_set))
+            rules[field.name] = (value, is_set)
     return rules | _rules_of_domain(feature, schema)
 
 
-def _rules_of_domain(feature: Any, schema: Any) -> dict[str, _SchemaRule]:
+def _rules_of_domain(feature: Any, schema: Any) -> _Rules:
     """The kind of the feature's domain as the rule `domain`, and the domain's own rules."""
     kind = feature.WhichOneof("domain_info")
     if kind is None:
-        return {"domain": _SchemaRule(None, "none")}
-    direction = _ADDED if (schema_pb2.FeatureType.Name(feature.type), kind) in _FITTING else None
+        return {"domain": "none"}
     domain = getattr(feature, kind)
-    if kind == "domain":
-        domain = {each.name: each for each in schema.string_domain}[domain]
     if kind in ("domain", "string_domain"):
-        return {
-            "domain": _SchemaRule(direction, "values"),
-            "values": _SchemaRule(_LESS, frozenset(domain.value)),
-            "is_categorical": _SchemaRule(None, domain.is_categorical),
-        }
+        if kind == "domain":
+            (domain,) = (each for each in schema.string_domain if each.name == domain)
+        return {"domain": "values", "values": frozenset(domain.value), "is_categorical": domain.is_categorical}
     if kind not in ("int_domain", "float_domain"):
-        return {"domain": _SchemaRule(direction, kind), kind: _SchemaRule(None, domain)}
-    rules = {
-        "domain": _SchemaRule(direction, kind),
-        "min": _SchemaRule(_MORE, domain.min if domain.HasField("min") else -math.inf),
-        "max": _SchemaRule(_LESS, domain.max if domain.HasField("max") else math.inf),
+        return {"domain": kind, kind: domain}
+    fields = [field.name for field in domain.DESCRIPTOR.fields if field.name not in ("name", "min", "max")]
+    return {
+        "domain": kind,
+        "min": domain.min if domain.HasField("min") else -math.inf,
+        "max": domain.max if domain.HasField("max") else math.inf,
+        **{name: getattr(domain, name) for name in fields},
     }
-    for field in domain.DESCRIPTOR.fields:
-        if field.name not in ("name", "min", "max"):
-            is_ban = field.name.startswith("disallow_")
-            rules[field.name] = _SchemaRule(_MORE if is_ban else None, getattr(domain, field.name))
-    return rules
 
 
 def _format_rule(value: Any) -> str:
@@ -259,13 +243,7 @@ def read_accepted(store: Path) -> list[AcceptedSchema]:
     Raises:
         ContractError: a line of the journal is damaged; names the file and the line.
     """
-    path, accepted = schemas_folder(store) / JOURNAL, []
-    for number, line in enumerate(read_lines(path), start=1):
-        try:
-            accepted.append(AcceptedSchema(**json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise ContractError(f"{path} line {number} is not an accepted schema: {error}") from error
-    return accepted
+    return read_records(schemas_folder(store) / JOURNAL, AcceptedSchema, name="an accepted schema")
 
 
 def newest_accepted(store: Path) -> AcceptedSchema | None:

@@ -34,8 +34,9 @@ from components.storage.locations import open_objects
 from components.storage.objects import Objects
 from components.storage.uris import is_bucket_uri, local_path
 from components.store.archived_rows import archived_files, arrow_schema
-from components.validation.rows import BATCH_ROWS, Ints, reading_parquet
+from components.validation.rows import BATCH_ROWS, reading_parquet
 from components.validation.rules import ValidationSettings
+from components.validation.windows import Ints
 
 MIN_JOINED = 100
 """Fewest joined rows that are judged."""
@@ -69,7 +70,7 @@ class ServedRowFacts:
     served_uri: str
     first_event_time: str | None
     last_event_time: str | None
-    """Of the training rows; None if there are none."""
+    """Of the training rows that are compared; None if there are none."""
     one_request_in: int
     """1 = all were compared."""
     num_joined: int
@@ -145,11 +146,12 @@ def measure_skew(
         TemporaryError, PermanentError: the archive's bucket cannot be read.
     """
     features = [name for name in criteo.FEATURES if name not in excluded]
-    span, one_in = span_of(training), 1
-    mine = theirs = pa.table({})
-    if span is not None:
-        one_in = -(-sum(int(pq.read_metadata(path).num_rows) for path in training) // sampled_rows)
-        mine = _sample_requests(read_columns(training, features), one_in)
+    one_in = max(1, -(-sum(int(pq.read_metadata(path).num_rows) for path in training) // sampled_rows))
+    mine = theirs = _sample_requests(_read_training(training, features), one_in)
+    span = None
+    if mine.num_rows:
+        ends = pc.min_max(mine.column(criteo.EVENT_TIME)).as_py()
+        span = EventSpan(ends["min"], ends["max"])
         theirs = _sample_requests(read_served(archive, span, features), one_in)
     joined = JoinedRows.of(mine, theirs) if mine.num_rows and theirs.num_rows else None
     num_joined = joined.training.num_rows if joined else 0
@@ -170,30 +172,22 @@ def measure_skew(
 # -- reading both sides
 
 
-def span_of(files: Sequence[Path]) -> EventSpan | None:
-    """From the oldest to the newest row of `files`; None without rows."""
-    ends = [pc.min_max(batch.column(criteo.EVENT_TIME)).as_py() for batch in read_columns(files, [])]
-    times = [time for end in ends for time in end.values() if time is not None]
-    return EventSpan(min(times), max(times)) if times else None
+def _read_training(files: Sequence[Path], features: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    for path in files:
+        with reading_parquet(path), pq.ParquetFile(path) as file:
+            yield from _read_columns(file, str(path), features)
 
 
 def read_served(archive: Objects, span: EventSpan, features: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The archived rows of the span in batches, as `read_columns`, oldest day first."""
+    """Request id, row, event time and `features` of the archived rows of the span, in batches, oldest day first."""
     for archived in archived_files(archive, days=span.days()):
         with archived.opened() as file:
-            for batch in _batches_of(file, archived.uri, features):
+            for batch in _read_columns(file, archived.uri, features):
                 times = batch.column(criteo.EVENT_TIME)
                 yield batch.filter(pc.and_(pc.greater_equal(times, span.first), pc.less_equal(times, span.last)))
 
 
-def read_columns(files: Sequence[Path], features: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of `files` in batches, in the raw types: request id, row, event time and `features`."""
-    for path in files:
-        with reading_parquet(path), pq.ParquetFile(path) as file:
-            yield from _batches_of(file, str(path), features)
-
-
-def _batches_of(file: pq.ParquetFile, origin: str, features: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _read_columns(file: pq.ParquetFile, origin: str, features: Sequence[str]) -> Iterator[pa.RecordBatch]:
     names = [criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME, *features]
     found = file.schema_arrow
     for column in arrow_schema({name: criteo.RAW_TYPES[name] for name in names}):

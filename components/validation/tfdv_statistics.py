@@ -30,20 +30,12 @@ ROWS_PER_PROCESS = 50_000
 """Fewer are not worth another process."""
 
 
-def make_type_schema() -> Any:
-    """A schema with types only, from which TFDV knows which columns hold categories."""
-    schema = schema_pb2.Schema()
-    schema.feature.add(name=criteo.LABEL, type=schema_pb2.INT)
-    for name in criteo.DENSE:
-        schema.feature.add(name=name, type=schema_pb2.FLOAT)
-    for name in criteo.CATEGORICAL:
-        schema.feature.add(name=name, type=schema_pb2.BYTES)
-    return schema
-
-
 def make_options() -> Any:
-    """TFDV's options for the training rows: 20 top values and a histogram of the 1000 most frequent per category."""
-    return tfdv.StatsOptions(schema=make_type_schema(), num_top_values=20, num_rank_histogram_buckets=1000)
+    """TFDV's options for the training rows: its defaults, and the types, by which it knows which hold categories."""
+    types = {criteo.LABEL: schema_pb2.INT}
+    types |= dict.fromkeys(criteo.DENSE, schema_pb2.FLOAT) | dict.fromkeys(criteo.CATEGORICAL, schema_pb2.BYTES)
+    features = [schema_pb2.Feature(name=name, type=kind) for name, kind in types.items()]
+    return tfdv.StatsOptions(schema=schema_pb2.Schema(feature=features))
 
 
 def as_lists(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -51,24 +43,17 @@ def as_lists(batch: pa.RecordBatch) -> pa.RecordBatch:
 
     TFDV counts strings as categories without further hints, and faster than integers.
     """
-    columns = {name: batch.column(name) for name in batch.schema.names if name in COLUMNS}
-    columns |= {name: columns[name].cast(pa.string()) for name in criteo.CATEGORICAL if name in columns}
+    columns = {name: batch.column(name) for name in COLUMNS}
+    columns |= {name: columns[name].cast(pa.string()) for name in criteo.CATEGORICAL}
     return CanonicalizeRecordBatch(pa.RecordBatch.from_arrays(list(columns.values()), list(columns)))
 
 
-def summarize_files(
-    files: Sequence[Path],
-    columns: Sequence[str],
-    counters: Sequence[ReferenceCounter] = (),
-    *,
-    processes: int | None = None,
-) -> Any:
+def summarize_files(files: Sequence[Path], counter: ReferenceCounter, *, processes: int | None = None) -> Any:
     """The `DatasetFeatureStatisticsList` of the rows of Parquet files, read once.
 
     Args:
         files: Parquet files of raw rows; no files give zero examples.
-        columns: Those to read; TFDV is given the judged ones among them.
-        counters: Copies of them are given every row, and are merged into them in the order of the rows.
+        counter: Copies of it are given every row, and are merged into it in the order of the rows.
         processes: Rows are divided among as many; None = one per core, at most `MAX_PROCESSES`, and fewer if there are
             not `ROWS_PER_PROCESS` rows for each.
 
@@ -82,26 +67,24 @@ def summarize_files(
         processes = max(1, min(available_cores(), MAX_PROCESSES, total // ROWS_PER_PROCESS))
     generators = stats_impl.get_generators(make_options(), in_memory=True)
 
-    def count(share: list[FilePart]) -> tuple[list[Any], Sequence[ReferenceCounter]]:
+    def count(share: list[FilePart]) -> tuple[list[Any], ReferenceCounter]:
         # A process may be given a second share.
-        copies = copy.deepcopy(counters)
+        counted = copy.deepcopy(counter)
         partials = [generator.create_accumulator() for generator in generators]
         for part in share:
             first_row = part.first_row
-            for batch in read_part(part, columns):
+            for batch in read_part(part):
                 partials = _add_to_partials(generators, partials, as_lists(batch))
-                for counter in copies:
-                    counter.add(batch, first_row)
+                counted.add(batch, first_row)
                 first_row += batch.num_rows
                 del batch  # before the next one is read
-        return partials, copies
+        return partials, counted
 
     divided = shares(parts, processes, weight=lambda part: part.num_rows) if parts else [[]]
-    counted = run_all(count, divided, processes=processes)
-    for _, others in counted:
-        for counter, other in zip(counters, others):
-            counter.merge(other)
-    merged = [g.merge_accumulators(list(each)) for g, each in zip(generators, zip(*(p for p, _ in counted)))]
+    partials, counters = zip(*run_all(count, divided, processes=processes))
+    for each in counters:
+        counter.merge(each)
+    merged = [g.merge_accumulators(list(of_shares)) for g, of_shares in zip(generators, zip(*partials))]
     return stats_impl.extract_statistics_output(merged, generators)
 
 
@@ -164,10 +147,3 @@ def missing_share(feature: Any) -> float | None:
 
 def _common_statistics(feature: Any) -> Any:
     return getattr(feature, feature.WhichOneof("stats") or "num_stats").common_stats
-
-
-def value_counts(feature: Any) -> dict[str, float]:
-    """Rows per category for the 1000 most frequent ones, most frequent first; empty without values."""
-    if feature is None or feature.WhichOneof("stats") != "string_stats":
-        return {}
-    return {bucket.label: bucket.sample_count for bucket in feature.string_stats.rank_histogram.buckets}

@@ -84,17 +84,6 @@ class ColumnSummary:
         """[k] rows of each cell."""
         return self.sums[:, 0]
 
-    def of(self, values: Ints) -> Ints:
-        """The sums [n, 3] of `values` [n]; zeros for one that is not listed."""
-        assert self.values is not None
-        found = np.zeros((len(values), 3), np.int64)
-        if len(self.values):
-            order = np.argsort(self.values)
-            places = order[np.minimum(np.searchsorted(self.values, values, sorter=order), len(order) - 1)]
-            held = self.values[places] == values
-            found[held] = self.sums[places[held]]
-        return found
-
     def __add__(self, other: ColumnSummary) -> ColumnSummary:
         """The rows of both; of the same column."""
         values, sums, floor = None, None, 0
@@ -102,7 +91,8 @@ class ColumnSummary:
             sums = self.sums + other.sums
         else:
             values = np.union1d(self.values, other.values)
-            values, sums, dropped = most_frequent(values, self.of(values) + other.of(values))
+            both = find_sums(values, self.values, self.sums) + find_sums(values, other.values, other.sums)
+            values, sums, dropped = most_frequent(values, both, LISTED)
             floor = dropped + self.floor + other.floor
         return ColumnSummary(
             values=values,
@@ -117,10 +107,18 @@ class ColumnSummary:
         )
 
 
-def most_frequent(values: Ints, sums: Ints) -> tuple[Ints, Ints, int]:
-    """The `LISTED` most frequent of distinct values [n] with their sums [n, 3], and the rows of the next one."""
+def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:
+    """The sums [n, 3] of the `wanted` ones [n] among distinct values [k] with `sums` [k, 3]; zeros for any other."""
+    found = np.zeros((len(wanted), 3), np.int64)
+    _, at_wanted, at_values = np.intersect1d(wanted, values, assume_unique=True, return_indices=True)
+    found[at_wanted] = sums[at_values]
+    return found
+
+
+def most_frequent(values: Ints, sums: Ints, limit: int) -> tuple[Ints, Ints, int]:
+    """The `limit` most frequent of distinct values [n] with their sums [n, 3], and the rows of the next one."""
     order = np.lexsort((values, -sums[:, 0]))
-    kept, rest = order[:LISTED], order[LISTED:]
+    kept, rest = order[:limit], order[limit:]
     return values[kept], sums[kept], int(sums[rest[0], 0]) if len(rest) else 0
 
 

@@ -1,4 +1,4 @@
-"""Writes a world's rows as a lake: day partitions in the raw schema, each whole or absent.
+"""Writes a world's rows as a lake: day partitions in the raw schema, each file whole or absent.
 
 WorldRows are drawn by `world`; extraction reads the lake.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,13 @@ from numpy.typing import NDArray
 
 from components.contracts import criteo
 from components.contracts.metrics import roc_auc
-from components.runtime.durable import whole_directory
 from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
-from components.storage.uris import is_bucket_uri, local_path
+from components.storage.objects import Objects
+from components.store.archived_rows import arrow_schema
 from inference_client.simulation.world import World, WorldRows
 
+_SCHEMA = arrow_schema(criteo.RAW_TYPES)
 ROWS_PER_FILE = 100_000
 ROWS_PER_REQUEST = 64
 
@@ -40,49 +40,28 @@ class LakeReport:
     """Best AUC that any model could reach on these rows; None unless both classes are present."""
 
 
-def write_lake(world: World, lake: Path, *, rows: int, days: int, last_day: date, seed: int) -> LakeReport:
-    """Writes `rows` rows of `world`, spread evenly over `days` days that end with `last_day`.
+def write_lake(world: World, uri: str, *, rows: int, days: int, last_day: date, seed: int) -> LakeReport:
+    """Writes `rows` rows of `world`, spread evenly over `days` days that end with `last_day`, to a folder or a bucket.
+
+    Each file is whole or absent; a day is complete when its last file is there.
 
     Raises:
-        ContractError: There are fewer rows than days, no days, or a partition exists already.
+        ContractError: There are fewer rows than days, no days, a day is there already, or `uri` is neither.
+        TemporaryError, PermanentError: The lake cannot be written to.
     """
     if days < 1 or rows < days:
         raise ContractError(f"asked for {rows} rows over {days} days, expected at least one row a day")
-    random = np.random.default_rng([seed, 6])
+    lake, random = open_objects(uri), np.random.default_rng([seed, 6])
     names = [str(last_day - timedelta(days=back)) for back in reversed(range(days))]
-    if existing := [name for name in names if _partition(lake, name).exists()]:
-        raise ContractError(f"lake {lake} holds day {existing[0]} already, expected none of {names}")
-    labels, probabilities = [], []
+    if existing := [name for name in names if lake.list(f"{criteo.DAY_PARTITION.format(day=name)}/")]:
+        raise ContractError(f"lake {uri} holds day {existing[0]} already, expected none of {names}")
+    written: list[WorldRows] = []
     for number, name in enumerate(names):
         count = rows * (number + 1) // days - rows * number // days
-        with whole_directory(_partition(lake, name)) as folder:
-            for drawn in _write_day(world, folder, day=name, count=count, random=random):
-                labels.append(drawn.label)
-                probabilities.append(drawn.probability)
-    label = np.concatenate(labels)
-    bayes_auc = roc_auc(label, np.concatenate(probabilities))
+        written += _write_day(world, lake, day=name, count=count, random=random)
+    label = np.concatenate([drawn.label for drawn in written])
+    bayes_auc = roc_auc(label, np.concatenate([drawn.probability for drawn in written]))
     return LakeReport(rows=rows, clicks=int(label.sum()), days=names, bayes_auc=bayes_auc)
-
-
-def store_lake(world: World, uri: str, *, rows: int, days: int, last_day: date, seed: int) -> LakeReport:
-    """As `write_lake`, into a folder or a bucket; in a bucket, a day is complete when its last file is there.
-
-    Raises:
-        ContractError: As `write_lake`, or `uri` is neither.
-        TemporaryError, PermanentError: The bucket cannot be written to.
-    """
-    if not is_bucket_uri(uri):
-        return write_lake(world, local_path(uri), rows=rows, days=days, last_day=last_day, seed=seed)
-    objects = open_objects(uri)
-    with TemporaryDirectory(prefix="evergreen-lake-") as aside:
-        report = write_lake(world, Path(aside), rows=rows, days=days, last_day=last_day, seed=seed)
-        names = [path.relative_to(aside).as_posix() for path in sorted(Path(aside).rglob("*.parquet"))]
-        for day in report.days:
-            if objects.list(f"{criteo.DAY_PARTITION.format(day=day)}/"):
-                raise ContractError(f"lake {uri} holds day {day} already, expected none of {report.days}")
-        for name in names:
-            objects.upload(name, Path(aside) / name)
-    return report
 
 
 def raw_table(rows: WorldRows, *, request_ids: list[str], row: NDArray[np.int32], times: NDArray[np.float64]) -> Any:
@@ -99,26 +78,10 @@ def raw_table(rows: WorldRows, *, request_ids: list[str], row: NDArray[np.int32]
     columns[criteo.EVENT_TIME] = pa.array((times * 1e6).astype(np.int64))
     columns[criteo.MODEL_VERSION] = pa.nulls(len(row))
     columns[criteo.SCORE] = pa.nulls(len(row))
-    schema = raw_schema()
-    return pa.table([columns[field.name].cast(field.type) for field in schema], schema=schema)
+    return pa.table([columns[field.name].cast(field.type) for field in _SCHEMA], schema=_SCHEMA)
 
 
-def raw_schema() -> Any:
-    """`criteo.RAW_TYPES` as an Arrow schema."""
-    stamp = pa.timestamp("us", tz="UTC")
-    return pa.schema(
-        [
-            pa.field(name, stamp if text.startswith("timestamp") else getattr(pa, text)())
-            for name, text in criteo.RAW_TYPES.items()
-        ]
-    )
-
-
-def _partition(lake: Path, day: str) -> Path:
-    return lake / criteo.DAY_PARTITION.format(day=day)
-
-
-def _write_day(world: World, folder: Path, *, day: str, count: int, random: Generator) -> list[WorldRows]:
+def _write_day(world: World, lake: Objects, *, day: str, count: int, random: Generator) -> list[WorldRows]:
     midnight = datetime.combine(date.fromisoformat(day), time(tzinfo=timezone.utc)).timestamp()
     written = []
     for part, start in enumerate(range(0, count, ROWS_PER_FILE)):
@@ -130,6 +93,8 @@ def _write_day(world: World, folder: Path, *, day: str, count: int, random: Gene
             row=(number % ROWS_PER_REQUEST).astype(np.int32),
             times=midnight + (number.astype(np.float64) + 0.5) * (86_400.0 / count),
         )
-        pq.write_table(table, folder / f"part-{part:05d}.parquet")
+        content = BytesIO()
+        pq.write_table(table, content)
+        lake.write(f"{criteo.DAY_PARTITION.format(day=day)}/part-{part:05d}.parquet", content.getvalue())
         written.append(drawn)
     return written

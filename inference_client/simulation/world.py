@@ -19,7 +19,6 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL
-from components.contracts.metrics import roc_auc
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 from inference_client.simulation.columns import (
@@ -183,11 +182,6 @@ def drawn_rows(tables: Tables, n: int, random: Generator, *, strength: float, bi
     probability = sigmoid(strength * drawn.effects + bias)
     label = (random.random(n) < probability).astype(np.int32)
     return WorldRows(drawn.dense, drawn.categorical, probability, label)
-
-
-def measured_bayes_auc(rows: WorldRows) -> float | None:
-    """Best AUC that any model could reach on exactly these rows; `None` unless both classes are present."""
-    return roc_auc(rows.label, rows.probability)
 
 
 def sigmoid(logit: NDArray[Any]) -> NDArray[np.float64]:

@@ -10,17 +10,14 @@ from dataclasses import fields
 from pathlib import Path
 
 from components.contracts.serving import MAX_BATCH_ROWS
-from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
 from k8s.scaling.cluster import StartTimes
 from k8s.scaling.hpa import Autoscaler
 from k8s.scaling.manifests import (
     HPA_MANIFEST,
-    KEDA_MANIFEST,
     PENDING_METRIC,
     QUEUE_METRIC,
     read_autoscaler,
-    read_queries,
     with_targets,
 )
 from k8s.scaling.queueing import PodSettings
@@ -29,7 +26,6 @@ from k8s.scaling.service_times import read_service_times, shipped_or_file
 from k8s.scaling.simulation import Settings, Simulation
 from k8s.scaling.traces import DEFAULT_ROWS, SYNTHETIC, Trace, read_trace
 
-_SHIPPED = {"hpa": HPA_MANIFEST, "keda": KEDA_MANIFEST}
 _INITIAL_LOAD = 0.6
 """Share of their capacity at which the pods are loaded when a simulation begins."""
 _START_HELP = {
@@ -68,8 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     trace.add_argument("--seed", type=int, default=0, help="of arrivals, choices and service times (default: 0)")
 
     scaler = simulate.add_argument_group("autoscaler (default: as the manifests ship it)")
-    scaler.add_argument("--scaler", choices=_SHIPPED, default="hpa", help="HPA with prometheus-adapter, or KEDA")
-    scaler.add_argument("--manifest", type=Path, help="another HPA or ScaledObject than the shipped one")
+    scaler.add_argument("--manifest", type=Path, default=HPA_MANIFEST, help="another HPA than the shipped one")
     scaler.add_argument("--target-queue-microseconds", type=_positive, metavar="N", help="instead of the manifest's")
     scaler.add_argument("--target-pending", type=_positive, metavar="N", help="instead of the manifest's")
 
@@ -95,7 +90,6 @@ def build_parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--objective-ms", type=_not_negative, default=100.0, help="queue time that is in time (default: 100)"
     )
-    out.add_argument("--price", type=_not_negative, help="of a node's hour; prints the cost")
     return parser
 
 
@@ -114,19 +108,6 @@ def _positive(text: str) -> float:
     return number
 
 
-def _read_spec(arguments: argparse.Namespace) -> Autoscaler:
-    """The autoscaler that is simulated, with the targets that the flags give.
-
-    Raises:
-        ContractError: it asks Prometheus other queries than the shipped ones, which are the ones that are simulated.
-    """
-    path = arguments.manifest or _SHIPPED[arguments.scaler]
-    if arguments.scaler == "keda" and not read_queries(path).items() <= read_queries(KEDA_MANIFEST).items():
-        raise ContractError(f"{path} has other queries than {KEDA_MANIFEST}, and only those are simulated")
-    given = {QUEUE_METRIC: arguments.target_queue_microseconds, PENDING_METRIC: arguments.target_pending}
-    return with_targets(read_autoscaler(path), {name: target for name, target in given.items() if target is not None})
-
-
 def _settings(arguments: argparse.Namespace, trace: Trace, spec: Autoscaler) -> Settings:
     times = read_service_times(arguments.service_times)
     busy = trace.rates[0] * times.of_rows(int(trace.rows[0])) * times.mean_multiple / arguments.instances
@@ -136,7 +117,6 @@ def _settings(arguments: argparse.Namespace, trace: Trace, spec: Autoscaler) -> 
         starts=StartTimes(**{f.name: getattr(arguments, f"{f.name}_seconds") for f in fields(StartTimes)}),
         pods_per_node=arguments.pods_per_node,
         initial_replicas=min(max(math.ceil(busy / _INITIAL_LOAD), spec.least), spec.most),
-        metrics_by_pod=arguments.scaler == "hpa",
         seed=arguments.seed,
     )
 
@@ -165,11 +145,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         trace = read_trace(Path(arguments.trace))
     else:
         trace = generate(arguments.peak_rate, arguments.seed, arguments.rows)
-    spec = _read_spec(arguments)
+    given = {QUEUE_METRIC: arguments.target_queue_microseconds, PENDING_METRIC: arguments.target_pending}
+    targets = {name: target for name, target in given.items() if target is not None}
+    spec = with_targets(read_autoscaler(arguments.manifest), targets)
     settings = _settings(arguments, trace, spec)
     _introduce(trace, settings, spec)
     outcome = Simulation(trace, spec, settings).run()
-    print(describe(outcome, objective_ms=arguments.objective_ms, price=arguments.price))
+    print(describe(outcome, objective_ms=arguments.objective_ms))
     return 0
 
 

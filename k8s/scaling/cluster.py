@@ -64,7 +64,7 @@ class Pod:
 
     def seen(self, now: float) -> hpa.PodStatus:
         """What the autoscaler's controller sees of it."""
-        return hpa.PodStatus(self.name, is_pending=now < self.running_at, is_ready=now >= self.ready_at)
+        return hpa.PodStatus(self.name, is_pending=now < self.running_at)
 
 
 @dataclass

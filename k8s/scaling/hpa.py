@@ -1,8 +1,8 @@
 """Kubernetes' HorizontalPodAutoscaler: how many replicas it asks for at each of its syncs.
 
 The algorithm is the controller's of Kubernetes 1.29 and later (pkg/controller/podautoscaler: `replica_calculator.go`,
-`horizontal.go`), for metrics of the types Pods and External. CPU and memory have rules of their own for pods that
-start, which do not hold for these types. `manifests` reads what is shipped; pods and metrics are `simulation`'s.
+`horizontal.go`), for metrics of type Pods. CPU and memory have rules of their own for pods that start, which do not
+hold for this type. `manifests` reads what is shipped; pods and metrics are `simulation`'s.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ class Metric:
 
     name: str
     target: float
-    is_average: bool = True
-    """Whether the target is of type AverageValue; otherwise Value (External only)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +70,6 @@ class PodStatus:
 
     name: str
     is_pending: bool = False
-    is_ready: bool = True
 
 
 @dataclass
@@ -93,7 +90,7 @@ class Controller:
         current: int,
         *,
         pods: Sequence[PodStatus],
-        readings: Mapping[str, PerPod | float | None],
+        readings: Mapping[str, PerPod],
     ) -> int:
         """Replicas that it asks for now.
 
@@ -101,7 +98,7 @@ class Controller:
             now: Seconds, not before the last sync's.
             current: Replicas that the Deployment is asked for.
             pods: Those that exist.
-            readings: By metric: the value by pod, or one value (External); None or nothing = it could not be had.
+            readings: By metric, the value by pod; a metric that could not be had is empty or absent.
         """
         if not self._recommended:
             self._recommended.append((now, current))
@@ -118,25 +115,12 @@ class Controller:
             self._changes.append((now, wanted - current))
         return wanted
 
-    def _largest_wish(
-        self, current: int, pods: Sequence[PodStatus], readings: Mapping[str, PerPod | float | None]
-    ) -> int | None:
+    def _largest_wish(self, current: int, pods: Sequence[PodStatus], readings: Mapping[str, PerPod]) -> int | None:
         """The largest wish of all metrics; None where too little is known to act."""
         wishes: list[int | None] = []
         for metric in self.spec.metrics:
-            reading, target = readings.get(metric.name), _thousandths(metric.target)
-            if reading is None:
-                wishes.append(None)
-            elif isinstance(reading, Mapping):
-                milli = {pod: _thousandths(value) for pod, value in reading.items()}
-                wishes.append(self._wish_by_pods(target, current, pods=pods, values=milli))
-            elif metric.is_average:
-                ratio = _thousandths(reading) / (target * len(pods)) if pods else math.inf
-                wishes.append(len(pods) if self._is_within(ratio) else math.ceil(_thousandths(reading) / target))
-            else:
-                ratio = _thousandths(reading) / target
-                num_ready = sum(1 for pod in pods if pod.is_ready)
-                wishes.append(current if self._is_within(ratio) else math.ceil(ratio * num_ready))
+            values = {pod: _thousandths(value) for pod, value in readings.get(metric.name, {}).items()}
+            wishes.append(self._wish_by_pods(_thousandths(metric.target), current, pods=pods, values=values))
         known = [wish for wish in wishes if wish is not None]
         # A metric that is missing might have asked for more: without it nothing is taken away.
         if not known or (len(known) < len(wishes) and max(known) < current):

@@ -1,6 +1,6 @@
 """The autoscaler and its queries as the manifests in k8s/ ship them, which are their only home.
 
-The simulator, the dashboards and the tests read them here, so that no copy can differ from what a cluster runs. A rule
+The simulator and the tests read them here, so that no copy can differ from what a cluster runs. A rule
 of prometheus-adapter is a Go template; of its fields the shipped rules use the two in `_template_values`, substituted
 as the adapter's source does (pkg/naming/metrics_query.go, `Build`). The algorithm is `hpa`'s.
 """
@@ -24,7 +24,6 @@ QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_
 MANIFESTS = Path(__file__).resolve().parents[2] / "k8s"
 ADAPTER = MANIFESTS / "components" / "prometheus-adapter"
 HPA_MANIFEST = MANIFESTS / "base" / "triton" / "autoscaler.yaml"
-KEDA_MANIFEST = MANIFESTS / "components" / "keda"
 _SUFFIXES = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
 _TEMPLATE = re.compile(r"<<\s*(.*?)\s*>>")
 
@@ -33,21 +32,18 @@ Document = dict[str, Any]
 
 
 def read_autoscaler(path: Path) -> Autoscaler:
-    """The one HorizontalPodAutoscaler or ScaledObject of a manifest or a folder of manifests.
-
-    KEDA's operator makes an HPA of a ScaledObject, with its Prometheus triggers as External metrics. What the manifest
-    leaves out has Kubernetes' or KEDA's default.
+    """The one HorizontalPodAutoscaler of a manifest or a folder of manifests; what it leaves out has the default.
 
     Raises:
         ContractError: there is not exactly one, or it cannot be simulated; names what.
     """
+    scalers = [each for each in _read_documents(path) if each.get("kind") == "HorizontalPodAutoscaler"]
+    if len(scalers) != 1:
+        raise ContractError(f"{path} holds {len(scalers)} HorizontalPodAutoscalers, expected 1")
     try:
-        scaler = _find_scaler(path)
-        return _autoscaler_of_object(scaler) if scaler["kind"] == "ScaledObject" else _autoscaler_of_hpa(scaler)
-    except ContractError as error:
-        raise ContractError(f"{path}: {error}") from error
+        return _autoscaler(scalers[0]["spec"])
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise ContractError(f"{path} is no autoscaler of autoscaling/v2 or KEDA: {error!r}") from error
+        raise ContractError(f"{path} is no autoscaler of autoscaling/v2: {error!r}") from error
 
 
 def with_targets(spec: Autoscaler, targets: Mapping[str, float]) -> Autoscaler:
@@ -62,19 +58,18 @@ def with_targets(spec: Autoscaler, targets: Mapping[str, float]) -> Autoscaler:
     return replace(spec, metrics=tuple(replace(m, target=targets.get(m.name, m.target)) for m in spec.metrics))
 
 
-def read_queries(path: Path, *, namespace: str = NAMESPACE, pods: Sequence[str] = ("triton-0",)) -> dict[str, str]:
+def read_queries(path: Path, *, pods: Sequence[str] = ("triton-0",)) -> dict[str, str]:
     """PromQL by the name of its metric, as a cluster's autoscaler sends it.
 
     Args:
         path: A manifest or a folder of them: prometheus-adapter's rules, asked as the HPA asks (one series per pod,
             label `pod`), or a ScaledObject (one value; triggers of other types than `prometheus` have no query).
-        namespace: Namespace of the pods; a ScaledObject's queries name their own.
         pods: Names of the pods asked about, at least one; a ScaledObject's queries ask about all.
 
     Raises:
         ContractError: no queries there, or a template that the adapter would fill otherwise.
     """
-    queries = dict(_find_queries(path, namespace, pods))
+    queries = dict(_find_queries(path, pods))
     if not queries:
         raise ContractError(f"{path} has neither rules of prometheus-adapter nor a ScaledObject")
     return queries
@@ -126,41 +121,18 @@ def quantity(given: object) -> float:
     return float(digits) * _SUFFIXES[text[len(digits) :] or ""]
 
 
-def _autoscaler_of_hpa(scaler: Document) -> Autoscaler:
-    spec = scaler["spec"]
+def _autoscaler(spec: Document) -> Autoscaler:
     metrics = []
     for metric in spec["metrics"]:
         if metric["type"] != "Pods":
             raise ContractError(f"a metric is of type {metric['type']}, expected Pods")
         target = quantity(metric["pods"]["target"]["averageValue"])
         metrics.append(Metric(name=metric["pods"]["metric"]["name"], target=target))
-    return _autoscaler(
-        metrics, least=spec.get("minReplicas", 1), most=spec["maxReplicas"], behavior=spec.get("behavior", {})
-    )
-
-
-def _autoscaler_of_object(scaler: Document) -> Autoscaler:
-    spec = scaler["spec"]
-    metrics = [
-        Metric(
-            name=trigger["name"],
-            target=quantity(trigger["metadata"]["threshold"]),
-            is_average=trigger.get("metricType", "AverageValue") == "AverageValue",
-        )
-        for trigger in _prometheus_triggers(scaler)
-    ]
-    behavior = spec.get("advanced", {}).get("horizontalPodAutoscalerConfig", {}).get("behavior", {})
-    least = spec.get("minReplicaCount", 0)
-    if int(least) < 1:
-        raise ContractError(f"minReplicaCount is {least}, expected 1 or more: waking from none is not simulated")
-    return _autoscaler(metrics, least=least, most=spec.get("maxReplicaCount", 100), behavior=behavior)
-
-
-def _autoscaler(metrics: Sequence[Metric], *, least: Any, most: Any, behavior: Document) -> Autoscaler:
+    behavior = spec.get("behavior", {})
     return Autoscaler(
         metrics=tuple(metrics),
-        least=int(least),
-        most=int(most),
+        least=int(spec.get("minReplicas", 1)),
+        most=int(spec["maxReplicas"]),
         up=_rules(behavior.get("scaleUp"), DEFAULT_UP),
         down=_rules(behavior.get("scaleDown"), DEFAULT_DOWN),
     )
@@ -180,25 +152,15 @@ def _rules(given: Mapping[str, Any] | None, default: Rules) -> Rules:
     )
 
 
-def _find_queries(path: Path, namespace: str, pods: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _find_queries(path: Path, pods: Sequence[str]) -> Iterator[tuple[str, str]]:
     for document in _read_documents(path):
         if document.get("kind") == "ScaledObject":
-            for trigger in _prometheus_triggers(document):
-                yield trigger["name"], trigger["metadata"]["query"]
+            for trigger in document["spec"]["triggers"]:
+                if trigger["type"] == "prometheus":
+                    yield trigger["name"], trigger["metadata"]["query"]
         elif isinstance(document.get("rules"), list):
             for rule in document["rules"]:
-                yield metric_name(rule), substitute(rule["metricsQuery"], namespace=namespace, pods=pods)
-
-
-def _find_scaler(path: Path) -> Document:
-    scalers = [d for d in _read_documents(path) if d.get("kind") in ("HorizontalPodAutoscaler", "ScaledObject")]
-    if len(scalers) != 1:
-        raise ContractError(f"{len(scalers)} autoscalers are there, expected 1")
-    return scalers[0]
-
-
-def _prometheus_triggers(scaled: Document) -> list[Document]:
-    return [trigger for trigger in scaled["spec"]["triggers"] if trigger["type"] == "prometheus"]
+                yield metric_name(rule), substitute(rule["metricsQuery"], namespace=NAMESPACE, pods=pods)
 
 
 def _read_documents(path: Path) -> Iterator[Document]:

@@ -43,25 +43,11 @@ def metrics_by_pod(samples: PodSamples, now: float) -> dict[str, dict[str, float
         samples: Of the pods that are asked about.
         now: Seconds.
     """
-    queue, answered = (_rates(samples, now, counter) for counter in (_queue_counter, _answered_counter))
+    queue = _rates(samples, now, lambda sample: sample.queue_microseconds)
+    answered = _rates(samples, now, lambda sample: sample.answered)
     return {
         QUEUE_METRIC: {pod: rate / max(answered[pod], _LOWEST_RATE) for pod, rate in queue.items()},
         PENDING_METRIC: _mean_pending(samples, now),
-    }
-
-
-def metrics_of_fleet(samples: PodSamples, now: float) -> dict[str, float | None]:
-    """Each metric over all pods, as KEDA's queries answer; None where no pod has enough samples.
-
-    Args:
-        samples: Of all pods, also of those that have gone.
-        now: Seconds.
-    """
-    queue, answered = (_rates(samples, now, counter) for counter in (_queue_counter, _answered_counter))
-    pending = _mean_pending(samples, now)
-    return {
-        QUEUE_METRIC: math.fsum(queue.values()) / max(math.fsum(answered.values()), _LOWEST_RATE) if queue else None,
-        PENDING_METRIC: math.fsum(pending.values()) if pending else None,
     }
 
 
@@ -133,14 +119,6 @@ class Scraper:
             pod: [sample for sample in samples if sample.milliseconds <= newest]
             for pod, samples in self._samples.items()
         }
-
-
-def _queue_counter(sample: Sample) -> float:
-    return sample.queue_microseconds
-
-
-def _answered_counter(sample: Sample) -> float:
-    return sample.answered
 
 
 def _rates(samples: PodSamples, now: float, counter: Callable[[Sample], float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""One simulation for a terminal: its time line, what callers felt, what was refused, what it cost.
+"""One simulation for a terminal: its time line, queue times, refusals, and hours of pods and nodes.
 
 Simulating is `simulation`'s.
 """
@@ -16,13 +16,12 @@ from k8s.scaling.simulation import SimulatedRun
 _MOST_LINES = 48
 
 
-def describe(outcome: SimulatedRun, *, objective_ms: float, price: float | None = None) -> str:
+def describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
     """The run as text.
 
     Args:
         outcome: What happened.
         objective_ms: Queue time that is still in time.
-        price: Of a node's hour; None = no cost is printed.
     """
     waits = np.concatenate([each for _, each in outcome.waits])
     counters, wanted = outcome.counters, [moment.wanted for moment in outcome.moments]
@@ -30,7 +29,6 @@ def describe(outcome: SimulatedRun, *, objective_ms: float, price: float | None 
     num_late = int((waits > objective_ms / 1e3).sum()) + num_dropped
     mean = outcome.pod_hours * 3600 / outcome.seconds
     num_changes = sum(1 for a, b in zip(wanted, wanted[1:]) if a != b)
-    cost = "" if price is None else f", cost {outcome.node_hours * price:.2f}"
     return "\n".join([
         *_time_line(outcome),
         "",
@@ -41,7 +39,7 @@ def describe(outcome: SimulatedRun, *, objective_ms: float, price: float | None 
         f"{num_late / max(1, outcome.num_arrived):.3%} later than {objective_ms:g} ms or dropped",
         f"replicas {mean:.2f} in the mean, {max(wanted)} at most, changed {num_changes} times",
         f"{outcome.pod_hours:.1f} pod hours (of a GPU or slice each, where pods have one), {outcome.node_hours:.1f} "
-        f"node hours{cost}",
+        "node hours",
     ])  # fmt: skip
 
 

@@ -6,19 +6,19 @@ event: scrapes, the autoscaler's syncs, pods that become ready, steps of the tra
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.runtime.errors import ContractError
 from k8s.scaling.cluster import Cluster, Pod, StartTimes
-from k8s.scaling.hpa import SYNC_SECONDS, Autoscaler, Controller, PerPod
+from k8s.scaling.hpa import SYNC_SECONDS, Autoscaler, Controller
 from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC
-from k8s.scaling.metrics import SCRAPE_SECONDS, Scraper, metrics_by_pod, metrics_of_fleet
+from k8s.scaling.metrics import SCRAPE_SECONDS, Scraper, metrics_by_pod
 from k8s.scaling.queueing import Counters, PodQueue, PodSettings
 from k8s.scaling.service_times import ServiceTimes
 from k8s.scaling.traces import Trace, TraceRequests
@@ -34,8 +34,6 @@ class Settings:
     pods_per_node: int = 1
     initial_replicas: int | None = None
     """None = the autoscaler's least."""
-    metrics_by_pod: bool = True
-    """Whether the autoscaler sees a value for each pod (an HPA with prometheus-adapter) or one for all (KEDA)."""
     seed: int = 0
 
 
@@ -47,7 +45,7 @@ class SyncState:
     wanted: int
     ready: int
     metrics: dict[str, float | None]
-    """As the controller sees them: the mean over pods, or the one value."""
+    """The mean over pods; None where no pod has the metric."""
 
 
 @dataclass
@@ -171,28 +169,14 @@ class Simulation:
         self._advance_pods(now)
         for pod in cluster.settle(now):
             self._add_to_outcome(pod)
-        pods = cluster.staying()
-        readings = self._readings(now, {pod.name for pod in pods})
+        pods, samples = cluster.staying(), self._scraper.visible(now)
+        readings = metrics_by_pod({pod.name: samples[pod.name] for pod in pods if pod.name in samples}, now)
         self._wanted = self._controller.sync(now, self._wanted, pods=[pod.seen(now) for pod in pods], readings=readings)
-        metrics = {name: _mean_reading(reading) for name, reading in readings.items()}
+        metrics = {name: fmean(by_pod.values()) if by_pod else None for name, by_pod in readings.items()}
         self.outcome.moments.append(SyncState(now, self._wanted, len(cluster.ready(now)), metrics))
         cluster.scale(now, self._wanted)
-
-    def _readings(self, now: float, staying: set[str]) -> dict[str, PerPod | float | None]:
-        """What the metrics APIs answer: by the pods that stay, or one value over all that were scraped."""
-        samples = self._scraper.visible(now)
-        if not self._settings.metrics_by_pod:
-            return dict(metrics_of_fleet(samples, now))
-        found = metrics_by_pod({pod: each for pod, each in samples.items() if pod in staying}, now)
-        return {name: by_pod or None for name, by_pod in found.items()}
 
     def _add_to_outcome(self, pod: Pod) -> None:
         """Adds what a pod did to the outcome."""
         self.outcome.counters.add(pod.queue.counters)
         self.outcome.num_inside += pod.queue.num_inside
-
-
-def _mean_reading(reading: object) -> float | None:
-    if isinstance(reading, dict):
-        return math.fsum(reading.values()) / len(reading)
-    return reading if isinstance(reading, float) else None

@@ -23,18 +23,18 @@ from monitoring.acting.notifications import DRIFT, LOG, NotificationSettings, No
 from monitoring.acting.retraining import IDLE, RUNNING, Retraining
 from monitoring.acting.trigger import Trigger
 from monitoring.deciding import restraint
+from monitoring.deciding.policies import POLICIES, split_names
 from monitoring.deciding.policy import Action, Decision
 from monitoring.deciding.request import RecipeSettings
-from monitoring.deciding.restraint import RestraintMemory, RestraintSettings, restrain
-from monitoring.documents import Documents, as_document, read_memory
+from monitoring.deciding.restraint import RestraintSettings, RunMemory, restrain
 from monitoring.flags import expect
 from monitoring.journal import Journal
+from monitoring.memory.database import Database, read_memory
 
 if TYPE_CHECKING:
     from monitoring.memory.archive import Archive
 
 TRIGGERS = ("none", "local", "kubeflow")
-RETRAIN, NOTIFY = "retrain", "notify"
 NOTIFY_RESTRAINT = "restraint.notify"
 """Document with the restraint of notifications that take the place of a run."""
 REPORTED = "reported"
@@ -53,42 +53,24 @@ class ActingSettings:
     """Local trigger: command line that runs the pipeline; `--request <file>` is appended."""
     upload_wait_seconds: float = 600.0
     """Longest wait for the uploader before a run is requested; 0 = the archive is the lake, do not wait."""
-    actions: str = ""
-    """Action of each policy, `retrain` or `notify`, such as `threshold=retrain,data_drift=notify`. A policy that is
-    not named retrains."""
+    notify_only: str = ""
+    """Policies, by commas, whose confirmed drift starts no run and only notifies people, such as `data_drift`."""
     recipe: RecipeSettings = RecipeSettings()
     kubeflow: KubeflowSettings = KubeflowSettings()
     notifications: NotificationSettings = NotificationSettings()
 
     def __post_init__(self) -> None:
         """Refuses a trigger that cannot start a run."""
-        parse_actions(self.actions)
+        if self.notify_only and not set(split_names(self.notify_only)) <= POLICIES.keys():
+            raise ContractError(
+                f"notify_only is {self.notify_only!r}, expected some of {', '.join(POLICIES)}, by commas"
+            )
         expect(self, f"one of {', '.join(TRIGGERS)}", lambda value: value in TRIGGERS, "trigger")
         expect(self, "at least 0", lambda value: value >= 0, "upload_wait_seconds")
         if self.trigger == "local" and not self.run_command.strip():
             raise ContractError("run_command is empty, expected a command line for the local trigger")
         if self.trigger == "kubeflow":
             self.kubeflow.expect_complete()
-
-
-def parse_actions(text: str) -> dict[str, str]:
-    """The action of each policy.
-
-    Raises:
-        ContractError: an item is no `policy=action`, or names a policy twice.
-
-    >>> parse_actions("threshold=retrain, data_drift=notify")
-    {'threshold': 'retrain', 'data_drift': 'notify'}
-    """
-    actions: dict[str, str] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        policy, _, action = (part.strip() for part in item.partition("="))
-        if not policy or action not in (RETRAIN, NOTIFY):
-            raise ContractError(f"actions has {item!r}, expected policy={RETRAIN} or policy={NOTIFY}")
-        if policy in actions:
-            raise ContractError(f"actions names {policy!r} twice, expected one action for each policy")
-        actions[policy] = action
-    return actions
 
 
 def make_trigger(settings: ActingSettings, *, state: Path, store: Path) -> Trigger | None:
@@ -132,7 +114,7 @@ class Acting:
         settings: ActingSettings,
         restraint: RestraintSettings,
         *,
-        documents: Documents,
+        documents: Database,
         archive: Archive,
         trigger: Trigger | None,
         journal: Journal,
@@ -146,7 +128,7 @@ class Acting:
         self._restraint = restraint
         self._documents = documents
         self._journal = journal
-        self._actions = parse_actions(settings.actions)
+        self._notify_only = split_names(settings.notify_only)
         self._has_trigger = trigger is not None
         self.retraining = Retraining(
             documents=documents,
@@ -169,11 +151,11 @@ class Acting:
             self.notifier.close_silently(DRIFT)
 
     def consider(self, decision: Decision, decisions: Sequence[Decision], *, now: float, data_until: float) -> Decision:
-        """Does what a decision asks for; returns it as it was acted on, HELD where it must wait.
+        """Acts on a decision; returns it as it was acted on, HELD where it must wait.
 
         Args:
             decision: What the policies together decided.
-            decisions: What each of them decided: each has its own action.
+            decisions: What each of them decided: some start a run, others only notify people.
             now: Seconds since the epoch.
             data_until: Event time up to which every row is matured.
         """
@@ -218,8 +200,7 @@ class Acting:
         return self.retraining.progress.phase == IDLE
 
     def _act(self, decision: Decision, now: float, data_until: float) -> Decision:
-        action = self._actions.get(decision.policy, RETRAIN) if self._has_trigger else NOTIFY
-        if action == NOTIFY:
+        if decision.policy in self._notify_only or not self._has_trigger:
             self._notify(decision, now)
             return decision
         acted = restrain(decision, self.retraining.memory, self._restraint, now=now)
@@ -229,13 +210,13 @@ class Acting:
 
     def _notify(self, decision: Decision, now: float) -> None:
         """Notifies people in place of a run, as often as a run might be requested."""
-        memory = read_memory(self._documents, NOTIFY_RESTRAINT, RestraintMemory)
+        memory = read_memory(self._documents, NOTIFY_RESTRAINT, RunMemory)
         if restrain(decision, memory, self._restraint, now=now).action is Action.HELD:
             return
         self._journal.emit("decision", decision.reason, policy=decision.policy, **decision.numbers)
         memory = restraint.requested(memory, now=now)
         memory = restraint.ended(memory, "notified", self._restraint, now=now)
-        self._documents.write_documents({NOTIFY_RESTRAINT: as_document(memory)}, {"request_notified": 1})
+        self._documents.write_documents({NOTIFY_RESTRAINT: dataclasses.asdict(memory)}, {"request_notified": 1})
 
     def _report_drift(self, decision: Decision) -> None:
         """Emits an event for a drift's first breach, its hold and its end, each once, also over a restart.

@@ -42,8 +42,6 @@ class KubeflowSettings:
     kubeflow_service_account: str = ""
     """Kubernetes service account of the runs' pods; empty = the server's default. A server that checks these names
     must allow it (ALLOWEDSERVICEACCOUNTS)."""
-    pipeline_package: str = ""
-    """Compiled pipeline (IR YAML) to run; or give the name of an uploaded one."""
     pipeline_name: str = ""
     """Uploaded pipeline to run, by its name; its newest version unless `pipeline_version_id` is given."""
     pipeline_version_id: str = ""
@@ -52,9 +50,7 @@ class KubeflowSettings:
     """Kubeflow trigger: JSON object of further pipeline parameters, such as the store and the lake."""
 
     def __post_init__(self) -> None:
-        """Refuses a version of a pipeline that is not an uploaded one, and parameters that are no JSON object."""
-        if self.pipeline_package and self.pipeline_version_id:
-            raise ContractError("pipeline_version_id is given with pipeline_package, expected it with an uploaded one")
+        """Refuses parameters that are no JSON object."""
         try:
             is_object = isinstance(json.loads(self.pipeline_arguments), dict)
         except ValueError:
@@ -66,12 +62,12 @@ class KubeflowSettings:
         """Checks that a run can be created.
 
         Raises:
-            ContractError: the server or the pipeline is not given, or a package and a name are.
+            ContractError: the server or the pipeline is not given.
         """
         if not self.kubeflow_host:
             raise ContractError("kubeflow_host is empty, expected the URL of the KFP API for the kubeflow trigger")
-        if bool(self.pipeline_package) == bool(self.pipeline_name):
-            raise ContractError("pipeline_package or pipeline_name is expected, exactly one, for the kubeflow trigger")
+        if not self.pipeline_name:
+            raise ContractError("pipeline_name is empty, expected an uploaded pipeline for the kubeflow trigger")
 
 
 class KubeflowTrigger:
@@ -84,14 +80,14 @@ class KubeflowTrigger:
         self,
         settings: KubeflowSettings,
         *,
-        store: Path | None,
+        store: Path,
         timeout_seconds: tuple[float, float] = REQUEST_TIMEOUT_SECONDS,
     ) -> None:
         """Does not call the server yet.
 
         Args:
             settings: See `KubeflowSettings`.
-            store: The model store, where the run leaves its outcome; None or not mounted = only KFP's state is known.
+            store: The model store, where the run leaves its outcome; where it is not mounted only KFP's state is known.
             timeout_seconds: To connect and to read, of each request.
         """
         self._arguments = json.loads(settings.pipeline_arguments)
@@ -113,7 +109,7 @@ class KubeflowTrigger:
             run_id = server.start_run(
                 experiment_id,
                 request.request_id,
-                source=self._source(),
+                source=self._pipeline_version(),
                 parameters={**self._arguments, **request.pipeline_arguments()},
                 service_account=self._settings.kubeflow_service_account,
             )
@@ -123,8 +119,8 @@ class KubeflowTrigger:
     def state(self, request_id: str) -> RunState:
         """See `trigger.Trigger`.
 
-        KFP calls a refused run successful; its outcome in the model store tells them apart. Where there is none, a
-        successful run counts as released.
+        KFP calls a refused run successful; only the outcome in the model store distinguishes it from a released one.
+        Without an outcome, a successful run counts as released.
         """
         name = self._settings.kubeflow_experiment
         with self._server.requests(f"looking for {request_id}"):
@@ -155,24 +151,18 @@ class KubeflowTrigger:
 
     def _find_outcome(self, request_id: str) -> RunOutcome | None:
         try:
-            return find_outcome(self._store, request_id) if self._store else None
+            return find_outcome(self._store, request_id)
         except (OSError, ValueError) as error:
             raise PermanentError(f"reading the outcome of {request_id}: {error}") from error
 
-    def _source(self) -> Path | PipelineVersion:
-        """What a request runs: the package, or an uploaded version.
-
-        Looked up at each request, so that whoever uploads a version need not restart the monitor.
-        """
-        settings = self._settings
-        if settings.pipeline_package:
-            return Path(settings.pipeline_package)
-        name = settings.pipeline_name
+    def _pipeline_version(self) -> PipelineVersion:
+        """The uploaded version to run, looked up at each request: a new one needs no restart of the monitor."""
+        name, version_id = self._settings.pipeline_name, self._settings.pipeline_version_id
         pipeline_id = self._server.find_pipeline(name)
         if pipeline_id is None:
             raise PermanentError(f"pipeline {name} is not on the server, expected it to be uploaded")
-        if settings.pipeline_version_id:
-            return PipelineVersion(pipeline_id, settings.pipeline_version_id)
+        if version_id:
+            return PipelineVersion(pipeline_id, version_id)
         newest = self._server.newest_version(pipeline_id)
         if newest is None:
             raise PermanentError(f"pipeline {name} has no version, expected at least one")

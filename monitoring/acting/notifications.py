@@ -15,7 +15,6 @@ import dataclasses
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -23,9 +22,9 @@ from typing import Any, NamedTuple
 from components.notices.message import compose
 from components.notices.webhook import Answer
 from components.runtime.errors import ContractError
-from monitoring.documents import Documents
 from monitoring.flags import expect
 from monitoring.journal import Event
+from monitoring.memory.database import Database
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +39,6 @@ MAX_WAITING = 100
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 2.0, 600.0
 GIVE_UP_SECONDS = 86_400.0
 """Age at which a message is dropped: it is no news any more."""
-ABANDON_SECONDS = 60.0
-"""An attempt that takes longer (a server that answers byte by byte) is abandoned; its thread ends with the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +103,7 @@ class Notifier:
     """Turns events into incidents and messages."""
 
     def __init__(
-        self, documents: Documents, outbox: Outbox | None, settings: NotificationSettings, *, clock: Callable[[], float]
+        self, documents: Database, outbox: Outbox | None, settings: NotificationSettings, *, clock: Callable[[], float]
     ) -> None:
         """Continues the incidents kept in `documents`; without an outbox they are kept all the same, for the page."""
         self._documents = documents
@@ -197,16 +194,10 @@ class WaitingMessage:
 class Outbox:
     """The waiting messages of one state folder."""
 
-    def __init__(
-        self, documents: Documents, send: Callable[[bytes], Answer], *, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Continues with what a predecessor could not deliver; `send` is called on another thread.
-
-        `monotonic` returns seconds by a clock that nobody sets, for an attempt that hangs.
-        """
+    def __init__(self, documents: Database, send: Callable[[bytes], Answer]) -> None:
+        """Continues with what a predecessor could not deliver; `send` is called on another thread, and returns."""
         self._documents = documents
         self._send = send
-        self._monotonic = monotonic
         kept = documents.read_document(OUTBOX) or {"messages": []}
         self._messages = [WaitingMessage(**each) for each in kept["messages"]]
         self._attempt: _Attempt | None = None
@@ -224,16 +215,15 @@ class Outbox:
     def step(self, now: float) -> None:
         """Handles the result of the attempt under way, and starts the next one that is due."""
         if self._attempt is not None:
-            answer = self._attempt.answer
-            if answer is None and self._monotonic() - self._attempt.begun_at < ABANDON_SECONDS:
+            if (answer := self._attempt.answer) is None:
                 return
             # It may have been dropped meanwhile.
             if self._messages and self._messages[0] is self._attempt.message:
-                self._handle_answer(answer or Answer("retry", "no complete answer"), now)
+                self._handle_answer(answer, now)
             self._attempt = None
         # A clock that was set back must not hold the message for longer than the longest pause.
         if self._messages and not 0 < self._messages[0].next_at - now <= MAX_PAUSE_SECONDS * 6:
-            self._attempt = _Attempt(self._messages[0], self._send, self._monotonic())
+            self._attempt = _Attempt(self._messages[0], self._send)
 
     def _handle_answer(self, answer: Answer, now: float) -> None:
         """Drops the first message, or keeps it for another try."""
@@ -261,8 +251,8 @@ class Outbox:
 class _Attempt:
     """One attempt to send a message, on its own thread."""
 
-    def __init__(self, message: WaitingMessage, send: Callable[[bytes], Answer], begun_at: float) -> None:
-        self.message, self.begun_at = message, begun_at
+    def __init__(self, message: WaitingMessage, send: Callable[[bytes], Answer]) -> None:
+        self.message = message
         self.answer: Answer | None = None
         threading.Thread(target=self._send_message, args=(send,), name="webhook", daemon=True).start()
 

@@ -7,9 +7,8 @@ each step can be repeated: the request is named by its data (`monitoring.decidin
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from components.contracts.retrain_request import RetrainRequest
@@ -19,10 +18,10 @@ from monitoring.acting.trigger import BUSY, FAILED, UNKNOWN, RunState, Trigger
 from monitoring.acting.trigger import RUNNING as RUN_IS_ACTIVE
 from monitoring.deciding import restraint
 from monitoring.deciding.policy import Decision
-from monitoring.deciding.request import RecipeMemory, RecipeSettings, choose_parent, make_request
-from monitoring.deciding.restraint import RestraintMemory, RestraintSettings
-from monitoring.documents import Documents, as_document, read_memory
+from monitoring.deciding.request import RecipeSettings, choose_parent, make_request
+from monitoring.deciding.restraint import RestraintSettings, RunMemory
 from monitoring.journal import Journal
+from monitoring.memory.database import Database, read_memory
 
 if TYPE_CHECKING:
     from monitoring.memory.archive import Archive
@@ -34,7 +33,6 @@ SUBMITTING = "submitting"
 RUNNING = "running"
 PROGRESS = "retraining"
 RESTRAINT = "restraint"
-RECIPE = "recipe"
 """Names of the documents."""
 RETRY_SECONDS = 15.0
 """Pause before a busy or unreachable trigger is called again."""
@@ -76,7 +74,7 @@ class Retraining:
     def __init__(
         self,
         *,
-        documents: Documents,
+        documents: Database,
         archive: Archive,
         trigger: Trigger | None,
         journal: Journal,
@@ -94,21 +92,19 @@ class Retraining:
         self._upload_wait_seconds, self._checkpoint = upload_wait_seconds, checkpoint
         self._poll_seconds = trigger.poll_seconds if trigger else 0.0
         self.progress = read_memory(documents, PROGRESS, RunProgress)
-        self.memory = read_memory(documents, RESTRAINT, RestraintMemory)
-        self._past = read_memory(documents, RECIPE, RecipeMemory)
+        self.memory = read_memory(documents, RESTRAINT, RunMemory)
 
     def begin(self, decision: Decision, *, now: float, data_until: float) -> None:
         """Makes a request of a confirmed decision, for rows up to the event time `data_until`; only when idle."""
         assert self.progress.phase == IDLE
         assert self._trigger is not None
-        past = self._past.dated(now=now)
-        parent, why = choose_parent(past, self._recipe, decision.numbers, now=now)
+        parent, why = choose_parent(self.memory, self._recipe)
         request = make_request(decision, parent=parent, why=why, data_until=data_until, now=now)
         self._journal.emit(
             "decision", request.reason, request_id=request.request_id, policy=decision.policy, **decision.numbers
         )
-        progress = RunProgress(phase=DECIDED, request=dataclasses.asdict(request), decided_at=now)
-        self._store(progress, memory=restraint.requested(self.memory, now=now), past=past)
+        progress = RunProgress(phase=DECIDED, request=asdict(request), decided_at=now)
+        self._store(progress, memory=restraint.requested(self.memory, now=now))
         self._checkpoint("retraining.decided")
 
     def step(self, now: float) -> None:
@@ -197,9 +193,7 @@ class Retraining:
             text = f"run {progress.request_id} has been active for {seconds / 3600:.1f} h"
             self._journal.emit("overdue", text, request_id=progress.request_id, seconds=round(seconds, 3))
         next_try_at = now + self._poll_seconds if self._poll_seconds else progress.next_try_at
-        changed = dataclasses.replace(
-            progress, unknown_since=0.0, obstacle="", is_overdue=is_overdue, next_try_at=next_try_at
-        )
+        changed = replace(progress, unknown_since=0.0, obstacle="", is_overdue=is_overdue, next_try_at=next_try_at)
         if changed != progress:
             self._store(changed)
 
@@ -211,7 +205,7 @@ class Retraining:
 
     def _end(self, run: RunState, now: float) -> None:
         request, started_at = self._request(), self.progress.started_at
-        memory = restraint.ended(self.memory, run.state, self._restraint, now=now)
+        memory = restraint.ended(self.memory, run.state, self._restraint, now=now, parent=request.parent)
         self._journal.emit(
             "run_ended",
             f"run {request.request_id} {run.state}{run.reason and f': {run.reason}'}; "
@@ -221,25 +215,17 @@ class Retraining:
             version=run.version,
             seconds=round(now - started_at, 3) if started_at else None,
         )
-        past = self._past.ended(run.state, request.parent, now=now)
-        self._store(RunProgress(), {f"request_{run.state}": 1}, memory=memory, past=past)
+        self._store(RunProgress(), {f"request_{run.state}": 1}, memory=memory)
         self._checkpoint("retraining.ended")
 
     def _enter(self, phase: str, counts: dict[str, float] | None = None, **changes: Any) -> None:
-        self._store(dataclasses.replace(self.progress, phase=phase, **changes), counts)
+        self._store(replace(self.progress, phase=phase, **changes), counts)
 
     def _store(
-        self,
-        progress: RunProgress,
-        counts: dict[str, float] | None = None,
-        *,
-        memory: RestraintMemory | None = None,
-        past: RecipeMemory | None = None,
+        self, progress: RunProgress, counts: dict[str, float] | None = None, *, memory: RunMemory | None = None
     ) -> None:
-        memory, past = memory or self.memory, past or self._past
-        documents = {PROGRESS: as_document(progress), RESTRAINT: as_document(memory), RECIPE: as_document(past)}
-        self._documents.write_documents(documents, counts)
+        memory = memory or self.memory
+        self._documents.write_documents({PROGRESS: asdict(progress), RESTRAINT: asdict(memory)}, counts)
         # Only now: a write that failed is a step that was not made, and the next turn makes it.
         self.progress = progress
         self.memory = memory
-        self._past = past

@@ -1,24 +1,23 @@
 """`evergreen backtest ARCHIVE`: would these policies have fired over the records of an archive or a lake?
 
-Parses and calls; the flags of judging are the monitor's own. Judging is left to `monitoring.backtest.judging`, the
-output to `report`.
+Parses, calls and prints; the flags of judging are the monitor's own. Judging is left to `monitoring.backtest.judging`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import Any
 
-from components.runtime.durable import write_whole
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.locations import open_objects
 from components.storage.uris import typed_folder, typed_uri
-from monitoring.backtest import report
 from monitoring.backtest.archived_requests import Span, parse_time, read_requests
-from monitoring.backtest.judging import backtest, judge_requests, no_reference
+from monitoring.backtest.judging import Backtest, backtest, judge_requests, no_reference
 from monitoring.backtest.settings import JudgingSettings
 from monitoring.deciding.judging import no_baseline
 from monitoring.flags import build_parser, expect, flat_values, make_settings, settings_of
@@ -27,7 +26,7 @@ from monitoring.released_models import ReleasedModels
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table or JSON, and writes the page."""
+    """Prints the table or JSON."""
     arguments = _parser().parse_args(argv)
     values = vars(arguments)
     names = settings_of(JudgingSettings)
@@ -46,9 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             reference=ReleasedModels(store).reference if store else no_reference,
         )
         backtests.append(backtest(judgements, of_run, run_seconds=arguments.run_seconds, drift_at=arguments.drift_at))
-    if arguments.html:
-        write_whole(arguments.html, report.as_page(backtests, drift_at=arguments.drift_at))
-    print(report.as_json(backtests) if arguments.json else report.as_table(backtests), end="")
+    if arguments.json:
+        print(json.dumps([asdict(each) for each in backtests], indent=2, allow_nan=False))
+    else:
+        print(_as_table(backtests))
     return ExitCode.DONE
 
 
@@ -66,8 +66,31 @@ def _parser() -> argparse.ArgumentParser:
     add("--drift-at", "when the world changed, if that is known", type=parse_time, metavar="TIME")
     add("--run-seconds", "seconds from a fire to its release (default: 600)", type=float, default=600.0)
     add("--json", "print JSON instead of the table", action="store_true")
-    add("--html", "also write a page with the chart", type=Path, metavar="FILE")
     return parser
+
+
+def _as_table(backtests: Sequence[Backtest]) -> str:
+    """Plain text, one line per setting of policies; a number that does not exist is a dash."""
+    cells = [list(_figures(backtests[0])), *(list(_figures(each).values()) for each in backtests)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in cells]
+    summary = f"{backtests[0].rows:,} matured rows, {backtests[0].decision_points:,} decision points"
+    return "\n".join([summary, *lines])
+
+
+def _figures(each: Backtest) -> dict[str, str]:
+    """The cells of a table's row by their headings."""
+    first = datetime.fromtimestamp(each.fires[0].time, timezone.utc) if each.fires else None
+    return {
+        "policies": each.policies,
+        "fires": str(len(each.fires)),
+        "first fire": f"{first:%Y-%m-%d %H:%M:%S UTC}" if first else "-",
+        "delay": "-" if each.delay_seconds is None else f"{each.delay_seconds:.0f} s",
+        "rows to fire": "-" if each.delay_rows is None else f"{each.delay_rows:,}",
+        "false alarms": "-" if each.false_alarms is None else str(each.false_alarms),
+        "held": str(each.held),
+        "AUC hours lost": "-" if each.auc_hours_lost is None else f"{each.auc_hours_lost:.3g}",
+    }
 
 
 if __name__ == "__main__":

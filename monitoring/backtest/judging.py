@@ -4,15 +4,15 @@ In: requests in order of event time. Out: decision points, whose lines are those
 records, and one `Backtest` per setting of policies. The lines differ where the monitor received a record after its
 decision point had passed (it no longer judges it; the archive cannot show this), and where its settings, verdicts or
 training statistics were others. A fire changes no model here, so the second fire assumes that the first run's release
-changed nothing. Pure; reading is left to `archived_requests`, showing to `report`.
+changed nothing. Pure; reading is left to `archived_requests`, printing to the command.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from components.contracts.reference_statistics import ReferenceStatistics
 from monitoring.backtest.archived_requests import ArchivedRequest
@@ -20,12 +20,9 @@ from monitoring.backtest.settings import JudgingSettings
 from monitoring.deciding.judging import Judge, no_baseline
 from monitoring.deciding.policies import make_policies
 from monitoring.deciding.policy import Action, Baseline, DecisionPoint
-from monitoring.deciding.restraint import RestraintMemory, ended, requested, restrain
+from monitoring.deciding.restraint import RunMemory, ended, requested, restrain
 from monitoring.drift.watch import DriftWatch
 from monitoring.rows import MaturedRequest
-
-EVERY_REQUESTS = 1000
-"""Requests between two checks whether a decision point has passed; it changes no decision."""
 
 
 def no_reference(version: int) -> ReferenceStatistics | None:
@@ -48,10 +45,16 @@ def judge_requests(
     """
     judge = Judge(settings.judge, make_policies(settings.policies), baseline=baseline, memory=memory)
     stream = _Stream(judge, DriftWatch(reference, settings.drift), settings)
-    for number, request in enumerate(requests):
+    # At least once in each bucket of the drift watch, which holds few open at a time.
+    step = settings.drift.drift_bucket_seconds or settings.judge.decide_seconds
+    passed = math.inf
+    for request in requests:
+        time = request.matured.time
+        if time - passed >= step:
+            yield from stream.pass_until(time)
+            passed = time
+        passed = min(passed, time)
         stream.take_in(request)
-        if number % EVERY_REQUESTS == 0:
-            yield from stream.pass_until(request.matured.time)
     yield from stream.end()
 
 
@@ -122,19 +125,15 @@ class Fire:
     """Matured when it fired, since the archive's first."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WindowPoint:
+class _Point(NamedTuple):
     """The serving version's window at one decision point."""
 
     time: float
     """One attribution window after the decision point: when the monitor judged it."""
-    version: int
     rows: int
     """Matured since the archive's first."""
-    auc: float | None
-    auc_low: float | None
-    auc_high: float | None
-    gate_auc: float | None
+    auc_loss: float | None
+    """How far the AUC lay below the gate's; None where either does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +156,6 @@ class Backtest:
     auc_hours_lost: float | None
     """Integral over time, in hours, of how far the AUC lay below the gate's, from the drift (or the first point) to the
     first fire after it (or the last point); None without a gate's AUC."""
-    points: tuple[WindowPoint, ...] = field(repr=False, default=())
 
 
 def backtest(
@@ -171,13 +169,13 @@ def backtest(
         run_seconds: From a fire to its run's release; the cool-down begins then, and no other run is requested before.
         drift_at: When the world changed, seconds since the epoch; None = not known, so no alarm can be called false.
     """
-    memory = RestraintMemory()
+    memory = RunMemory()
     running_until = -math.inf
     held = 0
     fires: list[Fire] = []
-    points: list[WindowPoint] = []
+    points: list[_Point] = []
     for judgement in judgements:
-        point = _window_point(judgement, settings)
+        point = _point(judgement, settings)
         points.append(point)
         if point.time < running_until:
             held += judgement.decision.action is Action.RETRAIN
@@ -185,14 +183,15 @@ def backtest(
         decision = restrain(judgement.decision, memory, settings.restraint, now=point.time)
         held += decision.action is Action.HELD
         if decision.action is Action.RETRAIN:
-            fire = Fire(
-                time=point.time,
-                version=point.version,
-                policy=decision.policy,
-                reason=decision.reason,
-                rows=point.rows,
+            fires.append(
+                Fire(
+                    time=point.time,
+                    version=judgement.version,
+                    policy=decision.policy,
+                    reason=decision.reason,
+                    rows=point.rows,
+                )
             )
-            fires.append(fire)
             running_until = point.time + run_seconds
             memory = ended(requested(memory, now=point.time), "released", settings.restraint, now=running_until)
     start = -math.inf if drift_at is None else drift_at
@@ -209,27 +208,22 @@ def backtest(
         delay_seconds=found.time - start if found and is_delay_known else None,
         delay_rows=found.rows - rows_before if found and is_delay_known else None,
         auc_hours_lost=_auc_hours_lost(points, start=start, end=found.time if found else math.inf),
-        points=tuple(points),
     )
 
 
-def _window_point(judgement: DecisionPoint, settings: JudgingSettings) -> WindowPoint:
-    kpis, gate = judgement.kpis, judgement.memory["baselines"].get(str(judgement.version))
-    return WindowPoint(
-        time=judgement.time + settings.judge.attribution_window_seconds,
-        version=judgement.version,
-        rows=int(judgement.memory["matured_total"]),
-        auc=kpis.auc,
-        auc_low=kpis.auc_low,
-        auc_high=kpis.auc_high,
-        gate_auc=None if gate is None else float(gate["auc"]),
+def _point(judgement: DecisionPoint, settings: JudgingSettings) -> _Point:
+    auc, gate = judgement.kpis.auc, judgement.memory["baselines"].get(str(judgement.version))
+    return _Point(
+        judgement.time + settings.judge.attribution_window_seconds,
+        int(judgement.memory["matured_total"]),
+        None if gate is None or auc is None else max(0.0, float(gate["auc"]) - auc),
     )
 
 
-def _auc_hours_lost(points: list[WindowPoint], *, start: float, end: float) -> float | None:
+def _auc_hours_lost(points: list[_Point], *, start: float, end: float) -> float | None:
     losses = [
-        max(0.0, point.gate_auc - point.auc) * (point.time - before.time) / 3600.0
+        point.auc_loss * (point.time - before.time) / 3600.0
         for before, point in zip(points, points[1:])
-        if start <= point.time <= end and point.gate_auc is not None and point.auc is not None
+        if start <= point.time <= end and point.auc_loss is not None
     ]
     return sum(losses) if losses else None

@@ -1,9 +1,8 @@
-"""The six policies, their settings, and those that a monitor's settings name.
+"""The five policies, their settings, and those that a monitor's settings name.
 
 `threshold` and `relative_drop` judge one window of rows at a time: their false alarms are bounded for a single look,
 not over months. `sequential` is bounded over all time (`monitoring.deciding.betting`). `data_drift` needs no labels,
-`volume` watches the traffic, `schedule` the calendar. How soon a run may be requested again is left to
-`monitoring.deciding.restraint`.
+`schedule` watches the calendar. How soon a run may be requested again is left to `monitoring.deciding.restraint`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
 from components.runtime.errors import ContractError
@@ -21,10 +19,6 @@ from monitoring.deciding.policy import Action, Decision, Evidence, FeatureDrift,
 from monitoring.flags import expect
 from monitoring.measures.kpis import Kpis
 
-MIN_SPANS = 12
-"""Decision spans before a rate of rows is known as the usual one."""
-MIN_EXPECTED_ROWS = 30.0
-"""Fewer expected rows vary too much by chance: a fifth of 30 has a probability below 1e-7 (Poisson)."""
 MAX_SEQUENTIAL_VERSIONS = 8
 """Versions whose sequential evidence is remembered: two may alternate during a roll-out."""
 NAMED_COLUMNS = 5
@@ -36,8 +30,8 @@ class PolicySettings:
     """Which policies decide, and by what; settings of policies that are not named have no effect."""
 
     policies: str = "threshold"
-    """Names by commas, of threshold, relative_drop, sequential, data_drift, volume, schedule: any that says retrain
-    wins, the first of them gives the reason."""
+    """Names by commas, of threshold, relative_drop, sequential, data_drift, schedule: any that says retrain wins,
+    and the first of them gives the reason."""
     min_clicks: int = 200
     """Fewest clicks, and fewest rows without one, that a window is judged on."""
     consecutive_breaches: int = 3
@@ -58,12 +52,8 @@ class PolicySettings:
     """Drifted buckets in a row that confirm a data drift."""
     drift_columns: int = 1
     """Columns that must have drifted for a bucket to count."""
-    volume_factor: float = 5.0
-    """Reported is a rate of rows this many times the usual one, or this many times smaller."""
-    volume_spans: int = 360
-    """Newest decision spans whose median rate is the usual one: an hour of ten seconds each."""
     max_serving_seconds: float = 7 * 86_400.0
-    """Time that a version may serve before the schedule asks for its successor."""
+    """Time that a version may serve before the schedule requests its successor."""
 
     def __post_init__(self) -> None:
         """Refuses values that decide nothing, never or always."""
@@ -74,8 +64,6 @@ class PolicySettings:
         expect(self, "inside (0, 1)", lambda value: 0.0 < value < 1.0, "auc_threshold", "sequential_alpha")
         expect(self, "in [0, 1)", lambda value: 0.0 <= value < 1.0, "max_relative_drop")
         expect(self, "in [0, 0.5)", lambda value: 0.0 <= value < 0.5, "sequential_tolerance")
-        expect(self, "above 1", lambda value: value > 1, "volume_factor")
-        expect(self, f"at least {MIN_SPANS}", lambda value: value >= MIN_SPANS, "volume_spans")
         expect(self, "above 0", lambda value: value > 0, "max_serving_seconds")
 
 
@@ -298,41 +286,6 @@ class DataDriftPolicy(_ConfiguredPolicy):
         return Action.OK, text
 
 
-class VolumePolicy(_ConfiguredPolicy):
-    """The rate of rows against the usual one: UNDECIDABLE far below it, BREACH far above it, never RETRAIN.
-
-    A model is not to blame for its traffic. A span without any row has no decision point; its silence counts when the
-    next row arrives. That nothing arrives at all is reported by the log and the health page.
-    """
-
-    name = "volume"
-
-    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; memory: the last decision point, rows until then, and the rates of the last spans."""
-        rates = [float(rate) for rate in memory.get("rates", ())]
-        seconds = evidence.time - float(memory["time"]) if memory else None
-        rows = evidence.matured_total - int(memory["matured_total"]) if memory else None
-        usual = median(rates) if len(rates) >= MIN_SPANS else None
-        action, reason = self._judge_rate(rows, seconds, usual)
-        numbers = {"span_rows": rows, "span_seconds": seconds, "usual_rows_per_second": usual}
-        if rows is not None and seconds:
-            rates = [*rates, rows / seconds][-self._settings.volume_spans :]
-        kept = {"time": evidence.time, "matured_total": evidence.matured_total, "rates": rates}
-        return self._decision(evidence, action, reason, **numbers), kept
-
-    def _judge_rate(self, rows: int | None, seconds: float | None, usual: float | None) -> tuple[Action, str]:
-        factor = self._settings.volume_factor
-        if rows is None or seconds is None or usual is None:
-            return Action.OK, f"the usual rate of rows is not known before {MIN_SPANS} decision spans"
-        expected = usual * seconds
-        text = f"{rows} rows in {seconds:g} s, usual {expected:.0f}"
-        if rows > factor * max(expected, MIN_EXPECTED_ROWS):
-            return Action.BREACH, f"{text}: more than {factor:g} times as many"
-        if expected >= MIN_EXPECTED_ROWS and rows * factor < expected:
-            return Action.UNDECIDABLE, f"{text}: less than a {factor:g}th"
-        return Action.OK, text
-
-
 class SchedulePolicy(_ConfiguredPolicy):
     """Retrains by the calendar: once a version has served for long enough, whatever its numbers."""
 
@@ -347,8 +300,7 @@ class SchedulePolicy(_ConfiguredPolicy):
 
 
 POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
-    kind.name: kind
-    for kind in (ThresholdPolicy, RelativeDropPolicy, SequentialPolicy, DataDriftPolicy, VolumePolicy, SchedulePolicy)
+    kind.name: kind for kind in (ThresholdPolicy, RelativeDropPolicy, SequentialPolicy, DataDriftPolicy, SchedulePolicy)
 }
 """The policies by name."""
 
@@ -364,13 +316,18 @@ def policy_names(text: str) -> list[str]:
     Raises:
         ContractError: a name is unknown or given twice, or there is none.
 
-    >>> policy_names("threshold, volume")
-    ['threshold', 'volume']
+    >>> policy_names("threshold, schedule")
+    ['threshold', 'schedule']
     """
-    names = [name.strip() for name in text.split(",")]
+    names = split_names(text)
     if set(names) - POLICIES.keys() or len(set(names)) < len(names):
         raise ContractError(f"policies is {text!r}, expected some of {', '.join(POLICIES)}, by commas, each once")
     return names
+
+
+def split_names(text: str) -> list[str]:
+    """The names in a comma-separated list, known or not."""
+    return [name.strip() for name in text.split(",")]
 
 
 def confirm(

@@ -90,7 +90,7 @@ class Evidence:
 
 
 class Action(str, Enum):
-    """What a decision asks for."""
+    """What a decision calls for."""
 
     OK = "ok"
     """There is no sign of a drift."""

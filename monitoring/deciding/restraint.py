@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from components.contracts.retrain_request import CURRENT, NONE
 from monitoring.deciding.policy import Action, Decision
 from monitoring.flags import expect
 
@@ -33,7 +34,7 @@ class RestraintSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestraintMemory:
+class RunMemory:
     """What is remembered of past runs."""
 
     blocked_until: float = 0.0
@@ -45,20 +46,24 @@ class RestraintMemory:
     """The newest of them in a row that failed, where others were refused."""
     requested_at: tuple[float, ...] = ()
     """Times of the requests of the last day."""
+    releases_since_full: int = 0
+    """Releases since the last one that came from a full run."""
+    refusals: int = 0
+    """Incremental runs refused in a row."""
 
     def num_requests_today(self, now: float) -> int:
         """Requests of the last 24 hours; a clock that was set back counts those that seem to be in the future too."""
         return sum(abs(time - now) < DAY_SECONDS for time in self.requested_at)
 
 
-def restrain(decision: Decision, memory: RestraintMemory, settings: RestraintSettings, *, now: float) -> Decision:
+def restrain(decision: Decision, memory: RunMemory, settings: RestraintSettings, *, now: float) -> Decision:
     """The decision as it may be acted on: RETRAIN becomes HELD while a pause or the budget forbids a run."""
     if decision.action is not Action.RETRAIN or not (cause := _why_not_now(memory, settings, now)):
         return decision
     return replace(decision, action=Action.HELD, reason=f"{decision.reason}; {cause}")
 
 
-def _why_not_now(memory: RestraintMemory, settings: RestraintSettings, now: float) -> str:
+def _why_not_now(memory: RunMemory, settings: RestraintSettings, now: float) -> str:
     pause = memory.blocked_until - now
     # No pause is longer: one that seems so was written under a clock that has since been set back.
     if 0 < pause <= max(DAY_SECONDS, settings.cooldown_seconds):
@@ -69,26 +74,39 @@ def _why_not_now(memory: RestraintMemory, settings: RestraintSettings, now: floa
     return ""
 
 
-def requested(memory: RestraintMemory, *, now: float) -> RestraintMemory:
+def requested(memory: RunMemory, *, now: float) -> RunMemory:
     """The memory after a request was made."""
     recent = tuple(time for time in memory.requested_at if abs(time - now) < DAY_SECONDS)
     return replace(memory, requested_at=(*recent, now))
 
 
-def ended(memory: RestraintMemory, outcome: str, settings: RestraintSettings, *, now: float) -> RestraintMemory:
-    """The memory after a run ended as `released` or otherwise, or after people were `notified` in place of a run.
+def ended(
+    memory: RunMemory, outcome: str, settings: RestraintSettings, *, now: float, parent: str = CURRENT
+) -> RunMemory:
+    """The memory after a run with this `parent` ended as `released`, `refused` or `failed`.
 
-    A release or a notification is followed by the cool-down, anything else by a back-off, longer each time.
+    Also after people were `notified` in place of a run. A release or a notification is followed by the cool-down,
+    anything else by a back-off, longer each time.
 
     >>> settings = RestraintSettings(cooldown_seconds=0.0)
-    >>> once = ended(RestraintMemory(), "failed", settings, now=0.0)
+    >>> once = ended(RunMemory(), "failed", settings, now=0.0)
     >>> once.blocked_until, ended(once, "refused", settings, now=0.0).blocked_until
     (900.0, 1800.0)
     """
     if outcome in ("released", "notified"):
-        cause = f"cool-down after a {'release' if outcome == 'released' else 'notification'}"
-        until = now + settings.cooldown_seconds
-        return replace(memory, blocked_until=until, blocked_by=cause, failures=0, failed=0)
+        return replace(
+            memory,
+            blocked_until=now + settings.cooldown_seconds,
+            blocked_by=f"cool-down after a {'release' if outcome == 'released' else 'notification'}",
+            failures=0,
+            failed=0,
+            releases_since_full=0 if parent == NONE else memory.releases_since_full + 1,
+            refusals=0,
+        )
+    refusals = memory.refusals
+    if outcome == "refused":
+        # After a refused full run the next may be incremental again, or full runs would follow each other.
+        refusals = 0 if parent == NONE else refusals + 1
     failures = memory.failures + 1
     backoff = min(settings.failure_backoff_seconds * 2.0 ** min(failures - 1, 30), DAY_SECONDS)
     return replace(
@@ -97,4 +115,5 @@ def ended(memory: RestraintMemory, outcome: str, settings: RestraintSettings, *,
         blocked_by=f"back-off after {failures} run{'s' if failures > 1 else ''} without a release",
         failures=failures,
         failed=memory.failed + 1 if outcome == "failed" else 0,
+        refusals=refusals,
     )

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from components.contracts.criteo import CATEGORICAL, DENSE, NUM_DENSE
 from components.contracts.reference_statistics import CategoryColumn, DenseColumn
 from components.drift_statistics.chance import adjusted, design_effect, homogeneity, proportion
-from components.drift_statistics.distances import jensen_shannon, l_infinity
+from components.drift_statistics.effects import jensen_shannon, l_infinity
 from monitoring.drift.layout import COLUMNS, SCORE
 from monitoring.drift.report import JENSEN_SHANNON, L_INFINITY, ColumnDrift
 from monitoring.drift.settings import DriftSettings

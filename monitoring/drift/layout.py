@@ -43,7 +43,7 @@ class Layout:
         self.unlisted = self.starts[NUM_DENSE + 1 : NUM_COLUMNS] - 2
         """[26] cell of each categorical column's values that are not listed."""
         self.digest = _digest(reference)
-        """Tells layouts apart over restarts."""
+        """Identifies the layout over restarts."""
         self._listed = [self._sorted_values(name) for name in CATEGORICAL]
 
     def _sorted_values(self, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

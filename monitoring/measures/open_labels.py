@@ -1,13 +1,13 @@
-"""AUC, CTR and log loss of rows whose attribution window is still open: estimate, hard bounds, when they are final.
+"""The AUC of rows whose attribution window is still open: estimate, hard bounds, when it is final.
 
 In: scores and ages of the open rows, which of them are clicked already, and the delays of clicks on matured rows. Out:
-what their matured numbers will be. The numbers of matured rows are left to `kpis`.
+what their matured AUC will be. The numbers of matured rows are left to `kpis`.
 
 **Bounds.** A click that has arrived stays; any other open row may still become a click or not. The bounds are the least
-and the greatest value over all these labelings, so the matured value always lies between them. For AUC: the ranks of
-all rows do not depend on labels, and U = (sum of the clicks' midranks) - n1 (n1 + 1) / 2. Of all labelings with m more
+and the greatest value over all these labelings, so the matured value always lies between them. The ranks of all rows do
+not depend on labels, and U = (sum of the clicks' midranks) - n1 (n1 + 1) / 2. Of all labelings with m more
 clicks the greatest U therefore has the m highest ranks, the least U the m lowest; one cumulative sum gives both for
-every m, and with them the extremes. CTR and log loss are extreme where every row is.
+every m, and with them the extremes.
 
 **Estimate.** F(a), the share of clicks that come within age a, is the distribution of the delays of matured rows'
 clicks: none of them is censored, so the Kaplan-Meier estimate is their empirical distribution. A row of age a without
@@ -74,7 +74,7 @@ class ClickDelays:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenEstimate:
-    """KPIs of the open rows of one version once their labels are final; a number that does not exist is None."""
+    """The AUC of the open rows of one version once their labels are final; a number that does not exist is None."""
 
     version: int
     open_rows: int
@@ -83,16 +83,10 @@ class OpenEstimate:
     final_at: float | None
     """When the last label becomes certain, in the time that ages count in; None without rows."""
     auc: float | None = None
-    """Estimates: None with fewer than `MIN_DELAYS` delays known; AUC also where no two rows can differ in label."""
+    """The estimate: None with fewer than `MIN_DELAYS` delays known, or where no two rows can differ in label."""
     auc_low: float | None = None
-    """Bounds of AUC: over the labelings that have one, None where none has."""
+    """Bounds over the labelings that have an AUC: None where none has."""
     auc_high: float | None = None
-    ctr: float | None = None
-    ctr_low: float | None = None
-    ctr_high: float | None = None
-    log_loss: float | None = None
-    log_loss_low: float | None = None
-    log_loss_high: float | None = None
 
 
 def estimate_open(
@@ -105,7 +99,7 @@ def estimate_open(
     window_seconds: float,
     now: float,
 ) -> OpenEstimate:
-    """Estimates the rows' KPIs once their windows have closed; 100,000 rows take some 70 ms.
+    """Estimates the rows' AUC once their windows have closed; 100,000 rows take some 60 ms.
 
     Args:
         scores: Probabilities, shape [n].
@@ -123,34 +117,23 @@ def estimate_open(
         raise ContractError(f"scores, ages and clicked have shapes {scores.shape}, {ages.shape}, {clicked.shape}")
     if not ((scores >= 0) & (scores <= 1)).all():
         raise ContractError("open rows hold a score outside [0, 1]")
-    rows, clicks = len(scores), int(clicked.sum())
-    if not rows:
+    if not len(scores):
         return OpenEstimate(version=version, open_rows=0, open_clicks=0, final_at=None)
     may_click = ~clicked & (ages < window_seconds)
-    if_click, if_none = row_losses(scores)
-    settled = np.where(clicked, if_click, if_none)
     low, high = auc_bounds(scores, clicked, may_click)
-    p = (
-        _click_probabilities(scores, ages, clicked, may_click=may_click, delays=delays)
-        if len(delays) >= MIN_DELAYS
-        else None
-    )
-    expected = None if p is None else expected_auc(p, scores)
-    auc = None if expected is None or low is None or high is None else min(max(expected, low), high)
+    auc = None
+    if len(delays) >= MIN_DELAYS and low is not None and high is not None:
+        p = _click_probabilities(scores, ages, clicked, may_click=may_click, delays=delays)
+        expected = expected_auc(p, scores)
+        auc = None if expected is None else min(max(expected, low), high)
     return OpenEstimate(
         version=version,
-        open_rows=rows,
-        open_clicks=clicks,
+        open_rows=len(scores),
+        open_clicks=int(clicked.sum()),
         final_at=now + (float(window_seconds - ages[may_click].min()) if may_click.any() else 0.0),
         auc=auc,
         auc_low=low,
         auc_high=high,
-        ctr=None if p is None else float(p.mean()),
-        ctr_low=clicks / rows,
-        ctr_high=(clicks + int(may_click.sum())) / rows,
-        log_loss=None if p is None else float((p * if_click + (1 - p) * if_none).mean()),
-        log_loss_low=float(np.where(may_click, np.minimum(if_click, if_none), settled).mean()),
-        log_loss_high=float(np.where(may_click, np.maximum(if_click, if_none), settled).mean()),
     )
 
 
@@ -212,12 +195,6 @@ def _below(weights: NDArray[np.float64], firsts: NDArray[np.int64], sizes: NDArr
     in_run = np.add.reduceat(weights, firsts)
     below: NDArray[np.float64] = np.repeat(np.cumsum(in_run) - in_run / 2, sizes)
     return below
-
-
-def row_losses(scores: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Log loss in nats of each row [n] if it is a click, and if it is none; clipped as in `metrics.row_log_losses`."""
-    clipped = np.clip(np.asarray(scores, np.float64), 1e-7, 1 - 1e-7)
-    return -np.log(clipped), -np.log1p(-clipped)
 
 
 def _click_probabilities(

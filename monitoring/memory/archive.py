@@ -65,7 +65,6 @@ class Archive:
         keep_rows: int,
         windows: Mapping[str, float] | None = None,
         checkpoint: Callable[[str], None] = no_checkpoint,
-        unique: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
         """Opens the archive and finishes what an interrupted predecessor had begun.
 
@@ -78,14 +77,12 @@ class Archive:
                 judged yet (document `judge`, `judged_until`) are kept beside them.
             windows: Attribution window of each event in seconds, written beside late outcomes; 0 where absent.
             checkpoint: Called with the name of each step that a crash may follow.
-            unique: A name never used before, in this process or in a replica of it.
 
         Raises:
             TemporaryError: the folder cannot be written, or the disk is full.
         """
         self._folder = folder
         self._store = store
-        self._unique = unique
         self._roll_rows = roll_rows
         self._roll_seconds = roll_seconds
         self._keep_rows = keep_rows
@@ -155,7 +152,7 @@ class Archive:
         written = []
         for day, group in groupby(sorted(items, key=lambda each: (utc_day(each.time), each.number)), _day_of):
             of_day = list(group)
-            name = f"{partition.format(day=day)}/part-{self._unique()}.parquet"
+            name = f"{partition.format(day=day)}/part-{uuid4().hex}.parquet"
             self._store.intend_file(name, [each.number for each in of_day])
             self._checkpoint(f"{_kind_of(name)}.intended")
             self._finish_file(name)

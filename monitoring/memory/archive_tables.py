@@ -24,6 +24,14 @@ from monitoring.rows import ArchiveOutcome, ArchiveRow
 
 SCHEMA = arrow_schema(criteo.RAW_TYPES)
 OUTCOME_SCHEMA = arrow_schema(criteo.OUTCOME_TYPES)
+_OPTIONAL: dict[str, Callable[[PredictionBatch], Any]] = {
+    criteo.SHADOW_VERSION: lambda batch: batch.shadow_version,
+    criteo.SHADOW_SCORE: lambda batch: batch.shadow_scores,
+    criteo.SESSION_ID: lambda batch: batch.session_id,
+    criteo.POSITION: lambda batch: batch.positions,
+    criteo.CANARY: lambda batch: batch.canary,
+}
+"""Where the optional columns come from."""
 _DAY_SECONDS = 86_400
 
 
@@ -51,47 +59,21 @@ def build_row_table(rows: Sequence[ArchiveRow]) -> pa.Table:
     for i, name in enumerate(criteo.CATEGORICAL):
         values = np.ascontiguousarray(categorical[:, i])
         columns[name] = pa.array(values, mask=values == criteo.MISSING_CATEGORY)
-    groups = _optional_columns(batches)
-    schema = arrow_schema({**criteo.RAW_TYPES, **{n: t for types, _ in groups for n, t in types.items()}})
-    for _, more in groups:
-        columns |= more
+    schema = SCHEMA
+    for types in (criteo.SHADOW_TYPES, criteo.SESSION_TYPES, criteo.CANARY_TYPES):
+        group = {field: [_OPTIONAL[field.name](batch) for batch in batches] for field in arrow_schema(types)}
+        if any(given is not None and given is not False for each in group.values() for given in each):
+            for field, each in group.items():
+                schema, columns[field.name] = schema.append(field), _column(each, batches, field.type)
     return pa.table([pa.array(columns[field.name]).cast(field.type) for field in schema], schema=schema)
 
 
-def _optional_columns(batches: Sequence[PredictionBatch]) -> list[tuple[dict[str, str], dict[str, pa.Array]]]:
-    """Types and columns of the groups that one of the rows needs, in the contract's order."""
-    groups: list[tuple[dict[str, str], dict[str, pa.Array]]] = []
-    if any(batch.shadow_scores is not None for batch in batches):
-        shadow = {
-            criteo.SHADOW_VERSION: _repeated(batches, lambda b: b.shadow_version, pa.int32()),
-            criteo.SHADOW_SCORE: _pieces([b.shadow_scores for b in batches], batches, pa.float32()),
-        }
-        groups.append((criteo.SHADOW_TYPES, shadow))
-    if any(batch.session_id is not None or batch.positions is not None for batch in batches):
-        session = {
-            criteo.SESSION_ID: _repeated(batches, lambda b: b.session_id, pa.string()),
-            criteo.POSITION: _pieces([b.positions for b in batches], batches, pa.int32()),
-        }
-        groups.append((criteo.SESSION_TYPES, session))
-    if any(batch.canary for batch in batches):
-        groups.append((criteo.CANARY_TYPES, {criteo.CANARY: _repeated(batches, lambda b: b.canary, pa.bool_())}))
-    return groups
-
-
-def _repeated(
-    batches: Sequence[PredictionBatch], value: Callable[[PredictionBatch], Any], kind: pa.DataType
-) -> pa.Array:
-    """What each batch says, at each of its rows."""
-    request = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
-    return pa.array([value(batch) for batch in batches], kind).take(pa.array(request))
-
-
-def _pieces(pieces: Sequence[Any], batches: Sequence[PredictionBatch], kind: pa.DataType) -> pa.Array:
-    """The arrays [n] one after another, nulls where a batch has none."""
+def _column(values: Sequence[Any], batches: Sequence[PredictionBatch], kind: pa.DataType) -> pa.Array:
+    """One value per row: each batch's array [n] or one value for all of its rows, nulls where it has neither."""
     return pa.concat_arrays(
         [
-            pa.nulls(len(batch), kind) if piece is None else pa.array(piece).cast(kind)
-            for piece, batch in zip(pieces, batches)
+            pa.nulls(len(batch), kind) if value is None else pa.array(np.broadcast_to(value, len(batch))).cast(kind)
+            for value, batch in zip(values, batches)
         ]
     )
 

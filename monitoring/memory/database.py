@@ -12,9 +12,11 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from components.runtime.errors import PermanentError, TemporaryError
+
+M = TypeVar("M")
 
 VERSION = 4
 """Kept as SQLite's `user_version`. A state folder of another version is refused: its monitor must drain it."""
@@ -124,7 +126,11 @@ class Database:
         return None if row is None else dict(json.loads(row[0]))
 
     def write_documents(self, documents: dict[str, dict[str, Any]], counts: dict[str, float] | None = None) -> None:
-        """Keeps these JSON objects, all or none, and adds to counters in the same transaction."""
+        """Keeps these JSON objects, all or none, and adds to counters in the same transaction.
+
+        Raises:
+            TemporaryError: the disk is full; nothing was kept.
+        """
         with self._transaction(counts or {}) as connection:
             connection.executemany(
                 "INSERT OR REPLACE INTO documents VALUES (?, ?)",
@@ -177,3 +183,9 @@ class Database:
 def add_to(counts: dict[str, float], name: str, number: float) -> None:
     """Adds to one of `counts`."""
     counts[name] = counts.get(name, 0) + number
+
+
+def read_memory(documents: Database, name: str, kind: type[M]) -> M:
+    """The dataclass `kind` kept under `name` as `dataclasses.asdict` gave it; its defaults if there is none."""
+    kept = documents.read_document(name) or {}
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()})

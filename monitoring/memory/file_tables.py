@@ -81,15 +81,12 @@ class FileTables(Database):
     def rows_of_file(self, name: str) -> list[ArchiveRow]:
         """The requests that were given to the file `name`."""
         query = (
-            "SELECT m.number, m.time, m.num_rows, x.payload, m.labels FROM matured m"
+            "SELECT x.payload, m.labels FROM matured m"
             " JOIN predictions p USING (request_id) JOIN messages x ON x.number = p.rowid"
             " WHERE m.file = ? ORDER BY m.number"
         )
         found = self._connection.execute(query, (name,))
-        return [
-            ArchiveRow(number, time, num_rows, payload, np.frombuffer(labels, np.uint8))
-            for number, time, num_rows, payload, labels in found
-        ]
+        return [ArchiveRow(payload, np.frombuffer(labels, np.uint8)) for payload, labels in found]
 
     def outcomes_of_file(self, name: str) -> list[ArchiveOutcome]:
         """The late outcomes that were given to the file `name`."""

@@ -178,8 +178,8 @@ class Store(FileTables):
         query = "SELECT payload FROM messages WHERE number > ? ORDER BY number"
         return (payload for (payload,) in self._connection.execute(query, (mark,)))
 
-    def open_rows(self, *, now: float, window_seconds: float, limit: int = 200_000) -> tuple[dict[int, OpenRows], int]:
-        """The rows of each model version whose labels are not final, and how many older rows were left out.
+    def open_rows(self, *, now: float, window_seconds: float, limit: int = 200_000) -> dict[int, OpenRows]:
+        """The rows of each model version whose labels are not final.
 
         Args:
             now: Seconds since the epoch, from which ages are taken.
@@ -197,11 +197,10 @@ class Store(FileTables):
             num_rows += n
             taken.setdefault(version, []).append((request_id, time, scores))
         clicks = self._clicks_on([each[0] for requests in taken.values() for each in requests])
-        found = {
+        return {
             version: _open_rows(requests, clicks, now, window_seconds=window_seconds)
             for version, requests in taken.items()
         }
-        return found, self.num_pending_rows - num_rows
 
     def mature(
         self,

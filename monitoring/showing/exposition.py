@@ -15,7 +15,7 @@ from typing import Any
 from monitoring.acting.acting import ActingStatus
 from monitoring.deciding.policy import Decision
 from monitoring.measures.kpis import Kpis
-from monitoring.measuring import OpenLabels
+from monitoring.measures.open_labels import OpenEstimate
 from monitoring.showing.store_status import StoreStatus
 
 STALL_SECONDS = 60.0
@@ -43,7 +43,7 @@ class Snapshot:
     serving_version: int | None = None
     windows: tuple[Kpis, ...] = ()
     """One per model version."""
-    open_labels: tuple[OpenLabels, ...] = ()
+    open_labels: tuple[OpenEstimate, ...] = ()
     """One per model version with open rows."""
     drift: Mapping[str, Any] | None = None
     """The newest closed bucket of feature drift, a JSON object; None before one has closed."""

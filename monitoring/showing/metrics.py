@@ -64,7 +64,7 @@ KPI_GAUGES = {
 def metrics_page(snapshot: Snapshot) -> bytes:
     """The snapshot in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(_Collector(snapshot))  # type: ignore[arg-type]  # the stub asks for a base class, the library not
+    registry.register(_Collector(snapshot))  # type: ignore[arg-type]  # the stub requires a base class, the library does not
     return generate_latest(registry)
 
 
@@ -148,7 +148,7 @@ def _labelled_gauge(name: str, text: str, *, label: str, values: Mapping[str, fl
 
 
 def _open_label_metrics(shown: Snapshot) -> Iterator[Metric]:
-    estimates = {str(labels.estimate.version): labels.estimate for labels in shown.open_labels}
+    estimates = {str(estimate.version): estimate for estimate in shown.open_labels}
     for field, text in (
         ("auc", "AUC that the rows with open labels will have, as estimated now"),
         ("auc_low", "Least AUC that the rows with open labels can have"),

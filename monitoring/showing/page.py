@@ -23,7 +23,7 @@ from components.store import promotion_journal
 from monitoring.acting.acting import ActingStatus
 from monitoring.journal import EVENTS_FILE, TIMELINE_FILE
 from monitoring.measures.kpis import Kpis
-from monitoring.measuring import OpenLabels
+from monitoring.measures.open_labels import OpenEstimate
 from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.run_reports import link_to
 
@@ -238,23 +238,20 @@ def _versions_table(windows: Sequence[Kpis], serving: int | None) -> str:
     return _table("KPIs of the windows", [*head, "click rate", "conversion rate", "hit rate@k", "NDCG@k"], rows)
 
 
-def _open_labels_section(open_labels: Sequence[OpenLabels], now: float) -> str:
+def _open_labels_section(open_labels: Sequence[OpenEstimate], now: float) -> str:
     if not open_labels:
         return "<p>No row's attribution window is open.</p>"
-    rows = []
-    for labels in open_labels:
-        estimate = labels.estimate
-        rows.append(
-            [
-                estimate.version,
-                f"{estimate.open_rows:,}",
-                _format_band(estimate.auc, estimate.auc_low, estimate.auc_high),
-                _format_band(estimate.ctr, estimate.ctr_low, estimate.ctr_high),
-                _format_band(estimate.log_loss, estimate.log_loss_low, estimate.log_loss_high),
-                "now" if estimate.final_at is None else f"in {_format_duration(estimate.final_at - now)}",
-            ]
-        )
-    head = ["version", "open rows", "AUC", "click rate", "log loss", "final"]
+    rows = [
+        [
+            estimate.version,
+            f"{estimate.open_rows:,}",
+            f"{estimate.open_clicks:,}",
+            _format_band(estimate.auc, estimate.auc_low, estimate.auc_high),
+            "now" if estimate.final_at is None else f"in {_format_duration(estimate.final_at - now)}",
+        ]
+        for estimate in open_labels
+    ]
+    head = ["version", "open rows", "clicks so far", "AUC", "final"]
     return _table("Estimate (hard bounds) while labels are open", head, rows)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.runtime.errors import ContractError, TemporaryError
 from components.store import promotion_journal, runs
-from monitoring.documents import Documents
+from monitoring.memory.database import Database
 
 if TYPE_CHECKING:
     from monitoring.memory.archive import Archive
@@ -94,7 +94,7 @@ class StoreStatus:
 class StoreWatcher:
     """Reads the store and the archive when it is time."""
 
-    def __init__(self, store: Path, documents: Documents, archive: Archive, *, has_uploader: bool) -> None:
+    def __init__(self, store: Path, documents: Database, archive: Archive, *, has_uploader: bool) -> None:
         """Reads nothing yet; without an uploader the archive is the lake, and nothing in it waits."""
         self._store = store
         self._archive = archive
@@ -135,7 +135,7 @@ class StoreWatcher:
 class RunCounter:
     """Counts the finished runs of a model store, each once by its verdict, as `run_<verdict>`."""
 
-    def __init__(self, store: Path, documents: Documents) -> None:
+    def __init__(self, store: Path, documents: Database) -> None:
         """Continues with what a predecessor counted in `documents`."""
         self._store, self._documents = store, documents
         kept = documents.read_document(RUNS) or {"ended": {}, "gate_refusals": None, "last": None}

@@ -13,7 +13,6 @@ import json
 import logging
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -52,8 +51,7 @@ from pipelines.local.triton import TritonServer
 
 PUBLISH_SECONDS = 2.0
 """How long after a line of traffic the records it counts may still be on their way into the log."""
-PROOF_SECONDS = 600.0
-ANSWER_SECONDS = 30.0
+PREPARE_SECONDS, PROOF_SECONDS, ROLLBACK_SECONDS, ANSWER_SECONDS = 1800.0, 600.0, 120.0, 30.0
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOWN_EVENTS = ("breach", "recovered", "decision", "held", "busy", "unreachable", "run_started", "run_ended")
 _MARKER = ".evergreen-demo"
@@ -169,9 +167,9 @@ class Demo:
                 return float(line["time"])
         return None
 
-    def has_event(self, kind: str) -> bool:
-        """Whether the monitor has emitted such an event."""
-        return any(event["kind"] == kind for event in self.events.lines)
+    def run_has_ended(self) -> bool:
+        """Whether the monitor has seen the end of a run."""
+        return any(event["kind"] == "run_ended" for event in self.events.lines)
 
     def has_decided(self) -> bool:
         """Whether the monitor has asked for a run."""
@@ -238,7 +236,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen, stack: Stack) -> int:
     with screen.stage("lake", "click logs"):
-        plan = prepare_lake(settings, folders, screen)
+        plan = prepare_lake(settings, folders, screen=screen, stack=stack)
     triton = TritonServer(
         repository=folders.repository,
         runtime=folders.root / "triton",
@@ -273,7 +271,6 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
         with screen.stage("verify", "recompute every logged score offline, make every decision again"):
             verified = _verify_scores(demo)
             replayed = _replay_decisions(demo)
-            backtests = _backtest_policies(demo, traffic["drift_time"])
     observed = Observations(
         folders=folders,
         plan=plan,
@@ -287,7 +284,6 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
         walks=walks,
         verified=verified,
         replayed=replayed,
-        backtests=backtests,
     )
     return _conclude(observed, screen, simulated=settings.data is None)
 
@@ -317,21 +313,22 @@ def start_clean(folder: Path) -> None:
     marker.touch()
 
 
-def prepare_lake(settings: DemoSettings, folders: LocalFolders, screen: Screen) -> DemoPlan:
+def prepare_lake(settings: DemoSettings, folders: LocalFolders, *, screen: Screen, stack: Stack) -> DemoPlan:
     """Writes the lake and what is replayed after it; the sizes that fit them."""
     root = folders.root
     last_day = (datetime.now(timezone.utc) - timedelta(days=1)).date().isoformat()
     lake = ["--lake", str(folders.lake), "--last-day", last_day, "--days", "4"]
     if settings.data is None:
         seed, world = ["--seed", str(settings.seed)], ["--world", str(root / "world.json")]
-        simulate = ["simulate", *lake, *world, *seed, "--rows", str(settings.rows)]
-        made = _run_to_end(folders.logs, "inference_client", *simulate)
-        drift = ["drift", *world, *seed, "--output", str(root / "drifted_world.json")]
-        _run_to_end(folders.logs, "inference_client", *drift)
+        simulate = ["inference_client", "simulate", *lake, *world, *seed, "--rows", str(settings.rows)]
+        made = _printed(stack, "simulate", simulate)
+        drift = ["inference_client", "drift", *world, *seed, "--output", str(root / "drifted_world.json")]
+        _printed(stack, "drift", drift)
         screen.print(f"  {made['rows']:,} simulated rows over 4 days, {made['clicks'] / made['rows']:.1%} clicks")
         return plan_for_world(settings)
-    ingest = [*lake, "--data", str(settings.data), "--max-rows", str(settings.rows), "--lake-fraction", "0.6"]
-    made = _run_to_end(folders.logs, "components.extraction.ingest", *ingest, "--replay", str(root / "replay.parquet"))
+    ingest = ["components.extraction.ingest", *lake, "--data", str(settings.data), "--max-rows", str(settings.rows)]
+    ingest += ["--lake-fraction", "0.6", "--replay", str(root / "replay.parquet")]
+    made = _printed(stack, "ingest", ingest)
     screen.print(
         f"  {made['lake_rows']:,} rows to learn from, the {made['replay_rows']:,} after them to replay, "
         f"{made['malformed']:,} malformed rows set aside"
@@ -341,24 +338,11 @@ def prepare_lake(settings: DemoSettings, folders: LocalFolders, screen: Screen) 
     return plan
 
 
-def _run_to_end(logs: Path, module: str, *words: str) -> dict[str, Any]:
-    """Runs one of our commands and returns the JSON of its last line.
-
-    Raises:
-        ContractError: it could not use what it was given.
-        PermanentError: it failed; carries its last word.
-    """
-    log = logs / f"{module.rsplit('.', 1)[-1]}.log"
-    with open(log, "ab") as output:
-        command = [sys.executable, "-m", module, *words]
-        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=output, stdin=subprocess.DEVNULL, text=True)
-    if result.returncode:
-        word = last_word(log)
-        if result.returncode == 2:
-            raise ContractError(word.removeprefix("error: "))
-        raise PermanentError(f"{module}: {word} (see {log})")
-    answer: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
-    return answer
+def _printed(stack: Stack, name: str, module: list[str]) -> dict[str, Any]:
+    """The JSON in the last line that a module of ours, given with its flags, prints."""
+    stack.start(name, [sys.executable, "-m", *module])
+    found: dict[str, Any] = json.loads(last_word(stack.finish(name, seconds=PREPARE_SECONDS)))
+    return found
 
 
 def _compile_pipeline(package: Path) -> None:
@@ -374,12 +358,9 @@ def _first_run(demo: Demo) -> None:
         demo.watch()
         time.sleep(0.2)
     demo.watch()
-    code = demo.stack.wait_for_exit("first_run", seconds=5)
-    live = promotion_journal.current(demo.folders.store)
-    if code or live is None:
-        raise PermanentError(f"the first run ended with code {code}: {last_word(demo.folders.logs / 'first_run.log')}")
+    demo.stack.finish("first_run", seconds=5)
     demo.threshold = demo.plan.threshold(demo.folders)
-    demo.screen.print(f"  version {live.version} is live; a run is asked for below an auc of {demo.threshold:.4f}")
+    demo.screen.print(f"  version 1 is live; a run is asked for below an auc of {demo.threshold:.4f}")
 
 
 def _start_services(demo: Demo) -> None:
@@ -434,9 +415,7 @@ def _change_world(demo: Demo) -> bool:
 
 def _wait_for_run(demo: Demo) -> bool:
     """Waits for the triggered run's end; whether it released a version."""
-    demo.stack.wait_until(
-        lambda: demo.has_event("run_ended"), what="the triggered run's end", seconds=1800, watch=demo.watch
-    )
+    demo.stack.wait_until(demo.run_has_ended, what="the triggered run's end", seconds=1800, watch=demo.watch)
     live = promotion_journal.current(demo.folders.store)
     return live is not None and live.version > 1
 
@@ -445,9 +424,7 @@ def _stop_and_account(demo: Demo) -> dict[str, Any]:
     """Stops traffic, waits until every record is accounted for, ends all; returns the traffic's summary."""
     with contextlib.suppress(ProcessDied):  # its rows ran out; its exit code tells
         demo.stack.tell("replay", "stop")
-    code = demo.stack.wait_for_exit("replay", seconds=60)
-    if code:
-        raise PermanentError(f"the replay ended with code {code}, see {demo.folders.logs / 'replay.log'}")
+    demo.stack.finish("replay", seconds=60)
     ended_at = time.time()
     demo.stack.wait_until(lambda: demo.settled(ended_at), what="the last labels", seconds=120, watch=demo.watch)
     demo.stack.stop("monitor")
@@ -473,31 +450,22 @@ def _show_rollback(demo: Demo) -> list[RollbackWalk]:
 def _roll_to(demo: Demo, version: int, command: list[str]) -> RollbackWalk:
     """Makes `version` live by the rollback command, and waits until it alone answers."""
     name = f"rollback_to_{version}"
-    started_at = time.time()
-    started = time.monotonic()
-    process = demo.stack.start(name, command, may_end=True)
+    started_at, started = time.time(), time.monotonic()
+    demo.stack.start(name, command)
+    demo.stack.finish(name, seconds=ROLLBACK_SECONDS)
+    seconds = time.monotonic() - started
+    demo.screen.print(f"  version {version} is live after {seconds:.1f} s")
+
+    def answered_at() -> float | None:
+        return demo.answered_since(started_at + seconds, version)
+
     demo.stack.wait_until(
-        lambda: process.poll() is not None, what=f"the end of {name}", seconds=120, watch=demo.watch, every=0.05
-    )
-    ended_at = started_at + time.monotonic() - started
-    code = demo.stack.wait_for_exit(name, seconds=5)
-    now = promotion_journal.current(demo.folders.store)
-    if code or now is None or now.version != version:
-        raise PermanentError(f"{name} ended with code {code}: {last_word(demo.folders.logs / f'{name}.log')}")
-    demo.screen.print(f"  version {version} is live after {ended_at - started_at:.1f} s")
-    demo.stack.wait_until(
-        lambda: demo.answered_since(ended_at, version) is not None or demo.rows_ran_out(),
+        lambda: answered_at() is not None or demo.rows_ran_out(),
         what=f"an answer from version {version}",
         seconds=ANSWER_SECONDS,
         watch=demo.watch,
     )
-    return RollbackWalk(
-        version=version,
-        started_at=started_at,
-        ended_at=ended_at,
-        answered_at=demo.answered_since(ended_at, version),
-        traffic_ended=demo.rows_ran_out(),
-    )
+    return RollbackWalk(version=version, started_at=started_at, seconds=round(seconds, 3), answered_at=answered_at())
 
 
 def _verify_scores(demo: Demo) -> list[VerifiedVersion]:
@@ -505,7 +473,7 @@ def _verify_scores(demo: Demo) -> list[VerifiedVersion]:
     versions = sorted({int(version) for line in demo.traffic.lines for version in line["versions"]})
     for version in versions:
         demo.stack.start(f"verify_{version}", demo.services.verify_command(version))
-    found = [json.loads(last_word(_wait_for_proof(demo, f"verify_{version}", codes=(0, 1)))) for version in versions]
+    logs = [demo.stack.finish(f"verify_{version}", seconds=PROOF_SECONDS, codes=(0, 1)) for version in versions]
     return [
         VerifiedVersion(
             version=each["version"],
@@ -515,7 +483,7 @@ def _verify_scores(demo: Demo) -> list[VerifiedVersion]:
             max_abs_diff=each["max_abs_diff"],
             wrong_checks=[check["name"] for check in each["checks"] if check["held"] is False],
         )
-        for each in found
+        for each in (json.loads(last_word(log)) for log in logs)
     ]
 
 
@@ -524,27 +492,11 @@ def _replay_decisions(demo: Demo) -> ReplayedDecisions | None:
     if not (demo.services.monitor_state / "decisions.jsonl").exists():
         return None
     demo.stack.start("incident", demo.services.incident_command())
-    _wait_for_proof(demo, "incident", codes=(0,))
+    demo.stack.finish("incident", seconds=PROOF_SECONDS)
     demo.stack.start("decide_again", demo.services.decide_again_command())
-    found = printed_json(_wait_for_proof(demo, "decide_again", codes=(0, 1)))
+    found = printed_json(demo.stack.finish("decide_again", seconds=PROOF_SECONDS, codes=(0, 1)))
     equal = found["first_difference"] is None
     return ReplayedDecisions(points=found["points"], equal=equal, digest=found["digest"])
-
-
-def _backtest_policies(demo: Demo, drift_time: float | None) -> list[dict[str, Any]]:
-    """What `evergreen backtest` says of single policies over the demo's rows."""
-    demo.stack.start("backtest", demo.services.backtest_command(demo.threshold, drift_time))
-    found: list[dict[str, Any]] = printed_json(_wait_for_proof(demo, "backtest", codes=(0,)))
-    return found
-
-
-def _wait_for_proof(demo: Demo, name: str, *, codes: tuple[int, ...]) -> Path:
-    """The log of a command that ended with one of these codes."""
-    log = demo.folders.logs / f"{name}.log"
-    code = demo.stack.wait_for_exit(name, seconds=PROOF_SECONDS)
-    if code not in codes:
-        raise PermanentError(f"{name} ended with code {code}: {last_word(log)}")
-    return log
 
 
 def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int:

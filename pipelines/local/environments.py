@@ -13,9 +13,7 @@ BENCHMARKS = "benchmarks"
 """Holds what training is measured against."""
 SERVING_PEERS = "serving-peers"
 """Holds what serving is measured against."""
-VALIDATION_PEERS = "validation-peers"
-"""Holds what validation's alarms are measured against."""
-ON_DEMAND = (BENCHMARKS, SERVING_PEERS, VALIDATION_PEERS)
+ON_DEMAND = (BENCHMARKS, SERVING_PEERS)
 """Built by the benchmarks that need them, and without tests of their own."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -9,47 +9,40 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from pathlib import Path
 from sys import executable
 from urllib.parse import quote
 
 from components.runtime.errors import ContractError
-from pipelines.local.stack import DIRECT, LOOPBACK, Stack
+from pipelines.local.stack import LOOPBACK, Stack, answers, free_port
 
 HOST_VARIABLE = "PUBSUB_EMULATOR_HOST"
 """Tells Google's client library to talk to an emulator, without credentials."""
 _NAME = "cloud-pubsub-emulator"
-_INSIDE_SDK = Path("platform/pubsub-emulator/bin") / _NAME
-_USUAL_SDK = Path("/usr/lib/google-cloud-sdk")
-"""Where Debian's package of Google's puts it."""
+_INSIDE_SDK = "platform/pubsub-emulator/bin"
 
 
 def find_emulator(environment: Mapping[str, str] = os.environ) -> Path:
-    """The emulator's start script: on PATH, in `CLOUDSDK_ROOT_DIR`, beside gcloud, or where the SDK usually lies.
+    """The emulator's start script: on PATH, or in the Cloud SDK whose gcloud is on PATH.
 
     Raises:
         ContractError: it is not there, or no Java to run it; says which.
     """
     search = environment.get("PATH", "")
-    roots = [Path(environment["CLOUDSDK_ROOT_DIR"])] if environment.get("CLOUDSDK_ROOT_DIR") else []
-    if gcloud := shutil.which("gcloud", path=search):
-        roots.append(Path(gcloud).resolve().parents[1])
-    on_path = shutil.which(_NAME, path=search)
-    scripts = [*([Path(on_path)] if on_path else []), *(root / _INSIDE_SDK for root in (*roots, _USUAL_SDK))]
-    found = next((script for script in scripts if os.access(script, os.X_OK)), None)
+    found = shutil.which(_NAME, path=search)
+    if found is None and (gcloud := shutil.which("gcloud", path=search)):
+        found = shutil.which(_NAME, path=str(Path(gcloud).resolve().parents[1] / _INSIDE_SDK))
     if found is None:
         raise ContractError(
-            "Google's Pub/Sub emulator is not on this machine, expected it on PATH, in the Cloud SDK of gcloud or in "
-            "CLOUDSDK_ROOT_DIR: install it with 'gcloud components install pubsub-emulator' or your package manager's "
+            "Google's Pub/Sub emulator is not on this machine, expected it on PATH or in the Cloud SDK of gcloud: "
+            "install it with 'gcloud components install pubsub-emulator' or your package manager's "
             "google-cloud-cli-pubsub-emulator"
         )
     if "JAVA_HOME" not in environment and shutil.which("java", path=search) is None:
         raise ContractError(f"{found} needs Java, expected 'java' on PATH or in JAVA_HOME: install a Java runtime")
-    return found
+    return Path(found)
 
 
 def emulator_command(script: Path, port: int) -> list[str]:
@@ -108,19 +101,12 @@ def start_log(kind: str, root: Path, stack: Stack) -> LogPlace:
 
 
 def _start_emulator(stack: Stack) -> LogPlace:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
+    address = f"{LOOPBACK}:{port}"
     stack.start("pubsub_emulator", emulator_command(find_emulator(), port))
-    stack.wait_until(lambda: _answers(port), what="the start of the Pub/Sub emulator", seconds=READY_SECONDS)
+    stack.wait_until(
+        lambda: answers(f"http://{address}/"), what="the start of the Pub/Sub emulator", seconds=READY_SECONDS
+    )
     # After connecting nothing is known of what is read for a lease: 10 s is the shortest that Pub/Sub takes.
     url = "pubsub://evergreen-demo/clicks?lease_seconds=10&settle_seconds=1"
-    return LogPlace(url=url, variables={HOST_VARIABLE: f"{LOOPBACK}:{port}"})
-
-
-def _answers(port: int) -> bool:
-    try:
-        with DIRECT.open(f"http://{LOOPBACK}:{port}/", timeout=1) as answer:
-            return bool(answer.status == 200)
-    except (OSError, HTTPException):
-        return False
+    return LogPlace(url=url, variables={HOST_VARIABLE: address})

@@ -149,7 +149,6 @@ def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int) -
 
 POLICIES = ("threshold", "sequential", "data_drift")
 """The monitor's, in order: the first that is sure gives a run its reason."""
-BACKTESTED = ("threshold", "sequential", "relative_drop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,20 +214,6 @@ class Services:
         flags = {"archive": self.archive, "lake": self.folders.lake, "interval-seconds": 0.5}
         return _command("monitoring.uploader", flags)
 
-    def _judging(self, threshold: float) -> dict[str, object]:
-        """How rows are judged: the monitor's flags, and the backtest's."""
-        plan = self.plan
-        return {
-            "window-rows": plan.window_rows,
-            "auc-threshold": round(threshold, 4),
-            "min-clicks": plan.min_clicks,
-            "min-rows-since-breach": plan.min_rows_since_breach,
-            "cooldown-seconds": 3600,
-            "daily-budget": 2,
-            "attribution-window-seconds": plan.attribution_window_seconds,
-            "decide-seconds": 0.5,
-        }
-
     def monitor_command(self, threshold: float) -> list[str]:
         """Watches the log; asks for a run when the AUC falls below `threshold`, tells of features that drift."""
         plan = self.plan
@@ -238,9 +223,16 @@ class Services:
             "archive": self.archive,
             "store": self.folders.store,
             "http-port": 0,
-            **self._judging(threshold),
+            "window-rows": plan.window_rows,
+            "auc-threshold": round(threshold, 4),
+            "min-clicks": plan.min_clicks,
+            "min-rows-since-breach": plan.min_rows_since_breach,
+            "cooldown-seconds": 3600,
+            "daily-budget": 2,
+            "attribution-window-seconds": plan.attribution_window_seconds,
+            "decide-seconds": 0.5,
             "policies": ",".join(POLICIES),
-            "actions": "data_drift=notify",
+            "notify-only": "data_drift",
             "drift-bucket-seconds": plan.drift_bucket_seconds,
             "drift-grace-seconds": plan.drift_grace_seconds,
             "drift-min-rows": plan.drift_min_rows,
@@ -281,15 +273,6 @@ class Services:
     def decide_again_command(self) -> list[str]:
         """Replays that incident; what it found as JSON."""
         return _command("monitoring.backtest.incident", {}, "replay", str(self.incident), "--json")
-
-    def backtest_command(self, threshold: float, drift_time: float | None) -> list[str]:
-        """What single policies would have done over the lake's rows, as JSON."""
-        # Features take the longest to read, and none of these policies looks at them.
-        flags = {**self._judging(threshold), "store": self.folders.store, "drift-bucket-seconds": 0}
-        if drift_time is not None:
-            flags["drift-at"] = drift_time
-        policies = (word for name in BACKTESTED for word in ("--policy", name))
-        return _command("monitoring.backtest", flags, str(self.folders.lake), "--json", *policies)
 
     def replay_command(self) -> list[str]:
         """Sends traffic and logs it; obeys lines on its standard input."""

@@ -20,7 +20,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,46 +200,26 @@ def _kfp_output_to(log_path: Path) -> Iterator[None]:
             root_logger.setLevel(level)
 
 
-logger = logging.getLogger(__name__)
-
 EXIT_CODES = {"released": 0, "refused": 1, "failed": 3}
 
 
-@dataclass(frozen=True, kw_only=True)
 class LocalFolders:
     """Where a laptop keeps what a cluster keeps on its shared volume."""
 
-    root: Path
-
-    @property
-    def lake(self) -> Path:
+    def __init__(self, *, root: Path) -> None:
+        self.root = root
+        self.lake = root / "lake"
         """Click logs by day."""
-        return self.root / "lake"
-
-    @property
-    def store(self) -> Path:
+        self.store = root / "store"
         """Models, releases, journal, notes of runs."""
-        return self.root / "store"
-
-    @property
-    def work(self) -> Path:
+        self.work = root / "work"
         """The runs' intermediate files."""
-        return self.root / "work"
-
-    @property
-    def repository(self) -> Path:
+        self.repository = root / "repository"
         """Triton's model repository."""
-        return self.root / "repository"
-
-    @property
-    def artifacts(self) -> Path:
+        self.artifacts = root / "artifacts"
         """KFP's artifacts."""
-        return self.root / "artifacts"
-
-    @property
-    def logs(self) -> Path:
+        self.logs = root / "logs"
         """One log per task and per process."""
-        return self.root / "logs"
 
     def pipeline_arguments(self) -> dict[str, Any]:
         """The pipeline parameters that these folders decide.

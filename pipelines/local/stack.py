@@ -10,20 +10,39 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from components.runtime.errors import PermanentError
+from components.runtime.errors import ContractError, PermanentError
 
 LOOPBACK = "127.0.0.1"
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs without a proxy."""
+
+
+def free_port() -> int:
+    """A port of loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def answers(url: str) -> bool:
+    """Whether a server answers GET with a success."""
+    try:
+        with DIRECT.open(url, timeout=1):
+            return True
+    except (OSError, HTTPException):
+        return False
 
 
 # PR_SET_PDEATHSIG (1), set in the child, which then becomes the command. The check is for a parent gone before.
@@ -202,6 +221,20 @@ class Stack:
             raise PermanentError(f"{name} did not end within {seconds:.0f} s, see {self._logs}") from error
         del self._processes[name]
         return code
+
+    def finish(self, name: str, *, seconds: float, codes: tuple[int, ...] = (0,)) -> Path:
+        """Waits for a process to end by itself with one of these exit codes; returns its log.
+
+        Raises:
+            ContractError: it ended with code 2: it could not use what it was given, and says why.
+            PermanentError: it ended with another code, or took longer than `seconds`.
+        """
+        code, log = self.wait_for_exit(name, seconds=seconds), self._logs / f"{name}.log"
+        if code in codes:
+            return log
+        if code == 2:
+            raise ContractError(last_word(log).removeprefix("error: "))
+        raise PermanentError(f"{name} ended with code {code}: {last_word(log)} (see {log})")
 
     def stop(self, name: str, *, seconds: float = 20.0) -> None:
         """Ends a process: SIGTERM, then SIGKILL after `seconds`."""

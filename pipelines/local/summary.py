@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
+import pyarrow.dataset as ds
 
 from components.contracts import criteo
 from components.contracts.manifests import Model, Release, Verdict
@@ -45,22 +45,10 @@ class RollbackWalk:
     version: int
     """Made live by it."""
     started_at: float
-    ended_at: float
+    seconds: float
+    """How long the command took."""
     answered_at: float | None
-    """End of the first second in which this version alone answered."""
-    traffic_ended: bool
-
-    @property
-    def seconds(self) -> float:
-        """How long the command took."""
-        return round(self.ended_at - self.started_at, 3)
-
-    @property
-    def was_answered(self) -> bool | None:
-        """Whether the version was seen to answer alone; None where the traffic ended before it could."""
-        if self.answered_at is not None:
-            return True
-        return None if self.traffic_ended else False
+    """End of the first second in which this version alone answered; None where the traffic ended before it could."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +96,6 @@ class Observations:
     """The way back and the way forward; empty = no rollback was shown."""
     verified: Sequence[VerifiedVersion] = ()
     replayed: ReplayedDecisions | None = None
-    backtests: Lines = ()
-    """What `evergreen backtest` printed, policy by policy."""
 
     @property
     def drift_time(self) -> float | None:
@@ -173,14 +159,8 @@ class ReleaseNumbers:
 class RollbackNumbers:
     """A rollback and the way forward again, and what callers felt from the first's start to the second's answer."""
 
-    from_version: int
-    to_version: int
-    seconds: float
-    forward_seconds: float
-    started_at: float
-    forward_at: float
-    old_version_answered: bool | None
-    new_version_answered: bool | None
+    back: RollbackWalk
+    forward: RollbackWalk
     during: TrafficDuring
 
 
@@ -249,7 +229,6 @@ class DemoSummary:
     """Seconds from the change to the rows by which each policy was sure; None = never, negative = a false alarm."""
     feature_drift: FeatureDriftNumbers
     decisions: ReplayedDecisions | None
-    backtests: list[dict[str, Any]]
     seconds: dict[str, float | None]
     """Of each stage, and of the spans `drift_to_detection` and `trigger_to_serving`."""
     serving_parity_max_abs_diff: float | None
@@ -291,7 +270,6 @@ def summarize(observed: Observations) -> DemoSummary:
         policies=first_sure(observed.decisions, drift_time),
         feature_drift=feature_drift(observed.events, drift_time),
         decisions=observed.replayed,
-        backtests=[dict(each) for each in observed.backtests],
         seconds={**observed.stage_seconds, **_event_spans(observed.events, drift_time, decision)},
         serving_parity_max_abs_diff=max((r.parity_max_abs_diff for r in releases), default=None),
         runs=_run_numbers(folders.store),
@@ -390,28 +368,17 @@ def rollback_numbers(walks: Sequence[RollbackWalk], traffic: Lines) -> RollbackN
     if len(walks) != 2:
         return None
     back, forward = walks
-    during = _overlapping(traffic, back.started_at, forward.answered_at or forward.ended_at)
-    return RollbackNumbers(
-        from_version=forward.version,
-        to_version=back.version,
-        seconds=back.seconds,
-        forward_seconds=forward.seconds,
-        started_at=back.started_at,
-        forward_at=forward.started_at,
-        old_version_answered=back.was_answered,
-        new_version_answered=forward.was_answered,
-        during=_traffic_during(during),
-    )
+    until = forward.answered_at or forward.started_at + forward.seconds
+    during = _traffic_during(_overlapping(traffic, back.started_at, until))
+    return RollbackNumbers(back=back, forward=forward, during=during)
 
 
 def count_served_rows(lake: Path) -> int:
     """Rows in the lake that a model of ours served, distinct by (request_id, row)."""
-    keys: set[tuple[str, int]] = set()
-    for path in sorted(lake.glob("day=*/*.parquet")):
-        table = pq.ParquetFile(path).read([criteo.REQUEST_ID, criteo.ROW, criteo.MODEL_VERSION])
-        served = table.filter(table[criteo.MODEL_VERSION].is_valid())
-        keys.update(zip(served[criteo.REQUEST_ID].to_pylist(), served[criteo.ROW].to_pylist()))
-    return len(keys)
+    key, is_served = [criteo.REQUEST_ID, criteo.ROW], ds.field(criteo.MODEL_VERSION).is_valid()
+    files = [str(path) for path in lake.glob("day=*/*.parquet")]
+    count: int = ds.dataset(files).to_table(key, is_served).group_by(key).aggregate([]).num_rows
+    return count
 
 
 def recorded_trace(lines: Lines) -> Trace:
@@ -520,8 +487,8 @@ def serving_sentences(summary: DemoSummary) -> Iterator[str]:
         )
     if (rollback := summary.rollback) is not None:
         yield (
-            f"rollback to version {rollback.to_version} in {rollback.seconds:.1f} s and forward again in "
-            f"{rollback.forward_seconds:.1f} s, {rollback.during.requests_failed} requests failed"
+            f"rollback to version {rollback.back.version} in {rollback.back.seconds:.1f} s and forward again in "
+            f"{rollback.forward.seconds:.1f} s, {rollback.during.requests_failed} requests failed"
         )
     for found in summary.verified:
         yield (
@@ -572,15 +539,12 @@ def _serving_promises(summary: DemoSummary) -> Iterator[tuple[bool, str]]:
         failed = release.during.requests_failed
         yield failed == 0, f"{failed} requests failed during the release, expected 0"
     if (rollback := summary.rollback) is not None:
-        failed, slowest = rollback.during.requests_failed, max(rollback.seconds, rollback.forward_seconds)
-        old, new = rollback.to_version, rollback.from_version
+        failed, slowest = rollback.during.requests_failed, max(rollback.back.seconds, rollback.forward.seconds)
         yield failed == 0, f"{failed} requests failed while the version was rolled back, expected 0"
         yield (
             slowest < MAX_ROLLBACK_SECONDS,
             f"a rollback took {slowest:.1f} s, expected less than {MAX_ROLLBACK_SECONDS:g}",
         )
-        yield rollback.old_version_answered is not False, f"version {old} did not answer after the rollback"
-        yield rollback.new_version_answered is not False, f"version {new} did not answer after its return"
     for found in summary.verified:
         wrong = ", ".join(found.wrong_checks) or "no hash"
         reason = f"{found.num_different} of {found.num_rows} logged scores, and {wrong}"

@@ -110,6 +110,7 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
 logger = logging.getLogger(__name__)
 
 DEFAULT_VENV = Path(__file__).resolve().parents[2] / ".venvs" / "serving"
+"""Environment that holds the server's wheel and what `model.py` imports."""
 _NAME = "evergreen_"
 """Begins the name of every server here; its owner's process id and its gRPC port follow."""
 _SHM = Path("/dev/shm")
@@ -134,8 +135,6 @@ class Ports(NamedTuple):
 class TritonSettings:
     """How the server is started and stopped."""
 
-    venv: Path = DEFAULT_VENV
-    """Environment that holds the server's wheel and what `model.py` imports."""
     ready_seconds: float = 60.0
     """From start to ready; a model whose code cannot run would hang Triton's start for ever."""
     stop_seconds: float = 10.0
@@ -157,7 +156,7 @@ class TritonServer:
         repository: Model repository; created if absent. Spaces in paths are fine.
         log: File for the server's output; appended to.
         runtime: Writable folder for the prepared backend; default: `triton-runtime` beside the log.
-        variables: Environment variables for the server, beside this process's own.
+        variables: Environment variables for the server, over this process's own and the wheel's.
         settings: How to start and stop.
     """
 
@@ -279,7 +278,7 @@ class TritonServer:
         _sweep_after_dead_owners()
         self.repository.mkdir(parents=True, exist_ok=True)
         check_repository(self.repository)
-        wheel = prepare(self.settings.venv, self._runtime)
+        wheel = prepare(DEFAULT_VENV, self._runtime)
         for attempt in range(1, _ATTEMPTS + 1):
             self._ports = ports or _free_ports()
             log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
@@ -342,7 +341,7 @@ class TritonServer:
         with open(self.log_path, "ab") as log:
             self._process = subprocess.Popen(
                 tethered(command, signal.SIGKILL),
-                env={**os.environ, **self._variables, **wheel.variables},
+                env={**os.environ, **wheel.variables, **self._variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

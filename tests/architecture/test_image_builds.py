@@ -149,21 +149,10 @@ def test_misuse_is_refused_before_anything_is_built(tree, engines, capsys, argum
     assert told() == []
 
 
-def test_podman_is_taken_where_docker_is_not_there_or_has_no_daemon(tree, engines, tmp_path, monkeypatch):
+def test_podman_is_taken_where_it_is_asked_for(tree, engines):
     told = engines("docker", "podman")
-    (tmp_path / "bin" / "docker").write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
-    assert build_images.main(["extraction"]) == 0
-    assert [command[0] for command in told()] == ["podman", "podman"]
-
-
-def test_without_an_engine_that_answers_the_reason_is_told(tree, engines, capsys, monkeypatch):
-    engines()
-    assert build_images.main(["extraction"]) == 3
-    assert "no container engine on PATH, expected one of docker, podman" in capsys.readouterr().err
-    (Path(os.environ["PATH"]) / "docker").write_text("#!/bin/sh\necho 'is the docker daemon running?' >&2; exit 1\n")
-    (Path(os.environ["PATH"]) / "docker").chmod(0o755)
-    assert build_images.main(["extraction"]) == 3
-    assert "docker: is the docker daemon running?" in capsys.readouterr().err
+    assert build_images.main(["extraction", "--engine", "podman"]) == 0
+    assert [command[0] for command in told()] == ["podman"]
 
 
 def test_engine_that_is_asked_for_and_absent_is_named(tree, engines, capsys):
@@ -177,7 +166,7 @@ def test_failed_build_pushes_nothing(tree, engines, monkeypatch, capsys):
     monkeypatch.setenv("ENGINE_FAILS", "build")
     assert build_images.main(["--registry", REGISTRY, "--push"]) == 3
     assert "ended with code 1" in capsys.readouterr().err
-    assert [command[1] for command in told()] == ["info", "build"]
+    assert [command[1] for command in told()] == ["build"]
 
 
 def test_address_of_a_private_index_is_passed_on_without_being_written_down(tree, monkeypatch):
@@ -190,20 +179,6 @@ def test_address_of_a_private_index_is_passed_on_without_being_written_down(tree
         build, *later = stages(name)
         assert ("PIP_INDEX_URL" in build.all("ARG")) == (environment(name) is not None)
         assert not any("PIP_INDEX_URL" in stage.all("ARG") for stage in later)
-
-
-@pytest.mark.parametrize(
-    ("origin", "told"),
-    [
-        ("https://user:word@git.example/team/evergreen.git", "https://git.example/team/evergreen"),
-        ("git@git.example:team/evergreen.git", "https://git.example/team/evergreen"),
-        ("ssh://git@git.example/team/evergreen.git", "https://git.example/team/evergreen"),
-        ("/srv/evergreen", "unknown"),
-    ],
-)
-def test_source_label_names_the_repository_without_credentials(tree, origin, told):
-    git(tree, "remote", "add", "origin", origin)
-    assert build_images.git_source() == told
 
 
 def test_dry_run_prints_a_script_that_does_the_same(tree, engines, capsys):

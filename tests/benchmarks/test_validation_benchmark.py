@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import validation as figures
 from benchmarks.validation_study import plan
-from benchmarks.validation_study.plan import OURS, ContestantAnswer, StudyContestant
 from benchmarks.validation_study.shifts import (
     EQUAL,
     INDEPENDENT,
@@ -133,46 +130,23 @@ def test_what_is_written_is_the_window_in_the_raw_schema(world, tmp_path):
         assert same(table.column(name).drop_null().to_numpy(), values[~missing])
 
 
-class ScriptedContestant:
-    """A contestant that gives prepared answers and records what it was asked."""
-
-    def __init__(self, *alarms):
-        self.alarms, self.asked = list(alarms), []
-
-    def ask(self, before, now, columns=()):
-        self.asked.append([pq.read_table(folder).num_rows for folder in (before, now)] + [columns])
-        return ContestantAnswer({"mine": self.alarms.pop(0)}, 0.5)
-
-
 def test_alarms_are_counted_per_pair_and_a_shift_is_found_by_its_names(world):
     shift = Shift("swapped columns", ("I7", "I9"))
     still = plan.StudyCase(name="still", pairs={"a": 3})
     moved = plan.StudyCase(name="moved", pairs={"a": 2}, shift=shift)
-    contestant = ScriptedContestant([], ["I7", "I9", "C1"], ["C2"], ["I7"], [])
+    asked, alarms = [], [[], ["I7", "I9", "C1"], ["C2"], ["I7"], []]
+
+    def judge(before, now):
+        asked.append([pq.read_table(folder).num_rows for folder in (before, now)])
+        return {"mine": alarms[len(asked) - 1]}
+
     series = plan.PairSeries(rows=500, cases=[still, moved])
     counts = {}
-    for case, answer in plan.show(series, 0, world, contestants={"a": contestant}):
+    for case, answers in plan.show(series, 0, world, judges={"a": judge}):
         count = counts.setdefault(case.name, figures.SettingCount(is_stationary=case.shift is None))
-        count.add(case, answer.alarms["mine"], answer.seconds)
+        count.add(case, answers["mine"])
     # Pairs in turn: still, moved, still, moved, still.
-    assert contestant.asked == [[500, 500, ()]] * 5
+    assert asked == [[500, 500]] * 5
     assert {name: (count.hits, count.windows) for name, count in counts.items()} == {"still": (1, 3), "moved": (1, 2)}
     assert not counts["still"].figures()["met"]
     assert "1/3 = 0.333" in figures.format_table({"still": {"mine": counts["still"]}}, ours="mine")
-
-
-def test_a_contestant_answers_each_question_whatever_its_libraries_print(tmp_path, monkeypatch):
-    module = tmp_path / "chatty.py"
-    module.write_text(
-        "from benchmarks.validation_study.answering import answer\n"
-        "def judge(before, now, columns):\n"
-        "    print('a library speaks')\n"
-        "    return {'x': [before.name, now.name, *columns]}\n"
-        "answer(judge)\n"
-    )
-    monkeypatch.setattr(plan, "_ANSWERING", "chatty")
-    monkeypatch.setattr(plan, "python_of", lambda environment: sys.executable)
-    monkeypatch.setenv("PYTHONPATH", f"{plan.REPOSITORY}:{tmp_path}")
-    with StudyContestant(OURS, tmp_path / "log") as contestant:
-        for columns in ((), ("I1",)):
-            assert contestant.ask(tmp_path / "b", tmp_path / "n", columns).alarms == {"x": ["b", "n", *columns]}

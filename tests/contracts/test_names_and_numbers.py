@@ -1,4 +1,4 @@
-"""Categories and URIs; and every doctest of the contracts runs."""
+"""URIs; and every doctest of the contracts runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import components.contracts
-from components.contracts import criteo
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 
@@ -21,23 +20,6 @@ from components.storage.uris import local_path
 def test_examples_in_docstrings_run(name):
     module = importlib.import_module(f"components.contracts.{name}")
     assert doctest.testmod(module).failed == 0
-
-
-@given(st.integers(0, 2**32 - 1), st.booleans())
-def test_category_is_the_value_of_its_hex_digits(value, upper):
-    text = f"{value:08x}"
-    assert criteo.parse_category(text.upper() if upper else text) == value
-
-
-def test_empty_category_is_missing():
-    assert criteo.parse_category("") == criteo.MISSING_CATEGORY == -1
-
-
-@pytest.mark.parametrize("text", ["xyz", "0x1f", "1_0", "+1", "-1", " 1", "1 ", "123456789", "\u0661", "1\n", "nan"])
-def test_what_is_not_hex_is_refused_with_its_value(text):
-    with pytest.raises(ContractError, match="is not 1 to 8 hex digits") as refused:
-        criteo.parse_category(text)
-    assert repr(text) in str(refused.value)
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))

@@ -86,7 +86,9 @@ class Chain:
     def step(self, step: str, run: str, flags: dict[str, object], *, name: str | None = None):
         """Runs one step and returns its manifest, read back, and the manifest's path."""
         output = self.root / "manifests" / run / f"{name or step}.json"
-        common = {"run": run, "store": self.uri("store"), "work": self.uri("work")}
+        common = {"run": run, "store": self.uri("store")}
+        if step != "deployment":
+            common["work"] = self.uri("work")
         all_flags = {**common, **flags, "output": output}
         code, said = self._run(step, [f"--{flag}={value}" for flag, value in all_flags.items()])
         assert code == 0, f"{step} of {run} ended with {code}:\n{said[-4000:]}"
@@ -174,7 +176,7 @@ def chain(tmp_path_factory, warm):
     """Both rounds, run once; the first by plain commands."""
     chain = Chain(tmp_path_factory.mktemp("the chain"))
     world = World.create(seed=3)
-    write_lake(world, chain.root / "lake", rows=ROWS, days=3, last_day=date(2026, 1, 3), seed=3)
+    write_lake(world, str(chain.root / "lake"), rows=ROWS, days=3, last_day=date(2026, 1, 3), seed=3)
     chain.turn("round-1")
     chain.warm = warm
     chain.same_rows, _ = chain.step(
@@ -191,7 +193,7 @@ def chain(tmp_path_factory, warm):
         },
     )
     later = world.drifted(Drift(seed=5))
-    write_lake(later, chain.root / "lake", rows=LATER_ROWS, days=2, last_day=date(2026, 1, 5), seed=4)
+    write_lake(later, str(chain.root / "lake"), rows=LATER_ROWS, days=2, last_day=date(2026, 1, 5), seed=4)
     chain.turn("round-2")
     return chain
 

@@ -19,10 +19,11 @@ from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.models.files import TABLE, WEIGHTS_FILE, new_model, open_model
 from components.preprocessing.parent import ADMISSION_FILE, load_columns, save_columns
-from components.preprocessing.vocabularies import AdmissionRules, next_column, unseen_column
+from components.preprocessing.settings import PreprocessingSettings
+from components.preprocessing.vocabularies import next_column, unseen_column
 from components.runtime.durable import sha256_tree
 from components.training.start import grow
-from tests.support.graphs import build_graph, open_bytes
+from tests.support.graphs import open_built
 from tests.support.toy_models import ToyModel, toy_model
 
 DIM = 2
@@ -34,7 +35,7 @@ ACTIVE, BORN, RARE = 60, 10, 40
 """Per churning column: categories at a time, new ones per round (as many go), and ones seen once and never again."""
 TTL_ROUNDS = 3
 THRESHOLD = 4
-RULES = AdmissionRules(frequency_threshold=THRESHOLD, ttl=TTL_ROUNDS * DAY, max_candidates=10_000)
+RULES = PreprocessingSettings(frequency_threshold=THRESHOLD, category_ttl_days=TTL_ROUNDS, max_candidates=10_000)
 
 
 class World:
@@ -233,7 +234,7 @@ def test_the_served_graph_scores_known_rows_bit_for_bit_alike_directly_after_gro
         columns.append(random.choice(np.r_[-1, old[lives_on]], 400))
     inputs = {DENSE_INPUT.name: random.random((400, 13), np.float32), CATEGORICAL_INPUT.name: np.stack(columns, 1)}
     first, second = (
-        open_bytes(build_graph(workflow, stored.weights.table, network_of(stored))).run(None, inputs)[0]
+        open_built(workflow, stored.weights.table, network_of(stored)).run(None, inputs)[0]
         for workflow, stored in ((before.workflow, before.weights()), (now.workflow, grown))
     )
     assert np.ptp(first) > 0.1

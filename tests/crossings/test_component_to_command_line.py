@@ -27,7 +27,6 @@ SPECIAL = {
     "server": "onnxruntime",
     "device": "gpu",
     "rollout": "canary",
-    "immature_rows": "weight",
     "triton_urls": "a:8001,b:8001",
 }
 TEXTS = ["plain", "a folder with spaces/and = signs", "--looks-like-a-flag", "", "quoted \"'$HOME"]

@@ -1,8 +1,8 @@
 """The served graph against its two oracles: NVTabular's encoding, and the network's module computed in float64.
 
 Each oracle runs in its own environment, on rows that no client should send. The graph's encoded values must equal
-NVTabular's bit by bit, its probabilities the module's to within `TOLERANCES`. Covers every kind of vocabulary, every
-network, both category look-ups and both file layouts.
+NVTabular's bit by bit, its probabilities the module's to within `TOLERANCES`. Covers every kind of vocabulary and every
+network.
 
 The fresh weights are scaled until the dense values of plain rows move the logits by a standard deviation of at most 1,
 as in a trained model. The encoded values reach 40 standard deviations here; with fresh weights the cross layers would
@@ -22,7 +22,7 @@ import pytest
 from components.contracts.criteo import MISSING_CATEGORY
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.deployment.graph.encoding import DENSE
-from components.deployment.graph.export import GraphLimits, read_network, write_graph
+from components.deployment.graph.export import read_network, write_graph
 from components.deployment.graph.parity import open_graph
 from components.models.configs import DcnConfig, DeepFmConfig, DlrmConfig
 from components.models.files import NETWORK_FILE, open_model
@@ -46,11 +46,6 @@ TOLERANCES = {"deepfm": 2e-6}
 """Largest differences of a probability, 1e-6 where nothing is given. DeepFM's sum over pairs is the difference of two
 float32 sums, half the square of the sum and half the sum of squares, which lose a digit to each other where one
 encoded value is far larger than the others: 1.4e-6 was measured."""
-LIMITS = {
-    "label encoder": GraphLimits(),
-    "hash table": GraphLimits(label_encoder_entries=0),
-    "tables beside": GraphLimits(inline_bytes=0, label_encoder_entries=0),
-}
 
 ENCODE = """
 import sys
@@ -159,19 +154,16 @@ def scored(request, encoded, tmp_path_factory, run_beside):
 
 def _inside(graph, names):
     """Runs the graph with `names` of its inner values as outputs before the probability."""
-    beside = graph.with_name("inner.onnx")  # beside the file of the tables
-    beside.write_bytes(with_inner_values(graph.read_bytes(), names))
-    session = open_graph(beside)
+    session = open_graph(with_inner_values(graph, names))
     return lambda rows: session.run(
         [*names, "probability"], {DENSE_INPUT.name: rows.dense, CATEGORICAL_INPUT.name: rows.categorical}
     )
 
 
-@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
-def test_graph_repeats_nvtabular_bit_by_bit_and_the_float64_module_to_a_millionth(encoded, scored, limits, tmp_path):
+def test_graph_repeats_nvtabular_bit_by_bit_and_the_float64_module_to_a_millionth(encoded, scored, tmp_path):
     folder, expected, tolerance = scored
     table = open_model(folder, encoded.workflow.slot_sizes).weights.table
-    write_graph(tmp_path, encoded.workflow, table, network=read_network(folder / NETWORK_FILE), limits=limits)
+    write_graph(tmp_path, encoded.workflow, table, network=read_network(folder / NETWORK_FILE))
     dense, rows, scores = _inside(tmp_path / GRAPH_FILE, [DENSE, "table_rows"])(encoded)
     with np.load(encoded.file) as by_nvtabular:
         offsets = np.cumsum([0, *encoded.workflow.slot_sizes[:-1]])

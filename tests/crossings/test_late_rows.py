@@ -30,14 +30,14 @@ def third(chain, tmp_path_factory):
     """A third round, before which the second one's two days have got files of their own beside theirs."""
     later = chain.copied_to(tmp_path_factory.mktemp("late rows"))
     world = World.create(seed=3).drifted(Drift(seed=5))
-    write_lake(world, later.root / "aside", rows=NUM_LATE, days=2, last_day=date(2026, 1, 5), seed=8)
+    write_lake(world, str(later.root / "aside"), rows=NUM_LATE, days=2, last_day=date(2026, 1, 5), seed=8)
     for path in sorted((later.root / "aside").rglob("*.parquet")):
         table = pq.ParquetFile(path).read()
         at = table.schema.get_field_index(criteo.REQUEST_ID)
         names = pa.array([f"late-{name}" for name in table[criteo.REQUEST_ID].to_pylist()])
         moved = table.set_column(at, criteo.REQUEST_ID, names)
         pq.write_table(moved, later.root / "lake" / path.parent.name / f"late-{path.name}")
-    write_lake(world, later.root / "lake", rows=1000, days=1, last_day=date(2026, 1, 6), seed=9)
+    write_lake(world, str(later.root / "lake"), rows=1000, days=1, last_day=date(2026, 1, 6), seed=9)
     return later.turn_to_training("round-3")
 
 

@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
 def test_a_network_is_trained_judged_released_served_and_continued(network, tmp_path, chain_of, held_out_rows):
     chain = chain_of(network=network, num_cross_layers=None)
     world = World.create(seed=3)
-    write_lake(world, tmp_path / "lake", rows=3000, days=3, last_day=date(2026, 1, 3), seed=3)
+    write_lake(world, str(tmp_path / "lake"), rows=3000, days=3, last_day=date(2026, 1, 3), seed=3)
     first = chain.turn("round-1")
-    write_lake(world, tmp_path / "lake", rows=1500, days=1, last_day=date(2026, 1, 4), seed=4)
+    write_lake(world, str(tmp_path / "lake"), rows=1500, days=1, last_day=date(2026, 1, 4), seed=4)
     second = chain.turn("round-2", validation_report=first.paths["validation"])
     assert second.training.parent_model_id == first.training.model_id
     assert second.training.config["network"] == network

@@ -65,7 +65,7 @@ def evergreen(*words):
 def test_later_steps_learn_from_the_rest_and_the_next_round_from_what_was_taken_back(chain, tmp_path):
     own = chain.copied_to(tmp_path / "own")
     world = World.create(seed=3)
-    write_lake(world, own.root / "lake", rows=2000, days=1, last_day=date(2026, 1, 6), seed=11)
+    write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=11)
     # Which requests a window's training rows hold is not known before the first look.
     raw, _ = own.step("extraction", "look", {"lake": own.uri("lake"), "champion": "current", "holdout-fraction": 0.25})
     before = requests_of(raw.train_uri)
@@ -87,7 +87,7 @@ def test_later_steps_learn_from_the_rest_and_the_next_round_from_what_was_taken_
     assert (batch["run"], batch["num_by_rule"], batch["taken_back"]) == ("round-3", {"named_rows": num_named}, [])
     done = evergreen("quarantine", "replay", "--run", "round-3", "--reason", "a false alarm", *store)
     assert (done.returncode, done.stderr) == (0, "")
-    write_lake(world, own.root / "lake", rows=2000, days=1, last_day=date(2026, 1, 7), seed=12)
+    write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 7), seed=12)
     raw, valid, encoded, model = learn(own, "round-4", {})
     assert encoded.num_train_rows == raw.num_train_rows + num_named
     assert requests_of(valid.train_uri)[:num_named] == requests_of(batch_rows(own, "round-3"))

@@ -51,7 +51,7 @@ def rounds(tmp_path_factory, report, warm):
     world = World.create(seed=3, click_rate=0.1)
     for number, rate in enumerate(RATES):
         last_day = date(2026, 1, 2 + 2 * number)
-        write_lake(world, chain.root / "lake", rows=ROWS, days=2, last_day=last_day, seed=number)
+        write_lake(world, str(chain.root / "lake"), rows=ROWS, days=2, last_day=last_day, seed=number)
         chain.window["negative_rate"] = rate
         chain.turn(f"round {number}", validation_report=report)
     return chain

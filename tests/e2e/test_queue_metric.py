@@ -10,12 +10,12 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from benchmarks.queue_series import Client, running
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from k8s.scaling.manifests import metric_name, read_queries
 from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus
 from tests.support.rendering import K8S
+from tests.support.sleeping_triton import Client, sleeping_triton
 
 pytestmark = pytest.mark.e2e
 
@@ -28,7 +28,7 @@ SECONDS = {MODEL_NAME: 0.004, CANARY_NAME: 0.03}
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("servers")
-    with running(folder / "busy", SECONDS) as busy, running(folder / "idle", SECONDS) as idle:
+    with sleeping_triton(folder / "busy", SECONDS) as busy, sleeping_triton(folder / "idle", SECONDS) as idle:
         yield dict(zip(PODS, (busy, idle)))
 
 

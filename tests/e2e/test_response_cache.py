@@ -55,7 +55,7 @@ def hits(server, version):
         return counted(fetch(address), {"it": Arm(model_name=MODEL_NAME, version=version)})["it"]
 
     def agree(counts):
-        return counts["infer_us"] < counts["duration_us"] and counts["cache_hits"] <= counts["success"]
+        return counts["cache_hits"] <= counts["success"]
 
     # What the cache answered is among the successful requests; the server counts these after it has answered.
     wait_for(lambda: agree(seen()))
@@ -94,8 +94,8 @@ def test_a_number_given_twice_would_be_answered_with_the_old_weights_even_after_
     deploy(1)
     client.infer(MODEL_NAME, *rows)
     deploy(2)
-    first, second = (triton.repository / MODEL_NAME / version / "model.onnx" for version in "12")
-    shutil.copy(second, first)
+    first, second = (triton.repository / MODEL_NAME / version for version in "12")
+    shutil.copytree(second, first, dirs_exist_ok=True)
     repository = ModelRepository(open_objects(settings.repository))
     with repository.locked():
         repository.write_config(with_versions(repository.read_config(), [1]))

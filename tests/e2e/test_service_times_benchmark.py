@@ -7,11 +7,10 @@ import threading
 import pytest
 
 from benchmarks import service_times
-from benchmarks.queue_series import running
-from benchmarks.serving_model import DrawnLog
 from components.contracts.serving import MODEL_NAME
 from components.runtime.errors import TemporaryError
 from k8s.scaling.service_times import read_service_times
+from tests.support.sleeping_triton import sleeping_triton
 
 pytestmark = pytest.mark.e2e
 
@@ -20,7 +19,7 @@ SLEEP = 0.1
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with running(tmp_path_factory.mktemp("server") / "it", {MODEL_NAME: SLEEP}) as (server, client):
+    with sleeping_triton(tmp_path_factory.mktemp("server") / "it", {MODEL_NAME: SLEEP}) as (server, client):
         yield server.grpc_url, client
 
 
@@ -52,7 +51,7 @@ def test_other_callers_are_noticed_and_not_counted_as_the_models_time(server, mo
         each.start()
     try:
         with pytest.raises(TemporaryError, match="others ask it too"):
-            service_times.measure(address, MODEL_NAME, DrawnLog(), seconds=5.0)
+            service_times.measure(address, MODEL_NAME, seconds=5.0)
     finally:
         going.clear()
         for each in others:

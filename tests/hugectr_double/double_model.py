@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import double_api
-import double_graph
 import numpy as np
 import torch
 from double_network import USED, Network
@@ -58,7 +57,7 @@ class Model:
         if self._solver.repeat_dataset:
             raise NotImplementedError("the double knows epoch mode only, repeat_dataset=False")
         self._input, (sparse,) = value, value.data_reader_sparse_param_array
-        if not sparse.is_fixed_length or {*double_graph.per_slot(sparse)} != {1}:
+        if not sparse.is_fixed_length or sparse.nnz_per_slot not in (1, [1] * sparse.slot_num):
             raise NotImplementedError("the double reads one key per slot, of fixed length")
         self._tensors |= {value.label_name: (value.label_dim,), value.dense_name: (value.dense_dim,)}
         self._tensors[sparse.top_name] = (sparse.slot_num,)
@@ -174,14 +173,6 @@ class Model:
         if self._loss is None:
             raise RuntimeError("there is no loss before the first batch")
         return self._loss
-
-    def graph_to_json(self, graph_config_file: str) -> None:
-        if self._network is None:
-            raise RuntimeError("IllegalCall: the graph is final after Model.compile()")
-        double_graph.write(
-            graph_config_file, self._solver.model_name, self._input, self._embedding, self._sparse_optimizer,
-            self._layers, num_gpus=self._num_gpus,
-        )  # fmt: skip
 
     def save_params_to_files(self, prefix: str, iter: int) -> Any:
         self._compiled("save")

@@ -198,19 +198,17 @@ def test_a_load_that_is_interrupted_breaks_off_no_call(server, tmp_path, raw_tab
     assert server.scoring.cancelled == 0
 
 
-def test_the_command_prints_a_table_and_writes_json(server, tmp_path, raw_table):
+def test_the_command_prints_settings_and_report_as_json(server, tmp_path, raw_table):
     pq.write_table(raw_table(64), tmp_path / "rows.parquet")
-    report_path = tmp_path / "out" / "load.json"
     words = ["load", "--server", server.url, "--data", tmp_path / "rows.parquet", "--rows-per-request", 8]
-    words += ["--rate", 50, "--seconds", 1, "--warm-up-seconds", 0, "--json", report_path]
+    words += ["--rate", 50, "--seconds", 1, "--warm-up-seconds", 0]
     line = [sys.executable, "-m", "inference_client", *map(str, words)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    document = json.loads(report_path.read_text())
+    document = json.loads(done.stdout)
     answered = document["report"]["answered"]
     assert answered == pytest.approx(50, abs=30)
     assert (document["report"]["failed"], document["report"]["versions"]) == ({}, {"1": answered})
     assert document["settings"]["rate"] == 50
     # One row is asked for before the load begins.
     assert server.scoring.requests == [1] + [8] * answered
-    assert "open loop, 50 requests/s, 8 rows a request, 1 s" in done.stdout

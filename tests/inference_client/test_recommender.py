@@ -13,7 +13,7 @@ import pytest
 from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES
 from components.contracts.records import OutcomeBatch, PredictionBatch
 from components.runtime.errors import ContractError, TemporaryError
-from inference_client import Columns, Outcome, PublisherSettings, RecommenderClient, SyncRecommenderClient, Unpublished
+from inference_client import Outcome, PublisherSettings, RecommenderClient, SyncRecommenderClient, Unpublished
 from inference_client.errors import ServerUnavailable
 from inference_client.rows import FeatureRows, feature_rows
 from inference_client.scoring import ClientSettings, Scored, shadow_of
@@ -159,38 +159,36 @@ def test_impossible_lists_are_refused(server, make_rows, n, k, text):
         rank(server, make_rows(n), k)
 
 
-TWO = Columns(numeric=("price",), categorical=("shop",))
-
-
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
-        ({"price": [1.0], "shop": ["red"]}, "column shop, row 0 is 'red', expected 1 to 8 hex digits"),
-        ({"price": [1.0, "x"], "shop": [1, 2]}, "column price, row 1 is 'x', expected a finite number"),
-        ({"price": ["1", "1.5"], "shop": [1, 2]}, "column price, row 0 is '1', expected a finite number"),
-        ({"price": [1.0, np.inf], "shop": [1, 2]}, "column price, row 1 is inf"),
-        ({"price": [1.0, 2.0], "shop": [1, 2**32]}, "column shop, row 1 is 4294967296"),
-        ({"price": [1.0, 2.0], "shop": [1.0, 2.5]}, "column shop, row 1 is 2.5"),
-        ({"price": [1.0, 2.0], "shop": [1]}, "column shop has 1 rows, expected 2 as column price"),
-        ({"price": [1.0], "shops": [1]}, r"unknown columns \['shops'\], expected the 2 columns price..shop"),
-        ({"price": [1.0]}, r"rows lack columns \['shop'\]"),
-        ({"price": 1.0, "shop": [1]}, "column price is 1.0, expected a list or an array"),
-        ("price", "rows are a str, expected a dict of columns"),
+        ({"I1": [1.0], "C1": ["red"]}, "column C1, row 0 is 'red', expected 1 to 8 hex digits"),
+        ({"I1": [1.0, "x"], "C1": [1, 2]}, "column I1, row 1 is 'x', expected a finite number"),
+        ({"I1": ["1", "1.5"], "C1": [1, 2]}, "column I1, row 0 is '1', expected a finite number"),
+        ({"I1": [1.0, np.inf], "C1": [1, 2]}, "column I1, row 1 is inf"),
+        ({"I1": [1.0, 2.0], "C1": [1, 2**32]}, "column C1, row 1 is 4294967296"),
+        ({"I1": [1.0, 2.0], "C1": [1.0, 2.5]}, "column C1, row 1 is 2.5"),
+        ({"I1": [1.0, 2.0], "C1": [1]}, "column C1 has 1 rows, expected 2 as column I1"),
+        ({"I1": [1.0], "shop": [1]}, r"unknown columns \['shop'\], expected the 39 columns I1..C26"),
+        ({"I1": 1.0, "C1": [1]}, "column I1 is 1.0, expected a list or an array"),
+        ("I1", "rows are a str, expected a dict of columns"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_wrong_row_is_named_by_column_row_and_value(rows, text):
     with pytest.raises(ContractError, match=text):
-        feature_rows(rows, TWO)
+        feature_rows(rows, may_lack_columns=True)
+    with pytest.raises(ContractError, match=r"rows lack columns \['I2', "):
+        feature_rows({"I1": [1.0]})
 
 
 def test_signed_hashes_of_an_arrow_column_are_the_same_32_bits_and_mixed_lists_are_sound():
-    signed = pa.table({"price": [1.0, None], "shop": pa.array([-1, None], pa.int32())})
-    assert feature_rows(signed, TWO).categorical.tolist() == [[2**32 - 1], [-1]]
-    mixed = feature_rows({"price": [None, 2], "shop": ["ff", 255]}, TWO)
-    assert mixed.categorical.tolist() == [[255], [255]]
-    dictionary = pa.table({"price": [1], "shop": pa.array(["a"]).dictionary_encode()})
-    assert feature_rows(dictionary, TWO).categorical.tolist() == [[10]]
+    signed = pa.table({"I1": [1.0, None], "C1": pa.array([-1, None], pa.int32())})
+    assert feature_rows(signed, may_lack_columns=True).categorical[:, :1].tolist() == [[2**32 - 1], [-1]]
+    mixed = feature_rows({"I1": [None, 2], "C1": ["ff", 255]}, may_lack_columns=True)
+    assert mixed.categorical[:, :1].tolist() == [[255], [255]]
+    dictionary = pa.table({"I1": [1], "C1": pa.array(["a"]).dictionary_encode()})
+    assert feature_rows(dictionary, may_lack_columns=True).categorical[:, :1].tolist() == [[10]]
 
 
 def test_later_changes_of_the_callers_arrays_reach_no_record(make_rows):

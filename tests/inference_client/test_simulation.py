@@ -18,10 +18,11 @@ from components.contracts import criteo
 from components.contracts.metrics import roc_auc
 from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
+from components.store.archived_rows import arrow_schema
 from inference_client.simulation.columns import CATEGORY_COLUMNS, DENSE_COLUMNS, DRIFT_COLUMNS
-from inference_client.simulation.lake import raw_schema, store_lake, write_lake
+from inference_client.simulation.lake import write_lake
 from inference_client.simulation.tables import Alias
-from inference_client.simulation.world import Drift, World, measured_bayes_auc
+from inference_client.simulation.world import Drift, World
 
 ROWS = 100_000
 
@@ -49,6 +50,13 @@ def drifted_rows(drifted):
 def within(observed: float, share: float, n: int, sigmas: float = 5.0) -> bool:
     """Whether a share of n rows lies within the binomial error of what it should be."""
     return abs(observed - share) <= sigmas * np.sqrt(share * (1 - share) / n) + 1e-12
+
+
+def test_alias_draws_the_stated_distribution():
+    shares = np.array([0.5, 0.25, 0.2, 0.05, 0.0])
+    drawn = Alias.build(shares).draw(200_000, np.random.default_rng(0))
+    observed = np.bincount(drawn, minlength=5) / 200_000
+    assert all(within(o, s, 200_000) for o, s in zip(observed, shares))
 
 
 def test_rows_have_the_contracts_shapes(rows):
@@ -95,8 +103,7 @@ def test_long_tails_are_mostly_seen_once_and_small_columns_never(rows):
 def test_click_rate_and_best_auc_are_as_asked(click_rate):
     rows = World.create(11, click_rate=click_rate, bayes_auc=0.8).draw(ROWS, np.random.default_rng(3))
     assert within(rows.label.mean(), click_rate, ROWS, sigmas=6)
-    assert measured_bayes_auc(rows) == pytest.approx(0.80, abs=0.012)
-    assert measured_bayes_auc(rows) == pytest.approx(roc_auc_score(rows.label, rows.probability), abs=1e-12)
+    assert roc_auc_score(rows.label, rows.probability) == pytest.approx(0.80, abs=0.012)
 
 
 def test_labels_follow_the_stated_probability(rows):
@@ -106,7 +113,9 @@ def test_labels_follow_the_stated_probability(rows):
 
 
 def test_after_drift_the_best_auc_and_the_click_rate_stay(rows, drifted_rows):
-    assert measured_bayes_auc(drifted_rows) == pytest.approx(measured_bayes_auc(rows), abs=0.02)
+    assert roc_auc_score(drifted_rows.label, drifted_rows.probability) == pytest.approx(
+        roc_auc_score(rows.label, rows.probability), abs=0.02
+    )
     assert drifted_rows.label.mean() == pytest.approx(rows.label.mean(), abs=0.01)
 
 
@@ -208,21 +217,14 @@ def test_worlds_that_cannot_be_are_refused(settings):
         World.create(1, **settings)
 
 
-def test_alias_draws_the_stated_distribution():
-    shares = np.array([0.5, 0.25, 0.2, 0.05, 0.0])
-    drawn = Alias.build(shares).draw(200_000, np.random.default_rng(0))
-    observed = np.bincount(drawn, minlength=5) / 200_000
-    assert all(within(o, s, 200_000) for o, s in zip(observed, shares))
-
-
 def test_lake_holds_the_raw_schema_day_by_day(world, tmp_path):
-    report = write_lake(world, tmp_path / "lake", rows=3001, days=3, last_day=date(2026, 3, 1), seed=7)
+    report = write_lake(world, str(tmp_path / "lake"), rows=3001, days=3, last_day=date(2026, 3, 1), seed=7)
     assert report.days == ["2026-02-27", "2026-02-28", "2026-03-01"]
     keys, clicks = set(), 0
     for day in report.days:
         (path,) = (tmp_path / "lake" / f"day={day}").iterdir()
         table = pq.ParquetFile(path).read()
-        assert table.schema.equals(raw_schema())
+        assert table.schema.equals(arrow_schema(criteo.RAW_TYPES))
         assert {str(t.as_py().date()) for t in table[criteo.EVENT_TIME]} == {day}
         assert table[criteo.EVENT_TIME].to_pylist() == sorted(table[criteo.EVENT_TIME].to_pylist())
         assert table[criteo.MODEL_VERSION].null_count == len(table)
@@ -235,12 +237,12 @@ def test_lake_holds_the_raw_schema_day_by_day(world, tmp_path):
 
 def test_a_lake_in_a_bucket_is_that_in_a_folder_and_no_day_is_written_over(world, tmp_path, cloud_storage):
     asked = {"rows": 900, "days": 3, "last_day": date(2026, 1, 4), "seed": 7}
-    expected = store_lake(world, str(tmp_path / "lake"), **asked)
-    assert store_lake(world, "gs://models/lake", **asked) == expected
+    expected = write_lake(world, str(tmp_path / "lake"), **asked)
+    assert write_lake(world, "gs://models/lake", **asked) == expected
     objects = open_objects("gs://models/lake")
     stored = {each.name: objects.read(each.name).content for each in objects.list()}
     written = {path.relative_to(tmp_path / "lake").as_posix(): path for path in (tmp_path / "lake").rglob("*.parquet")}
     assert stored == {name: path.read_bytes() for name, path in written.items()}
     assert len(stored) == 3
     with pytest.raises(ContractError, match="gs://models/lake holds day 2026-01-02 already"):
-        store_lake(world, "gs://models/lake", **asked)
+        write_lake(world, "gs://models/lake", **asked)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import pytest
 import yaml
 
-from components.logs.pubsub.resources import MAX_DELIVERY_ATTEMPTS, RETENTION_SECONDS
 from pipelines.placement import NEEDS, read_placement, read_values
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S, find, pod_spec
@@ -112,13 +111,13 @@ def test_the_pool_may_grow_to_all_replicas_one_that_is_rolled_out_and_a_training
     assert most + surge + 1 <= int(flag(line, "max-nodes")) * SLICES[partition]
 
 
-def test_subscriptions_are_those_that_the_code_would_make():
+def test_subscriptions_keep_messages_as_long_as_pubsub_can_and_give_up_last():
     for name in ("evergreen-records-monitor", "evergreen-records-monitor-dead-letters"):
         line = command(f"gcloud pubsub subscriptions create {name} ")
-        assert flag(line, "message-retention-duration") == f"{RETENTION_SECONDS // 86_400}d"
+        assert flag(line, "message-retention-duration") == "31d"
         assert flag(line, "expiration-period") == "never"
     line = command("gcloud pubsub subscriptions create evergreen-records-monitor ")
-    assert int(flag(line, "max-delivery-attempts")) == MAX_DELIVERY_ATTEMPTS
+    assert int(flag(line, "max-delivery-attempts")) == 100, "Pub/Sub's most"
     assert flag(line, "dead-letter-topic") == "evergreen-records-monitor-dead-letters"
 
 

@@ -63,9 +63,8 @@ def test_release_under_traffic_failed_no_request_and_its_p99_is_told(turned):
 def test_rollback_under_traffic_was_answered_by_the_old_version_and_failed_no_request(turned):
     folder, _, summary = turned
     rollback = summary["rollback"]
-    assert (rollback["from_version"], rollback["to_version"]) == (2, 1)
-    assert rollback["old_version_answered"]
-    assert rollback["new_version_answered"]
+    assert (rollback["back"]["version"], rollback["forward"]["version"]) == (1, 2)
+    assert rollback["back"]["answered_at"] < rollback["forward"]["started_at"] < rollback["forward"]["answered_at"]
     assert rollback["during"]["requests_failed"] == 0
     lived = [(entry.action, entry.version) for entry in read_journal(folder / "store")]
     assert lived == [("release", 1), ("release", 2), ("rollback", 1), ("rollback", 2)]
@@ -96,9 +95,6 @@ def test_every_policys_say_is_kept_and_only_one_of_them_asked_for_a_run(turned):
     assert any(summary["trigger"]["reason"].startswith(each["reason"]) for each in said.values())
     # Sure of the change, and of nothing before it.
     assert all(seconds is None or seconds > 0 for seconds in summary["policies"].values())
-    backtests = {each["policies"]: each for each in summary["backtests"]}
-    assert list(backtests) == ["threshold", "sequential", "relative_drop"]
-    assert all((len(each["fires"]), each["false_alarms"]) == (1, 0) for each in backtests.values())
 
 
 def test_report_needs_no_network(turned):
@@ -107,7 +103,6 @@ def test_report_needs_no_network(turned):
     assert "rolled back" in page
     assert "logged scores recomputed offline" in page
     assert "decisions replayed from the lake, all equal" in page
-    assert "policy alone" in page
     assert "rows from before its window, version 2 has an auc of" in page
     assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page) == []
     assert re.findall(r"<(?:script|link|img|iframe)\b", page) == []

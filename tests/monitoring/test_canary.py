@@ -21,9 +21,7 @@ def by_canary(name, *, time, version=2):
 
 
 def archive_rows(*batches):
-    return [
-        ArchiveRow(i, b.time, len(b), encode(b), np.zeros(len(b), np.uint8)) for i, b in enumerate(batches, start=1)
-    ]
+    return [ArchiveRow(encode(batch), np.zeros(len(batch), np.uint8)) for batch in batches]
 
 
 @pytest.mark.parametrize("restart", [False, True])

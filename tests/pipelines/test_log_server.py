@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from components.runtime.errors import ContractError
-from pipelines.local import log_server
 from pipelines.local.log_server import HOST_VARIABLE, find_emulator, start_log
 from pipelines.local.stack import Stack, tagged_processes
 from tests.support.log_benches import open_log
@@ -27,26 +26,24 @@ def java(tmp_path):
     return program(tmp_path / "bin" / "java").parent
 
 
-@pytest.mark.parametrize("way", ["path", "variable", "gcloud"])
+@pytest.mark.parametrize("way", ["path", "gcloud"])
 def test_emulator_is_found_wherever_the_cloud_sdk_lies(way, tmp_path, java):
     sdk = tmp_path / "google-cloud-sdk"
     script = program(sdk / "platform" / "pubsub-emulator" / "bin" / "cloud-pubsub-emulator")
     gcloud = program(sdk / "bin" / "gcloud")
     found = {
         "path": lambda: find_emulator({"PATH": f"{java}{os.pathsep}{script.parent}"}),
-        "variable": lambda: find_emulator({"PATH": str(java), "CLOUDSDK_ROOT_DIR": str(sdk)}),
         "gcloud": lambda: find_emulator({"PATH": f"{java}{os.pathsep}{gcloud.parent}"}),
     }[way]()
     assert found.resolve() == script
 
 
-def test_missing_emulator_and_missing_java_are_each_named(tmp_path, java, monkeypatch):
-    monkeypatch.setattr(log_server, "_USUAL_SDK", tmp_path / "sdk")
+def test_missing_emulator_and_missing_java_are_each_named(tmp_path, java):
     with pytest.raises(ContractError, match="emulator is not on this machine"):
         find_emulator({"PATH": str(java)})
-    program(tmp_path / "sdk" / "platform" / "pubsub-emulator" / "bin" / "cloud-pubsub-emulator")
+    script = program(tmp_path / "emulator" / "cloud-pubsub-emulator")
     with pytest.raises(ContractError, match="needs Java"):
-        find_emulator({"PATH": str(tmp_path / "empty")})
+        find_emulator({"PATH": str(script.parent)})
 
 
 def exchange(place, monkeypatch):

@@ -9,7 +9,7 @@ from google.protobuf import json_format
 from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from components.run_outcome.notice import ADDRESS_VARIABLE
+from components.run_outcome.outcome import ADDRESS_VARIABLE
 from components.runtime.errors import ContractError
 from pipelines.__main__ import main
 from pipelines.placement import NEEDS, NeedsChange, Nodes, Placement, Toleration, Variables
@@ -37,7 +37,6 @@ EVERYTHING = {
         Variables(name="evergreen-notifications", keys={"url": ADDRESS_VARIABLE}, steps=("run_outcome",)),
         Variables(name="proxy", keys={"https": "HTTPS_PROXY"}),
     ),
-    "config_maps": (Variables(name="pipeline-settings", keys={"level": "LOG_LEVEL"}, steps=("training",)),),
     "num_retries": 0,
     "training_retries": 0,
 }
@@ -87,9 +86,7 @@ def test_every_field_reaches_the_pods_that_it_is_for(everything, step):
     secrets = {e.secret_name: [(k.secret_key, k.env_var) for k in e.key_to_env] for e in config.secret_as_env}
     notified = {"evergreen-notifications": [("url", "EVERGREEN_NOTIFY_URL")]} if step == "run_outcome" else {}
     assert secrets == {"proxy": [("https", "HTTPS_PROXY")], **notified}
-    maps = [each.config_map_name_parameter.runtime_value.constant.string_value for each in config.config_map_as_env]
-    assert maps == (["pipeline-settings"] if on_gpu else [])
-    assert all(each.optional for each in [*config.secret_as_env, *config.config_map_as_env])
+    assert all(each.optional for each in config.secret_as_env)
 
 
 def test_without_an_accelerator_all_pods_go_to_the_other_nodes(compile_with):
@@ -201,7 +198,7 @@ def test_flags_come_before_the_file(compile_file):
         ("", "is None, expected a mapping of fields"),
         ("a: [", "is no YAML"),
         ("tag: ${NOPE}", "names NOPE, which .*cluster.env lacks"),
-        ("tag: $TAG", "holds a '\\$' that opens no"),
+        ("tag: 5$", "holds a '\\$' that begins no"),
     ],
 )
 def test_file_that_says_something_else_is_refused_by_its_place(compile_file, capsys, text, words):

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.run_outcome import notice
+from components.run_outcome import outcome as outcome_module
 from components.run_outcome.component import run_outcome
-from components.run_outcome.notice import ADDRESS_VARIABLE, PAUSES_SECONDS, notify
-from components.run_outcome.outcome import record
+from components.run_outcome.outcome import ADDRESS_VARIABLE, PAUSES_SECONDS, notify
 from components.store.runs import RunOutcome, StepNote, find_outcome, noted, read_outcomes
 from tests.support.webhook_server import SECRET, WebhookServer
 
@@ -33,14 +32,19 @@ NOTES = [
 ]
 
 
-def ended(store, *, url="", trigger_id="") -> str:
-    with noted(store, "run", "extraction"):
-        pass
-    with noted(store, "run", "evaluation") as note:
-        note.state, note.reason = "refused", "auc 0.70 trails 0.75"
-    return record(
-        run="run", store=store.as_uri(), trigger_id=trigger_id, trigger_reason="", kfp_state="COMPLETE", notify_url=url
-    )
+@pytest.fixture
+def ended(tmp_path, monkeypatch):
+    def end(*, url, trigger_id="") -> str:
+        """As the optional secret gives the address to the pod: it is no parameter, which everyone sees in the UI."""
+        monkeypatch.setenv(ADDRESS_VARIABLE, url)
+        with noted(tmp_path, "run", "extraction"):
+            pass
+        with noted(tmp_path, "run", "evaluation") as note:
+            note.state, note.reason = "refused", "auc 0.70 trails 0.75"
+        values = {"run": "run", "store": tmp_path.as_uri(), "trigger_id": trigger_id, "trigger_reason": ""}
+        return run_outcome.python_func(**values, status=SimpleNamespace(state="COMPLETE"))
+
+    return end
 
 
 @pytest.mark.parametrize(
@@ -61,32 +65,34 @@ def ended(store, *, url="", trigger_id="") -> str:
     ids=["released", "refused", "failed"],
 )
 def test_message_says_what_became_of_the_run_which_step_decided_and_why(server, changes, title, done):
-    assert notify(outcome(**changes), NOTES, server.url) == "delivered"
+    notify(outcome(**changes), NOTES, server.url)
     (message,) = server.messages
     lines = message["text"].split("\n")
     assert lines == [title, "Since: 2026-01-02 01:00:00 UTC", f"Done: {done}", "Run: evergreen-x1"]
 
 
-def test_run_of_a_person_or_a_schedule_is_told_once_it_is_recorded(server, tmp_path):
-    assert ended(tmp_path, url=server.url) == "refused at evaluation: auc 0.70 trails 0.75"
+def test_run_of_a_person_or_a_schedule_is_announced_once_it_is_recorded(server, tmp_path, ended):
+    assert ended(url=server.url) == "refused at evaluation: auc 0.70 trails 0.75"
     assert [m["text"].split("\n")[0] for m in server.messages] == [
         "The new model was refused by evaluation: auc 0.70 trails 0.75"
     ]
     assert [each.state for each in read_outcomes(tmp_path)] == ["refused"]
 
 
-def test_run_that_the_monitor_asked_for_is_left_to_it_and_without_an_address_nobody_is_notified(server, tmp_path):
-    ended(tmp_path, url=server.url, trigger_id="drift-1")
-    assert server.asked == 0
-    assert notify(outcome(), NOTES, " \n") == "nobody"
+def test_run_that_the_monitor_asked_for_is_left_to_it_and_without_an_address_nobody_is_notified(
+    server, tmp_path, ended, caplog
+):
+    ended(url=server.url, trigger_id="drift-1")
     assert find_outcome(tmp_path, "drift-1").state == "refused"
-    assert notify(outcome(trigger_id="drift-1"), NOTES, server.url) == "left"
+    ended(url=" \n")
+    assert server.asked == 0
+    assert "not announced" not in caplog.text
 
 
 def test_message_is_tried_again_with_growing_pauses(server):
     server.answers = [(503, {}), (429, {"Retry-After": "7"}), (500, {})]
     pauses = []
-    assert notify(outcome(), NOTES, server.url, sleep=pauses.append) == "delivered"
+    notify(outcome(), NOTES, server.url, sleep=pauses.append)
     assert pauses == [PAUSES_SECONDS[0], max(7.0, PAUSES_SECONDS[1]), PAUSES_SECONDS[2]]
     assert len(server.messages) == 1
 
@@ -107,11 +113,11 @@ def closed(server):
     ids=["refused", "absent", "no address", "not ascii"],
 )
 def test_webhook_that_fails_changes_nothing_of_the_run_and_shows_no_secret(
-    server, tmp_path, caplog, monkeypatch, address
+    server, tmp_path, caplog, monkeypatch, ended, address
 ):
     caplog.set_level("DEBUG")
-    monkeypatch.setattr(notice, "PAUSES_SECONDS", ())
-    sentence = ended(tmp_path, url=address(server))
+    monkeypatch.setattr(outcome_module, "PAUSES_SECONDS", ())
+    sentence = ended(url=address(server))
     assert sentence == "refused at evaluation: auc 0.70 trails 0.75"
     assert [each.state for each in read_outcomes(tmp_path)] == ["refused"]
     assert server.messages == []
@@ -119,20 +125,11 @@ def test_webhook_that_fails_changes_nothing_of_the_run_and_shows_no_secret(
     assert SECRET not in caplog.text
 
 
-def test_component_reads_the_address_from_its_environment(server, tmp_path, monkeypatch):
-    """As the optional secret gives it to the pod; the address is no parameter, which everyone sees in the UI."""
-    monkeypatch.setenv(ADDRESS_VARIABLE, server.url)
-    values = {"run": "run", "store": tmp_path.as_uri(), "trigger_id": "", "trigger_reason": ""}
-    said = run_outcome.python_func(**values, status=SimpleNamespace(state="FAILED"))
-    assert said.startswith("failed at none")
-    assert len(server.messages) == 1
-
-
 def test_what_a_step_reports_is_in_the_message_and_is_sent_for_the_monitors_runs_too(server):
     """The monitor reports how its runs end, but not what their steps found."""
     facts = {"notify": ["I7 has no value in any of 200 rows", "C3 drifted"]}
     notes = [*NOTES, StepNote(step="validation", state="done", facts=facts)]
     for trigger_id in ("", "monitor-7"):
-        assert notify(outcome(trigger_id=trigger_id), notes, server.url) == "delivered"
+        notify(outcome(trigger_id=trigger_id), notes, server.url)
         title = server.messages[-1]["text"].split("\n")[0]
         assert title == "Version 4 was released. validation: I7 has no value in any of 200 rows. validation: C3 drifted"

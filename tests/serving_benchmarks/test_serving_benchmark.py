@@ -35,7 +35,7 @@ def test_release_is_judged_by_the_requests_that_were_due_in_its_window():
     asked = np.arange(0, 30, 0.1)
     slow = (asked >= 19.05) & (asked < 20.05)
     answers = _answers(np.where(slow, 0.03, 0.01), due=asked)
-    found = figures.release_figures(answers, window=(19.05, 20.05), run=(12.05, 21.0), batch=64)
+    found = figures.release_figures(answers, window=(19.05, 20.05), began=12.05, batch=64)
     assert found["window_seconds"] == pytest.approx(1.0)
     assert found["num_in_window"] == 10
     assert found["window_p99_ms"] == pytest.approx(30.0)
@@ -53,7 +53,7 @@ def _results(*, release_ratio=1.5, failed=0, ours_p99=3.0):
     return {
         "closed": {"64": closed, "1024": closed},
         "half_load": {"1": half, "64": half},
-        "cold_starts": {"ready": [0.3, 0.4, 0.5]},
+        "cold_starts": [0.3, 0.4, 0.5],
         "releases": [{"ratio": release_ratio, "num_failed": 0}, {"ratio": 1.0, "num_failed": failed}],
     }
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 from components.contracts.serving import MODEL_NAME, versions_of
 from components.deployment.graph.parity import GoldenRows, open_graph, score
 from components.deployment.repository.triton_config import warmup_files_of
-from components.deployment.servers import NotListening
+from components.deployment.triton_client import NotListening
 from components.runtime.errors import ContractError, PermanentError
 
 
@@ -55,14 +55,13 @@ class FileTriton:
                 raise PermanentError(f"triton {self.url}: failed to load {name}, no warm-up rows {file}")
         fresh = self._memory / f".{name}.{uuid4().hex}"
         for version in versions_of(config.read_text()):
-            source = self._repository / name / str(version) / "model.onnx"
+            source = self._repository / name / str(version)
             try:
-                open_graph(source)
+                open_graph(source / "model.onnx")
             except ContractError as error:
                 shutil.rmtree(fresh, ignore_errors=True)
                 raise PermanentError(f"triton {self.url}: failed to load {name} version {version}: {error}") from error
-            (fresh / str(version)).mkdir(parents=True)
-            shutil.copyfile(source, fresh / str(version) / "model.onnx")
+            shutil.copytree(source, fresh / str(version))
         self.unload(name)
         fresh.rename(self._memory / name)
 

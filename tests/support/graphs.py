@@ -1,4 +1,4 @@
-"""Served graphs as bytes: built in a folder of their own, changed by a test, and opened from memory."""
+"""Served graphs: built in a folder of their own, changed by a test, and opened."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
-from components.deployment.graph.export import DEFAULT_LIMITS, write_graph
+from components.deployment.graph.export import write_graph
+from components.deployment.graph.parity import open_graph
 from components.store.models import GRAPH_FILE
 
 
-def build_graph(workflow, table, network, *, limits=DEFAULT_LIMITS):
-    """The message of a graph whose tables are small enough for it."""
+def open_built(workflow, table, network, *, names=()):
+    """A session of the graph, which also answers with `names` of its inner values, before the probability."""
     with TemporaryDirectory() as folder:
-        write_graph(Path(folder), workflow, table, network=network, limits=limits)
-        return (Path(folder) / GRAPH_FILE).read_bytes()
-
-
-def open_bytes(graph):
-    return onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+        write_graph(Path(folder), workflow, table, network=network)
+        graph = Path(folder) / GRAPH_FILE
+        return open_graph(with_inner_values(graph, names) if names else graph)
 
 
 def with_inner_values(graph, names):
-    """The bytes of the graph that also answers with `names` of its inner values, before the probability."""
-    model = onnx.load_from_string(graph)
+    """The file of a graph that also answers with `names` of its inner values, before the probability."""
+    model = onnx.load(graph, load_external_data=False)
     del model.graph.output[:]
     model.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, [*names, "probability"]))
-    return model.SerializeToString()
+    inner = graph.with_name("inner.onnx")  # beside the file of the tables
+    inner.write_bytes(model.SerializeToString())
+    return inner
 
 
 def run_graph(session, dense, categorical, names=None):

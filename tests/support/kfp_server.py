@@ -20,26 +20,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 FILTER_KEYS = {"run_id", "display_name", "name", "created_at", "state", "experiment_id", "namespace", "storage_state"}
 STATES = {"PENDING", "RUNNING", "SUCCEEDED", "SKIPPED", "FAILED", "CANCELING", "CANCELED", "PAUSED"}
 
-EMPTY_PIPELINE = """
-components: {}
-deploymentSpec: {}
-pipelineInfo: {name: retraining}
-root:
-  dag: {tasks: {}}
-  inputDefinitions:
-    parameters:
-      store: {parameterType: STRING}
-      trigger_id: {parameterType: STRING}
-      trigger_reason: {parameterType: STRING}
-      window_start: {parameterType: STRING}
-      window_end: {parameterType: STRING}
-      parent: {parameterType: STRING}
-      champion: {parameterType: STRING}
-schemaVersion: 2.1.0
-sdkVersion: kfp-2.17.0
-"""
-"""A compiled pipeline that takes what a request decides, and does nothing."""
-
 
 class ErrorAnswer(Exception):
     """An answer other than 200."""

@@ -1,4 +1,9 @@
-"""What real Tritons counted (recorded by `benchmarks.queue_series`), as series, and the truth by arithmetic on it."""
+"""What four real Tritons counted in 150 s (`queue_series.json`), as series, and the truth by arithmetic on it.
+
+Each stands for a pod and was read every 5 s, as Prometheus would: `busy` (one model under load, one that wakes half-way
+with few slow requests, one idle), `restarted` (killed half-way, while its traffic paused: its counters begin again),
+`quiet` (three requests, once), `stuck` (its requests do not end). `answered` counts the answers that the clients got.
+"""
 
 from __future__ import annotations
 

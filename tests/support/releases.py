@@ -1,11 +1,11 @@
-"""A release's manifest in a model store, as deployment leaves it, and its line in the promotion journal."""
+"""A release's verdict and manifest in a model store, as gate and deployment leave them, and its line in the journal."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from components.contracts.manifests import Model, Release
+from components.contracts.manifests import Model, ModelQuality, Release, Verdict
 from components.store.models import model_folder, release_path
 from components.store.promotion_journal import RELEASE, Promotion, append_promotion
 
@@ -19,6 +19,16 @@ def keep_model(store, model_id, **changes):
         "last_event_time": "", "raw_digest": "", "sha256": {}, "created_at": "",
     }  # fmt: skip
     Model(**{**values, **changes}).write(folder / Model.MANIFEST)
+
+
+def passing_verdict(model_id: str, scores: Path, *, num_rows: int, **changes: Any) -> Verdict:
+    """The gate's word for a candidate whose held-out scores lie in the file `scores`."""
+    fields: dict[str, Any] = {
+        "candidate_model_id": model_id, "champion_model_id": None, "decision": "pass", "accepted": True,
+        "reason": "auc is high enough", "num_rows": num_rows, "num_clicks": 1, "candidate": ModelQuality(),
+        "champion": None, "difference": None, "rows_needed": None, "scores_uri": scores.as_uri(),
+    }  # fmt: skip
+    return Verdict(**{**fields, **changes})
 
 
 def release(store: Path, version: int, model_id: str = "m1", **changes: Any) -> Release:

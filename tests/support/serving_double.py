@@ -62,7 +62,7 @@ class ServerDouble:
         if version not in loaded:
             raise PermanentError(f"triton {self.url}: NOT_FOUND {name} {version}")
         rows = GoldenRows(dense=dense, categorical=categorical, expected=np.zeros(len(dense), np.float32))
-        self.count(name, version, success=1, duration_us=1000)
+        self.count(name, version, success=1, infer_us=1000)
         return score(loaded[version], rows), version
 
     def count(self, name, version, **counters):

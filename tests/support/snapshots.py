@@ -8,7 +8,6 @@ from monitoring.acting.acting import ActingStatus
 from monitoring.deciding.policy import Action, Decision
 from monitoring.measures.kpis import Kpis
 from monitoring.measures.open_labels import OpenEstimate
-from monitoring.measuring import OpenLabels
 from monitoring.showing.exposition import Snapshot
 from monitoring.showing.metrics import metrics_page
 from monitoring.showing.store_status import LastRun, Promotions, RunCounts, StoreStatus
@@ -48,10 +47,8 @@ DRIFT = {
     ],
 }
 DECISION = Decision(policy="threshold", action=Action.BREACH, reason="auc 0.6 < 0.7", numbers={"version": 3})
-BOUNDS = {f"{name}{end}": 0.5 for name in ("auc", "ctr", "log_loss") for end in ("", "_low", "_high")}
-OPEN_LABELS = OpenLabels(
-    estimate=OpenEstimate(version=3, open_rows=1200, open_clicks=0, final_at=NOW + 600, **BOUNDS),
-    rows_left_out=0,
+OPEN_LABELS = OpenEstimate(
+    version=3, open_rows=1200, open_clicks=0, final_at=NOW + 600, auc=0.5, auc_low=0.5, auc_high=0.5
 )
 LAST_RUN = LastRun(
     run="r", state="released", step="deployment", reason="passed", reports=(), ended_at=800.0, seconds=60.0

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
-from components.contracts.manifests import Model, ModelQuality, RawDataset, Verdict
+from components.contracts.manifests import Model, RawDataset
 from components.runtime.durable import sha256_tree
 from components.store.models import model_folder
+from tests.support.releases import passing_verdict
 from tests.support.toy_models import toy_model, toy_workflow
 
 
@@ -77,11 +78,14 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
         )  # fmt: skip
         scores = tmp_path / f"scores-{seed}.npz"
         np.savez(scores, candidate=toy.scores(workflow, *raw_rows(n, seed)).astype(np.float32))
-        verdict = Verdict(
-            candidate_model_id=model_id, champion_model_id=None, decision="pass" if accepted else "fail",
-            accepted=accepted, reason="auc is high enough", num_rows=n, num_clicks=1, candidate=ModelQuality(),
-            champion=None, difference=None, rows_needed=None, scores_uri=scores.as_uri(), champion_reference="none",
-        )  # fmt: skip
+        verdict = passing_verdict(
+            model_id,
+            scores,
+            num_rows=n,
+            decision="pass" if accepted else "fail",
+            accepted=accepted,
+            champion_reference="none",
+        )
         return model, verdict, raw
 
     return make

@@ -32,7 +32,7 @@ def follow(server, objects, conversation, *, interval=3600.0, max_shadows=4, **s
 
     async def run():
         plan = PlanFollower(objects, interval_seconds=interval)
-        client = PlannedClient(server.url, objects, ClientSettings(**settings), plan=plan, max_shadows=max_shadows)
+        client = PlannedClient(server.url, plan, ClientSettings(**settings), max_shadows=max_shadows)
         async with client:
             return await conversation(client)
 

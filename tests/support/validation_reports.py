@@ -11,13 +11,12 @@ import pyarrow as pa
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.validation.drift import measure_drift, measure_label_shift
-from components.validation.inputs import Champion, ValidationRound
 from components.validation.judge import judge_drift
 from components.validation.measure import Measured
 from components.validation.quarantine import ScreenedRows
 from components.validation.reference import ReferenceCounter
-from components.validation.report import make_document
-from components.validation.rows import ColumnCheck
+from components.validation.report import make_document, make_report
+from components.validation.round import Champion, Round
 from components.validation.rules import RuleSet
 from components.validation.schema import check_statistics, infer_schema
 from components.validation.skew import ServedRowFacts, Skew, SkewEntry
@@ -69,13 +68,12 @@ def _measure_rows(now: pa.Table, champion: Champion | None) -> Measured:
     statistics = statistics_of(now)
     schema = infer_schema(statistics, range_factor=10.0)
     raw = RawDataset.__new__(RawDataset)
-    object.__setattr__(raw, "quarantine_uri", f"file:///{HOSTILE}")
+    for name, value in {"quarantine_uri": f"file:///{HOSTILE}", "digest": "d" * 64}.items():
+        object.__setattr__(raw, name, value)
     return Measured(
         rows=ScreenedRows(dataset=raw, files=[], num_by_rule={"named_rows": 12, HOSTILE: 1}),
-        columns=ColumnCheck(faulty=[], cast=[], new=[]),
-        excluded=frozenset(),
+        champion=champion,
         statistics=statistics,
-        statistics_before=champion.statistics if champion else None,
         schema=schema,
         proposal=None,
         anomalies=check_statistics(statistics, schema),
@@ -95,11 +93,9 @@ def document_of(now: pa.Table, before: pa.Table | None, *, run: str = HOSTILE) -
         windows = KeptWindows((_count_rows(before).window(),))
         champion = Champion(folder=folder, statistics=statistics_of(before), windows=windows)
     measured = _measure_rows(now, champion)
-    round_ = ValidationRound(
-        run=run, raw=measured.rows.dataset, folder=folder, store=folder, rules=rules, champion=champion
-    )
+    round_ = Round(run=run, raw=measured.rows.dataset, folder=folder, store=folder, rules=rules, champion=champion)
     findings = [*judge_drift(measured.drift, rules), *rules.find("anomaly", HOSTILE, HOSTILE)]
-    document = make_document(round_, measured, findings)
+    document = make_document(round_, measured, make_report(round_, measured, findings))
     document["schema"]["differences"] = [
         {"feature": "I1", "rule": "max", "kind": "looser", "old": "10", "new": HOSTILE},
     ]

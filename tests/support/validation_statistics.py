@@ -9,14 +9,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.validation.rows import BATCH_ROWS, COLUMNS
+from components.validation.reference import ReferenceCounter
+from components.validation.rows import BATCH_ROWS
 from components.validation.tfdv_statistics import summarize_files
 
 
 def statistics_of(table: pa.Table, *, batch_rows: int = BATCH_ROWS) -> Any:
     """The statistics of the judged columns of `table`, counted by one process in batches of `batch_rows`."""
-    columns = [name for name in table.column_names if name in COLUMNS]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "part-0.parquet"
         pq.write_table(table, path, row_group_size=batch_rows)
-        return summarize_files([path], columns)
+        return summarize_files([path], ReferenceCounter())
+
+
+def value_counts(feature: Any) -> dict[str, float]:
+    """Rows per category for the 1000 most frequent ones, most frequent first; empty without values."""
+    if feature is None or feature.WhichOneof("stats") != "string_stats":
+        return {}
+    return {bucket.label: bucket.sample_count for bucket in feature.string_stats.rank_histogram.buckets}

@@ -13,8 +13,8 @@ baseline (`uncounted`). A server that left takes both arms' counts with it. A se
 its whole baseline by the next step is not noticed; its arms are counted short, never negative.
 
 What these numbers are not: Triton has totals and no medians; a request refused before it reached a model is in none of
-them. Requests that the response cache answers are among the successful ones and their times. What follows from the
-evidence is `canary.policy`'s.
+them. Requests that the response cache answers are among the successful ones. What follows from the evidence is
+`canary.policy`'s.
 """
 
 from __future__ import annotations
@@ -51,12 +51,10 @@ COLUMNS = (
 COUNTERS = {
     "success": "nv_inference_request_success",
     "failure": "nv_inference_request_failure",
-    "duration_us": "nv_inference_request_duration_us",
-    "queue_us": "nv_inference_queue_duration_us",
     "infer_us": "nv_inference_compute_infer_duration_us",
     "cache_hits": "nv_cache_num_hits_per_model",
 }
-"""Triton's name of each counter; durations add up those of successful requests, `infer_us` only of computed ones."""
+"""Triton's name of each counter; `infer_us` adds up the time in the model of the requests that it computed."""
 READ_SECONDS = 10.0
 _NAMES = {name: short for short, name in COUNTERS.items()}
 

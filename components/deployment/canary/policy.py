@@ -12,8 +12,9 @@ thirty would be aborted at its first look. It grows when both losses are shown t
 `growth_alpha` / looks one-sided; both must hold, so they need no further correction.
 
 Errors are tested at every step: the test of `sequential_binomial` stays valid under any number of looks. Latency is a
-bound on the ratio of means and no test: Triton's counters have no medians and no spread. Where the response cache
-answers, it is the time in the model of what was computed.
+bound on the ratio of means and no test: Triton's counters have no medians and no spread. It is the time in the model of
+the requests that it computed: waiting in the queue depends on an arm's share, and a response cache holds more of the
+larger arm's requests.
 
 Nothing is decided on a number that does not exist: the canary is held then, and the reason names what is missing.
 """
@@ -72,9 +73,8 @@ class ArmCounts:
 
     success: float
     failure: float
-    duration_us: float
-    queue_us: float
-    infer_us: float = 0.0
+    infer_us: float
+    """Time in the model of the requests that it computed."""
     cache_hits: float = 0.0
 
     @property
@@ -89,11 +89,6 @@ class ArmCounts:
 
     @property
     def mean_ms(self) -> float | None:
-        """Mean time of a successful request in the server, queue included; None without one."""
-        return self.duration_us / self.success / 1000 if self.success else None
-
-    @property
-    def infer_ms(self) -> float | None:
         """Mean time in the model of a request that it computed; None without one."""
         return self.infer_us / self.computed / 1000 if self.computed > 0 else None
 
@@ -140,7 +135,7 @@ class CanaryPolicy:
     error_alpha: float = 0.001
     """Highest probability of aborting at a stage by errors a model that fails no more than that."""
     max_latency_ratio: float = 1.5
-    """Highest mean latency, as a multiple of the stable arm's."""
+    """Highest mean time in the model, as a multiple of the stable arm's."""
 
     def __post_init__(self) -> None:
         """Refuses rules that could not work."""
@@ -263,23 +258,16 @@ def judge_counts(counts: BothCounts | None, policy: CanaryPolicy, *, unread: str
 
 def _judge_latency(counts: BothCounts, policy: CanaryPolicy) -> CountsJudgement:
     stable, canary = counts.stable, counts.canary
-    name, times = "mean latency", (canary.mean_ms, stable.mean_ms)
     timed, enough = min(stable.computed, canary.computed), STEADY_MEAN * policy.min_requests
-    if stable.cache_hits or canary.cache_hits:
-        # The cache holds more of the larger arm's requests, so the means do not compare the models.
-        name, times = "mean time in the model", (canary.infer_ms, stable.infer_ms)
-        if timed < policy.min_requests:
-            few = f"{timed:.0f} requests of an arm came past the response cache, expected {policy.min_requests}"
-            return CountsJudgement(action=HOLD, reason=f"too few requests to judge latency: {few}", counts=counts)
-    of_canary, of_stable = times
-    if of_canary is None or not of_stable:
-        return CountsJudgement(action=HOLD, reason="an arm has no successful request to time", counts=counts)
-    ratio = of_canary / of_stable
+    if timed < policy.min_requests or not canary.mean_ms or not stable.mean_ms:
+        few = f"the model computed {timed:.0f} requests of an arm, expected {policy.min_requests}"
+        return CountsJudgement(action=HOLD, reason=f"too few requests to judge latency: {few}", counts=counts)
+    ratio = canary.mean_ms / stable.mean_ms
     action, reason = GROW, "errors and latency are within bounds"
     if ratio > policy.max_latency_ratio:
         action = ABORT
         reason = (
-            f"{name} is {of_canary:.3g} ms, {ratio:.2f} times stable's {of_stable:.3g} ms, "
+            f"mean time in the model is {canary.mean_ms:.3g} ms, {ratio:.2f} times stable's {stable.mean_ms:.3g} ms, "
             f"expected at most {policy.max_latency_ratio} times"
         )
         if timed < enough:

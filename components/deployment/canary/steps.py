@@ -32,14 +32,15 @@ from uuid import uuid4
 from components.contracts.manifests import Model, RawDataset, Release, Verdict
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment.canary.evidence import Fetch, counts_since, fetch, read_baseline, read_pairs, uncounted
-from components.deployment.canary.policy import ABORT, GROW, CanaryJudgement, CanaryPolicy, judge
+from components.deployment.canary.policy import ABORT, GROW, HOLD, CanaryJudgement, CanaryPolicy, judge
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.promote import promote_version
 from components.deployment.release import ReleaseSettings, check_belonging, check_may_replace, forget, prepare_version
 from components.deployment.repository.version_files import GOLDEN_FILE
-from components.deployment.servers import RunningServer, addresses, bring_up
+from components.deployment.servers import addresses, bring_up
 from components.deployment.site import Site, SiteSettings, opened, reset_plan
 from components.deployment.switch import stage_version
+from components.deployment.triton_client import Triton
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.objects import Objects
 from components.storage.uris import local_path
@@ -134,8 +135,7 @@ def start(
         check_may_replace(site, verdict, settings)
         if site.repository.canary.whole():
             raise TemporaryError("a canary before this one is not unloaded yet: run `canary step` until it is")
-        # Live, previous and canary are in memory at once.
-        done = prepare_version(site, model, verdict, raw=raw, settings=settings, versions=3)
+        done = prepare_version(site, model, verdict, raw=raw, settings=settings)
         plan = TrafficPlan(
             sequence=before.sequence + 1 if before else 1,
             stable=Arm(model_name=MODEL_NAME, version=live.version),
@@ -207,7 +207,7 @@ def _load_everywhere(site: Site, version: int, *, only_missing: bool = False) ->
     # The store's copy: an interrupted promotion removes the version's own folder.
     golden = GoldenRows.load(graph_folder(site.store, version) / GOLDEN_FILE)
 
-    def load(server: RunningServer) -> None:
+    def load(server: Triton) -> None:
         if only_missing and server.is_ready(CANARY_NAME, version):
             return
         bring_up(server, CANARY_NAME, version=version, golden=golden, patience=site.patience)
@@ -217,40 +217,31 @@ def _load_everywhere(site: Site, version: int, *, only_missing: bool = False) ->
 
 
 def step(settings: CanarySettings) -> Step:
-    """Repairs, evaluates and does one thing; see the module.
+    """Evaluates, repairs and does one thing; see the module.
+
+    A bad canary is aborted and a place without one left alone whether or not servers answer: one that is down must not
+    keep the other's share going, and before the first model no server may be there at all.
 
     Raises:
         ContractError: the evidence or the repository is damaged.
         TemporaryError: a server does not answer, or another deployment is at work; to be called again.
         PermanentError: the live version could not be changed; what was live is live.
     """
-    try:
-        plan = _open_stage(settings)
-    except TemporaryError as error:
-        if (done := _step_without_servers(settings)) is None:
-            raise
-        logger.warning("%s", error)
-        return done
-    if isinstance(plan, Step):
-        return plan
-    seen, unread = _read_counters(plan, settings)
-    if fresh := uncounted(plan.baseline, seen or {}):
-        counted = plan.next(baseline={**plan.baseline, **fresh})
-        repository = settings.site.open_repository()
+    site, repository = settings.site, settings.site.open_repository()
+    plan, at_work = repository.read_plan(), canary_at_work(site.store)
+    if plan is None or plan.canary is None or at_work is None or at_work.version != plan.canary.version:
+        is_at_rest = at_work is None and (plan is None or plan.canary is None)
+        if is_at_rest and not repository.canary.whole() and not promotion_journal.interrupted(site.store):
+            return _NO_CANARY
+        return _proceed(plan, settings, None)
+    found, fresh = _judge(plan, settings)
+    if found.action == ABORT:
         with repository.locked():
             if repository.read_plan() != plan:
                 return _CHANGED_MEANWHILE
-            repository.write_plan(counted)
-        logger.info("errors and latency of %s are counted from now on", ", ".join(fresh))
-        if not plan.baseline:
-            return _held(counted, "counting errors and latency from now on")
-        plan = counted
-    found = _judge(plan, settings, seen=seen, unread=unread)
-    if found.action not in (ABORT, GROW):
-        return _held(plan, found.reason, found)
-    if found.action == GROW and plan.canary_share == 0.0:
-        return _held(plan, f"in the shadow only; {found.reason}; start it again to let it answer", found)
-    return _carry_out(plan, settings, found)
+            reset_plan(site, repository, found.reason)
+        return _aborted(settings, at_work.version, found.reason, judgement=found)
+    return _proceed(plan, settings, found, fresh=fresh)
 
 
 def advance(settings: CanarySettings, reason: str) -> Step:
@@ -259,12 +250,8 @@ def advance(settings: CanarySettings, reason: str) -> Step:
     Raises:
         TemporaryError, PermanentError: as `step`; what was live is live.
     """
-    with opened(settings.site) as site:
-        if (done := _finish_earlier(site, settings)) is not None:
-            return done
-        plan, at_work = _plan_and_line(site)
-        _load_everywhere(site, at_work.version, only_missing=True)
-    return _carry_out(plan, settings, CanaryJudgement(action=GROW, reason=reason))
+    plan = settings.site.open_repository().read_plan()
+    return _proceed(plan, settings, CanaryJudgement(action=GROW, reason=reason))
 
 
 def abort(settings: CanarySettings, reason: str) -> Step:
@@ -314,23 +301,44 @@ def status(settings: CanarySettings) -> Step:
     if plan is None or plan.canary is None:
         is_over = canary_at_work(settings.site.store) is None
         return Step(action=NONE if is_over else DRAINING, reason=plan.reason if plan else "there is no plan")
-    found = _judge_plan(plan, settings)
-    return _held(plan, found.reason, found)
+    found, _ = _judge(plan, settings)
+    return _held(plan, found)
 
 
-def _open_stage(settings: CanarySettings) -> TrafficPlan | Step:
-    """The plan of a canary that is loaded everywhere, to be judged; or what had to be done instead."""
+def _proceed(
+    plan: TrafficPlan | None, settings: CanarySettings, found: CanaryJudgement | None, *, fresh: bool = False
+) -> Step:
+    """Finishes what was left, loads the canary where it is missing, and does what was found.
+
+    Args:
+        plan: As it was when the evidence was read.
+        settings: Where.
+        found: What to do with the canary, but for aborting it; None where no canary is at work.
+        fresh: Whether servers have counted without a baseline.
+    """
     with opened(settings.site) as site:
+        if site.repository.read_plan() != plan:
+            return _CHANGED_MEANWHILE
         if (done := _finish_earlier(site, settings)) is not None:
             return done
-        plan, at_work = _plan_and_line(site)
+        at_work = canary_at_work(site.store)
+        if plan is None or at_work is None or found is None:
+            return _CHANGED_MEANWHILE
         try:
             _load_everywhere(site, at_work.version, only_missing=True)
         except PermanentError as error:
             # A server refuses it, or it answers golden rows wrongly: no evidence is needed.
             site.reset_plan(str(error))
             return _aborted(settings, at_work.version, str(error))
-        return plan
+        if found.action == GROW:
+            return _grow_or_release(site, at_work, plan, settings=settings, found=found)
+        if fresh:
+            # Read again: what a server counted while it loaded the canary is no client's.
+            seen, _ = _read_counters(plan, settings)
+            plan = plan.next(baseline={**plan.baseline, **uncounted(plan.baseline, seen or {})})
+            site.repository.write_plan(plan)
+            logger.info("errors and latency of %s are counted from now on", ", ".join(plan.baseline))
+        return _held(plan, found)
 
 
 def _finish_earlier(site: Site, settings: CanarySettings) -> Step | None:
@@ -373,44 +381,6 @@ def _unload(site: Site, plan: TrafficPlan | None, at_work: Promotion | None, *, 
     return Step(action=ENDED, reason=reason, version=version)
 
 
-def _step_without_servers(settings: CanarySettings) -> Step | None:
-    """What a step can do where a server is down or another deployment at work; None where it must come again.
-
-    Where nothing is left to do (before the first model, or scaled to zero) it must not fail every few minutes, and a
-    replica that is down must not keep a bad canary running: its traffic is taken back if the evidence demands it.
-    """
-    site, repository = settings.site, settings.site.open_repository()
-    plan, at_work = repository.read_plan(), canary_at_work(site.store)
-    if plan is None or plan.canary is None:
-        is_at_rest = at_work is None and not repository.canary.whole()
-        return _NO_CANARY if is_at_rest and not promotion_journal.interrupted(site.store) else None
-    if _line_of(plan, site) is None or (found := _judge_plan(plan, settings)).action != ABORT:
-        return None
-    with repository.locked():
-        if repository.read_plan() != plan:
-            return None
-        reset_plan(site, repository, found.reason)
-    return _aborted(settings, plan.canary.version, found.reason, judgement=found)
-
-
-def _plan_and_line(site: Site) -> tuple[TrafficPlan, Promotion]:
-    plan, at_work = site.repository.read_plan(), canary_at_work(site.store)
-    assert plan is not None
-    assert at_work is not None
-    return plan, at_work
-
-
-def _line_of(plan: TrafficPlan, site: SiteSettings) -> Promotion | None:
-    """The journal's line of the plan's canary; None where it has none, or another one is at work."""
-    at_work = canary_at_work(site.store)
-    return at_work if at_work and plan.canary and at_work.version == plan.canary.version else None
-
-
-def _judge_plan(plan: TrafficPlan, settings: CanarySettings) -> CanaryJudgement:
-    seen, unread = _read_counters(plan, settings)
-    return _judge(plan, settings, seen=seen, unread=unread)
-
-
 def _read_counters(plan: TrafficPlan, settings: CanarySettings) -> tuple[Baseline | None, str]:
     """What every server has counted so far; or None, and why."""
     assert plan.canary is not None
@@ -424,9 +394,10 @@ def _read_counters(plan: TrafficPlan, settings: CanarySettings) -> tuple[Baselin
         return None, str(error)
 
 
-def _judge(plan: TrafficPlan, settings: CanarySettings, *, seen: Baseline | None, unread: str) -> CanaryJudgement:
-    """What the rules make of the evidence of the plan's stage."""
+def _judge(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryJudgement, bool]:
+    """What the rules make of the evidence of the plan's stage, and whether servers have counted without a baseline."""
     assert plan.canary is not None
+    seen, unread = _read_counters(plan, settings)
     pairs = read_pairs(
         settings.evidence,
         stable=plan.stable.version,
@@ -434,42 +405,40 @@ def _judge(plan: TrafficPlan, settings: CanarySettings, *, seen: Baseline | None
         since=datetime.fromisoformat(plan.published_at),
     )
     counts = None if seen is None else counts_since(plan.baseline, seen)
-    return judge(pairs, counts, settings.policy, unread=unread)
+    found = judge(pairs, counts, settings.policy, unread=unread)
+    if found.action == GROW and plan.canary_share == 0.0:
+        reason = f"in the shadow only; {found.reason}; start it again to let it answer"
+        found = replace(found, action=HOLD, reason=reason)
+    return found, bool(uncounted(plan.baseline, seen or {}))
 
 
-def _carry_out(plan: TrafficPlan, settings: CanarySettings, found: CanaryJudgement) -> Step:
-    """Does what was found, unless something changed while the evidence was read."""
-    with opened(settings.site) as site:
-        if site.repository.read_plan() != plan or (at_work := _line_of(plan, settings.site)) is None:
-            return _CHANGED_MEANWHILE
-        if found.action == ABORT:
-            site.reset_plan(found.reason)
-            site.checkpoint("plan reset")
-            return _aborted(settings, at_work.version, found.reason, judgement=found)
-        larger = [share for share in settings.policy.shares if share > plan.canary_share]
-        if larger:
-            action, share = GROWN, larger[0]
-            baseline = _read_counters(plan, settings)[0] or {}
-            _grow(site, at_work, plan, share=share, reason=found.reason, baseline=baseline)
-        else:
-            action, share = RELEASED, 1.0
-            promote_version(site, at_work.version, reason=found.reason, decision=at_work.decision)
-            site.checkpoint("promoted")
-        logger.info("canary %d: %s, share %g: %s", at_work.version, action, share, found.reason)
-        wait = None if action == GROWN else settings.drain_seconds
-        return Step(
-            action=action,
-            reason=found.reason,
-            version=at_work.version,
-            share=share,
-            wait_seconds=wait,
-            judgement=found,
-        )
+def _grow_or_release(
+    site: Site, at_work: Promotion, plan: TrafficPlan, *, settings: CanarySettings, found: CanaryJudgement
+) -> Step:
+    """Gives the canary its next share; after the last one, all."""
+    larger = [share for share in settings.policy.shares if share > plan.canary_share]
+    if larger:
+        action, share, wait = GROWN, larger[0], None
+        baseline = _read_counters(plan, settings)[0] or {}
+        _grow(site, at_work, plan, share=share, reason=found.reason, baseline=baseline)
+    else:
+        action, share, wait = RELEASED, 1.0, settings.drain_seconds
+        promote_version(site, at_work.version, reason=found.reason, decision=at_work.decision)
+        site.checkpoint("promoted")
+    logger.info("canary %d: %s, share %g: %s", at_work.version, action, share, found.reason)
+    return Step(
+        action=action,
+        reason=found.reason,
+        version=at_work.version,
+        share=share,
+        wait_seconds=wait,
+        judgement=found,
+    )
 
 
-def _held(plan: TrafficPlan, reason: str, judgement: CanaryJudgement | None = None) -> Step:
+def _held(plan: TrafficPlan, found: CanaryJudgement) -> Step:
     assert plan.canary is not None
-    return Step(action=HELD, reason=reason, version=plan.canary.version, share=plan.canary_share, judgement=judgement)
+    return Step(action=HELD, reason=found.reason, version=plan.canary.version, share=plan.canary_share, judgement=found)
 
 
 def _aborted(

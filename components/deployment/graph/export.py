@@ -4,17 +4,14 @@ Takes a fitted `FeatureWorkflow` and a model's weights, gives a graph with the t
 nothing is encoded outside the graph, and training and serving cannot encode differently. The encoding's nodes are
 `graph.encoding`'s; the network is the exported graph that lies beside the weights in every model of the store
 (`components.models.files`), taken as it is, with a prefix on its names. The files are written by `graph.parts`; proving
-that the graph is right is left to `parity`, whether it fits the server to `memory`, and where it goes to `repository`.
+that the graph is right is left to `parity`, and where it goes to `repository`.
 
-Limits, measured: a graph is one file up to `GraphLimits.inline_bytes` of tables;
-beyond, the tables lie in `model.data`, whose size only the disk limits. What stops next is this process's memory,
-which maps the table while it writes it, then the server's (`memory`), then `graph.encoding.MAX_KEYS`
-vocabulary entries.
+The tables lie in `model.data`, whose size only the disk limits. What stops next is this process's memory, which maps
+the table while it writes it, then the server's, then `graph.encoding.MAX_KEYS` vocabulary entries.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,31 +34,7 @@ EMBEDDINGS, LOGIT = f"{PREFIX}embeddings", f"{PREFIX}logit"
 """Tensors of the network in the served graph: [n, F, E] and [n]; its dense input is `DENSE`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraphLimits:
-    """Sizes at which a graph is written in another form, which computes the same."""
-
-    inline_bytes: int = 64 * 2**20
-    """Most bytes of tables in `model.onnx` itself. Opening tables in the message takes twice their size and seconds per
-    GB (4.2 s for 754 MiB); mapped from `model.data` it takes 10 ms, and instances share them."""
-    label_encoder_entries: int = 2**20
-    """Most vocabulary entries, of all slots together, for ONNX Runtime's LabelEncoder. Its hash map takes each instance
-    60 to 75 bytes per entry, as much as a vector of 16 numbers, and a second to open for a few millions; the hash table
-    in the graph takes 15 bytes, once, and 10 ms. Per value it is a third slower at 100,000 entries and no slower at
-    30,000,000, where both wait for memory."""
-
-
-DEFAULT_LIMITS = GraphLimits()
-
-
-def write_graph(
-    folder: Path,
-    workflow: FeatureWorkflow,
-    table: NDArray[np.float32],
-    *,
-    network: Any,
-    limits: GraphLimits = DEFAULT_LIMITS,
-) -> None:
+def write_graph(folder: Path, workflow: FeatureWorkflow, table: NDArray[np.float32], *, network: Any) -> None:
     """Writes encoding, look-up and network into `folder` as one graph; the same arguments give the same bytes.
 
     Args:
@@ -69,7 +42,6 @@ def write_graph(
         workflow: The fitted feature workflow.
         table: Vectors of all its ids.
         network: See `read_network`.
-        limits: At which sizes the look-up takes another form.
 
     Raises:
         ContractError: the table does not fit the workflow, or is beyond what a graph can hold.
@@ -80,13 +52,13 @@ def write_graph(
         )
     parts = Parts()
     encode_dense(parts, workflow)
-    encode_categorical(parts, workflow, label_encoder_entries=limits.label_encoder_entries)
+    encode_categorical(parts, workflow)
     parts.node("Gather", [parts.table("embeddings", table), "table_rows"], EMBEDDINGS, axis=0)
     _add_network(parts, network)
-    parts.write(folder, inline_bytes=limits.inline_bytes)
+    parts.write(folder)
 
 
-def export(model: Model, folder: Path, limits: GraphLimits = DEFAULT_LIMITS) -> None:
+def export(model: Model, folder: Path) -> None:
     """Writes the graph of a stored model into `folder` (`store.models`).
 
     Raises:
@@ -106,7 +78,7 @@ def export(model: Model, folder: Path, limits: GraphLimits = DEFAULT_LIMITS) -> 
         )
     weights = stored / Model.WEIGHTS
     table = open_model(weights, model.slot_sizes).weights.table
-    write_graph(folder, workflow, table, network=read_network(weights / NETWORK_FILE), limits=limits)
+    write_graph(folder, workflow, table, network=read_network(weights / NETWORK_FILE))
 
 
 def read_network(path: Path) -> Any:

@@ -141,8 +141,8 @@ class RawParquet:
             for found in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=names):
                 batch = self._conform(found)
                 times = batch.column(EVENT_TIME)
-                strays = pc.invert(_within(times, self.day))
-                ours = pc.and_not(_within(times, self.span), strays)
+                strays = pc.invert(within(times, self.day))
+                ours = pc.and_not(within(times, self.span), strays)
                 reasons = find_malformed(batch, keys=True)
                 for at in pc.indices_nonzero(strays).to_pylist():
                     time = times[at].as_py()
@@ -204,8 +204,8 @@ def group_times(group: Any) -> GroupTimes | None:
     return GroupTimes(to_micros(statistics.min), to_micros(statistics.max), statistics.null_count)
 
 
-def _within(times: Any, span: TimeSpan) -> Any:
-    """Whether each time lies in the span; False for null."""
+def within(times: Any, span: TimeSpan) -> Any:
+    """Whether each time (array of timestamps in microseconds) lies in the span; False for null."""
     micros = times.cast(pa.int64())
     inside = pc.is_valid(times)
     if span.start is not None:

@@ -8,21 +8,16 @@ Which form a file has is decided by `forms`. Quoting does not exist in these for
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pv
-from numpy.typing import NDArray
 
 from components.contracts.criteo import (
     CATEGORICAL,
@@ -37,24 +32,14 @@ from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import CLICK_COLUMNS, raw_batch, without_rows
 from components.runtime.errors import ContractError
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 BLOCK_BYTES = 2 << 20
 """About 8,700 Criteo lines."""
 MAX_LINE_BYTES = 1 << 20
-MAX_THREADS = 4
-"""That parse blocks: decompression keeps no more of them busy."""
 _READ_BYTES = 256 << 10
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _ENCODED = pa.dictionary(pa.int32(), pa.binary())
 """Binary, because a byte that is not UTF-8 must make its line malformed and not the file."""
-_HEX_WIDTH = 8
-_NIBBLE = np.zeros(256, dtype=np.int64)
-_NIBBLE[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
-_NIBBLE[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
-_PLACES = 16 ** np.arange(_HEX_WIDTH - 1, -1, -1, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +93,9 @@ class CriteoText:
     layout: TextLayout
 
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
-        """See `Reader.batches`. Empty lines do not count.
-
-        Threads parse ahead. Malformed rows are recorded in file order, when the caller reaches them.
-        """
-        for parsed in map_in_order(blocks(self.path), partial(parse_block, layout=self.layout)):
+        """See `Reader.batches`. Empty lines do not count."""
+        for block in blocks(self.path):
+            parsed = parse_block(block, self.layout)
             for line, reason, text in parsed.malformed:
                 malformed.add(self.path, line, reason, text=text)
             malformed.count(self.path, parsed.batch.num_rows + len(parsed.malformed))
@@ -170,28 +153,6 @@ def blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
                 return
 
 
-def map_in_order(items: Iterable[T], work: Callable[[T], R], *, num_threads: int | None = None) -> Iterator[R]:
-    """`work(item)` for each of `items`, in order; threads work ahead on a few items more than are asked for.
-
-    Args:
-        items: Drawn in the caller's thread.
-        work: What raises, raises when its result is asked for.
-        num_threads: Default: one per core, at most `MAX_THREADS`. All have ended when the iterator ends or is closed.
-    """
-    num_threads = num_threads or min(len(os.sched_getaffinity(0)), MAX_THREADS)
-    pending: deque[Future[R]] = deque()
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="parse")
-    try:
-        for item in items:
-            pending.append(pool.submit(work, item))
-            if len(pending) > num_threads:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 def parse_block(block: Block, layout: TextLayout) -> ParsedBlock:
     """The rows of a block."""
     if layout.has_header and block.first_line == 1:
@@ -225,7 +186,7 @@ def _split_fields(content: bytes, layout: TextLayout) -> Any:
         return pa.table({name: pa.array([], _ENCODED) for name in CLICK_COLUMNS})
     return pv.read_csv(
         pa.BufferReader(content),
-        # The blocks are distributed to threads already.
+        # One thread: more of them save no time, since the distinct values are checked in one anyway.
         read_options=pv.ReadOptions(column_names=list(layout.columns), block_size=len(content) + 1, use_threads=False),
         parse_options=pv.ParseOptions(delimiter=layout.delimiter, quote_char=False),
         convert_options=pv.ConvertOptions(
@@ -277,13 +238,7 @@ def parse_hex(distinct: Any) -> Any:
     >>> parse_hex(pa.array([b"ff", b"0x1f", None])).to_pylist()
     [255, None, None]
     """
-    text = _matching(distinct, HEX_PATTERN)
-    if not len(text):
-        return pa.array([], pa.int64())
-    padded = pc.ascii_lpad(text.fill_null("0"), _HEX_WIDTH, "0")
-    digits: NDArray[np.uint8] = np.frombuffer(padded.buffers()[2], np.uint8)[: _HEX_WIDTH * len(text)]
-    codes = _NIBBLE[digits.reshape(-1, _HEX_WIDTH)] @ _PLACES
-    return pa.array(codes, mask=text.is_null().to_numpy(zero_copy_only=False))
+    return pc.binary_join_element_wise("0x", _matching(distinct, HEX_PATTERN), "").cast(pa.int64())
 
 
 def _parse_integers(distinct: Any) -> Any:

@@ -31,35 +31,25 @@ _CLIENT_LOGGER = logging.getLogger("components.logs.kafka.librdkafka")
 _CLIENT_LOGGER.addFilter(lambda record: not record.getMessage().startswith("FAIL ["))
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,230}")
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
-_TEMPORARY = {
-    # Codes of this client, for what did not reach a broker or came to no end there.
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._MSG_TIMED_OUT,
-    KafkaError._PURGE_INFLIGHT,
-    KafkaError._PURGE_QUEUE,
-    KafkaError._RESOLVE,
-    KafkaError._TIMED_OUT,
-    KafkaError._TIMED_OUT_QUEUE,
-    KafkaError._TRANSPORT,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError._WAIT_COORD,
-    # The brokers' codes that Kafka's protocol guide calls retriable.
-    KafkaError.BROKER_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.INVALID_MSG,
-    KafkaError.KAFKA_STORAGE_ERROR,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NETWORK_EXCEPTION,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.NOT_ENOUGH_REPLICAS,
-    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.REBALANCE_IN_PROGRESS,
-    KafkaError.REPLICA_NOT_AVAILABLE,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.THROTTLING_QUOTA_EXCEEDED,
+_PERMANENT = {
+    KafkaError._AUTHENTICATION,
+    KafkaError._FATAL,
+    KafkaError._INVALID_ARG,
+    KafkaError._SSL,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.INVALID_REQUIRED_ACKS,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    KafkaError.UNSUPPORTED_VERSION,
 }
+"""What somebody has to change; every other error may end by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +138,4 @@ def sorted_error(error: KafkaError | KafkaException, what: str) -> Exception:
     text = f"{what}: {inner.str()} ({inner.name()})"
     if inner.code() in _TOO_LARGE:
         return ContractError(text)
-    if inner.retriable() or inner.code() in _TEMPORARY:
-        return TemporaryError(text)
-    return PermanentError(text)
+    return PermanentError(text) if inner.code() in _PERMANENT else TemporaryError(text)

@@ -23,6 +23,8 @@ ASK_AGAIN_SECONDS = 1.0
 """After a question that nobody answered: each may wait for `ASK_SECONDS`, and the reader has more to do."""
 CLOSE_SECONDS = 10.0
 """Longest wait for a client to close."""
+SETTLE_SECONDS = 0.02
+"""A rebalance's next callback comes sooner: it waits for this client's own threads only."""
 _END, _BEGIN = -1, -2
 """Times that stand for the newest and the oldest offset in a question for offsets by time."""
 
@@ -34,15 +36,34 @@ M = TypeVar("M")
 def close_consumer(consumer: Consumer) -> None:
     """Leaves the group and ends the client, within `CLOSE_SECONDS`.
 
-    librdkafka's own close waits without a limit while a commit is under way and no broker answers: it looks for the
-    group's coordinator again and again (librdkafka, issue 3740). A client that is given up ends when a broker answers,
-    or with the process; its partitions go to other readers when its session times out, as if it had been killed.
+    librdkafka's close fails its caller in two ways. While a commit is under way and no broker answers, it looks for the
+    group's coordinator again and again (librdkafka, issue 3740): that wait is given up, and the client ends when a
+    broker answers or with the process; its partitions go to other readers when its session times out. And a rebalance
+    that waits for its callback when the close begins may be answered to a group that has ended: the callback then
+    waits for ever and holds Python's interpreter lock meanwhile. So rebalances end before the close begins.
     """
+    deadline = time.monotonic() + CLOSE_SECONDS
+    _end_rebalances(consumer, deadline)
     closing = threading.Thread(target=consumer.close, name="close a Kafka client", daemon=True)
     closing.start()
-    closing.join(CLOSE_SECONDS)
+    closing.join(max(0.0, deadline - time.monotonic()))
     if closing.is_alive():
         logger.warning("a Kafka client did not close within %.0f s and is given up: no broker answers", CLOSE_SECONDS)
+
+
+def _end_rebalances(consumer: Consumer, deadline: float) -> None:
+    """Unsubscribes and serves callbacks until no partition is assigned and nothing came for `SETTLE_SECONDS`."""
+    try:
+        consumer.unsubscribe()
+    except KafkaException:
+        return  # not in a group, or a fatal error has ended it
+    while time.monotonic() < deadline:
+        try:
+            arrived = consumer.consume(1000, SETTLE_SECONDS)
+            if not arrived and not consumer.assignment():
+                return
+        except KafkaException as error:
+            logger.debug("unsubscribing: %s", error)
 
 
 @dataclass

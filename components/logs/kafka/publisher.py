@@ -126,18 +126,12 @@ def _gravest(errors: Sequence[KafkaError], what: str) -> Exception:
     return next((each for each in found if not isinstance(each, TemporaryError)), found[0])
 
 
-class KafkaPublisher:
-    """The writing end of `logs.event_log` on one topic, each message keyed by its id. Threads may share one."""
-
-    def __init__(self, location: KafkaLocation) -> None:
-        self._topic, self._sender = location.topic, KafkaSender(location)
+class KafkaPublisher(KafkaSender):
+    """The writing end of `logs.event_log` on the location's topic, each message keyed by its id."""
 
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
         """See `event_log.Publisher`."""
         for message_id, payload in messages:
             expect_size(message_id, payload)
-        self._sender.send([Outgoing(topic=self._topic, message_id=name, payload=payload) for name, payload in messages])
-
-    def close(self) -> None:
-        """See `event_log.Publisher`."""
-        self._sender.close()
+        topic = self._location.topic
+        self.send([Outgoing(topic=topic, message_id=name, payload=payload) for name, payload in messages])

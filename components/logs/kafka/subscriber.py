@@ -247,7 +247,7 @@ class KafkaSubscriber:
 def _delivery(partition: int, offset: int, progress: PartitionProgress[Message]) -> Delivery:
     held = progress.held[offset]
     token = f"{progress.generation}/{partition}/{offset}/{held.attempt}"
-    return Delivery(message_id(held.message), _payload(held.message), token, held.attempt)
+    return Delivery(message_id(held.message), _payload(held.message), token)
 
 
 def _payload(message: Message) -> bytes:

@@ -31,7 +31,7 @@ def message_id(message: Any) -> str:
 
 
 def send_ack_ids(subscriber: Any, call: str, subscription: str, *, ack_ids: list[str], **more: Any) -> None:
-    """Sends `acknowledge` or `modify_ack_deadline` for all ids and waits for Pub/Sub's answer.
+    """Sends `acknowledge` or `modify_ack_deadline` for all ids, which may be none, and waits for Pub/Sub's answer.
 
     Raises:
         TemporaryError, PermanentError: Pub/Sub cannot be reached, or refuses.
@@ -42,6 +42,21 @@ def send_ack_ids(subscriber: Any, call: str, subscription: str, *, ack_ids: list
             getattr(subscriber, call)(request=request, retry=None, timeout=CALL_SECONDS)
         except Exception as error:
             raise translated(error, subscription) from error
+
+
+def pull_messages(subscriber: Any, subscription: str, count: int, *, seconds: float) -> list[Any]:
+    """At most `count` messages with their acknowledgement ids; waits for the first, and returns none after `seconds`.
+
+    Raises:
+        TemporaryError, PermanentError: Pub/Sub cannot be reached, or refuses.
+    """
+    request = {"subscription": subscription, "max_messages": min(count, _CHUNK)}
+    try:
+        return list(subscriber.pull(request=request, retry=None, timeout=seconds).received_messages)
+    except exceptions.DeadlineExceeded:
+        return []
+    except Exception as error:
+        raise translated(error, subscription) from error
 
 
 class PubsubDeadLetters:
@@ -91,14 +106,8 @@ class PubsubDeadLetters:
         taken: dict[str, tuple[str, Any]] = {}
         empty_since = time.monotonic()
         while (left := empty_since + self._wait_seconds - time.monotonic()) > 0:
-            request = {"subscription": subscription, "max_messages": _CHUNK}
-            try:
-                answer = self._subscriber.pull(request=request, retry=None, timeout=left)
-            except exceptions.DeadlineExceeded:
-                break
-            except Exception as error:
-                raise translated(error, subscription) from error
-            received = {each.message.message_id: (each.ack_id, each.message) for each in answer.received_messages}
+            answer = pull_messages(self._subscriber, subscription, _CHUNK, seconds=left)
+            received = {each.message.message_id: (each.ack_id, each.message) for each in answer}
             if received.keys() - taken.keys():
                 empty_since = time.monotonic()
             # What takes longer than its lease comes again, under a new id for its acknowledgement, without end.

@@ -1,21 +1,27 @@
 """The URL of a Pub/Sub log, and its two ends: `pubsub://project/topic?subscription=name`.
 
 The publisher needs only the topic, the monitor only the subscription (`<topic>-monitor` where none is named) and
-`<subscription>-dead-letters`. Options: `create=true` makes what is missing, as always on Google's emulator;
-`lease_seconds`, `settle_seconds` and `max_messages` as `subscriber.PubsubSettings` has them.
+`<subscription>-dead-letters`. Options: `lease_seconds`, `settle_seconds` and `max_messages` of
+`subscriber.PubsubSettings`. On Google's emulator what is missing is created.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from components.logs.pubsub import resources
 from components.logs.pubsub.publisher import PubsubPublisher
-from components.logs.pubsub.resources import RESOURCE_NAME, Names, emulator, publisher_client, subscriber_client
+from components.logs.pubsub.resources import (
+    RESOURCE_NAME,
+    Names,
+    check,
+    create_on_emulator,
+    publisher_client,
+    subscriber_client,
+)
 from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from components.logs.urls import LogUrl
 
-OPTIONS = ("subscription", "create", "lease_seconds", "settle_seconds", "max_messages")
+OPTIONS = ("subscription", "lease_seconds", "settle_seconds", "max_messages")
 
 
 def open_publisher(url: LogUrl) -> PubsubPublisher:
@@ -23,25 +29,12 @@ def open_publisher(url: LogUrl) -> PubsubPublisher:
 
     Raises:
         ContractError: the URL names no topic, or there are no credentials.
-        TemporaryError, PermanentError: the topic was to be made and could not be.
+        TemporaryError, PermanentError: the emulator's topic could not be created.
     """
-    names, settings, creates = _parse_url(url)
-    client = publisher_client()
-    if not creates:
-        return PubsubPublisher(names, client)
-    subscriber = subscriber_client()
-
-    def create() -> None:
-        # With its subscription: what is published to a topic without one is kept for nobody.
-        resources.create(names, client, subscriber, lease_seconds=settings.lease_seconds)
-
-    try:
-        create()
-    except BaseException:
-        client.transport.close()
-        subscriber.close()
-        raise
-    return PubsubPublisher(names, client, recreate=create, close=subscriber.close)
+    names, _ = _parse_url(url)
+    # With its subscription: what is published to a topic without one is kept for nobody.
+    create_on_emulator(names)
+    return PubsubPublisher(names, publisher_client())
 
 
 def open_subscriber(url: LogUrl, *, clock: Callable[[], float]) -> PubsubSubscriber:
@@ -51,32 +44,15 @@ def open_subscriber(url: LogUrl, *, clock: Callable[[], float]) -> PubsubSubscri
         ContractError: the URL names no topic, there are no credentials, or the subscription is absent.
         TemporaryError, PermanentError: Pub/Sub cannot be reached, or refuses.
     """
-    names, settings, creates = _parse_url(url)
-    publisher, subscriber = publisher_client(), subscriber_client()
-
-    def create() -> None:
-        resources.create(names, publisher, subscriber, lease_seconds=settings.lease_seconds)
-
-    try:
-        if creates:
-            create()
-        resources.check(names, subscriber)
-        return PubsubSubscriber(
-            names,
-            settings,
-            publisher=publisher,
-            subscriber=subscriber,
-            recreate=create if creates else None,
-            clock=clock,
-        )
-    except BaseException:
-        publisher.transport.close()
-        subscriber.close()
-        raise
+    names, settings = _parse_url(url)
+    create_on_emulator(names)
+    with subscriber_client() as client:
+        check(names, client)
+    return PubsubSubscriber(names, settings, publisher=publisher_client(), subscriber=subscriber_client(), clock=clock)
 
 
-def _parse_url(url: LogUrl) -> tuple[Names, PubsubSettings, bool]:
-    """What the URL names, how it is read, and whether what is missing is made."""
+def _parse_url(url: LogUrl) -> tuple[Names, PubsubSettings]:
+    """What the URL names, and how it is read."""
     expected = "expected pubsub://<project>/<topic>[?subscription=<name>]"
     url.expect_options(OPTIONS)
     names = Names(url.authority, url.path, url.options.get("subscription", f"{url.path}-monitor"))
@@ -92,4 +68,4 @@ def _parse_url(url: LogUrl) -> tuple[Names, PubsubSettings, bool]:
     )
     if not 10 <= settings.lease_seconds <= 600:
         raise url.refuse("expected lease_seconds from 10 to 600, as Pub/Sub takes them")
-    return names, settings, url.flag("create") or emulator() is not None
+    return names, settings

@@ -6,40 +6,22 @@ Which messages, and what to do while Pub/Sub is away, is left to the caller (`in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from google.api_core import exceptions
-
 from components.logs.event_log import expect_size
 from components.logs.pubsub.resources import CALL_SECONDS, ID, MAX_ATTRIBUTE_BYTES, Names, translated
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, TemporaryError
 
 
 class PubsubPublisher:
     """Publishes to one topic; threads may share one."""
 
-    def __init__(
-        self,
-        names: Names,
-        client: Any,
-        *,
-        recreate: Callable[[], None] | None = None,
-        close: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Publishes through `client`.
-
-        Args:
-            names: The log.
-            client: A `resources.publisher_client`, closed with this.
-            recreate: Makes the topic and its subscription again where they are gone; None = that is an error.
-            close: Called at the end: releases whatever `recreate` uses.
-        """
+    def __init__(self, names: Names, client: Any) -> None:
+        """Publishes through `client`, a `resources.publisher_client` that is closed with this."""
         self._names = names
         self._client = client
-        self._recreate = recreate
-        self._close = close
         self._closed = False
 
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
@@ -48,15 +30,11 @@ class PubsubPublisher:
             expect_size(message_id, payload)
             if not 0 < len(message_id.encode()) <= MAX_ATTRIBUTE_BYTES:
                 raise ContractError(f"message id is {message_id[:40]!r}..., expected 1 to {MAX_ATTRIBUTE_BYTES} bytes")
-        outgoing = [(payload, {ID: message_id}) for message_id, payload in messages]
-        try:
-            publish_all(self._client, self._names.topic_path, outgoing)
-        except PermanentError as error:
-            # An emulator that was started anew knows nothing of what it held before.
-            if self._recreate is None or not isinstance(error.__cause__, exceptions.NotFound):
-                raise
-            self._recreate()
-            publish_all(self._client, self._names.topic_path, outgoing)
+        publish_all(
+            self._client,
+            self._names.topic_path,
+            [(payload, {ID: message_id}) for message_id, payload in messages],
+        )
 
     def close(self) -> None:
         """See `event_log.Publisher`; nothing is left to send, since `publish` waits."""
@@ -64,7 +42,6 @@ class PubsubPublisher:
             self._closed = True
             self._client.stop()
             self._client.transport.close()
-            self._close()
 
 
 def publish_all(

@@ -1,10 +1,8 @@
-"""Pub/Sub's side of a log: what its topics and subscriptions are called, how they are made, and Google's clients.
+"""Pub/Sub's side of a log: what its topics and subscriptions are called, and Google's clients.
 
 A log is one topic with one subscription, and beside them a topic with one subscription for dead letters. The latter is
-also Pub/Sub's own dead-letter topic: a message that was delivered 100 times in vain lands there by itself. Google's
-emulator accepts that policy without acting on it, and knows no retention beyond a week, so both are left out there.
-In production the resources are better made by whoever grants the rights; Pub/Sub's service account then needs to
-publish to `<subscription>-dead-letters` and to subscribe to the subscription.
+also Pub/Sub's own dead-letter topic: a message that was delivered 100 times in vain lands there by itself. Whoever
+grants the rights creates them (docs/gke.md); only on Google's emulator they are created here.
 
 Where `PUBSUB_EMULATOR_HOST` is set, the clients talk to the emulator without credentials, as all of Google's tools do.
 """
@@ -14,8 +12,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +23,6 @@ from google.api_core import retry as retries
 from google.api_core.timeout import ConstantTimeout
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
 from google.cloud import pubsub_v1
-from google.protobuf.duration_pb2 import Duration
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
 from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
@@ -41,10 +38,6 @@ MAX_ATTRIBUTE_BYTES = 1024
 """Longest value of an attribute that Pub/Sub takes."""
 CALL_SECONDS = 10.0
 """Longest that one unary call waits."""
-RETENTION_SECONDS = 31 * 86_400
-"""How long Pub/Sub keeps what nobody acknowledged: its longest; the default of 7 days ends with a long weekend."""
-MAX_DELIVERY_ATTEMPTS = 100
-"""Pub/Sub's most: a monitor that is killed again and again must not send good messages away."""
 RETRYABLE = (
     exceptions.Aborted,
     exceptions.Cancelled,
@@ -58,7 +51,7 @@ RETRYABLE = (
     TimeoutError,
     GoogleAuthError,
 )
-"""As the library's own list for streams; a token that cannot be fetched now may come later."""
+"""As the library's own list for pulls; a token that cannot be fetched now may come later."""
 _BATCH = pubsub_v1.types.BatchSettings(max_messages=1000, max_bytes=2_000_000, max_latency=0.01)
 """A request takes 1000 messages and 10 MB at most, but a request of 8 MB timed out at a busy emulator; a smaller batch
 goes 10 ms after its first message."""
@@ -108,19 +101,6 @@ def emulator() -> str | None:
     return os.environ.get("PUBSUB_EMULATOR_HOST") or None
 
 
-class WatchedSubscriberClient(pubsub_v1.SubscriberClient):  # type: ignore[misc]  # the library has no types
-    """A subscriber client that shows each call of a streaming pull: the library opens one after another by itself."""
-
-    on_stream: Callable[[Any], None] = staticmethod(lambda call: None)
-    """Called with each new call, a `grpc.Call`."""
-
-    def streaming_pull(self, *args: Any, **kwargs: Any) -> Any:
-        """The library's streaming pull."""
-        call = super().streaming_pull(*args, **kwargs)
-        self.on_stream(call)
-        return call
-
-
 def publisher_client(seconds: float = CALL_SECONDS) -> Any:
     """A batching publisher that repeats a failed request for at most `seconds`.
 
@@ -137,8 +117,8 @@ def publisher_client(seconds: float = CALL_SECONDS) -> Any:
 
 
 def subscriber_client() -> Any:
-    """A client for streaming pull; errors as `publisher_client`'s."""
-    return _make_client(WatchedSubscriberClient, SubscriberGrpcTransport)
+    """A client that reads and administers subscriptions; errors as `publisher_client`'s."""
+    return _make_client(pubsub_v1.SubscriberClient, SubscriberGrpcTransport)
 
 
 def _make_client(client: Any, transport: Any, **options: Any) -> Any:
@@ -156,41 +136,20 @@ def _make_client(client: Any, transport: Any, **options: Any) -> Any:
 # -- topics and subscriptions
 
 
-def create(names: Names, publisher: Any, subscriber: Any, *, lease_seconds: float) -> None:
-    """Creates what is missing of the log; what is there stays as it is.
+def create_on_emulator(names: Names) -> None:
+    """Creates what is missing of the log, where there is an emulator, which starts empty.
 
     Raises:
-        TemporaryError, PermanentError: Pub/Sub cannot be reached, or refuses.
+        TemporaryError, PermanentError: The emulator cannot be reached, or refuses.
     """
-    emulated = emulator() is not None
-    for log, dead_letter_topic in ((names.dead_letters, None), (names, names.dead_letters.topic_path)):
-        _create_unless_there(publisher.create_topic, {"name": log.topic_path})
-        request = subscription_request(
-            log, lease_seconds=lease_seconds, dead_letter_topic=dead_letter_topic, emulated=emulated
-        )
-        _create_unless_there(subscriber.create_subscription, request)
-
-
-def subscription_request(
-    log: Names, *, lease_seconds: float, dead_letter_topic: str | None, emulated: bool
-) -> dict[str, Any]:
-    """What the log's subscription is to be; `dead_letter_topic` is for messages that cannot be delivered."""
-    request: dict[str, Any] = {
-        "name": log.subscription_path,
-        "topic": log.topic_path,
-        "ack_deadline_seconds": min(max(round(lease_seconds), 10), 600),
-        "expiration_policy": {},  # without a time to live: a subscription that rests for a month stays
-        "enable_exactly_once_delivery": False,
-        "enable_message_ordering": False,
-    }
-    if not emulated:
-        request["message_retention_duration"] = Duration(seconds=RETENTION_SECONDS)
-        if dead_letter_topic is not None:
-            request["dead_letter_policy"] = {
-                "dead_letter_topic": dead_letter_topic,
-                "max_delivery_attempts": MAX_DELIVERY_ATTEMPTS,
-            }
-    return request
+    if emulator() is None:
+        return
+    publisher = publisher_client()
+    with closing(publisher.transport), subscriber_client() as subscriber:
+        for log in (names.dead_letters, names):
+            subscription = {"name": log.subscription_path, "topic": log.topic_path}
+            _create_unless_there(publisher.create_topic, {"name": log.topic_path})
+            _create_unless_there(subscriber.create_subscription, subscription)
 
 
 def check(names: Names, subscriber: Any) -> None:
@@ -209,8 +168,7 @@ def check(names: Names, subscriber: Any) -> None:
             )
         except exceptions.NotFound as error:
             raise ContractError(
-                f"{log.subscription_path} does not exist, expected a subscription of {log.topic_path}: "
-                "create it, or add create=true to the log's URL"
+                f"{log.subscription_path} does not exist, expected a subscription of {log.topic_path}"
             ) from error
         except exceptions.PermissionDenied:
             logger.warning("%s: no right to look at it, so it is not checked", log.subscription_path)

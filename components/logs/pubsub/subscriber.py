@@ -1,15 +1,12 @@
-"""The reading end on Pub/Sub: a stream fills a bounded queue, and `pull` takes from it without waiting.
+"""The reading end on Pub/Sub: a thread asks for messages and fills a bounded queue; `pull` takes from it at once.
 
-The library leases every message while it is in hand and prolongs the lease; acknowledgements go in one confirmed
-request, since the library sends its own later and reports no failure of them (it does only with exactly-once delivery,
-which is off: it costs latency, and the monitor recognises redeliveries anyway). A message that was pulled
-and not acknowledged within `lease_seconds` is given out again from here, as another backend's lease would run out.
-Storing before acknowledging is the caller's; how far the log is read is estimated by `ReadMark`.
+The thread sends one unary pull after another, each of which waits at Pub/Sub until there is a message. It leases what
+comes for `lease_seconds`; what is not acknowledged by then is forgotten here, and Pub/Sub delivers it again. Storing
+before acknowledging is the caller's job; how far the log is read is estimated by `ReadMark`.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -19,17 +16,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.logs.event_log import DeadLetter, Delivery
-from components.logs.pubsub.dead_letters import PubsubDeadLetters, message_id, send_ack_ids
-from components.logs.pubsub.resources import Names
-from components.logs.pubsub.stream import Stream, flow_control
+from components.logs.pubsub.dead_letters import PubsubDeadLetters, message_id, pull_messages, send_ack_ids
+from components.logs.pubsub.resources import Names, subscriber_client
 from components.runtime.errors import PermanentError, TemporaryError
 
 logger = logging.getLogger(__name__)
 
+PULL_SECONDS = 30.0
+"""Longest that one pull waits for a message."""
+STEADY_SECONDS = 1.0
+"""A pull that has waited so long has reached Pub/Sub, which would have refused it far sooner."""
+GRACE_SECONDS = 3.0
+"""An outage that lasts no longer is no problem yet: servers restart."""
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
+"""Pauses after failed pulls double from the first to the second."""
+MAX_QUEUED_BYTES = 100_000_000
+_FULL_SECONDS = 0.02
+"""How often the thread looks for room while the queue is full."""
+_CLOSE_SECONDS = 5.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class PubsubSettings:
-    """How much is in hand, and how long one waits for what."""
+    """How many messages are in hand, and how long to wait for what."""
 
     lease_seconds: float = 30.0
     """How long a killed reader keeps its messages from the next one; Pub/Sub takes 10 to 600."""
@@ -37,20 +46,17 @@ class PubsubSettings:
     """How much later than others of its age a message may arrive; see `ReadMark`."""
     max_messages: int = 2000
     """Most messages in hand: queued, or pulled and not acknowledged."""
-    max_bytes: int = 100_000_000
-    """Most bytes of them."""
     list_seconds: float = 3.0
     """How long no message must come before all dead letters are thought to have come."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _InHand:
-    """A message that arrived and has not ended."""
+    """A message that arrived and is not acknowledged."""
 
+    ack_id: str
     message: Any
-    published: float
-    attempt: int
-    lease_ends: float = float("inf")
+    lease_ends: float
 
 
 class ReadMark:
@@ -64,8 +70,8 @@ class ReadMark:
     - once none has come for `settle_seconds`, everything published up to now has come;
     - less `settle_seconds` in both cases: how much later than others of its age a message may arrive. A message that is
       later still counts as a late one.
-    - For `lease_seconds` after connecting nothing is known: a killed predecessor, or our own broken stream, may hold
-      messages that come again only then.
+    - For `lease_seconds` after connecting nothing is known: a killed predecessor, or a call of ours that was cut off,
+      may hold messages that come again only then.
 
     Publish times are the broker's clock, `now` is ours: their difference adds to the error, so both should keep time.
     Times called `at` are of a monotonic clock, `published` and `now` are seconds since the epoch.
@@ -88,7 +94,7 @@ class ReadMark:
         Args:
             now: The time.
             at: The same moment on the monotonic clock.
-            connected_at: Since when the stream has stood; None = it does not, and the mark rests.
+            connected_at: Since when pulls have succeeded; None = they fail, and the mark rests.
             oldest_in_hand: Smallest publish time of what came and is not acknowledged; None = nothing is.
         """
         if connected_at is not None and at - connected_at >= self._lease_seconds:
@@ -111,83 +117,71 @@ class PubsubSubscriber:
         *,
         publisher: Any,
         subscriber: Any,
-        recreate: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Opens the stream.
+        """Takes no message from another reader before the first `pull`.
 
         Args:
             names: The log.
             settings: See `PubsubSettings`.
             publisher: A `resources.publisher_client` for dead letters; closed with this.
             subscriber: A `resources.subscriber_client`; closed with this.
-            recreate: Makes topic and subscription again where they are gone; None = that is a `PermanentError`.
             clock: Seconds since the epoch.
             monotonic: Seconds, never set back.
         """
-        self._names = names
-        self._settings = settings
-        self._clock = clock
-        self._monotonic = monotonic
+        self._names, self._settings = names, settings
+        self._clock, self._monotonic = clock, monotonic
         self._publisher, self._subscriber = publisher, subscriber
         self._dead_letters = PubsubDeadLetters(
             names, publisher=publisher, subscriber=subscriber, wait_seconds=settings.list_seconds
         )
+        self._mark = ReadMark(settle_seconds=settings.settle_seconds, lease_seconds=settings.lease_seconds)
         self._lock = threading.Lock()
         self._queue: deque[_InHand] = deque()
         self._pulled: dict[str, _InHand] = {}
-        self._ended: dict[str, Any] = {}
-        """Messages that the caller has ended and Pub/Sub has not confirmed: acknowledgement id to message."""
-        self._mark = ReadMark(settle_seconds=settings.settle_seconds, lease_seconds=settings.lease_seconds)
-        self._numbers = itertools.count()
-        self._closed = False
-        self._stream = Stream(
-            subscriber,
-            names.subscription_path,
-            self._receive_message,
-            flow_control=flow_control(
-                max_messages=settings.max_messages,
-                max_bytes=settings.max_bytes,
-                lease_seconds=settings.lease_seconds,
-            ),
-            monotonic=monotonic,
-            recreate=recreate,
-            reopened=self._forget_deliveries,
-        )
+        """By acknowledgement id, which is the delivery's token."""
+        self._pulling_client: Any = None
+        """The receiving thread's own: closing it ends the pull under way."""
+        self._receiver = threading.Thread(target=self._receive, name="Pub/Sub reader", daemon=True)
+        self._closing = threading.Event()
+        self._asked_at: float | None = None
+        """When the pull under way began; None between two."""
+        self._connected_at: float | None = None
+        self._failure: TemporaryError | PermanentError | None = None
+        """Of the newest pull; None = it succeeded."""
+        self._failing_since = 0.0
 
     def pull(self, max_messages: int) -> list[Delivery]:
         """See `event_log.Subscriber`; while Pub/Sub is away there is nothing, and `problem` says so."""
-        self._stream.keep_open()
-        if self._ended:
-            try:
-                self._confirm_acknowledgements()
-            except TemporaryError as error:
-                logger.warning("acknowledgements wait: %s", error)
-        pulled: list[Delivery] = []
-        now = self._monotonic()
+        if self._pulling_client is None:
+            self._pulling_client, self._connected_at = subscriber_client(), self._monotonic()
+            self._receiver.start()
+        if isinstance(self._failure, PermanentError):
+            raise PermanentError(str(self._failure)) from self._failure
         with self._lock:
-            self._requeue_overdue(now)
-            while self._queue and len(pulled) < max_messages:
-                taken = self._queue.popleft()
-                taken.lease_ends = now + self._settings.lease_seconds
-                token = f"{next(self._numbers)}"
-                self._pulled[token] = taken
-                pulled.append(Delivery(message_id(taken.message), bytes(taken.message.data), token, taken.attempt))
-        return pulled
+            self._forget_expired()
+            taken = [self._queue.popleft() for _ in range(min(max_messages, len(self._queue)))]
+            self._pulled.update((held.ack_id, held) for held in taken)
+        return [Delivery(message_id(held.message), bytes(held.message.data), held.ack_id) for held in taken]
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
-        """See `event_log.Subscriber`; what cannot be confirmed now is tried again with every `pull`."""
+        """See `event_log.Subscriber`; what Pub/Sub did not confirm is delivered again."""
         with self._lock:
-            for token in tokens:
-                if (ended := self._pulled.pop(token, None)) is not None:
-                    self._ended[ended.message.ack_id] = ended.message
-        self._confirm_acknowledgements()
+            self._forget_expired()
+            ack_ids = [token for token in dict.fromkeys(tokens) if token in self._pulled]
+        send_ack_ids(self._subscriber, "acknowledge", self._names.subscription_path, ack_ids=ack_ids)
+        with self._lock:
+            for ack_id in ack_ids:
+                self._pulled.pop(ack_id, None)
 
     def dead_letter(self, token: str, reason: str) -> None:
         """See `event_log.Subscriber`; of a reason longer than 1024 bytes the beginning is kept."""
-        if (kept := self._pulled.get(token)) is not None:
-            self._dead_letters.add(message_id(kept.message), bytes(kept.message.data), reason, now=self._clock())
+        with self._lock:
+            self._forget_expired()
+            held = self._pulled.get(token)
+        if held is not None:
+            self._dead_letters.add(message_id(held.message), bytes(held.message.data), reason, now=self._clock())
             self.acknowledge([token])
 
     def list_dead_letters(self) -> list[DeadLetter]:
@@ -201,70 +195,111 @@ class PubsubSubscriber:
     def read_up_to(self) -> float | None:
         """See `event_log.Subscriber`: an estimate, see `ReadMark`."""
         with self._lock:
-            in_hand = [held.published for held in (*self._queue, *self._pulled.values())]
+            self._note_steady_pull()
+            in_hand = [_published(held.message) for held in (*self._queue, *self._pulled.values())]
             return self._mark.value(
                 now=self._clock(),
                 at=self._monotonic(),
-                connected_at=self._stream.connected_at(),
+                connected_at=self._connected_at,
                 oldest_in_hand=min(in_hand, default=None),
             )
 
     def problem(self) -> str | None:
         """See `event_log.Subscriber`."""
-        return self._stream.problem()
+        with self._lock:
+            self._note_steady_pull()
+            if isinstance(self._failure, TemporaryError) and self._monotonic() - self._failing_since < GRACE_SECONDS:
+                return None
+            return None if self._failure is None else str(self._failure)
 
     def backlog(self) -> None:
         """See `event_log.Subscriber`: Pub/Sub does not tell a subscriber, only Cloud Monitoring."""
         return
 
     def close(self) -> None:
-        """Ends the stream and gives back what is in hand, so that the next reader has it at once."""
-        if self._closed:
+        """Ends the pull under way and gives back what is in hand, so that the next reader has it at once."""
+        if self._closing.is_set():
             return
-        self._closed = True
-        self._stream.close()
+        self._closing.set()
+        if self._pulling_client is not None:
+            self._pulling_client.close()
+            self._receiver.join(_CLOSE_SECONDS)
         with self._lock:
-            in_hand = [held.message.ack_id for held in (*self._queue, *self._pulled.values())]
+            in_hand = [held.ack_id for held in (*self._queue, *self._pulled.values())]
             self._queue.clear()
             self._pulled.clear()
         try:
-            self._confirm_acknowledgements()
-            subscription = self._names.subscription_path
-            send_ack_ids(self._subscriber, "modify_ack_deadline", subscription, ack_ids=in_hand, ack_deadline_seconds=0)
+            self._set_lease(in_hand, 0)
         except (TemporaryError, PermanentError) as error:
             logger.warning("messages in hand are delivered again only when their leases run out: %s", error)
         self._publisher.stop()
         self._publisher.transport.close()
         self._subscriber.close()
 
-    def _receive_message(self, message: Any) -> None:
-        published = message.publish_time.timestamp()
-        arrived = _InHand(message, published, message.delivery_attempt or 1)
+    def _receive(self) -> None:
+        """Fills the queue until `close`, through any outage; runs in a thread of its own."""
+        subscription = self._names.subscription_path
+        pause = FIRST_PAUSE_SECONDS
+        while not self._closing.is_set():
+            if not (room := self._room()):
+                self._closing.wait(_FULL_SECONDS)
+                continue
+            self._asked_at = self._monotonic()
+            try:
+                self._take_in(pull_messages(self._pulling_client, subscription, room, seconds=PULL_SECONDS))
+                pause = FIRST_PAUSE_SECONDS
+            except (TemporaryError, PermanentError) as error:
+                self._note_failure(error)
+                self._closing.wait(pause)
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    def _room(self) -> int:
+        """How many messages may come now."""
         with self._lock:
-            self._queue.append(arrived)
-            self._mark.arrived(published, at=self._monotonic())
+            self._forget_expired()
+            is_full = sum(len(held.message.data) for held in self._queue) >= MAX_QUEUED_BYTES
+            return 0 if is_full else self._settings.max_messages - len(self._queue) - len(self._pulled)
 
-    def _requeue_overdue(self, now: float) -> None:
-        """Puts what was pulled and not acknowledged in time in front of the queue again."""
-        overdue = [token for token, held in self._pulled.items() if held.lease_ends <= now]
-        for token in reversed(overdue):
-            held = self._pulled.pop(token)
-            held.attempt += 1
-            self._queue.appendleft(held)
-
-    def _confirm_acknowledgements(self) -> None:
-        """Acknowledges what the caller has ended, and lets the library's lease on it go."""
-        if not self._ended:
-            return
-        sent = dict(self._ended)
-        send_ack_ids(self._subscriber, "acknowledge", self._names.subscription_path, ack_ids=list(sent))
-        for ack_id, message in sent.items():
-            del self._ended[ack_id]
-            message.drop()
-
-    def _forget_deliveries(self) -> None:
-        """Lets go of what the ended stream brought: Pub/Sub delivers it again."""
+    def _take_in(self, received: list[Any]) -> None:
+        leased_at = self._monotonic()
+        self._set_lease([each.ack_id for each in received], round(self._settings.lease_seconds))
         with self._lock:
-            self._queue.clear()
-            self._pulled.clear()
-        self._ended.clear()
+            self._note_success()
+            for each in received:
+                self._queue.append(_InHand(each.ack_id, each.message, leased_at + self._settings.lease_seconds))
+                self._mark.arrived(_published(each.message), at=self._monotonic())
+
+    def _set_lease(self, ack_ids: list[str], seconds: int) -> None:
+        subscription = self._names.subscription_path
+        send_ack_ids(
+            self._subscriber, "modify_ack_deadline", subscription, ack_ids=ack_ids, ack_deadline_seconds=seconds
+        )
+
+    def _forget_expired(self) -> None:
+        """Forgets what Pub/Sub delivers again, to this reader or another."""
+        now = self._monotonic()
+        self._queue = deque(held for held in self._queue if held.lease_ends > now)
+        self._pulled = {ack_id: held for ack_id, held in self._pulled.items() if held.lease_ends > now}
+
+    def _note_success(self) -> None:
+        if self._connected_at is None:
+            self._connected_at = self._asked_at
+        self._failure, self._asked_at = None, None
+
+    def _note_steady_pull(self) -> None:
+        if self._asked_at is not None and self._monotonic() - self._asked_at >= STEADY_SECONDS:
+            self._note_success()
+
+    def _note_failure(self, error: TemporaryError | PermanentError) -> None:
+        with self._lock:
+            self._asked_at = self._connected_at = None
+            if self._closing.is_set():
+                return
+            if self._failure is None:
+                self._failing_since = self._monotonic()
+                logger.warning("pulling fails and is tried again: %s", error)
+            self._failure = error
+
+
+def _published(message: Any) -> float:
+    return float(message.publish_time.timestamp())

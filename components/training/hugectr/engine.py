@@ -40,13 +40,7 @@ from components.training.hugectr.files import (
     import_model,
 )
 from components.training.hugectr.layers import MODEL_NAME, Blueprint, compiled_model
-from components.training.hugectr.settings import (
-    GpuMemory,
-    SolverSettings,
-    given_rate,
-    nvidia_smi_memory,
-    plan_workspace,
-)
+from components.training.hugectr.settings import SolverSettings, given_rate, smallest_workspace_mb
 from components.training.hugectr.staging import Stage, full_batches, staged
 from components.training.rows import Rows
 
@@ -84,7 +78,6 @@ class HugectrEngine:
         *,
         solver: SolverSettings | None = None,
         scratch: Path | None = None,
-        gpu_memory: GpuMemory = nvidia_smi_memory,
     ) -> None:
         """Makes an engine without weights; `restore` gives it some.
 
@@ -93,7 +86,7 @@ class HugectrEngine:
 
         Raises:
             ContractError: settings that exclude each other.
-            PermanentError: `hugectr` cannot be imported here, or the table does not fit the GPUs.
+            PermanentError: `hugectr` cannot be imported here.
         """
         solver = solver or SolverSettings()
         if not isinstance(config, DcnConfig):
@@ -111,7 +104,7 @@ class HugectrEngine:
             num_rows=sum(slot_sizes),
             dim=config.embedding_dim,
             num_gpus=solver.num_gpus,
-            workspace_mb=plan_workspace(sum(slot_sizes), config.embedding_dim, solver, gpu_memory=gpu_memory),
+            workspace_mb=smallest_workspace_mb(sum(slot_sizes), config.embedding_dim, num_gpus=solver.num_gpus),
         )
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)
@@ -228,7 +221,8 @@ class HugectrEngine:
         try:
             model = compiled_model(self._hugectr, blueprint)
         except RuntimeError as error:
-            raise PermanentError(f"HugeCTR cannot build the network: {error}") from error
+            workspace = f"a workspace of {self._layout.workspace_mb} MiB per GPU"
+            raise PermanentError(f"HugeCTR cannot build the network with {workspace}: {error}") from error
         self._load(model)
         self._running = _Running(
             model=model,

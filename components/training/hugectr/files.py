@@ -6,14 +6,12 @@ nothing else is stated:
 - `dcn_dense_0.model`: all dense parameters back to back, in the order of the layers, InnerProduct weights as [in, out];
 - `dcn_opt_dense_0.model`: Adam's m, then v, which begins at a multiple of 256 bytes;
 - `dcn0_sparse_0.model/{key,emb_vector}`: int64 keys (id + slot offset), and a vector per key;
-- `dcn0_opt_sparse_0.model`: m, then v; each is the workspace of every GPU, [capacity, dim], zero in unused rows;
-- `dcn.json`: the graph (`layers`), where `python -m components.training.hugectr` exports a model.
+- `dcn0_opt_sparse_0.model`: m, then v; each is the workspace of every GPU, [capacity, dim], zero in unused rows.
 
 The files do not state which row of the workspace belongs to a key. A loaded key's row is its position among the keys of
 its GPU (key modulo the number of GPUs), and a model that was exported here has all keys in ascending order, so key k
 has row k // n of GPU k % n. On one GPU a save lists the keys by their rows, so that row r belongs to key r of the file,
-whatever their order: what HugeCTR trained alone can be imported too. NVIDIA's own ONNX converter reads these files for
-DCN v1, and not for v2 (see `layers`).
+whatever their order: what HugeCTR trained alone can be imported too.
 """
 
 from __future__ import annotations

@@ -1,40 +1,28 @@
-"""The Deep & Cross Network as HugeCTR's layers: given to its Python API, and written as its graph JSON.
+"""The Deep & Cross Network as HugeCTR's layers, given to its Python API.
 
-x0 feeds two layers. HugeCTR would insert a Slice by itself, as in NVIDIA's DCN sample; here it is in the list, so
-that the graph that is built and the graph that is saved are the same. Nothing here trains or reads rows. `hugectr` is
-passed in, so that this module loads without it.
-
-The graph JSON is what `hugectr.Model.construct_from_json` and NVIDIA's ONNX converter read; its layout is that of
-24.06's `graph_to_json`: keys sorted, two spaces deep, one `bottom` or `top` a string and several a list, floats as
-float32 (1e-7 reads 1.0000000116860974e-07). HugeCTR reads `projection_dim` but never writes it, so its own file of a
-DCN v2 builds a v1; we write it. NVIDIA's converter ignores it: it converts DCN v1 only, and turns a v2 into a wrong
-graph without an error.
+x0 feeds two layers. HugeCTR would insert a Slice by itself, as in NVIDIA's DCN sample; here it is in the list, so that
+all tensors have names of ours. Nothing here trains or reads rows. `hugectr` is passed in, so that this module loads
+without it.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from components.models.configs import DcnConfig
-from components.runtime.durable import write_whole
 from components.training.config import TrainingSettings
-from components.training.hugectr.settings import SolverSettings, max_vocabulary_size
+from components.training.hugectr.settings import SolverSettings
 
 MODEL_NAME = "dcn"
 LABEL, DENSE, CATEGORIES, EMBEDDINGS = "label", "dense", "categories", "embeddings"
-_EMBEDDING_TYPE = "DistributedSlotSparseEmbeddingHash"
 
 
 class Layer(NamedTuple):
     """One dense layer."""
 
     type: str
-    """Member of `hugectr.Layer_t`, and `type` in the graph JSON."""
+    """Member of `hugectr.Layer_t`."""
     bottoms: list[str]
     """Tensors read."""
     tops: list[str]
@@ -125,7 +113,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
     )
     model.add(
         hugectr.SparseEmbedding(
-            embedding_type=getattr(hugectr.Embedding_t, _EMBEDDING_TYPE),
+            embedding_type=hugectr.Embedding_t.DistributedSlotSparseEmbeddingHash,
             workspace_size_per_gpu_in_mb=blueprint.workspace_mb,
             embedding_vec_size=config.embedding_dim,
             combiner="sum",
@@ -186,68 +174,3 @@ def _optimizer(hugectr: Any, settings: TrainingSettings) -> Any:
         beta2=settings.beta2,
         epsilon=settings.epsilon,
     )
-
-
-def write_graph(
-    path: Path, config: DcnConfig, settings: TrainingSettings, *, workspace_mb: int, num_gpus: int = 1
-) -> None:
-    """Writes the graph JSON of the model that `compiled_model` would build."""
-    data = {
-        "type": "Data",
-        "label": {"top": LABEL, "label_dim": 1},
-        "dense": {"top": DENSE, "dense_dim": config.num_dense},
-        "sparse": [
-            {
-                "top": CATEGORIES,
-                "nnz_per_slot": [1] * config.num_categorical,
-                "is_fixed_length": True,
-                "slot_num": config.num_categorical,
-            }
-        ],
-    }
-    embedding = {
-        "type": _EMBEDDING_TYPE,
-        "bottom": CATEGORIES,
-        "top": EMBEDDINGS,
-        "sparse_embedding_hparam": {
-            "workspace_size_per_gpu_in_mb": workspace_mb,
-            "max_vocabulary_size_global": num_gpus * max_vocabulary_size(workspace_mb, config.embedding_dim),
-            "embedding_vec_size": config.embedding_dim,
-            "combiner": "sum",
-        },
-        "optimizer": {
-            "type": "Adam",
-            "update_type": "Local",
-            "adam_hparam": {name: _float32(getattr(settings, name)) for name in ("beta1", "beta2", "epsilon")},
-        },
-    }
-    document = {"model_name": MODEL_NAME, "layers": [data, embedding, *map(_layer_document, dcn_layers(config))]}
-    write_whole(path, json.dumps(document, indent=2, sort_keys=True) + "\n")
-
-
-def _layer_document(layer: Layer) -> dict[str, Any]:
-    """One dense layer as HugeCTR writes it."""
-    arguments = layer.arguments
-    described: dict[str, Any] = {}
-    if layer.type == "Reshape":
-        described = {"leading_dim": arguments["leading_dim"], "time_step": 0}
-    elif layer.type == "Concat":
-        described = {"axis": 1}
-    elif layer.type == "Slice":
-        described = {"ranges": [list(ends) for ends in arguments["ranges"]]}
-    elif layer.type == "MultiCross":
-        described = {"mc_param": {name: value for name, value in arguments.items() if value}}
-    elif layer.type == "InnerProduct":
-        described = {"fc_param": {"num_output": arguments["num_output"]}}
-    elif layer.type == "Dropout":
-        described = {"rate": _float32(arguments["dropout_rate"])}
-    ends = {"bottom": layer.bottoms, "top": layer.tops}
-    return {
-        "type": layer.type,
-        **{end: names[0] if len(names) == 1 else names for end, names in ends.items()},
-        **described,
-    }
-
-
-def _float32(value: float) -> float:
-    return float(np.float32(value))

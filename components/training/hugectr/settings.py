@@ -13,23 +13,15 @@ therefore makes exactly the step of an Adam that never forgot its count (`given_
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from components.runtime.errors import ContractError, PermanentError, first_line
+from components.runtime.errors import ContractError
 from components.training.config import TrainingSettings
 
-_USABLE = 0.9
-"""Share of a GPU's memory for the workspace; the rest is for its hash table (about 22 bytes a row), activations,
-gradients and CUDA itself."""
 _MARGIN_ROWS = 1024
 """Room beyond the keys, since HugeCTR's hash table rounds its own counts."""
 _FLOATS_PER_ROW = 3
 """Vectors that each row of the workspace takes: the weights and Adam's two moments."""
-
-GpuMemory = Callable[[Sequence[int]], list[int]]
-"""Gives the memory of each of some devices, MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +39,6 @@ class SolverSettings:
     prove_restores: bool = True
     """Save every restored model at once and compare it with what was to be loaded: HugeCTR only logs what it could not
     load, and would train on from random weights."""
-    max_workspace_mb: int = 0
-    """Most MiB per GPU for the embedding table and its optimizer; 0 = nine tenths of the GPU's memory, as nvidia-smi
-    tells it."""
     loss_interval: int = 100
     """Steps between looks at the loss, each of which waits for the GPU."""
     stage_rows: int = 1_048_576
@@ -61,9 +50,9 @@ class SolverSettings:
         numbers = [gpu for node in self.vvgpu for gpu in node]
         if len(self.vvgpu) != 1 or not numbers or len(set(numbers)) != len(numbers) or {*map(type, numbers)} != {int}:
             raise ContractError(f"vvgpu is {[*map(list, self.vvgpu)]}, expected one node's GPUs such as [[0, 1]]")
-        for name, least in (("loss_interval", 1), ("stage_rows", 1), ("max_workspace_mb", 0)):
-            if type(value := getattr(self, name)) is not int or value < least:
-                raise ContractError(f"{name} is {value!r}, expected a whole number of at least {least}")
+        for name in ("loss_interval", "stage_rows"):
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise ContractError(f"{name} is {value!r}, expected a whole number of at least 1")
 
     @property
     def num_gpus(self) -> int:
@@ -107,50 +96,14 @@ def max_vocabulary_size(workspace_mb: int, dim: int) -> int:
     return (workspace_mb << 20) // (_FLOATS_PER_ROW * 4 * dim)
 
 
-def smallest_workspace_mb(num_rows: int, dim: int) -> int:
-    """The smallest workspace, in MiB per GPU, that holds `num_rows`.
-
-    >>> smallest_workspace_mb(1_458_176, 16), smallest_workspace_mb(1_458_177, 16)
-    (267, 268)
-    """
-    return -(-num_rows * _FLOATS_PER_ROW * 4 * dim >> 20)
-
-
-def plan_workspace(num_rows: int, dim: int, solver: SolverSettings, *, gpu_memory: GpuMemory) -> int:
+def smallest_workspace_mb(num_rows: int, dim: int, *, num_gpus: int) -> int:
     """`workspace_size_per_gpu_in_mb` for a table of `num_rows` vectors of width `dim` with Adam's state.
 
     HugeCTR stops in the middle of training when a key has no room. All keys are known before, so the size is exact; key
-    k lies on GPU k modulo their number.
+    k lies on GPU k modulo their number. HugeCTR allocates it when the model is built, so too small a GPU fails at once.
 
-    Raises:
-        PermanentError: it is more than `max_workspace_mb`, or than the smallest GPU can give.
+    >>> smallest_workspace_mb(1_457_152, 16, num_gpus=1), smallest_workspace_mb(1_457_153, 16, num_gpus=1)
+    (267, 268)
     """
-    rows_per_gpu = -(-num_rows // solver.num_gpus)
-    needed = smallest_workspace_mb(rows_per_gpu + _MARGIN_ROWS, dim)
-    required = f"{num_rows} rows of width {dim} with Adam's state on {solver.num_gpus} GPUs need {needed} MiB per GPU"
-    if solver.max_workspace_mb:
-        if needed > solver.max_workspace_mb:
-            raise PermanentError(f"{required}, expected at most max_workspace_mb {solver.max_workspace_mb}")
-        return needed
-    memory = gpu_memory(solver.vvgpu[0])
-    if needed > (usable := int(_USABLE * min(memory))):
-        raise PermanentError(f"{required}, expected at most {usable}, 90 % of the smallest of GPUs with {memory} MiB")
-    return needed
-
-
-def nvidia_smi_memory(devices: Sequence[int]) -> list[int]:
-    """Total memory of the devices, MiB, as nvidia-smi tells it.
-
-    Raises:
-        PermanentError: nvidia-smi cannot be run or knows none of the devices.
-    """
-    command = ["nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        table = {int(index): int(mib) for index, mib in (line.split(",") for line in done.stdout.splitlines())}
-        return [table[device] for device in devices]
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
-        raise PermanentError(
-            f"memory of GPUs {list(devices)} cannot be asked of nvidia-smi ({first_line(error)}); "
-            "solver setting max_workspace_mb says it instead"
-        ) from error
+    rows_per_gpu = -(-num_rows // num_gpus) + _MARGIN_ROWS
+    return -(-rows_per_gpu * _FLOATS_PER_ROW * 4 * dim >> 20)

@@ -81,7 +81,7 @@ class Load:
 
     async def _follow(self):
         follower = PlanFollower(self._objects, interval_seconds=0.1)
-        async with PlannedClient(self._url, self._objects, plan=follower) as client:
+        async with PlannedClient(self._url, follower) as client:
             number, pairs = 0, []
             while not self._stop.is_set():
                 number += 1
@@ -213,7 +213,7 @@ def test_the_pipelines_step_starts_a_canary_beside_the_live_version_and_is_refus
 
     def step(run, seed):
         flags = {
-            "run": run, "store": settings.store.as_uri(), "work": tmp_path.as_uri(), "rollout": rollout,
+            "run": run, "store": settings.store.as_uri(), "rollout": rollout,
             "repository": settings.repository, "triton-urls": triton.grpc_url, "instances": 1,
             "output": tmp_path / f"{run}.json",
         }  # fmt: skip
@@ -259,6 +259,6 @@ def test_the_servers_counters_are_those_of_each_arm_by_version(beside, triton, c
     wait_for(lambda: all(counted_since()[arm]["success"] == times for arm, times in (("stable", 3), ("canary", 5))))
     deltas = counted_since()
     assert deltas["stable"]["failure"] == deltas["canary"]["failure"] == 0
-    assert 0 < sum(delta["duration_us"] for delta in deltas.values()) < elapsed_us
-    assert all(0 < delta["infer_us"] < delta["duration_us"] for delta in deltas.values())
+    assert all(delta["infer_us"] > 0 for delta in deltas.values())
+    assert sum(delta["infer_us"] for delta in deltas.values()) < elapsed_us
     assert before["canary"]["success"] > 0, "warm-up and probe had been counted before the baseline"

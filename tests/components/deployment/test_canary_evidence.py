@@ -133,8 +133,8 @@ nv_inference_request_success{model="click_model_canary",version="4"} 10
 nv_inference_request_failure{model="click_model",reason="REJECTED",version="3"} 1
 nv_inference_request_failure{model="click_model",reason="BACKEND",version="3"} 2
 nv_inference_request_failure{model="click_model",reason="OTHER",version="3"} 0
-nv_inference_request_duration_us{model="click_model",version="3"} 1.5e+06
-nv_inference_queue_duration_us{model="click_model",version="3"} 250
+nv_inference_compute_infer_duration_us{model="click_model",version="3"} 1.5e+06
+nv_cache_num_hits_per_model{model="click_model",version="3"} 25
 nv_cpu_utilization 0.5
 nv_inference_count{model="click_model",version="3"} 6400
 """
@@ -143,14 +143,13 @@ nv_inference_count{model="click_model",version="3"} 6400
 def test_counters_are_read_per_model_and_version_and_failures_of_all_reasons(tmp_path):
     found = counted(METRICS, {"stable": STABLE, "canary": CANARY})
     assert found == {
-        "stable": one(100, 3, 1.5e6, 250),
+        "stable": one(100, 3, 1.5e6, 25),
         "canary": one(10),
     }
 
 
-def one(success, failure=0.0, duration_us=0.0, queue_us=0.0):
-    counters = {"success": success, "failure": failure, "duration_us": duration_us, "queue_us": queue_us}
-    return {**counters, "infer_us": 0.0, "cache_hits": 0.0}
+def one(success, failure=0.0, infer_us=0.0, cache_hits=0.0):
+    return {"success": success, "failure": failure, "infer_us": infer_us, "cache_hits": cache_hits}
 
 
 NOTHING = one(0.0)
@@ -158,15 +157,15 @@ NOTHING = one(0.0)
 
 def test_replicas_are_added_before_anything_is_divided():
     before = {
-        "a": {"stable": one(100.0, duration_us=100.0), "canary": NOTHING},
+        "a": {"stable": one(100.0, infer_us=100.0), "canary": NOTHING},
         "b": {"stable": NOTHING, "canary": NOTHING},
     }
     after = {
-        "a": {"stable": one(101.0, duration_us=10_100.0), "canary": NOTHING},
-        "b": {"stable": one(99.0, duration_us=99_000.0), "canary": NOTHING},
+        "a": {"stable": one(101.0, infer_us=10_100.0), "canary": NOTHING},
+        "b": {"stable": one(99.0, infer_us=99_000.0), "canary": NOTHING},
     }
     found = counts_since(before, after).stable
-    assert found == ArmCounts(success=100, failure=0, duration_us=109_000, queue_us=0)
+    assert found == ArmCounts(success=100, failure=0, infer_us=109_000)
     assert found.mean_ms == pytest.approx(1.09), "the mean of the means would be 5.5"
 
 

@@ -24,7 +24,7 @@ from components.deployment.canary.policy import (
 from components.runtime.errors import ContractError
 
 POLICY = CanaryPolicy(min_pairs=500, max_looks=4, auc_margin=0.03, log_loss_margin=0.03)
-HEALTHY = BothCounts(stable=ArmCounts(9000, 0, 9e6, 1e6), canary=ArmCounts(500, 0, 5e5, 1e5))
+HEALTHY = BothCounts(stable=ArmCounts(9000, 0, 9e6), canary=ArmCounts(500, 0, 5e5))
 
 
 def expit(x):
@@ -164,39 +164,39 @@ def test_unreadable_servers_hold_what_would_grow_but_not_what_must_end():
 
 @pytest.mark.parametrize("arm", ["stable", "canary"])
 def test_too_few_requests_say_nothing_about_errors(arm):
-    counts = dataclasses.replace(HEALTHY, **{"canary": ArmCounts(0, 50, 0, 0), arm: ArmCounts(1, 50, 1e9, 0)})
+    counts = dataclasses.replace(HEALTHY, **{"canary": ArmCounts(0, 50, 0), arm: ArmCounts(1, 50, 1e9)})
     assert judge(world(1, 0 + 100), counts, POLICY).action == HOLD
 
 
 def test_failures_beyond_the_margin_abort_before_any_pair():
-    counts = BothCounts(ArmCounts(9900, 100, 9.9e6, 0), ArmCounts(900, 100, 9e5, 0))
+    counts = BothCounts(ArmCounts(9900, 100, 9.9e6), ArmCounts(900, 100, 9e5))
     found = judge(world(1, 100).first(0), counts, POLICY)
     assert found.action == ABORT
     assert "100 of 1000 requests failed" in found.reason
 
 
 def test_a_canary_that_fails_as_often_as_stable_is_not_blamed():
-    counts = BothCounts(ArmCounts(8000, 2000, 8e6, 0), ArmCounts(800, 205, 8e5, 0))
+    counts = BothCounts(ArmCounts(8000, 2000, 8e6), ArmCounts(800, 205, 8e5))
     assert judge_counts(counts, POLICY).action == GROW
 
 
 def test_latency_beyond_the_bound_aborts_and_only_failures_leave_nothing_to_time():
-    slow = BothCounts(ArmCounts(1000, 0, 1e6, 0), ArmCounts(1000, 0, 1.6e6, 0))
+    slow = BothCounts(ArmCounts(1000, 0, 1e6), ArmCounts(1000, 0, 1.6e6))
     found = judge_counts(slow, POLICY)
     assert found.action == ABORT
     assert "1.60 times" in found.reason
-    few = dataclasses.replace(slow, canary=ArmCounts(999, 0, 1.6e6, 0))
+    few = dataclasses.replace(slow, canary=ArmCounts(999, 0, 1.6e6))
     assert judge_counts(few, POLICY).action == HOLD, "too few for a mean that no stall moves"
-    nearly = dataclasses.replace(slow, canary=ArmCounts(1000, 0, 1.5e6, 0))
+    nearly = dataclasses.replace(slow, canary=ArmCounts(1000, 0, 1.5e6))
     assert judge_counts(nearly, POLICY).action == GROW
-    neither = BothCounts(ArmCounts(0, 1000, 0, 0), ArmCounts(0, 1000, 0, 0))
+    neither = BothCounts(ArmCounts(0, 1000, 0), ArmCounts(0, 1000, 0))
     assert judge_counts(neither, POLICY).action == HOLD
 
 
 def test_answers_from_a_cache_are_no_measure_of_a_model():
     """Stable's cache has seen nine in ten of its requests, the canary's none: as models they are equally fast."""
-    stable = ArmCounts(10_000, 0, 2_800_000, 0, infer_us=1_500_000, cache_hits=9_000)
-    canary = ArmCounts(2000, 0, 4_000_000, 0, infer_us=3_000_000)
+    stable = ArmCounts(10_000, 0, 1_500_000, cache_hits=9_000)
+    canary = ArmCounts(2000, 0, 3_000_000)
     found = judge_counts(BothCounts(stable, canary), CanaryPolicy())
     assert found.action == GROW
     assert found.latency_ratio == pytest.approx(1.0)

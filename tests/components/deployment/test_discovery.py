@@ -10,8 +10,8 @@ import pytest
 from components.contracts.serving import MODEL_NAME
 from components.deployment import triton_client
 from components.deployment.release import ReleaseSettings, release
-from components.deployment.servers import NotListening, Patience, parse_urls, resolve
-from components.deployment.triton_client import Triton
+from components.deployment.servers import Patience, parse_urls, resolve
+from components.deployment.triton_client import NotListening, Triton
 from components.runtime.errors import ContractError, TemporaryError
 from components.store.promotion_journal import current
 from tests.support.file_triton import FileTriton

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
 import subprocess
 import sys
 
@@ -17,35 +17,31 @@ from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY
 from components.contracts.criteo import DENSE as DENSE_COLUMNS
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
 from components.contracts.workflow import TOMBSTONE
-from components.deployment import release as release_module
 from components.deployment.graph import encoding
 from components.deployment.graph import parts as graph_parts
 from components.deployment.graph.encoding import CHOICES, DENSE, EMPTY, build_table
-from components.deployment.graph.export import GraphLimits, export, read_network, write_graph
+from components.deployment.graph.export import export, read_network, write_graph
 from components.deployment.graph.parity import open_graph
+from components.runtime import durable
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from components.store.models import DATA_FILE, GRAPH_FILE, graph_bytes, graph_sha256
-from tests.support.graphs import build_graph, open_bytes, run_graph, with_inner_values
+from components.store.models import DATA_FILE, GRAPH_FILE, graph_sha256
+from tests.support.graphs import open_built, run_graph
 from tests.support.nasty_rows import STRANGE_CATEGORIES, STRANGE_DENSE, nasty_rows, strange_workflow
 from tests.support.paths import REPOSITORY
 from tests.support.toy_models import toy_model
 
 WORKFLOW = strange_workflow(3)
-LIMITS = {"label encoder": GraphLimits(), "hash table": GraphLimits(label_encoder_entries=0)}
-BESIDE = GraphLimits(inline_bytes=0)
-ALL_BESIDE = GraphLimits(inline_bytes=0, label_encoder_entries=0)
-BOTH = pytest.mark.parametrize("limits", [BESIDE, ALL_BESIDE], ids=["embeddings beside", "hash table beside too"])
 
 
 def bits(values):
     return values.view(np.int32)
 
 
-@pytest.fixture(scope="module", params=list(LIMITS))
-def served(request):
+@pytest.fixture(scope="module")
+def served():
     toy = toy_model(WORKFLOW, scale=0.05)
-    session = open_bytes(build_graph(WORKFLOW, toy.table, toy.network(), limits=LIMITS[request.param]))
+    session = open_built(WORKFLOW, toy.table, toy.network())
     return toy, lambda *rows: run_graph(session, *rows)[0]
 
 
@@ -87,11 +83,11 @@ def test_an_infinite_value_spoils_its_own_row_at_most(served):
     np.testing.assert_array_equal(bits(run(dense, categorical)[9]), bits(after[9]))
 
 
-def encoder(workflow, limits):
+def encoder(workflow):
     """Dense [n, 13] and rows of the fused table [n, 26], as the graph has them inside."""
     toy = toy_model(workflow, embedding_dim=1, hidden=2)
     names = [DENSE, "table_rows"]
-    session = open_bytes(with_inner_values(build_graph(workflow, toy.table, toy.network(), limits=limits), names))
+    session = open_built(workflow, toy.table, toy.network(), names=names)
     return lambda *rows: run_graph(session, *rows, names)
 
 
@@ -105,9 +101,9 @@ def expected_rows(workflow, categorical):
     return rows
 
 
-@pytest.fixture(scope="module", params=list(LIMITS))
-def encode(request):
-    return encoder(WORKFLOW, LIMITS[request.param])
+@pytest.fixture(scope="module")
+def encode():
+    return encoder(WORKFLOW)
 
 
 @settings(max_examples=40, deadline=None)
@@ -134,16 +130,15 @@ def test_every_integer_a_counter_may_show_has_the_correctly_rounded_logarithm(en
     np.testing.assert_array_equal(values, (logged - WORKFLOW.means) / WORKFLOW.stds)
 
 
-@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 @pytest.mark.parametrize(
     "excluded", [("I2", "C1", "C17"), CATEGORICAL, DENSE_COLUMNS], ids=["some", "categories", "dense"]
 )
-def test_what_excluded_columns_hold_is_missing_in_the_graph(excluded, limits):
+def test_what_excluded_columns_hold_is_missing_in_the_graph(excluded):
     nothing = np.zeros(0, np.int64)
     kept = [nothing if name in excluded else v for name, v in zip(CATEGORICAL, WORKFLOW.vocabularies)]
     workflow = dataclasses.replace(WORKFLOW, vocabularies=tuple(kept), excluded=excluded)
     dense, categorical = nasty_rows(WORKFLOW, 400, 5)
-    values, rows = encoder(workflow, limits)(dense, categorical)
+    values, rows = encoder(workflow)(dense, categorical)
     dense[:, [name in excluded for name in DENSE_COLUMNS]] = np.nan
     categorical[:, [name in excluded for name in CATEGORICAL]] = MISSING_CATEGORY
     np.testing.assert_array_equal(rows, expected_rows(workflow, categorical))
@@ -196,16 +191,17 @@ def test_the_hash_table_takes_no_more_cells_than_its_load_says_and_grows_where_k
         build_table(np.arange(10), np.arange(10, dtype=np.int32))
 
 
-def test_graph_is_valid_onnx_of_the_promised_versions_and_tensors(make_parts):
+def test_graph_is_valid_onnx_of_the_promised_versions_and_tensors(make_parts, written, tmp_path):
     workflow, toy = make_parts(1)
-    model = onnx.load_from_string(build_graph(workflow, toy.table, toy.network()))
-    onnx.checker.check_model(model, full_check=True)
+    path = written() / GRAPH_FILE
+    onnx.checker.check_model(str(path), full_check=True)
+    model = onnx.load(path, load_external_data=False)
     assert model.ir_version == 8
-    assert {o.domain: o.version for o in model.opset_import} == {"": 17, "ai.onnx.ml": 4}
+    assert {o.domain: o.version for o in model.opset_import} == {"": 17}
     assert [i.name for i in model.graph.input] == [DENSE_INPUT.name, CATEGORICAL_INPUT.name]
     assert [o.name for o in model.graph.output] == [PROBABILITY_OUTPUT.name]
     with pytest.raises(ContractError, match=r"embeddings have \d+ rows, expected \d+ from"):
-        build_graph(workflow, toy.table[:-1], toy.network())
+        write_graph(tmp_path, workflow, toy.table[:-1], network=toy.network())
 
 
 def renamed(network):
@@ -254,56 +250,38 @@ def test_graph_bytes_do_not_depend_on_the_process(make_candidate, exported, tmp_
 
 @pytest.fixture
 def written(make_parts, tmp_path):
-    """Writes the graph of a seed with the given limits; its folder."""
+    """Writes the graph of a seed; its folder."""
 
-    def write(limits=BESIDE, name="graph", seed=1):
+    def write(name="graph", seed=1):
         workflow, toy = make_parts(seed)
-        write_graph(tmp_path / name, workflow, toy.table, network=toy.network(), limits=limits)
+        write_graph(tmp_path / name, workflow, toy.table, network=toy.network())
         return tmp_path / name
 
     return write
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
-@BOTH
-def test_tables_beside_the_message_start_at_a_page_and_change_no_bit_of_a_score(written, make_parts, raw_rows, limits):
-    folder, inline, rows = written(limits), written(GraphLimits(), "inline"), raw_rows(200, 1)
-    assert (names(folder), names(inline)) == ([DATA_FILE, GRAPH_FILE], [GRAPH_FILE])
-    scores, expected = (run_graph(open_graph(each / GRAPH_FILE), *rows)[0] for each in (folder, inline))
-    np.testing.assert_array_equal(bits(scores), bits(expected))
-    onnx.checker.check_model(str(folder / GRAPH_FILE), full_check=True)
-    message = onnx.load(str(folder / GRAPH_FILE), load_external_data=False)
+def test_tables_lie_beside_the_message_and_start_at_a_page(written, make_parts):
+    folder = written()
+    assert sorted(path.name for path in folder.iterdir()) == [DATA_FILE, GRAPH_FILE]
+    message = onnx.load(folder / GRAPH_FILE, load_external_data=False)
     places = {t.name: {e.key: e.value for e in t.external_data} for t in message.graph.initializer if t.external_data}
-    assert places.keys() == {"embeddings"} | ({"cell_keys", "cell_values"} if limits is ALL_BESIDE else set())
+    assert places.keys() == {"embeddings", "cell_keys", "cell_values"}
     assert {place["location"] for place in places.values()} == {DATA_FILE}
     assert {int(place["offset"]) % graph_parts.ALIGNMENT for place in places.values()} == {0}
     start, length = (int(places["embeddings"][key]) for key in ("offset", "length"))
     assert (folder / DATA_FILE).read_bytes()[start : start + length] == make_parts(1)[1].table.tobytes()
 
 
-def test_a_table_at_the_limit_stays_inside_and_leaves_nothing_of_a_graph_before_it(written, make_parts):
-    table = make_parts(1)[1].table.nbytes
-    assert names(written(GraphLimits(inline_bytes=table - 1))) == [DATA_FILE, GRAPH_FILE]
-    assert names(written(GraphLimits(inline_bytes=table))) == [GRAPH_FILE]
-
-
-@BOTH
-def test_the_same_model_gives_the_same_files_however_large_the_chunks(written, limits, monkeypatch):
-    first = written(limits, "first")
-    monkeypatch.setattr(graph_parts, "_CHUNK_BYTES", 1000)
-    again, other = written(limits, "again"), written(limits, "other", seed=2)
+def test_the_same_model_gives_the_same_files(written):
+    first, again, other = written("first"), written("again"), written("other", seed=2)
     for name in (GRAPH_FILE, DATA_FILE):
         assert (first / name).read_bytes() == (again / name).read_bytes()
     assert graph_sha256(first) == graph_sha256(again) != graph_sha256(other)
-    assert graph_bytes(first) == sum((first / name).stat().st_size for name in (GRAPH_FILE, DATA_FILE))
 
 
 @pytest.mark.parametrize(("file", "kept"), [(DATA_FILE, None), (DATA_FILE, 0), (DATA_FILE, -1), (GRAPH_FILE, -200)])
 def test_an_absent_or_truncated_file_is_refused_by_name(written, file, kept):
-    path = written(ALL_BESIDE) / file
+    path = written() / file
     content = path.read_bytes()
     path.unlink()
     if kept is not None:
@@ -320,20 +298,21 @@ def test_a_changed_byte_in_the_table_file_changes_the_graphs_hash(written):
     assert graph_sha256(folder) != before
 
 
-@pytest.mark.parametrize("limits", [GraphLimits(), BESIDE], ids=["inside", "beside"])
-def test_a_message_beyond_protobufs_limit_is_refused_and_nothing_is_left(written, tmp_path, monkeypatch, limits):
+def test_a_message_beyond_protobufs_limit_is_refused_and_nothing_is_left(written, tmp_path, monkeypatch):
     monkeypatch.setattr(graph_parts, "MAX_MESSAGE_BYTES", 1000)
     with pytest.raises(ContractError, match=r"message of \d+ bytes, expected at most 1000"):
-        written(limits)
+        written()
     assert not list(tmp_path.glob("graph/*"))
 
 
 def test_a_full_disk_leaves_no_half_of_a_graph(written, tmp_path, monkeypatch):
-    def full(file, value):
-        file.write(b"some")
-        raise OSError(28, "No space left on device")
+    @contextlib.contextmanager
+    def full(path):
+        with durable.whole_file(path) as file:
+            yield file
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(graph_parts, "_write_in_chunks", full)
+    monkeypatch.setattr(graph_parts, "whole_file", full)
     with pytest.raises(OSError, match="No space left"):
         written()
     assert not list(tmp_path.glob("graph/*"))
@@ -353,10 +332,9 @@ def test_a_table_beyond_two_gigabytes_is_written_and_scored(tmp_path, make_parts
 
 
 @pytest.mark.e2e
-def test_tables_beside_the_graph_are_released_with_it_and_the_server_answers_as_the_session_here(
-    deploy, client, repository, raw_rows, monkeypatch
+def test_tables_are_released_with_their_graph_and_the_server_answers_as_the_session_here(
+    deploy, client, repository, raw_rows
 ):
-    monkeypatch.setattr(release_module, "export", functools.partial(export, limits=ALL_BESIDE))
     done = deploy(1)
     kept, served = local_path(done.graph_uri), repository.objects.local(f"click_model/{done.version}")
     assert (served / DATA_FILE).stat().st_size == (kept.parent / DATA_FILE).stat().st_size

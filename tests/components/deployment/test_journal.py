@@ -11,7 +11,6 @@ from components.runtime.errors import ContractError
 from components.store import promotion_journal
 from components.store.promotion_journal import Promotion, append_promotion, current, interrupted, live_at
 from pipelines.__main__ import main
-from tests.support.releases import keep_model
 
 
 def line(action, version, time, **other):
@@ -74,27 +73,6 @@ def test_models_lists_every_entry_and_marks_what_is_live(store, capsys):
     entries = json.loads(capsys.readouterr().out)
     assert [entry["live"] for entry in entries] == [False] * 9 + [True]
     assert entries[1]["sha256"] == {"graph": "a" * 64}
-
-
-def test_models_shows_what_a_live_version_learned_from_where_the_store_knows_it(store, capsys):
-    days = [{"day": "2026-02-27", "num_rows": 5}, {"day": "2026-02-28", "num_rows": 5}]
-    days.append({"day": "2026-02-20", "num_rows": 5, "replay": True})
-    keep_model(store, "model-1", negative_rate=0.25, excluded_columns=["I4", "C2"], days=days)
-    keep_model(store, "model-4")
-    assert main(["models", "--store", str(store)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    told = (
-        "learned 12,345 rows of 2026-02-27 to 2026-02-28, 0.25 of those without a click, rows replayed of 1 earlier "
-        "days, not from I4 C2"
-    )
-    # Below its release and the rollback to it; model-3 is gone, model-4 was a canary and never live.
-    assert [number for number, text in enumerate(lines) if text.startswith(" " * 6)] == [2, 11]
-    assert lines[2].strip() == lines[11].strip() == told
-    assert main(["models", "--store", str(store), "--json"]) == 0
-    entries = json.loads(capsys.readouterr().out)
-    assert [entry["learned"] and entry["learned"]["negative_rate"] for entry in entries] == [
-        0.25, 0.25, None, None, None, None, 1.0, 1.0, 0.25, 0.25
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

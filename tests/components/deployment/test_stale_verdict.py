@@ -61,7 +61,7 @@ def test_of_two_runs_at_once_one_wins_and_the_other_is_refused(judged, settings,
 
     def command(seed):
         flags = {
-            "run": f"run-{seed}", "store": settings.store, "work": tmp_path, "repository": settings.repository,
+            "run": f"run-{seed}", "store": settings.store, "repository": settings.repository,
             "triton-urls": settings.triton_urls[0], "output": tmp_path / f"release-{seed}.json",
         }  # fmt: skip
         for kind, manifest in zip(

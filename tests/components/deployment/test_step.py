@@ -27,7 +27,7 @@ def step(make_candidate, tmp_path):
 
     def run(accepted, name, **other):
         flags = {
-            "run": name, "store": tmp_path / "store", "work": tmp_path, "repository": tmp_path / "repository",
+            "run": name, "store": tmp_path / "store", "repository": tmp_path / "repository",
             "triton-urls": "", "output": tmp_path / "release.json",
         }  # fmt: skip
         flags |= {kind: path for (a, kind), path in paths.items() if a == accepted}
@@ -67,13 +67,6 @@ def test_a_disk_that_refuses_is_3_and_not_a_refused_model(step, tmp_path, capsys
     assert current(tmp_path / "store") is None
 
 
-def test_a_model_too_large_for_its_target_is_refused_with_the_numbers(step, tmp_path, capsys):
-    assert step(True, "run-6", **{"target-memory": "0.01Gi"}) == 2
-    assert "expected at most the" in capsys.readouterr().err
-    assert current(tmp_path / "store") is None
-    assert not list((tmp_path / "store" / "graphs").iterdir())
-
-
 class Logged(dict):
     def log_metric(self, name, value):
         self[name] = value
@@ -86,10 +79,10 @@ def arguments(make_candidate, tmp_path):
     for name, manifest in zip(("model", "verdict", "raw_dataset"), make_candidate(store, 1)):
         artifacts[name] = SimpleNamespace(path=str(tmp_path / name))
         manifest.write(artifacts[name].path)
-    folders = {"store": store.as_uri(), "work": str(tmp_path), "repository": (tmp_path / "a repository").as_uri()}
+    folders = {"store": store.as_uri(), "repository": (tmp_path / "a repository").as_uri()}
     return {
         "run": "run-1", "triton_urls": "", "server": "python", "device": "cpu",
-        "rollout": "full", "instances": 2, "response_cache": False, "target_memory": "", "trigger_id": "",
+        "rollout": "full", "instances": 2, "response_cache": False, "trigger_id": "",
         **folders, **artifacts,
         "release": SimpleNamespace(path=str(tmp_path / "outputs" / "release")), "metrics": Logged(),
     }  # fmt: skip

@@ -9,7 +9,7 @@ from sklearn import metrics as sklearn_metrics
 from components.contracts.criteo import MISSING_CATEGORY
 from components.contracts.metrics import auc_difference, auc_estimate
 from components.evaluation.__main__ import main
-from components.evaluation.report import calibration_bins, confusion_matrix, roc_curve
+from components.evaluation.report import calibration_bins, roc_curve
 from components.evaluation.scoring import ScoredHoldout
 from components.evaluation.slices import measure_slices, slice_column
 from tests.support.html_pages import assert_needs_nothing
@@ -41,12 +41,6 @@ def test_every_roc_point_is_one_of_scikit_learns(levels):
 def test_there_is_no_roc_curve_of_one_class():
     assert roc_curve(np.zeros(5, np.int8), np.linspace(0, 1, 5, dtype=np.float32)) == []
     assert roc_curve(np.zeros(0, np.int8), np.zeros(0, np.float32)) == []
-
-
-def test_confusion_matrix_equals_scikit_learn():
-    labels, scores = sample()
-    scores[:3] = 0.5
-    assert confusion_matrix(labels, scores) == sklearn_metrics.confusion_matrix(labels, scores >= 0.5).tolist()
 
 
 def test_calibration_bins_hold_all_rows_in_the_order_of_their_scores():

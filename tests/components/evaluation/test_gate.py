@@ -143,7 +143,6 @@ def test_gate_lets_a_candidate_worse_by_the_margin_pass_in_one_of_forty_tries():
         ({"min_auc": float("nan")}, "min_auc is nan"),
         ({"max_auc_loss": 1.5}, "max_auc_loss is 1.5"),
         ({"max_old_auc_loss": 1.5}, r"max_old_auc_loss is 1.5, expected a number in \[0, 1\]"),
-        ({"min_class_rows": 1}, "min_class_rows is 1, expected at least 2"),
     ],
 )
 def test_threshold_that_makes_no_sense_is_refused(changes, said):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -305,19 +304,19 @@ def test_a_run_waits_for_another_that_reads_through_the_same_cache(big_lake, tmp
     assert (tmp_path / "work" / "run" / "extraction").is_dir()
 
 
-@pytest.mark.parametrize(("spare", "num_kept"), [(0, 0), (99, 0), (100, 1), (250, 2), (10_000, 5)])
-def test_of_what_is_not_used_the_latest_used_stays_within_the_bound(tmp_path, spare, num_kept):
-    cache = DownloadCache(folder=tmp_path, spare_bytes=spare)
-    objects = [ObjectInfo(f"day=2026-03-0{n}/part", 100, n, "n4mOQw==") for n in range(1, 8)]
-    for age, each in enumerate(objects):
+def test_what_the_newest_run_did_not_use_is_removed(tmp_path):
+    cache = DownloadCache(folder=tmp_path)
+    objects = [ObjectInfo(f"day=2026-03-0{n}/part", 100, n, "n4mOQw==") for n in range(1, 5)]
+    for each in objects:
         cache.path(each).parent.mkdir(parents=True)
         cache.path(each).write_bytes(b"x" * 100)
-        os.utime(cache.path(each), (1e9 - age, 1e9 - age))
-    cache.path(objects[1]).with_name("99.part").write_bytes(b"x")
-    cache._used.update(cache.path(each) for each in objects[5:])
+    parts = [path.with_name(f"{path.name}.part") for path in map(cache.path, objects)]
+    parts[0].write_bytes(b"x")
+    parts[3].write_bytes(b"x")
+    cache._used.update(cache.path(each) for each in objects[2:])
     cache.prune()
     found = {path for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == {cache.path(each) for each in [*objects[5:], *objects[:num_kept]]}
+    assert found == {cache.path(objects[2]), cache.path(objects[3]), parts[3]}
     assert all(any(folder.iterdir()) for folder in tmp_path.rglob("*") if folder.is_dir())
 
 

@@ -46,10 +46,8 @@ REFUSED = {
     "rate above one": ({"negative_rate": "1.5"}, "negative_rate is 1.5, expected more than 0 and at most 1"),
     "negative late days": ({"late_days": "-1"}, "late_days is -1, expected 0"),
     "nothing mature": ({"attribution_hours": "99", "window_start": "2026-03-01"}, "holds no mature row"),
-    "unknown delays": (
-        {"attribution_hours": "6", "immature_rows": "weight"},
-        "its clicks all come with their rows",
-    ),
+    "negative hours": ({"attribution_hours": "-1"}, "attribution_hours is -1.0, expected 0"),
+    "no hours": ({"attribution_hours": "nan"}, "attribution_hours is nan, expected 0"),
     "relative lake": ({"lake": "lake"}, "lake is 'lake', expected gs://bucket/prefix, file:///... or an abs"),
     "lake elsewhere": ({"lake": "s3://shop/clicks"}, "lake is 's3://shop/clicks', expected gs://bucket/prefix, file"),
     "no lake": ({"lake": "/no/such/lake"}, "lake /no/such/lake does not exist"),
@@ -83,7 +81,7 @@ def test_the_component_writes_the_manifest_and_counts(flags, tmp_path):
         "run": "r", "store": flags["--store"], "work": flags["--work"], "lake": flags["--lake"], "window_start": "",
         "window_end": "", "champion": "current", "holdout_fraction": 0.2, "max_malformed_fraction": 0.0,
         "replay_share": 0.0, "replay_days": 7, "window_days": 0.0, "late_days": 1, "columns": "", "negative_rate": 1.0,
-        "attribution_hours": 0.0, "immature_rows": "leave",
+        "attribution_hours": 0.0,
     }  # fmt: skip
     extraction.python_func(**arguments, raw_dataset=raw_dataset, metrics=metrics)
     assert RawDataset.read(raw_dataset.path).num_holdout_rows == 200

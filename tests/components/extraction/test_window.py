@@ -13,7 +13,7 @@ import pytest
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.extraction.times import DAY_MICROS, TimeSpan, parse_time
-from components.extraction.window import Maturity, resolve_window
+from components.extraction.window import resolve_window
 from components.runtime.errors import ContractError
 from tests.support.lakes import URI, fetched, folder_lake, keys_in, put
 
@@ -45,21 +45,13 @@ def test_a_window_of_days_ends_where_asked_or_at_the_newest_row(resolve):
 
 
 def test_a_window_of_days_ignores_the_watermark_and_counts_mature_days(resolve):
-    late = Maturity(attribution_hours=6)
     end = NEWEST + 1 - 6 * HOUR_MICROS
-    assert resolve(days=1.0, maturity=late) == TimeSpan(end - DAY_MICROS, end)
-
-
-@pytest.mark.parametrize("policy", ["weight", "keep"])
-def test_only_leaving_moves_the_windows_end(resolve, policy):
-    maturity = Maturity(attribution_hours=6, immature_rows=policy)
-    assert resolve(maturity=maturity) == TimeSpan(None, NEWEST + 1)
-    assert resolve(end="2026-03-04", maturity=maturity).end == parse_time("end", "2026-03-04")
+    assert resolve(days=1.0, attribution=6 * HOUR_MICROS) == TimeSpan(end - DAY_MICROS, end)
 
 
 def test_an_asked_end_is_what_ages_count_from_so_that_a_later_try_reads_the_same(resolve):
-    late = Maturity(attribution_hours=12)
-    windows = {resolve(end="2026-03-04", maturity=late, newest=NEWEST + days * DAY_MICROS) for days in range(3)}
+    half_day = 12 * HOUR_MICROS
+    windows = {resolve(end="2026-03-04", attribution=half_day, newest=NEWEST + i * DAY_MICROS) for i in range(3)}
     assert windows == {TimeSpan(None, parse_time("end", "2026-03-03T12:00:00Z"))}
 
 
@@ -112,6 +104,7 @@ def test_the_last_mature_days_of_a_lake_in_a_bucket_are_those_of_the_folder(
         assert run_main(flags, lake=lake, **policy) == 0
         dataset = RawDataset.read(flags["--output"])
         digests.add(dataset.digest)
+        assert dataset.attribution_seconds == 43_200
         assert sum(rows_of(dataset).values()) == pytest.approx(150, abs=1)
     assert len(digests) == 1
     asked = {name for name in fetched(cloud_storage.seen) if name.startswith("day=")}

@@ -178,6 +178,28 @@ def test_reader_that_acknowledges_nothing_holds_a_bounded_number_of_bytes(ends, 
     assert [d.message_id for d in pull(reader, count=1)] == ["3"]
 
 
+CLOSE_WHILE_JOINING = """
+import time
+from components.logs.kafka.location import KafkaLocation
+from components.logs.kafka.subscriber import KafkaSubscriber
+from tests.support.kafka_cluster import KafkaCluster
+
+with KafkaCluster() as cluster:
+    for number in range(20):
+        topic = f"clicks-{number}"
+        cluster.create_topic(topic)
+        reader = KafkaSubscriber(KafkaLocation(brokers=cluster.brokers, topic=topic, group=topic))
+        reader.pull(1)
+        time.sleep(0.01 * number)
+        reader.close()
+"""
+
+
+def test_a_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
+    """In a process of its own: the deadlock that this looks for holds the interpreter's lock, so no timeout ends it."""
+    subprocess.run([sys.executable, "-c", CLOSE_WHILE_JOINING], cwd=REPOSITORY, check=True, timeout=120)
+
+
 # -- brokers that go and come
 
 

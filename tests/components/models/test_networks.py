@@ -19,7 +19,7 @@ from components.models.network import build_network, export_onnx, load_dense
 from components.models.scoring import load_scorer
 from components.runtime.errors import ContractError
 from tests.support import networks
-from tests.support.graphs import build_graph
+from tests.support.graphs import open_built
 from tests.support.nasty_rows import nasty_rows, strange_workflow
 
 WIDTHS = {"num_dense": 13, "num_categorical": 26}
@@ -113,10 +113,8 @@ def served(request):
             parameter *= 0.5
     table = np.random.default_rng(1).normal(0, 0.3, (sum(workflow.slot_sizes), config.embedding_dim))
     table = table.astype(np.float32)
-    graph = build_graph(workflow, table, onnx.load_from_string(export_onnx(network, config)))
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return config, network, workflow, table, onnxruntime.InferenceSession(graph, options)
+    session = open_built(workflow, table, onnx.load_from_string(export_onnx(network, config)))
+    return config, network, workflow, table, session
 
 
 def answers(session, dense, categorical):

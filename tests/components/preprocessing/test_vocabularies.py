@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 from components.contracts.workflow import TOMBSTONE
-from components.preprocessing.vocabularies import AdmissionRules, next_column, unseen_column
+from components.preprocessing.settings import PreprocessingSettings
+from components.preprocessing.vocabularies import next_column, unseen_column
 
 NEW = unseen_column(np.zeros(0, np.int64))
 DAY = 86_400_000_000
 
 
 def rules(threshold=2, ttl=0, max_candidates=1000):
-    return AdmissionRules(frequency_threshold=threshold, ttl=ttl, max_candidates=max_candidates)
+    return PreprocessingSettings(
+        frequency_threshold=threshold, category_ttl_days=ttl / DAY, max_candidates=max_candidates
+    )
 
 
 def counted(rows):

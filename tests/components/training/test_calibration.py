@@ -60,7 +60,6 @@ def run(tmp_path, validation_report, double):
             backend=backend,
             config=CONFIG,
             settings=TrainingSettings(learning_rate=0.005, batch_size=128, max_epochs=3, num_halvings=1),
-            solver='{"max_workspace_mb": 64}' if backend == "hugectr" else "",
         )
         now = datetime(2026, 1, 2, tzinfo=timezone.utc)
         return train(asked, training_set, validation_report, clock=lambda: now)[0]

@@ -50,9 +50,7 @@ def engine_of(name, config, slot_sizes, settings, scratch):
     gpus = (0, 1) if "two" in name else (0,)
     # Small, so that the few rows here make several stages.
     solver = SolverSettings(vvgpu=(gpus,), stage_rows=2000, loss_interval=7)
-    return HugectrEngine(
-        config, slot_sizes, settings, solver=solver, scratch=scratch, gpu_memory=lambda devices: [80_000] * len(devices)
-    )
+    return HugectrEngine(config, slot_sizes, settings, solver=solver, scratch=scratch)
 
 
 @pytest.fixture

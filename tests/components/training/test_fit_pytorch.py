@@ -17,8 +17,8 @@ from components.contracts.metrics import roc_auc
 from components.models.scoring import load_scorer
 from components.runtime.errors import Preempted
 from components.runtime.exit_codes import ExitCode
+from components.runtime.flags import run_flags
 from components.store.runs import read_notes
-from components.training.__main__ import run_flags
 from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
 from components.training.pytorch.engine import PytorchEngine

@@ -51,7 +51,6 @@ def make_engine(tmp_path, double, world, monkeypatch):
                 settings,
                 solver=SolverSettings(**{"stage_rows": 500} | solver),
                 scratch=tmp_path / "scratch",
-                gpu_memory=lambda devices: [80_000] * len(devices),
             )
             stack.callback(engine.close)
             return engine
@@ -203,7 +202,6 @@ def run(tmp_path, validation_report, double):
             backend=backend,
             config=CONFIG,
             settings=TrainingSettings(learning_rate=0.005, batch_size=128, max_epochs=2, num_halvings=1),
-            solver='{"max_workspace_mb": 64}' if backend == "hugectr" else "",
         )
         now = datetime(2026, 1, 2, tzinfo=timezone.utc)
         return train(asked, training_set, validation_report, clock=lambda: now)[0]

@@ -5,15 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.runtime.errors import ContractError, PermanentError
+from components.runtime.errors import ContractError
 from components.training.config import TrainingSettings
-from components.training.hugectr.settings import (
-    SolverSettings,
-    given_rate,
-    nvidia_smi_memory,
-    parse_solver,
-    plan_workspace,
-)
+from components.training.hugectr.settings import SolverSettings, given_rate, parse_solver, smallest_workspace_mb
 
 
 def test_a_document_overrides_the_defaults():
@@ -33,7 +27,7 @@ def test_a_document_overrides_the_defaults():
         ('{"vvgpu": [[0, 0]]}', "expected one node's GPUs"),
         ('{"vvgpu": [["0"]]}', "expected one node's GPUs"),
         ('{"stage_rows": 1.5}', "stage_rows is 1.5, expected a whole number of at least 1"),
-        ('{"max_workspace_mb": -1}', "max_workspace_mb is -1, expected a whole number of at least 0"),
+        ('{"loss_interval": 0}', "loss_interval is 0, expected a whole number of at least 1"),
     ],
 )
 def test_a_wrong_document_is_refused_by_name(text, message):
@@ -58,40 +52,7 @@ def test_the_given_rate_makes_good_for_the_step_count_that_hugectr_forgets():
     assert abs(weights["unbroken"] - 1.0) > 0.01
 
 
-def test_the_workspace_holds_every_row_of_the_fullest_gpu():
-    for gpus in (1, 3):
-        solver = SolverSettings(vvgpu=(tuple(range(gpus)),))
-        needed = plan_workspace(1_221_286, 16, solver, gpu_memory=lambda devices: [80_000] * len(devices))
-        rows = (needed << 20) // (3 * 4 * 16)
-        assert 0 <= rows - -(-1_221_286 // gpus) < 10_000
-
-
-def test_a_table_larger_than_the_gpu_is_refused_with_the_numbers():
-    asked = []
-
-    def memory(devices):
-        asked.append(tuple(devices))
-        return [16_384, 24_576]
-
-    solver = SolverSettings(vvgpu=((4, 5),))
-    with pytest.raises(PermanentError, match=r"200000000 rows of width 16 .* 2 GPUs need 18311 MiB .* at most 14745"):
-        plan_workspace(200_000_000, 16, solver, gpu_memory=memory)
-    assert asked == [(4, 5)]
-    with pytest.raises(PermanentError, match="expected at most max_workspace_mb 100"):
-        plan_workspace(10_000_000, 16, SolverSettings(max_workspace_mb=100), gpu_memory=memory)
-
-
-def test_nvidia_smi_is_asked_for_the_devices(tmp_path, monkeypatch):
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '0, 81559'\necho '1, 40960'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert nvidia_smi_memory([1, 0]) == [40_960, 81_559]
-    with pytest.raises(PermanentError, match=r"memory of GPUs \[2\].*max_workspace_mb"):
-        nvidia_smi_memory([2])
-    tool.write_text("#!/bin/sh\nexit 9\n")
-    with pytest.raises(PermanentError, match="cannot be asked of nvidia-smi"):
-        nvidia_smi_memory([0])
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(PermanentError, match="cannot be asked of nvidia-smi"):
-        nvidia_smi_memory([0])
+@pytest.mark.parametrize("gpus", [1, 3])
+def test_the_workspace_holds_every_row_of_the_fullest_gpu(gpus):
+    rows = (smallest_workspace_mb(1_221_286, 16, num_gpus=gpus) << 20) // (3 * 4 * 16)
+    assert 0 <= rows - -(-1_221_286 // gpus) < 10_000

@@ -20,12 +20,12 @@ from components.models.scoring import load_scorer
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import ExitCode
+from components.runtime.flags import run_flags
 from components.storage.uris import local_path
 from components.store.runs import read_notes
-from components.training.__main__ import main, run_flags
+from components.training.__main__ import main
 from components.training.config import TrainingSettings
 from components.training.engine import make_engine
-from components.training.hugectr.__main__ import main as export_for_hugectr
 from components.training.step import TrainingRun, train
 from tests.support.training_world import dcn
 
@@ -234,7 +234,6 @@ def test_hugectr_without_its_library_says_so(world, tmp_path, monkeypatch):
             world.slot_sizes,
             settings=TrainingSettings(),
             scratch=tmp_path,
-            solver='{"max_workspace_mb": 4096}',
         )
 
 
@@ -272,16 +271,3 @@ def test_nothing_of_a_finished_run_stays_but_its_numbers(step, training_set, tmp
     step(training_set)
     folder = tmp_path / "a work" / "r1" / "training"
     assert sorted(p.name for p in folder.iterdir()) == ["attempt.json", "metrics.jsonl"]
-
-
-def test_a_stored_dcn_is_exported_as_hugectrs_files_and_another_network_is_refused(step, training_set, tmp_path):
-    _, model, _ = step(training_set)
-    folder = tmp_path / "for hugectr"
-    assert export_for_hugectr([str(local_path(model.uri)), str(folder)]) == 0
-    names = ["dcn.json", "dcn0_opt_sparse_0.model", "dcn0_sparse_0.model", "dcn_dense_0.model", "dcn_opt_dense_0.model"]
-    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
-    keys = np.fromfile(folder / "dcn0_sparse_0.model" / "key", "<i8")
-    np.testing.assert_array_equal(keys, np.arange(sum(model.slot_sizes)))
-    assert json.loads((folder / "dcn.json").read_text())["model_name"] == "dcn"
-    _, other, _ = step(training_set, run="r2", network="dlrm", num_cross_layers=3)
-    assert export_for_hugectr([str(local_path(other.uri)), str(tmp_path / "no")]) == 2

@@ -48,10 +48,10 @@ def release_model(store):
 
 @pytest.fixture
 def judged(raw_table):
-    """The judged columns of `n` rows, with some columns replaced."""
+    """The judged columns and the request ids of `n` rows, with some columns replaced."""
 
     def make(n=2000, *, seed=0, **replaced):
-        table = raw_table(n, seed=seed).select([criteo.LABEL, *criteo.FEATURES])
+        table = raw_table(n, seed=seed).select([criteo.LABEL, *criteo.FEATURES, criteo.REQUEST_ID])
         for name, column in replaced.items():
             table = table.set_column(table.schema.get_field_index(name), name, column)
         return table
@@ -95,7 +95,8 @@ def in_requests(judged):
         for name in alike:
             table = table.set_column(table.schema.get_field_index(name), name, table[name].take(pa.array(first)))
         ids = pa.array([f"request-{seed}-{i}" for i in range(-(-n // size))])
-        return table.append_column(criteo.REQUEST_ID, ids.take(pa.array(np.arange(n) // size)))
+        place = table.schema.get_field_index(criteo.REQUEST_ID)
+        return table.set_column(place, criteo.REQUEST_ID, ids.take(pa.array(np.arange(n) // size)))
 
     return make
 

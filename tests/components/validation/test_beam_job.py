@@ -13,8 +13,9 @@ from components.contracts import criteo
 from components.runtime.errors import ContractError, TemporaryError
 from components.validation.beam_job import parse_options, summarize_on_beam
 from components.validation.reference import ReferenceCounter
-from components.validation.rows import COLUMNS, parquet_files
-from components.validation.tfdv_statistics import by_feature, num_rows, summarize_files, value_counts
+from components.validation.rows import parquet_files
+from components.validation.tfdv_statistics import by_feature, num_rows, summarize_files
+from tests.support.validation_statistics import value_counts
 
 DATAFLOW = "--runner=DataflowRunner --project=a-project --region=europe-west1 --temp_location=gs://bucket/tmp"
 IMAGE = "--sdk_container_image=registry/validation-beam:1"
@@ -29,16 +30,17 @@ def files(tmp_path, raw_table):
 
 
 @pytest.fixture
-def scratch(tmp_path):
-    (tmp_path / "scratch").mkdir()
-    return tmp_path / "scratch"
+def shared(tmp_path):
+    """The folder that `--temp_location` names."""
+    (tmp_path / "shared").mkdir()
+    return tmp_path / "shared"
 
 
-def test_direct_runner_gives_the_statistics_and_counts_of_one_process(files, scratch, tmp_path):
+def test_direct_runner_gives_the_statistics_and_counts_of_one_process(files, shared, tmp_path):
     ours, theirs = ReferenceCounter(), ReferenceCounter()
-    expected = by_feature(summarize_files(files, COLUMNS, [ours]))
-    options = parse_options("--runner=DirectRunner")
-    found = by_feature(summarize_on_beam(files, COLUMNS, [theirs], options=options, scratch=scratch))
+    expected = by_feature(summarize_files(files, ours))
+    options = parse_options(f"--runner=DirectRunner --temp_location={shared}")
+    found = by_feature(summarize_on_beam(files, theirs, options=options))
     assert list(found) == list(expected)
     for name in criteo.CATEGORICAL:
         assert value_counts(found[name]) == value_counts(expected[name])
@@ -51,22 +53,23 @@ def test_direct_runner_gives_the_statistics_and_counts_of_one_process(files, scr
     ours.statistics().write(tmp_path / "ours.json")
     theirs.statistics().write(tmp_path / "theirs.json")
     assert (tmp_path / "theirs.json").read_bytes() == (tmp_path / "ours.json").read_bytes()
-    assert list(scratch.iterdir()) == []
+    assert list(shared.iterdir()) == []
 
 
-def test_the_step_runs_on_the_runner_that_it_is_given(step, write_rows, raw_table):
-    code, report = step(write_rows(raw_table(1000)), "--beam-options=--runner=DirectRunner")
+def test_the_step_runs_on_the_runner_that_it_is_given(step, write_rows, raw_table, shared):
+    options = f"--runner=DirectRunner --temp_location={shared}"
+    code, report = step(write_rows(raw_table(1000)), f"--beam-options={options}")
     assert (code, report.num_rows) == (0, 1000)
 
 
-def test_a_failed_job_is_a_temporary_error_that_leaves_nothing(files, scratch):
+def test_a_failed_job_is_a_temporary_error_that_leaves_nothing(files, shared):
     class Failing(ReferenceCounter):
         def add(self, batch, first_row=None):
             raise OSError("the worker's disk is full")
 
     with pytest.raises(TemporaryError, match="beam job failed"):
-        summarize_on_beam(files, COLUMNS, [Failing()], options=parse_options("--runner=DirectRunner"), scratch=scratch)
-    assert list(scratch.iterdir()) == []
+        summarize_on_beam(files, Failing(), options=parse_options(f"--runner=DirectRunner --temp_location={shared}"))
+    assert list(shared.iterdir()) == []
 
 
 class Bucket(FileSystem):
@@ -136,12 +139,12 @@ def bucket():
     return Bucket
 
 
-def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwards(files, scratch, bucket):
+def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwards(files, bucket):
     ours, theirs = ReferenceCounter(), ReferenceCounter()
-    expected = summarize_files(files, COLUMNS, [ours])
+    expected = summarize_files(files, ours)
     options = parse_options("--runner=DirectRunner --temp_location=flat://bucket/tmp")
     contents = [path.read_bytes() for path in files]
-    found = summarize_on_beam(files, COLUMNS, [theirs], options=options, scratch=scratch)
+    found = summarize_on_beam(files, theirs, options=options)
     assert num_rows(found) == num_rows(expected) == 2200
     for name in criteo.CATEGORICAL:
         assert value_counts(by_feature(found)[name]) == value_counts(by_feature(expected)[name])
@@ -154,8 +157,8 @@ def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwar
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("--project=p", "name no runner"),
-        ("--runner=NoRunner", "cannot be used: .*NoRunner"),
+        ("--project=p", "lack --runner, --temp_location"),
+        ("--runner=NoRunner --temp_location=/tmp", "cannot be used: .*NoRunner"),
         ("--runner=DirectRunner --bogus=1", "unknown ones: bogus"),
         ("--runner=DirectRunner --temp_location=nowhere://b/t", "nowhere"),
         ("--runner=DataflowRunner --num_workers=many", "invalid int value: 'many'"),

@@ -13,7 +13,7 @@ from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 
 from components.contracts import criteo
 from components.contracts.records import PredictionBatch
-from components.drift_statistics.distances import jensen_shannon
+from components.drift_statistics.effects import jensen_shannon
 from components.validation.reference import BLOCK_ROWS, ReferenceCounter
 from monitoring.drift.comparison import compare
 from monitoring.drift.layout import Layout

@@ -54,8 +54,6 @@ def test_every_column_has_a_card_and_the_strongest_evidence_comes_first(document
     quiet = [e for e in document["drift"] if not e["drifted"] and e["q_value"] is not None]
     q_values = [e["q_value"] for e in sorted(quiet, key=lambda e: order[e["feature"]])]
     assert q_values == sorted(q_values)
-    drift = section(page, "drift")
-    assert set(re.findall(r'<th scope="row">(\w+) ', drift)) == {e["feature"] for e in document["drift"]}
 
 
 def test_the_page_can_be_read_without_seeing_it(page):

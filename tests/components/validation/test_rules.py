@@ -9,6 +9,8 @@ import pytest
 from components.contracts.manifests import RawDataset
 from components.runtime.errors import ContractError
 from components.validation.rules import ACTIONS, RULES, RuleSet, ValidationSettings, decide, read_rules
+from components.validation.schema_command import main
+from components.validation.schema_versions import read_schema
 
 
 def test_without_rules_every_rule_does_what_the_catalogue_says():
@@ -40,7 +42,7 @@ def test_rules_are_read_from_the_text_or_from_a_file_alike(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"missing_shar": "block"}', "rule 'missing_shar' is unknown, expected one of no_rows, column_missing"),
+        ('{"missing_shar": "block"}', "rule 'missing_shar' is unknown, expected one of no_rows, column_retyped"),
         (
             '{"drift": "panic"}',
             "rule drift has action 'panic', expected one of block, quarantine, warn, notify, info, off",
@@ -51,10 +53,10 @@ def test_rules_are_read_from_the_text_or_from_a_file_alike(tmp_path):
         ('{"click_rate": {"click_rate_factor": NaN}}', "factor is nan"),
         ('{"click_rate": {"click_rate_factor": true}}', "factor is True"),
         ('{"named_rows": {"days": "2026-01-01"}}', "days is '2026-01-01', expected a list of texts"),
+        ('{"named_rows": {"days": ["1 Jan"]}}', "days name '1 Jan', expected YYYY-MM-DD"),
         ('{"missing_share": {"missing_share_jump": 7}}', "missing_share_jump is 7"),
         ('{"missing_share": {"missing_share_jump": "0.1"}}', "missing_share_jump is '0.1', expected a number"),
         ('{"drift": 3}', "rule drift is 3, expected an action or an object"),
-        ('{"drift": "warn", "drift": "info"}', "drift is there twice"),
         ("[1]", "uri is"),
         ('{"drift"', "rules: "),
         ("file:///nowhere/rules.json", "rules /nowhere/rules.json cannot be read"),
@@ -99,37 +101,40 @@ def test_rules_that_mean_nothing_end_the_step_before_any_row_is_read(step, tmp_p
     assert "rule 'missing_shar' is unknown" in capsys.readouterr().err
 
 
-def test_columns_that_nobody_agreed_on_are_reported_by_name_and_proposed(
-    step, write_rows, raw_table, release_model, tmp_path
-):
-    from components.validation.schema_versions import read_schema
+@pytest.fixture
+def write_with_price(write_rows, raw_table):
+    """Writes rows of a lake that has a column `price`; gives the manifest's path."""
+    price = {"column": "price", "arrow_type": "double", "expected": None, "file": "/lake/day=2026-03-01/a.parquet"}
 
+    def write(name):
+        manifest = write_rows(raw_table(300, seed=1), name=name)
+        dataclasses.replace(RawDataset.read(manifest), schema_mismatches=[price]).write(manifest)
+        return manifest
+
+    return write
+
+
+def test_a_column_that_nobody_agreed_on_is_reported_and_proposed(
+    step, write_rows, write_with_price, raw_table, release_model, tmp_path
+):
     release_model(step(write_rows(raw_table(300)))[1])
-    rows = (
-        raw_table(300, seed=1)
-        .append_column("price", pa.array([1.5] * 300))
-        .append_column("shadow_score", pa.nulls(300))
-    )
-    code, report = step(write_rows(rows, name="raw2"), run="r2")
+    code, report = step(write_with_price("raw2"), run="r2")
     assert (code, report.decision) == (0, "warn")
     assert [(f["feature"], f["rule"]) for f in report.findings if f["severity"] == "warn"] == [("price", "column_new")]
-    proposed = read_schema(tmp_path / "work place" / "r2" / "validation" / "proposed_schema.pbtxt")
-    assert {f.name for f in proposed.feature} >= {"price", "I1"}
-    assert "price" not in {f.name for f in read_schema(tmp_path / "work place/r2/validation/schema.pbtxt").feature}
+    folder = tmp_path / "work place" / "r2" / "validation"
+    assert {f.name for f in read_schema(folder / "proposed_schema.pbtxt").feature} >= {"price", "I1"}
+    assert "price" not in {f.name for f in read_schema(folder / "schema.pbtxt").feature}
 
 
 def test_a_column_that_people_accepted_is_new_no_more_and_its_absence_is_no_fault(
-    step, write_rows, raw_table, release_model, tmp_path, store
+    step, write_rows, write_with_price, raw_table, release_model, tmp_path, store
 ):
-    from components.validation.schema_command import main
-
     release_model(step(write_rows(raw_table(300)))[1])
-    with_price = raw_table(300, seed=1).append_column("price", pa.array([1.5] * 300))
-    step(write_rows(with_price, name="raw2"), run="r2")
+    step(write_with_price("raw2"), run="r2")
     accept = ["accept", "--store", str(store), "--work", str(tmp_path / "work place"), "run:r2", "--reason", "agreed"]
     assert main([*accept, "--loosen", "price.column"]) == 0
-    for name, rows in (("r3", with_price), ("r4", raw_table(300, seed=2))):
-        _, report = step(write_rows(rows, name=name), run=name)
+    for name, manifest in (("r3", write_with_price("r3")), ("r4", write_rows(raw_table(300, seed=2), name="r4"))):
+        _, report = step(manifest, run=name)
         assert [f for f in report.findings if f["feature"] == "price"] == []
 
 
@@ -159,8 +164,6 @@ def test_columns_that_extraction_cast_are_judged_by_their_type_in_the_lake(step,
 def test_new_values_are_proposed_and_the_schema_in_force_is_used_until_people_accept(
     step, write_rows, judged, release_model, tmp_path, store, capsys
 ):
-    from components.validation.schema_command import main
-
     release_model(step(write_rows(judged(500)))[1])
     column = judged(500)["I2"].to_pylist()
     column[3] = 1e9

@@ -16,15 +16,14 @@ from components.runtime.errors import ContractError, TemporaryError
 from components.validation.rows import COLUMNS, parquet_files
 from components.validation.tfdv_statistics import (
     by_feature,
-    make_type_schema,
+    make_options,
     num_missing,
     num_rows,
     num_values,
     read_statistics,
     summarize_files,
-    value_counts,
 )
-from tests.support.validation_statistics import statistics_of
+from tests.support.validation_statistics import statistics_of, value_counts
 
 
 @pytest.fixture
@@ -35,12 +34,7 @@ def by_tfdv():
         frame = table.to_pandas()
         for name in criteo.CATEGORICAL:
             frame[name] = table[name].cast(pa.string()).to_pandas()
-        options = tfdv.StatsOptions(
-            schema=make_type_schema(),
-            num_top_values=20,
-            num_rank_histogram_buckets=1000,
-        )
-        return tfdv.generate_statistics_from_dataframe(frame, options)
+        return tfdv.generate_statistics_from_dataframe(frame.drop(columns=criteo.REQUEST_ID), make_options())
 
     return generate
 
@@ -91,7 +85,7 @@ def frame(files):
 
 @pytest.mark.parametrize("processes", [1, 3])
 def test_counts_and_moments_are_the_truth_whatever_the_number_of_processes(files, frame, processes):
-    found = summarize_files(files, COLUMNS, processes=processes)
+    found = summarize_files(files, RowLabels(), processes=processes)
     assert num_rows(found) == 9000
     features = by_feature(found)
     assert list(features) == list(COLUMNS)
@@ -136,12 +130,12 @@ class RowLabels:
 @pytest.mark.parametrize("processes", [1, 3])
 def test_a_counter_is_given_every_row_once_with_its_number(files, frame, processes):
     counter = RowLabels()
-    summarize_files(files, COLUMNS, [counter], processes=processes)
+    summarize_files(files, counter, processes=processes)
     assert [counter.labels[i] for i in range(9000)] == frame["label"].tolist()
 
 
 def test_no_files_give_zero_rows():
-    assert num_rows(summarize_files([], COLUMNS, processes=3)) == 0
+    assert num_rows(summarize_files([], RowLabels(), processes=3)) == 0
 
 
 class KilledAtTheLastShare(RowLabels):
@@ -154,7 +148,7 @@ class KilledAtTheLastShare(RowLabels):
 
 def test_a_process_that_is_killed_is_a_temporary_error(files):
     with pytest.raises(TemporaryError, match="processes was killed"):
-        summarize_files(files, COLUMNS, [KilledAtTheLastShare()], processes=2)
+        summarize_files(files, KilledAtTheLastShare(), processes=2)
 
 
 def test_a_file_damaged_within_is_refused_by_name(files):
@@ -162,7 +156,7 @@ def test_a_file_damaged_within_is_refused_by_name(files):
     content[4:4000] = bytes(3996)
     files[1].write_bytes(content)
     with pytest.raises(ContractError, match="part-1.parquet cannot be read as Parquet"):
-        summarize_files(files, COLUMNS)
+        summarize_files(files, RowLabels())
 
 
 class HeldBytes(RowLabels):
@@ -180,6 +174,6 @@ class HeldBytes(RowLabels):
 
 def test_memory_does_not_grow_with_the_rows(files):
     counter = HeldBytes()
-    summarize_files([*files] * 12, COLUMNS, [counter], processes=1)
+    summarize_files([*files] * 12, counter, processes=1)
     size = len(counter.bytes)
     assert max(counter.bytes[size // 2 :]) < 1.5 * max(counter.bytes[: size // 4])

@@ -28,7 +28,7 @@ def spec(*metrics: Metric, least: int = 1, most: int = 100, up: Rules = FREE, do
 
 
 def pods(count: int, *, pending: int = 0) -> list[PodStatus]:
-    return [PodStatus(f"p{i}", is_pending=i >= count - pending, is_ready=i < count - pending) for i in range(count)]
+    return [PodStatus(f"p{i}", is_pending=i >= count - pending) for i in range(count)]
 
 
 def once(values: list[float | None], *, pending: int = 0, **of_spec) -> int:
@@ -73,30 +73,14 @@ def test_values_are_compared_in_whole_thousandths_as_the_metrics_api_carries_the
     ("readings", "wanted"),
     [
         ({"queue": {"p0": 200.0, "p1": 200.0}, "pending": {"p0": 30.0, "p1": 30.0}}, 6),  # the largest wish wins
-        ({"queue": {"p0": 200.0, "p1": 200.0}, "pending": None}, 4),  # up, though one metric is missing
-        ({"queue": {"p0": 10.0, "p1": 10.0}, "pending": None}, 2),  # not down while one is missing
+        ({"queue": {"p0": 200.0, "p1": 200.0}, "pending": {}}, 4),  # up, though one metric is missing
+        ({"queue": {"p0": 10.0, "p1": 10.0}, "pending": {}}, 2),  # not down while one is missing
         ({}, 2),
     ],
 )
 def test_of_several_metrics_the_largest_wish_wins_and_none_is_taken_away_unseen(readings, wanted):
     two = spec(Metric(name="queue", target=100), Metric(name="pending", target=10))
     assert Controller(two).sync(0.0, 2, pods=pods(2), readings=readings) == wanted
-
-
-@pytest.mark.parametrize(
-    ("is_average", "value", "ready", "wanted"),
-    [
-        (True, 1000.0, 3, 10),  # AverageValue: total over target
-        (True, 320.0, 3, 3),  # 320 / (3 * 100) is within the tolerance
-        (False, 200.0, 3, 6),  # Value: ratio times the pods that are ready
-        (False, 200.0, 2, 4),  # ... which may be fewer than are asked for
-        (False, 105.0, 3, 3),
-    ],
-)
-def test_external_metric_is_a_total_or_a_ratio_by_its_targets_type(is_average, value, ready, wanted):
-    external = Metric(name="queue", target=100, is_average=is_average)
-    given_pods = [PodStatus(f"p{i}", is_ready=i < ready) for i in range(3)]
-    assert Controller(spec(external)).sync(0.0, 3, pods=given_pods, readings={"queue": value}) == wanted
 
 
 @pytest.mark.parametrize(("select", "wanted"), [("Max", 6), ("Min", 8), ("Disabled", 10)])

@@ -13,8 +13,8 @@ import urllib.request
 
 import pytest
 
-from k8s.scaling.manifests import ADAPTER, KEDA_MANIFEST, PENDING_METRIC, QUEUE_METRIC, read_queries
-from k8s.scaling.metrics import Sample, metrics_by_pod, metrics_of_fleet
+from k8s.scaling.manifests import ADAPTER, PENDING_METRIC, QUEUE_METRIC, read_queries
+from k8s.scaling.metrics import Sample, metrics_by_pod
 from tests.support.processes import wait_for
 
 SEEDS = range(4)
@@ -89,16 +89,16 @@ def is_ready(address: str) -> bool:
 
 
 def answers(address: str, query: str, milliseconds: int) -> dict[str, float]:
-    """What Prometheus answers, by pod; a value without a pod has the key of an empty text."""
+    """What Prometheus answers, by pod."""
     question = urllib.parse.urlencode({"query": query, "time": f"{milliseconds / 1000:.3f}"})
     with urllib.request.urlopen(f"http://{address}/api/v1/query?{question}", timeout=60) as answer:
         found = json.load(answer)["data"]["result"]
-    return {each["metric"].get("pod", ""): float(each["value"][1]) for each in found}
+    return {each["metric"]["pod"]: float(each["value"][1]) for each in found}
 
 
 @pytest.mark.parametrize("metric", [QUEUE_METRIC, PENDING_METRIC])
 def test_metrics_are_what_a_real_prometheus_answers_to_the_shipped_queries(prometheus, metric):
-    by_pod, of_fleet = read_queries(ADAPTER, pods=PODS)[metric], read_queries(KEDA_MANIFEST)[metric]
+    query = read_queries(ADAPTER, pods=PODS)[metric]
     num_values = 0
     for seed in SEEDS:
         samples, chance = random_samples(seed), random.Random(seed)
@@ -106,11 +106,8 @@ def test_metrics_are_what_a_real_prometheus_answers_to_the_shipped_queries(prome
         # Moments at which a sample falls on the window's very edge, too.
         moments += [samples[PODS[0]][9].milliseconds + offset for offset in (0, 60_000)]
         for at in moments:
-            theirs = answers(prometheus, by_pod, at)
+            theirs = answers(prometheus, query, at)
             assert metrics_by_pod(samples, at / 1000)[metric] == pytest.approx(theirs, rel=1e-9, abs=1e-12)
-            fleet = metrics_of_fleet(samples, at / 1000)[metric]
-            expected = answers(prometheus, of_fleet, at).get("")
-            assert fleet == (None if expected is None else pytest.approx(expected, rel=1e-9, abs=1e-12))
             num_values += len(theirs)
     assert num_values >= 200, "the moments found too little to say anything"
 
@@ -119,5 +116,4 @@ def test_without_enough_samples_there_is_no_value_and_without_requests_it_is_zer
     idle = [Sample(at * 15_000, 7.0, 3.0, 0.0) for at in range(4)]
     found = metrics_by_pod({"idle": idle, "new": idle[-1:]}, 45.0)
     assert found == {QUEUE_METRIC: {"idle": 0.0}, PENDING_METRIC: {"idle": 0.0, "new": 0.0}}
-    assert metrics_of_fleet({}, 45.0) == {QUEUE_METRIC: None, PENDING_METRIC: None}
     assert not any(math.isnan(value) for value in found[QUEUE_METRIC].values())

@@ -10,7 +10,7 @@ import pytest
 
 from components.runtime.errors import ContractError
 from k8s.scaling.cluster import Cluster, StartTimes
-from k8s.scaling.manifests import HPA_MANIFEST, KEDA_MANIFEST, read_autoscaler, with_targets
+from k8s.scaling.manifests import HPA_MANIFEST, read_autoscaler, with_targets
 from k8s.scaling.queueing import PodQueue, PodSettings
 from k8s.scaling.service_times import SHIPPED, ServiceTimes, read_service_times
 from k8s.scaling.simulation import Settings, Simulation
@@ -26,17 +26,15 @@ def steps(*rates: float, seconds: float = 300) -> Trace:
     return Trace(starts, np.array(rates, float), np.full(len(rates), 1), "steps")
 
 
-def simulated(trace: Trace, *, manifest: Path = HPA_MANIFEST, target: float = 20_000, **of_settings):
-    spec = with_targets(read_autoscaler(manifest), {QUEUE: target})
-    by_pod = manifest == HPA_MANIFEST
-    settings = Settings(**{"service_times": TIMES, "starts": QUICK, "metrics_by_pod": by_pod, **of_settings})
+def simulated(trace: Trace, *, target: float = 20_000, **of_settings):
+    spec = with_targets(read_autoscaler(HPA_MANIFEST), {QUEUE: target})
+    settings = Settings(**{"service_times": TIMES, "starts": QUICK, **of_settings})
     return Simulation(trace, spec, settings).run()
 
 
-@pytest.mark.parametrize("manifest", [HPA_MANIFEST, KEDA_MANIFEST], ids=["hpa", "keda"])
-def test_overload_brings_replicas_and_quiet_takes_them_away_within_the_shipped_bounds(manifest):
-    spec = read_autoscaler(manifest)
-    outcome = simulated(steps(5, 150, 150, 5, 5, 5, 5, 5), manifest=manifest)
+def test_overload_brings_replicas_and_quiet_takes_them_away_within_the_shipped_bounds():
+    spec = read_autoscaler(HPA_MANIFEST)
+    outcome = simulated(steps(5, 150, 150, 5, 5, 5, 5, 5))
     wanted = [moment.wanted for moment in outcome.moments]
     assert all(spec.least <= each <= spec.most for each in wanted)
     assert wanted[18] == spec.least

@@ -1,4 +1,4 @@
-"""The action of each policy: a run, or a notification in its place, each with a restraint of its own."""
+"""What a policy's confirmed drift leads to: a run, or a notification in its place, each with its own restraint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.monitors import DRIFT, traffic
 
 @pytest.mark.parametrize("has_trigger", [True, False])
 def test_a_policy_that_only_notifies_requests_no_run_and_pauses_as_between_runs(bench, has_trigger):
-    b = bench(**DRIFT, actions="threshold=notify" if has_trigger else "")
+    b = bench(**DRIFT, notify_only="threshold" if has_trigger else "")
     b.trigger = b.trigger if has_trigger else None
     monitor = b.start()
     for number in range(4):
@@ -49,8 +49,8 @@ def confirmed(policy, reason):
     return Decision(policy=policy, action=Action.RETRAIN, reason=reason, numbers=numbers)
 
 
-def test_of_several_policies_each_has_its_own_action(bench):
-    b = bench(**DRIFT, actions="data_drift=notify", full_drift_share=0.5)
+def test_of_several_policies_those_that_only_notify_start_no_run(bench):
+    b = bench(**DRIFT, notify_only="data_drift")
     monitor = b.start()
     columns, auc = confirmed("data_drift", "30 columns drifted"), confirmed("threshold", "auc fell")
     fine = dataclasses.replace(auc, action=Action.OK, reason="auc is fine")
@@ -61,20 +61,17 @@ def test_of_several_policies_each_has_its_own_action(bench):
     answer = monitor.acting.consider(columns, [columns, auc], now=now + 10.0, data_until=now - 50.0)
     assert answer.action is Action.RETRAIN
     request = monitor.retraining.progress.request
-    assert request["reason"] == "auc fell (full run: 30 of 39 columns drifted)"
-    assert request["parent"] == "none"
+    assert (request["reason"], request["parent"]) == ("auc fell (incremental run)", "current")
     assert b.store.counters["request_notified"] == 1
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"actions": "threshold"}, "actions has 'threshold', expected policy=retrain or policy=notify"),
-        ({"actions": "a=rollback"}, "actions has 'a=rollback'"),
-        ({"actions": "a=retrain,a=notify"}, "actions names 'a' twice"),
+        ({"notify_only": "threshold, thresold"}, "notify_only is 'threshold, thresold', expected some of threshold, "),
         ({"upload_wait_seconds": float("nan")}, "upload_wait_seconds is nan"),
     ],
 )
-def test_actions_that_cannot_be_done_are_refused(changes, message):
+def test_settings_that_name_no_policy_or_no_time_are_refused(changes, message):
     with pytest.raises(ContractError, match=message):
         ActingSettings(**changes)

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from components.store.runs import RunOutcome, write_outcome
-from tests.support.kfp_server import EMPTY_PIPELINE, KfpServer
+from tests.support.kfp_server import KfpServer
 from tests.support.killed_monitor import start_on_kubeflow
 from tests.support.monitors import DRIFT, Bench, traffic
 from tests.support.paths import REPOSITORY
@@ -23,6 +23,8 @@ CYCLE = {"PENDING": "RUNNING", "RUNNING": "SUCCEEDED"}
 @pytest.fixture
 def server():
     double = KfpServer()
+    double.pipelines = [{"pipeline_id": "p", "display_name": "ours"}]
+    double.versions = [{"pipeline_id": "p", "pipeline_version_id": "v1", "display_name": "1"}]
     yield double
     double.close()
 
@@ -30,9 +32,7 @@ def server():
 @pytest.fixture
 def changes(server, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    package = tmp_path / "pipeline.yaml"
-    package.write_text(EMPTY_PIPELINE)
-    kubeflow = {"trigger": "kubeflow", "kubeflow_host": server.url, "pipeline_package": str(package)}
+    kubeflow = {"trigger": "kubeflow", "kubeflow_host": server.url, "pipeline_name": "ours"}
     return {**DRIFT, **kubeflow, "pipeline_arguments": '{"store": "/mnt/store"}'}
 
 

@@ -8,13 +8,15 @@ from components.runtime.errors import ContractError, PermanentError, TemporaryEr
 from components.runtime.kubeflow import ACTIVE_STATES
 from components.store.runs import RunOutcome, write_outcome
 from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger
-from tests.support.kfp_server import EMPTY_PIPELINE, KfpServer
+from tests.support.kfp_server import KfpServer
 from tests.support.monitors import retrain_request as request
 
 
 @pytest.fixture
 def server():
     double = KfpServer()
+    double.pipelines = [{"pipeline_id": "p", "display_name": "ours"}]
+    double.versions = [{"pipeline_id": "p", "pipeline_version_id": "v1", "display_name": "old"}]
     yield double
     double.close()
 
@@ -22,11 +24,9 @@ def server():
 @pytest.fixture
 def connect(server, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    package = tmp_path / "pipeline.yaml"
-    package.write_text(EMPTY_PIPELINE)
 
     def make(timeout_seconds=(2.0, 2.0), **changes) -> KubeflowTrigger:
-        values = {"kubeflow_host": server.url, "pipeline_package": str(package)}
+        values = {"kubeflow_host": server.url, "pipeline_name": "ours"}
         settings = KubeflowSettings(**{**values, "pipeline_arguments": '{"store": "/mnt/store"}', **changes})
         return KubeflowTrigger(settings, store=tmp_path / "store", timeout_seconds=timeout_seconds)
 
@@ -39,15 +39,13 @@ def test_a_request_becomes_a_run_of_its_name_with_its_parameters(server, connect
     assert run["display_name"] == "drift-1"
     parameters = run["body"]["runtime_config"]["parameters"]
     assert parameters == {"store": "/mnt/store", **request("drift-1").pipeline_arguments()}
-    assert run["body"]["pipeline_spec"]["pipelineInfo"]["name"] == "retraining"
     assert [each["display_name"] for each in server.experiments] == ["evergreen-retraining"]
 
 
 def test_a_pipeline_named_is_found_at_each_request_and_runs_in_its_newest_version(server, connect):
-    server.pipelines = [{"pipeline_id": "p0", "display_name": "another"}, {"pipeline_id": "p", "display_name": "ours"}]
-    server.versions = [{"pipeline_id": "p0", "pipeline_version_id": "v0", "display_name": "theirs"}]
-    server.versions += [{"pipeline_id": "p", "pipeline_version_id": "v1", "display_name": "old"}]
-    trigger = connect(pipeline_package="", pipeline_name="ours")
+    server.pipelines.append({"pipeline_id": "p0", "display_name": "another"})
+    server.versions.append({"pipeline_id": "p0", "pipeline_version_id": "v0", "display_name": "theirs"})
+    trigger = connect()
     assert trigger.submit(request("a")) == "started"
     server.runs[0]["state"] = "SUCCEEDED"
     server.versions.append({"pipeline_id": "p", "pipeline_version_id": "v2", "display_name": "new"})
@@ -57,7 +55,8 @@ def test_a_pipeline_named_is_found_at_each_request_and_runs_in_its_newest_versio
 
 
 def test_a_pipeline_that_is_not_there_or_twice_is_a_permanent_error(server, connect):
-    trigger = connect(pipeline_package="", pipeline_name="ours")
+    trigger = connect()
+    server.pipelines.clear()
     with pytest.raises(PermanentError, match="pipeline ours is not on the server"):
         trigger.submit(request("a"))
     server.pipelines = [{"pipeline_id": each, "display_name": "ours"} for each in "pq"]
@@ -156,13 +155,6 @@ def test_a_refused_request_is_a_permanent_error(server, connect):
     server.failure = 400
     with pytest.raises(PermanentError, match="KFP at .* answered 400"):
         connect().submit(request("a"))
-
-
-def test_a_package_that_is_gone_is_a_permanent_error(connect, tmp_path):
-    trigger = connect()
-    (tmp_path / "pipeline.yaml").unlink()
-    with pytest.raises(PermanentError, match="submitting a"):
-        trigger.submit(request("a"))
 
 
 @pytest.mark.parametrize("text", ["not json", "[]"])

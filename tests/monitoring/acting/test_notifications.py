@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 import pytest
 
@@ -241,26 +240,6 @@ def test_a_message_older_than_a_day_is_given_up(server, outbox):
     box.put({"text": "old"}, now=clock.now)
     deliver(box, clock, server, until=lambda: not len(box), seconds=3600.0)
     assert kept.counts == {"notification_dropped": 1}
-
-
-def test_a_sending_that_never_ends_is_abandoned():
-    steady, kept, clock, never = Clock(0.0), KeptDocuments(), Clock(START), threading.Event()
-    asked = []
-
-    def send(body):
-        asked.append(body)
-        if len(asked) == 1:
-            never.wait(30)
-        return Answer("delivered")
-
-    box = Outbox(kept, send, monotonic=steady)
-    box.put({"text": "a"}, now=clock.now)
-    box.step(clock.now)
-    steady.now += 61.0
-    box.step(clock.now)  # gives it up
-    deliver(box, clock, None, until=lambda: not len(box))
-    never.set()
-    assert len(asked) == 2
 
 
 def test_the_address_never_reaches_log_store_or_error(server, outbox, webhook_file, caplog):

@@ -64,8 +64,8 @@ def reference():
     return reference_of(World.create(11).draw(40_000, np.random.default_rng(1)))
 
 
-def run_monitor(folder, stream, reference, *, every: int, restart_every: int = 0) -> Ran:
-    bench = Bench(folder, **SETTINGS)
+def run_monitor(folder, stream, reference, *, every: int, restart_every: int = 0, **changed: object) -> Ran:
+    bench = Bench(folder, **{**SETTINGS, **changed})
     store = bench.settings.store
     for version, model in ((1, "m1"), (2, "m2")):
         reference.write(model_folder(store, model) / Model.REFERENCE)
@@ -110,6 +110,15 @@ def test_no_turn_and_no_restart_changes_what_drift_decides(ran, tmp_path, stream
     other = run_monitor(tmp_path, stream, reference, every=every, restart_every=restart_every)
     assert other.lines == ran.lines
     assert backtested(other) == ran.lines
+
+
+def test_a_thousand_requests_over_hundreds_of_buckets_are_replayed_as_the_monitor_judged_them(
+    tmp_path, stream, reference
+):
+    """As in production below some thirty requests an hour, with buckets of an hour."""
+    ran = run_monitor(tmp_path, stream, reference, every=3, drift_bucket_seconds=1.0)
+    assert any("C14" in line for line in ran.lines)
+    assert backtested(ran) == ran.lines
 
 
 def test_predictions_that_reach_the_log_within_the_grace_count_in_their_own_bucket(ran, tmp_path, stream, reference):

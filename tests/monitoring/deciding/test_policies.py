@@ -11,14 +11,12 @@ from components.contracts.metrics import Z_95
 from components.runtime.errors import ContractError
 from monitoring.deciding.judging import JudgeSettings
 from monitoring.deciding.policies import (
-    MIN_SPANS,
     POLICIES,
     DataDriftPolicy,
     PolicySettings,
     RelativeDropPolicy,
     SchedulePolicy,
     ThresholdPolicy,
-    VolumePolicy,
     make_policies,
 )
 from monitoring.deciding.policy import Action, Baseline, Decision, FeatureDrift, combine
@@ -190,39 +188,6 @@ def test_another_versions_drift_is_forgotten():
     assert decision.action is Action.BREACH
 
 
-# -- volume
-
-
-def volumes(*spans, **changes):
-    """Decisions after spans of (rows, seconds)."""
-    policy, memory, time, total, actions = VolumePolicy(PolicySettings(**changes)), {}, 0.0, 0, []
-    for rows, seconds in ((1, 1.0), *spans):
-        time, total = time + seconds, total + rows
-        decision, memory = policy.decide(evidence_of(time=time, matured_total=total), memory)
-        actions.append(decision.action.value)
-    return actions[-1], decision.reason
-
-
-USUAL = [(1000, 10.0)] * MIN_SPANS
-
-
-def test_volume_far_from_usual_is_reported_and_never_retrains():
-    for rows in (200, 1000, 5000):
-        assert volumes(*USUAL, (rows, 10.0), volume_spans=MIN_SPANS)[0] == "ok"
-    assert volumes(*USUAL, (150, 10.0)) == ("undecidable", "150 rows in 10 s, usual 1000: less than a 5th")
-    assert volumes(*USUAL, (6000, 10.0)) == ("breach", "6000 rows in 10 s, usual 1000: more than 5 times as many")
-
-
-def test_a_silence_counts_by_its_length():
-    assert volumes(*USUAL, (1000, 300.0))[0] == "undecidable"
-    assert volumes(*USUAL, (30_000, 300.0))[0] == "ok"
-
-
-def test_what_is_usual_is_not_known_at_once_and_few_rows_are_no_sign():
-    assert volumes(*USUAL[:-2], (1, 10.0))[0] == "ok"
-    assert volumes(*[(10, 10.0)] * MIN_SPANS, (1, 10.0))[0] == "ok"
-
-
 # -- schedule
 
 
@@ -259,12 +224,11 @@ def test_any_retrain_wins_and_the_first_gives_the_reason(actions, first):
 
 POLICIES_OUT_OF_RANGE = {"auc_threshold": 1.0, "min_clicks": 0, "consecutive_breaches": 0, "min_rows_since_breach": -1}
 POLICIES_OUT_OF_RANGE |= {"max_relative_drop": 1.0, "sequential_alpha": float("nan"), "sequential_tolerance": 0.5}
-POLICIES_OUT_OF_RANGE |= {"drift_buckets": 0, "drift_columns": 0, "volume_factor": 1.0, "volume_spans": 11}
 OUT_OF_RANGE = {
-    PolicySettings: {**POLICIES_OUT_OF_RANGE, "max_serving_seconds": 0.0},
+    PolicySettings: {**POLICIES_OUT_OF_RANGE, "drift_buckets": 0, "drift_columns": 0, "max_serving_seconds": 0.0},
     JudgeSettings: {"window_rows": 0, "attribution_window_seconds": -1.0, "decide_seconds": float("nan")},
     RestraintSettings: {"daily_budget": 0, "cooldown_seconds": float("nan"), "failure_backoff_seconds": 0.0},
-    RecipeSettings: {"full_every_releases": -1, "full_drift_share": 1.5},
+    RecipeSettings: {"full_every_releases": -1, "full_after_refusals": -1},
 }
 
 

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import pytest
 
-from monitoring.deciding.request import RecipeMemory, RecipeSettings, choose_parent
+from monitoring.deciding.request import RecipeSettings, choose_parent
+from monitoring.deciding.restraint import RestraintSettings, RunMemory, ended
 from tests.support.monitors import DRIFT, traffic
 
 
 @pytest.mark.parametrize(
-    ("rules", "memory", "numbers", "parent", "reason"),
+    ("rules", "memory", "parent", "reason"),
     [
-        ({}, {"releases_since_full": 99, "refusals": 99}, {}, "current", "incremental run"),
-        ({"full_every_releases": 3}, {"releases_since_full": 1}, {}, "current", "incremental run"),
-        ({"full_every_releases": 3}, {"releases_since_full": 2}, {}, "none", "2 releases since the last full run"),
-        ({"full_every_seconds": 50.0}, {"full_at": 51.0}, {}, "current", "incremental run"),
-        ({"full_every_seconds": 50.0}, {"full_at": 50.0}, {}, "none", "the last full run is 50 s old"),
-        ({"full_every_seconds": 50.0}, {}, {}, "current", "incremental run"),
-        ({"full_after_refusals": 2}, {"refusals": 2}, {}, "none", "2 incremental runs in a row were refused"),
-        ({"full_drift_share": 0.5}, {}, {"drifted_columns": 19, "judged_columns": 39}, "current", "incremental"),
-        ({"full_drift_share": 0.5}, {}, {"drifted_columns": 20, "judged_columns": 39}, "none", "20 of 39 columns"),
-        ({"full_drift_share": 0.5}, {}, {"drifted_columns": None, "judged_columns": 39}, "current", "incremental"),
-        ({"full_drift_share": 0.5}, {}, {"drifted_columns": 0, "judged_columns": 0}, "current", "incremental"),
+        ({}, {"releases_since_full": 99, "refusals": 99}, "current", "incremental run"),
+        ({"full_every_releases": 3}, {"releases_since_full": 1}, "current", "incremental run"),
+        ({"full_every_releases": 3}, {"releases_since_full": 2}, "none", "2 releases since the last full run"),
+        ({"full_after_refusals": 2}, {"refusals": 2}, "none", "2 incremental runs in a row were refused"),
     ],
 )
-def test_rule_names_the_parent_and_why(rules, memory, numbers, parent, reason):
-    found, why = choose_parent(RecipeMemory(**memory), RecipeSettings(**rules), numbers, now=100.0)
+def test_rule_names_the_parent_and_why(rules, memory, parent, reason):
+    found, why = choose_parent(RunMemory(**memory), RecipeSettings(**rules))
     assert (found, reason in why) == (parent, True), why
 
 
-def test_memory_counts_what_the_rules_ask_for():
-    memory = RecipeMemory().dated(now=5.0)
-    assert memory.dated(now=9.0).full_at == 5.0
-    for outcome in ("released", "refused", "failed", "refused"):
-        memory = memory.ended(outcome, "current", now=10.0)
-    assert memory == RecipeMemory(releases_since_full=1, full_at=5.0, refusals=2)
-    assert memory.ended("failed", "none", now=20.0) == memory
-    assert memory.ended("released", "current", now=20.0).refusals == 0
-    assert memory.ended("released", "none", now=20.0) == RecipeMemory(full_at=20.0)
+def test_memory_counts_what_the_rules_need():
+    def counts(memory, *runs):
+        for outcome, parent in runs:
+            memory = ended(memory, outcome, RestraintSettings(), now=10.0, parent=parent)
+        return memory, (memory.releases_since_full, memory.refusals)
+
+    runs = [("released", "current"), ("refused", "current"), ("failed", "current"), ("refused", "current")]
+    memory, counted = counts(RunMemory(), *runs)
+    assert counted == (1, 2)
+    assert counts(memory, ("failed", "none"))[1] == (1, 2)
+    assert counts(memory, ("refused", "none"))[1] == (1, 0)
+    assert counts(memory, ("released", "current"))[1] == (2, 0)
+    assert counts(memory, ("released", "none"))[1] == (0, 0)
 
 
 def test_two_refused_incremental_runs_are_followed_by_a_full_one_and_that_by_an_incremental_one(bench):

@@ -9,8 +9,8 @@ import pytest
 from monitoring.deciding.policy import Action, Decision
 from monitoring.deciding.restraint import (
     DAY_SECONDS,
-    RestraintMemory,
     RestraintSettings,
+    RunMemory,
     ended,
     requested,
     restrain,
@@ -26,13 +26,13 @@ def judge(memory, *, now):
 
 @pytest.mark.parametrize("action", [action for action in Action if action is not Action.RETRAIN])
 def test_only_a_confirmed_drift_can_be_held(action):
-    memory = ended(RestraintMemory(), "failed", SETTINGS, now=0.0)
+    memory = ended(RunMemory(), "failed", SETTINGS, now=0.0)
     decision = replace(DRIFT, action=action)
     assert restrain(decision, memory, SETTINGS, now=1.0) == decision
 
 
 def test_a_release_rests_the_cool_down():
-    memory = ended(requested(RestraintMemory(), now=0.0), "released", SETTINGS, now=100.0)
+    memory = ended(requested(RunMemory(), now=0.0), "released", SETTINGS, now=100.0)
     decision = judge(memory, now=100.0)
     assert decision.action is Action.HELD
     assert decision.reason == "auc fell; held 3600 s more: cool-down after a release"
@@ -40,7 +40,7 @@ def test_a_release_rests_the_cool_down():
 
 
 def test_runs_without_a_release_back_off_longer_each_time_up_to_a_day():
-    settings, memory, rests = replace(SETTINGS, cooldown_seconds=0.0), RestraintMemory(), []
+    settings, memory, rests = replace(SETTINGS, cooldown_seconds=0.0), RunMemory(), []
     for outcome in ["failed", "refused", "failed"] + ["failed"] * 40:
         memory = ended(memory, outcome, settings, now=0.0)
         rests.append(memory.blocked_until)
@@ -50,7 +50,7 @@ def test_runs_without_a_release_back_off_longer_each_time_up_to_a_day():
 
 
 def test_failed_runs_in_a_row_are_counted_apart_from_refused_ones():
-    memory, seen = RestraintMemory(), []
+    memory, seen = RunMemory(), []
     for outcome in ("failed", "failed", "refused", "failed", "released", "failed", "notified"):
         memory = ended(memory, outcome, SETTINGS, now=0.0)
         seen.append((memory.failures, memory.failed))
@@ -58,7 +58,7 @@ def test_failed_runs_in_a_row_are_counted_apart_from_refused_ones():
 
 
 def test_the_daily_budget_holds_over_any_24_hours():
-    memory = RestraintMemory()
+    memory = RunMemory()
     for hour in range(4):
         memory = requested(memory, now=hour * 3600.0)
     decision = judge(memory, now=DAY_SECONDS - 1)
@@ -71,7 +71,7 @@ def test_the_daily_budget_holds_over_any_24_hours():
 def test_a_clock_set_back_does_not_hold_for_longer_than_the_longest_rest():
     """The clock was a year ahead when a run was asked for and ended."""
     year = 365 * DAY_SECONDS
-    memory = requested(RestraintMemory(), now=year)
+    memory = requested(RunMemory(), now=year)
     for _ in range(SETTINGS.daily_budget):
         memory = requested(memory, now=year)
     memory = ended(memory, "released", SETTINGS, now=year)

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.metrics import roc_auc_score
 
 from components.runtime.errors import ContractError
 from monitoring.measures.open_labels import MIN_DELAYS, ClickDelays, OpenEstimate, estimate_open, expected_auc
 
 WINDOW = 600.0
-NUMBERS = ("auc", "ctr", "log_loss")
 DELAYS = {
     "exponential": lambda random, n: random.exponential(90.0, n),
     "uniform over the window": lambda random, n: random.uniform(0, WINDOW, n),
@@ -25,12 +24,7 @@ DELAYS = {
 }
 
 
-def matured_value(number, labels, scores):
-    clipped = np.clip(np.asarray(scores, np.float64), 1e-7, 1 - 1e-7)
-    if number == "ctr":
-        return labels.mean()
-    if number == "log_loss":
-        return log_loss(labels, clipped, labels=[0, 1])
+def matured_auc(labels, scores):
     return roc_auc_score(labels, scores) if 0 < labels.sum() < len(labels) else None
 
 
@@ -47,22 +41,19 @@ def open_rows(draw):
 def test_bounds_are_the_extremes_over_every_labeling(rows):
     scores, states = rows
     still_open, clicked = states == "open", states == "clicked"
-    values = {number: [] for number in NUMBERS}
+    values = []
     for extra in itertools.product([0, 1], repeat=int(still_open.sum())):
         labels = clicked.astype(np.uint8)
         labels[still_open] = extra
-        for number in NUMBERS:
-            values[number].append(matured_value(number, labels, scores))
+        values.append(matured_auc(labels, scores))
     ages = np.where(states == "closed", WINDOW, 1.0)
     found = estimate_open(scores, ages, clicked, version=1, delays=ClickDelays(), window_seconds=WINDOW, now=0.0)
-    for number in NUMBERS:
-        existing = [value for value in values[number] if value is not None]
-        low, high = getattr(found, f"{number}_low"), getattr(found, f"{number}_high")
-        if not existing:
-            assert low is high is None
-            continue
-        assert low == pytest.approx(min(existing), abs=1e-12)
-        assert high == pytest.approx(max(existing), abs=1e-12)
+    existing = [value for value in values if value is not None]
+    if not existing:
+        assert found.auc_low is found.auc_high is None
+        return
+    assert found.auc_low == pytest.approx(min(existing), abs=1e-12)
+    assert found.auc_high == pytest.approx(max(existing), abs=1e-12)
 
 
 class World:
@@ -99,43 +90,32 @@ def test_at_every_moment_the_bounds_contain_the_matured_value(name, is_changed):
         found = world.at(now, rows)
         assert found.final_at is not None
         assert now <= found.final_at <= now + WINDOW
-        for number in NUMBERS:
-            matured = matured_value(number, world.labels[rows], world.scores[rows])
-            low, high = getattr(found, f"{number}_low"), getattr(found, f"{number}_high")
-            if matured is not None:
-                assert low - 1e-9 <= matured <= high + 1e-9
-            estimate = getattr(found, number)
-            assert estimate is None or low - 1e-9 <= estimate <= high + 1e-9
+        matured = matured_auc(world.labels[rows], world.scores[rows])
+        if matured is not None:
+            assert found.auc_low - 1e-9 <= matured <= found.auc_high + 1e-9
+        assert found.auc is None or found.auc_low - 1e-9 <= found.auc <= found.auc_high + 1e-9
 
 
 @pytest.mark.parametrize("is_changed", [False, True], ids=["calibrated", "changed world"])
 @pytest.mark.parametrize("name", ["exponential", "uniform over the window", "heavy tail", "two humps"])
 def test_bounds_close_and_the_error_of_the_estimate_shrinks_to_nothing(name, is_changed):
     moments = [300.0, 400.0, 600.0, 899.0]
-    errors = {number: np.zeros(len(moments)) for number in NUMBERS}
-    widths = np.zeros(len(moments))
+    errors, widths = np.zeros(len(moments)), np.zeros(len(moments))
     for seed in range(8):
         world = World(DELAYS[name], seed, span=300.0, is_changed=is_changed)
-        rows = np.ones(len(world.times), bool)
+        rows, matured = np.ones(len(world.times), bool), matured_auc(world.labels, world.scores)
         for i, now in enumerate(moments):
             found = world.at(now, rows)
             widths[i] += found.auc_high - found.auc_low
-            for number in NUMBERS:
-                matured = matured_value(number, world.labels, world.scores)
-                errors[number][i] += abs(getattr(found, number) - matured) / 8
+            errors[i] += abs(found.auc - matured) / 8
         end = world.at(300.0 + WINDOW, rows)
-        for number in NUMBERS:
-            matured = matured_value(number, world.labels, world.scores)
-            for found in (number, f"{number}_low", f"{number}_high"):
-                assert getattr(end, found) == pytest.approx(matured, abs=1e-6)
+        assert (end.auc_low, end.auc, end.auc_high) == pytest.approx([matured] * 3, abs=1e-6)
         assert end.final_at == 300.0 + WINDOW
     assert (np.diff(widths) <= 0).all()
     assert widths[-1] < widths[0] / 10
-    for number in NUMBERS:
-        assert errors[number][-1] < errors[number][0] / 2
+    assert errors[-1] < errors[0] / 2
     # A third of the rows is young at the first moment; even then the estimate is far inside the bounds.
-    assert errors["auc"][0] < 0.08
-    assert errors["ctr"][0] < 0.015
+    assert errors[0] < 0.08
 
 
 def test_world_that_changed_shows_before_its_labels_are_final():
@@ -150,8 +130,7 @@ def test_no_estimate_from_too_few_delays_but_bounds():
     delays.update(np.full(MIN_DELAYS - 1, 1.0))
     rows = np.array([0.2, 0.7]), np.array([1.0, 2.0]), np.array([False, True])
     found = estimate_open(*rows, version=1, delays=delays, window_seconds=WINDOW, now=100.0)
-    assert (found.auc, found.ctr, found.log_loss) == (None, None, None)
-    assert (found.auc_low, found.auc_high, found.ctr_low, found.ctr_high) == (1.0, 1.0, 0.5, 1.0)
+    assert (found.auc, found.auc_low, found.auc_high) == (None, 1.0, 1.0)
     assert found.final_at == 100.0 + WINDOW - 1.0
 
 
@@ -166,8 +145,7 @@ def test_order_of_rows_does_not_matter_even_with_ties():
     world.scores = np.round(world.scores, 2)
     shuffled = np.random.default_rng(0).permutation(len(world.times))
     first, second = (world.at(700.0, rows) for rows in (np.arange(len(world.times)), shuffled))
-    for number in NUMBERS:
-        assert getattr(first, number) == pytest.approx(getattr(second, number), abs=1e-9)
+    assert first.auc == pytest.approx(second.auc, abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -153,9 +153,7 @@ def test_optional_columns_are_in_the_files_whose_rows_need_them(tmp_path):
     canary = dataclasses.replace(canary, canary=True)
 
     def table(*batches):
-        labels = [np.zeros(len(b), np.uint8) for b in batches]
-        rows = [ArchiveRow(i, b.time, len(b), encode(b), labels[i]) for i, b in enumerate(batches)]
-        return build_row_table(rows)
+        return build_row_table([ArchiveRow(encode(batch), np.zeros(len(batch), np.uint8)) for batch in batches])
 
     raw = list(criteo.RAW_TYPES)
     assert table(plain).column_names == raw

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from components.contracts.manifests import Model, RawDataset
 from components.storage.objects import Objects
 from components.validation.rules import RuleSet
-from components.validation.schema_versions import read_schema
 from components.validation.tfdv_statistics import read_statistics, summarize_files
 from components.validation.windows import KeptWindows, read_windows
 
@@ -26,11 +24,6 @@ class Champion:
     windows: KeptWindows
     """Of its whole line."""
 
-    @property
-    def statistics_uri(self) -> str:
-        """Where the statistics are."""
-        return (self.folder / Model.STATISTICS).as_uri()
-
 
 def read_champion(folder: Path) -> Champion:
     """The champion whose model lies in `folder`."""
@@ -42,7 +35,7 @@ def read_champion(folder: Path) -> Champion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidationRound:
+class Round:
     """One run's inputs."""
 
     run: str
@@ -60,18 +53,3 @@ class ValidationRound:
     """Served rows to compare with; None = not compared."""
     summarize: Callable[..., Any] = summarize_files
     """Computes the statistics of files: on this machine, or on a runner of Beam."""
-
-    @cached_property
-    def schema(self) -> Any | None:
-        """The schema in force."""
-        return read_schema(self.schema_path) if self.schema_path else None
-
-    @property
-    def excluded(self) -> frozenset[str]:
-        """Features that the run left out."""
-        return frozenset(self.raw.excluded_columns)
-
-    @property
-    def statistics_before(self) -> Any | None:
-        """TFDV's statistics of the champion's rows; None without a champion."""
-        return self.champion.statistics if self.champion else None

@@ -37,4 +37,6 @@ def test_notes_of_another_round_or_of_a_step_at_work_are_refused(begins, seconds
 def test_fixed_cost_is_held_against_its_target_by_the_median(capsys, seconds, said):
     rounds = [RoundSeconds(1000, s, {"training": s}) for s in (1.0, seconds, 99.0)]
     report({1000: rounds, 10_000: [RoundSeconds(10_000, 30.0, {"training": 30.0})]})
-    assert f"round of 1,000 rows: {seconds} s, target 25 s: {said}" in capsys.readouterr().out
+    assert (
+        f"round of 1,000 rows, seconds: {seconds} (1.0 to 99.0), target at most 25: {said}" in capsys.readouterr().out
+    )

@@ -1,0 +1,85 @@
+"""A real Triton whose models take a known time and compute nothing, and a client that counts its answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as grpc_client
+
+from components.contracts.serving import MODEL_NAME, NUM_CATEGORICAL, NUM_DENSE
+from components.deployment.repository.triton_config import ServingOptions, triton_config
+from pipelines.local.triton import TritonServer
+
+LONGEST = 3_600_000_000
+"""Microseconds that a request may wait: here the queue refuses nobody."""
+
+_SLEEPER = """\
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep({seconds} * len(requests))
+        dense = [pb_utils.get_input_tensor_by_name(r, "dense").as_numpy() for r in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("probability", d[:, :1])]) for d in dense]
+"""
+
+
+def _write_sleeper(repository: Path, name: str, seconds: float) -> None:
+    """Adds a model to `repository` that takes `seconds` for each request and answers with its first input."""
+    options = ServingOptions(instances=1, queue_timeout_microseconds=LONGEST)
+    folder = repository / name / "1"
+    folder.mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(triton_config(name, options, [1]))
+    (folder / "model.py").write_text(_SLEEPER.format(seconds=seconds))
+    # The server's own start asks for a graph beside the code; the code does not read it.
+    (folder / "model.onnx").touch()
+
+
+class Client:
+    """Sends the same row to one server; counts what was answered. No deadline: a cancelled call can kill Triton."""
+
+    def __init__(self, url: str) -> None:
+        self.grpc = grpc_client.InferenceServerClient(url)
+        self._inputs = []
+        for name, kind, row in (
+            ("dense", "FP32", np.zeros((1, NUM_DENSE), np.float32)),
+            ("categorical", "INT64", np.zeros((1, NUM_CATEGORICAL), np.int64)),
+        ):
+            self._inputs.append(grpc_client.InferInput(name, list(row.shape), kind))
+            self._inputs[-1].set_data_from_numpy(row)
+        self.answered = 0
+        self._lock = threading.Lock()
+
+    def ask(self, model: str = MODEL_NAME) -> None:
+        """One request, answered."""
+        self.grpc.infer(model, self._inputs)
+        with self._lock:
+            self.answered += 1
+
+    def ask_at_once(self, count: int, model: str = MODEL_NAME) -> list[threading.Thread]:
+        """That many requests side by side, under way; a server that ends answers none of them."""
+
+        def ask() -> None:
+            with suppress(Exception):
+                self.ask(model)
+
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        return threads
+
+
+@contextmanager
+def sleeping_triton(folder: Path, models: dict[str, float]) -> Iterator[tuple[TritonServer, Client]]:
+    """A server of sleeping models, seconds by name, and a client of it."""
+    for name, seconds in models.items():
+        _write_sleeper(folder / "repository", name, seconds)
+    with TritonServer(folder / "repository", log=folder / "triton.log") as server:
+        yield server, Client(server.grpc_url)
