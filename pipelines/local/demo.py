@@ -495,8 +495,14 @@ def _replay_decisions(demo: Demo) -> ReplayedDecisions | None:
     demo.stack.finish("incident", seconds=PROOF_SECONDS)
     demo.stack.start("decide_again", demo.services.decide_again_command())
     found = printed_json(demo.stack.finish("decide_again", seconds=PROOF_SECONDS, codes=(0, 1)))
-    equal = found["first_difference"] is None
-    return ReplayedDecisions(points=found["points"], equal=equal, digest=found["digest"])
+    counters = next(event["counters"] for event in reversed(demo.events.lines) if event["kind"] == "stopped")
+    return ReplayedDecisions(
+        points=found["points"],
+        equal=found["first_difference"] is None,
+        digest=found["digest"],
+        late_requests=int(counters.get("passed_over", 0)),
+        late_rows=int(counters.get("drift_late_row", 0)),
+    )
 
 
 def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int:

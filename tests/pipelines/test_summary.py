@@ -106,6 +106,16 @@ def test_good_run_fails_no_promise_and_what_was_not_shown_promised_nothing():
     assert numbers.failed_promises(bare, simulated=True) == []
 
 
+@pytest.mark.parametrize("late", [{"late_requests": 1}, {"late_rows": 64}])
+def test_decisions_that_did_not_know_a_late_record_may_differ_and_the_report_says_so(late):
+    summary = replace(GOOD, decisions=ReplayedDecisions(points=20, equal=False, digest="00", **late))
+    assert numbers.failed_promises(summary, simulated=True) == []
+    (sentence,) = [each for each in numbers.decision_sentences(summary) if "replayed" in each]
+    assert "not all equal" in sentence
+    assert f"{late.get('late_requests', 0)} requests reached the monitor after their decision point" in sentence
+    assert f"{late.get('late_rows', 0)} rows after their bucket had closed" in sentence
+
+
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
