@@ -11,7 +11,7 @@ from typing import Any
 
 from components.runtime.durable import no_checkpoint
 from monitoring.backtest.settings import JudgingSettings
-from monitoring.deciding.judging import Judge
+from monitoring.deciding.judging import Judge, serving_ahead
 from monitoring.deciding.policies import make_policies
 from monitoring.deciding.policy import DecisionPoint
 from monitoring.journal import Journal
@@ -34,7 +34,7 @@ class StoredJudge:
     ) -> None:
         """See `monitoring.monitor.Monitor` for the arguments; call `restore` next."""
         self._store, self._journal, self._checkpoint = store, journal, checkpoint
-        self._window_seconds = settings.judge.attribution_window_seconds
+        self._serving_ahead = serving_ahead(settings.judge)
         kept = store.read_document("judge")
         self._mark: int | None = None if kept is None else kept["mark"]
         baselines = ReleasedModels(model_store).baseline
@@ -53,7 +53,7 @@ class StoredJudge:
         for request in requests[known:]:
             self.judge.observe(request)
         judged = self.judge.judged_until
-        seen = 0.0 if judged is None else judged + self._window_seconds
+        seen = 0.0 if judged is None else judged + self._serving_ahead
         for predicted_at, version, is_canary in self._store.predictions_after(seen):
             self.judge.note_prediction(predicted_at, version, is_canary=is_canary)
 

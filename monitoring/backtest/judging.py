@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from components.contracts.reference_statistics import ReferenceStatistics
 from monitoring.backtest.archived_requests import ArchivedRequest
 from monitoring.backtest.settings import JudgingSettings
-from monitoring.deciding.judging import Judge, no_baseline
+from monitoring.deciding.judging import Judge, no_baseline, serving_ahead
 from monitoring.deciding.policies import make_policies
 from monitoring.deciding.policy import Action, Baseline, DecisionPoint
 from monitoring.deciding.restraint import RunMemory, ended, requested, restrain
@@ -69,9 +69,10 @@ class _Stream:
         self._newest: float | None = None
         judged = judge.judged_until
         self._judged = -math.inf if judged is None else judged
-        self._known_until = self._judged + settings.judge.attribution_window_seconds
+        self._known_until = self._judged + serving_ahead(settings.judge)
         """What the judge's memory knows already of who served."""
-        self._drift_known_until = self._known_until - settings.judge.drift_grace_seconds
+        window, grace = settings.judge.attribution_window_seconds, settings.judge.drift_grace_seconds
+        self._drift_known_until = self._judged + window - grace
         """And of what drifted."""
 
     def take_in(self, request: ArchivedRequest) -> None:

@@ -49,7 +49,7 @@ class JudgeSettings:
     decide_seconds: float = 10.0
     """Event time between two decision points, which are its multiples."""
     drift_grace_seconds: float = 60.0
-    """How long after its end a bucket of features waits for predictions that reach the log late."""
+    """How long a bucket of features, and the verdict on which version serves, wait for predictions that come late."""
 
     def __post_init__(self) -> None:
         """Refuses values that judge nothing or never."""
@@ -62,6 +62,14 @@ class JudgeSettings:
 def no_baseline(version: int) -> Baseline | None:
     """Knows no version's baseline."""
     return None
+
+
+def serving_ahead(settings: JudgeSettings) -> float:
+    """Seconds after a decision point up to which predictions tell which version serves at it.
+
+    At the watermark the last ones may still be on their way, so the grace period is left out of the window.
+    """
+    return max(settings.attribution_window_seconds - settings.drift_grace_seconds, 0.0)
 
 
 class Judge:
@@ -78,15 +86,16 @@ class Judge:
         """Continues where `memory` stopped, which `memory()` or a `DecisionPoint` holds; None = a new judge.
 
         After it, `restore` what matured before and `note_prediction` what was predicted after
-        `judged_until + attribution_window_seconds`. `baseline`, what the gate measured of a version, is called once per
+        `judged_until + serving_ahead(settings)`. `baseline`, what the gate measured of a version, is called once per
         version and remembered: a verdict that is replaced later must not change what a backtest decides.
         """
         known = memory or {}
         self._capacity = settings.window_rows
         self._policies = tuple(policies)
         self._baseline_of = baseline
-        self._span, self._grace = microseconds(settings.decide_seconds), microseconds(settings.drift_grace_seconds)
-        self._timeline = ServingTimeline(self._span, microseconds(settings.attribution_window_seconds))
+        self._span = microseconds(settings.decide_seconds)
+        self._drift_ahead = microseconds(settings.attribution_window_seconds - settings.drift_grace_seconds)
+        self._timeline = ServingTimeline(self._span, microseconds(serving_ahead(settings)))
         self._windows: dict[int, RowWindow] = {}
         self._pending: list[MaturedRequest] = []
         self._judged: int | None = known.get("judged")
@@ -244,22 +253,22 @@ class Judge:
         When `point` is judged, everything up to one attribution window later has been read, and everything but the
         grace period of it is closed.
         """
-        ahead = (point + self._timeline.window - self._grace) / 1e6
+        ahead = (point + self._drift_ahead) / 1e6
         closed = sorted((each for each in self._drift if each.bucket_end <= ahead), key=lambda each: each.bucket_end)
         self._drift = [each for each in self._drift if each.bucket_end > ahead]
         return tuple(each for each in closed if each.version == version)
 
 
 class ServingTimeline:
-    """The version that serves at each point: that of the newest prediction by no canary, one attribution window ahead.
+    """The version that serves at each point: that of the newest prediction by no canary, `ahead` after the point.
 
     Ahead, because rows of an old version go on maturing for a whole window after a release and must not be judged any
-    more. Not the highest number, because a rollback serves an older one. Of predictions at one time the higher
+    more; see `serving_ahead`. Not the highest number, because a rollback serves an older one. Of predictions at one time the higher
     version counts as the newer one.
     """
 
-    def __init__(self, span: int, window: int) -> None:
-        self._span, self.window = span, window
+    def __init__(self, span: int, ahead: int) -> None:
+        self._span, self._ahead = span, ahead
         # Per point still to come and version: first and last prediction since the point before. A few entries,
         # whatever the traffic.
         self._notes: dict[int, dict[int, tuple[int, int]]] = {}
@@ -278,7 +287,7 @@ class ServingTimeline:
         One whose point `advance` has passed counts at the next one if it is newer than what was known: clients publish
         a little after the event. An older one says nothing about who serves now, and is ignored.
         """
-        point = point_after(time - self.window, self._span)
+        point = point_after(time - self._ahead, self._span)
         is_past = self.reached is not None and point <= self.reached
         if is_past and self.last is not None and (time, version) <= self.last:
             return
@@ -287,7 +296,7 @@ class ServingTimeline:
         of_point[version] = (min(first, time), max(last, time))
 
     def advance(self, point: int) -> None:
-        """Advances to `point`; every prediction up to one window after it must have been noted."""
+        """Advances to `point`; every prediction up to `ahead` after it must have been noted."""
         for due in sorted(each for each in self._notes if each <= point):
             of_point = self._notes.pop(due)
             newest = max(of_point, key=lambda version: (of_point[version][1], version))

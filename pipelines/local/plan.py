@@ -65,7 +65,7 @@ class DemoPlan:
     attribution_window_seconds: float = 3.0
     drift_bucket_seconds: float = 2.0
     """Event time over which features are compared with the training rows."""
-    drift_grace_seconds: float = 2.5
+    drift_grace_seconds: float = 2.0
     """How long a bucket waits for predictions that are late; the client publishes every 0.15 s."""
     drift_min_rows: int = 2_000
     """Fewest rows of a bucket that is judged; a smaller one joins the next."""

@@ -51,7 +51,7 @@ def test_drift_requests_one_run_and_the_new_version_is_judged_afresh(bench):
 
 @pytest.mark.parametrize("restart", [False, True], ids=["", "after a restart"])
 def test_rows_of_the_old_version_that_mature_after_a_release_never_retrigger(bench, restart):
-    b = bench(**{**DRIFT, "cooldown_seconds": 0.0})
+    b = bench(**{**DRIFT, "cooldown_seconds": 0.0, "drift_grace_seconds": WINDOW / 2})
     monitor = b.start()
     traffic(b, "bad", auc="bad")
     monitor.tick()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.runtime.errors import ContractError
-from monitoring.deciding.judging import Judge, JudgeSettings
+from monitoring.deciding.judging import Judge, JudgeSettings, serving_ahead
 from monitoring.deciding.policies import POLICIES, PolicySettings, make_policies
 from monitoring.deciding.policy import Baseline, FeatureDrift
 from monitoring.measures.window import MAX_VERSIONS
@@ -20,6 +20,7 @@ from tests.support.monitors import START
 
 WINDOW, GRACE = 7.0, 2.0
 JUDGE = JudgeSettings(window_rows=60, attribution_window_seconds=WINDOW, decide_seconds=4.0, drift_grace_seconds=GRACE)
+AHEAD = serving_ahead(JUDGE)
 POLICY = PolicySettings(policies=",".join(POLICIES), min_clicks=2, consecutive_breaches=2)
 
 
@@ -53,13 +54,17 @@ DRIFTS = [
 
 
 def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
-    """Lines of a judge that gets the records shuffled, in bites; each as soon as the watermark allows it."""
+    """Lines of a judge that gets the records shuffled, in bites, and predictions up to the grace period late.
+
+    Each is judged as soon as the watermark allows it.
+    """
     random = np.random.default_rng(seed)
+    arrival = {request.request_id: request.time + random.uniform(0, GRACE) for request, _ in made}
     judge, lines = make_judge(), []
     ends = sorted(random.uniform(START, START + 120, bites)) + [START + 200.0]
     began = START - 100.0
     for end in ends:
-        new = [made[i] for i in random.permutation(len(made)) if began < made[i][0].time <= end]
+        new = [made[i] for i in random.permutation(len(made)) if began < arrival[made[i][0].request_id] <= end]
         for request, is_canary in new:
             judge.note_prediction(request.time, request.model_version, is_canary=is_canary)
         for drift in DRIFTS:
@@ -75,7 +80,7 @@ def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
             judge = make_judge(memory)
             judge.restore(made[i][0] for i in random.permutation(len(made)) if made[i][0].time <= end - WINDOW)
             for request, is_canary in made:
-                if judge.judged_until + WINDOW < request.time <= end:
+                if request.time > judge.judged_until + AHEAD and arrival[request.request_id] <= end:
                     judge.note_prediction(request.time, request.model_version, is_canary=is_canary)
         began = end
     assert judge.num_passed_over == 0
@@ -98,7 +103,7 @@ def test_an_incident_may_start_in_the_middle_from_the_memory_of_a_line():
     judge = make_judge(middle["memory"])
     judge.restore(request for request, _ in made)
     for request, is_canary in made:
-        if request.time > judge.judged_until + WINDOW:
+        if request.time > judge.judged_until + AHEAD:
             judge.note_prediction(request.time, request.model_version, is_canary=is_canary)
     for drift in DRIFTS:
         if drift.bucket_end > middle["time"] + WINDOW - GRACE:
@@ -131,10 +136,13 @@ def test_points_are_multiples_of_the_span_that_have_rows_of_the_serving_version(
     assert [each.time - START for each in judge.decide_up_to(START + 32.0)] == [32.0]
 
 
-def test_the_version_that_serves_one_attribution_window_ahead_is_judged():
-    judge = fed(make_judge(), requests(0.0, 2.0, 9.0), requests(10.5, 20.0, version=2))
+def test_the_version_that_serves_one_attribution_window_less_the_grace_period_ahead_is_judged():
+    judge = fed(make_judge(), requests(0.0, 2.0, 8.5), requests(9.0, 20.0, version=2))
     judged = [(each.time - START, each.version) for each in judge.decide_up_to(START + 40.0)]
     assert judged == [(0.0, 1), (12.0, 2), (20.0, 2)], "at 4 version 2 serves, and has no row yet"
+    judge = fed(make_judge(), requests(0.0, 2.0, 8.5), requests(9.5, 20.0, version=2))
+    judged = [(each.time - START, each.version) for each in judge.decide_up_to(START + 40.0)]
+    assert judged == [(0.0, 1), (4.0, 1), (12.0, 2), (20.0, 2)], "predictions of the last two seconds may be under way"
 
 
 def test_a_rollback_is_judged_on_the_older_version_again():
