@@ -263,8 +263,8 @@ class ServingTimeline:
     """The version that serves at each point: that of the newest prediction by no canary, `ahead` after the point.
 
     Ahead, because rows of an old version go on maturing for a whole window after a release and must not be judged any
-    more; see `serving_ahead`. Not the highest number, because a rollback serves an older one. Of predictions at one time the higher
-    version counts as the newer one.
+    more; see `serving_ahead`. Not the highest number, because a rollback serves an older one. Of predictions at one
+    time the higher version counts as the newer one.
     """
 
     def __init__(self, span: int, ahead: int) -> None:
