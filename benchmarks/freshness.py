@@ -337,7 +337,9 @@ def gain(scores: Scores, name: str, reference: str) -> dict[str, float]:
     """Mean over hours of AUC(name) - AUC(reference) in points, with its 95 % interval."""
     differences, variances = [], []
     for rows in _rows_by_hour(scores):
-        found = auc_difference(scores.label[rows], scores.by[name][rows], scores.by[reference][rows])
+        # The world draws every row for itself.
+        groups = range(rows.start, rows.stop)
+        found = auc_difference(scores.label[rows], scores.by[name][rows], scores.by[reference][rows], groups=groups)
         assert found is not None, "an hour has clicks and other rows"
         differences.append(found.auc)
         variances.append(found.standard_error**2)

@@ -78,7 +78,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         solver: str = placement.solver,
         min_auc: float = 0.6,
         max_auc_loss: float = 0.002,
-        max_old_auc_loss: float = -1.0,
         accept_inconclusive: bool = False,
     ) -> None:
         """Retrains the click model on the newest logs and releases it if it is no worse than the live one.
@@ -140,7 +139,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             solver: Settings of the hugectr trainer over its defaults, as a JSON object; empty = none.
             min_auc: AUC that a model needs to be released at all.
             max_auc_loss: AUC by which the candidate may trail the champion (non-inferiority margin).
-            max_old_auc_loss: The same on held-out rows of days before the window; negative = reported, not judged.
             accept_inconclusive: Whether too small a held-out window may release a model nevertheless.
         """
         run = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
@@ -222,7 +220,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     champion=champion,
                     min_auc=min_auc,
                     max_auc_loss=max_auc_loss,
-                    max_old_auc_loss=max_old_auc_loss,
                     accept_inconclusive=accept_inconclusive,
                     raw_dataset=raw_dataset,
                     training_set=training_set,

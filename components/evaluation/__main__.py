@@ -36,12 +36,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="AUC by which the candidate may trail the champion (default %(default)s)",
     )
     parser.add_argument(
-        "--max-old-auc-loss",
-        type=float,
-        default=-1.0,
-        help="the same on held-out rows older than the window; negative: reported, not judged (default %(default)s)",
-    )
-    parser.add_argument(
         "--accept-inconclusive",
         type=parse_bool,
         default=False,
@@ -100,7 +94,6 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         settings=GateSettings(
             min_auc=arguments.min_auc,
             max_auc_loss=arguments.max_auc_loss,
-            max_old_auc_loss=arguments.max_old_auc_loss if arguments.max_old_auc_loss >= 0 else None,
             accept_inconclusive=arguments.accept_inconclusive,
         ),
         final=local_path(arguments.work) / arguments.run / STEP,

@@ -12,7 +12,6 @@ def evaluation(
     champion: str,
     min_auc: float,
     max_auc_loss: float,
-    max_old_auc_loss: float,
     accept_inconclusive: bool,
     raw_dataset: Input[Dataset],
     training_set: Input[Dataset],
@@ -31,7 +30,6 @@ def evaluation(
         champion: Model to beat: current, none, or a released model's id.
         min_auc: AUC that a model needs to be released at all.
         max_auc_loss: AUC by which the candidate may trail the champion (non-inferiority margin).
-        max_old_auc_loss: The same on held-out rows of days before the window; negative = reported, not judged.
         accept_inconclusive: Whether too small a held-out window may release a model nevertheless.
         raw_dataset: RawDataset manifest; its held-out rows are judged by.
         training_set: TrainingSet manifest of the same rows.
@@ -51,8 +49,7 @@ def evaluation(
     from components.evaluation.__main__ import main
 
     flags = {"run": run, "store": store, "work": work, "champion": champion, "min-auc": min_auc}
-    flags |= {"max-auc-loss": max_auc_loss, "max-old-auc-loss": max_old_auc_loss}
-    flags |= {"accept-inconclusive": accept_inconclusive}
+    flags |= {"max-auc-loss": max_auc_loss, "accept-inconclusive": accept_inconclusive}
     flags |= {"raw-dataset": raw_dataset.path, "training-set": training_set.path, "model": model.path}
     flags |= {"output": verdict.path, "metrics": metrics.path, "roc": roc.path, "html": report.path}
     if (code := main([f"--{name}={value}" for name, value in flags.items()])) > 1:

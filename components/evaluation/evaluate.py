@@ -26,11 +26,11 @@ from components.contracts.manifests import (
     TrainingSet,
     Verdict,
 )
-from components.contracts.metrics import AucEstimate, calibration, log_loss, normalized_entropy
+from components.contracts.metrics import AucEstimate, calibration, log_loss, normalized_entropy, roc_auc
 from components.contracts.retrain_request import CURRENT
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
-from components.evaluation.gate import Estimates, GateSettings, OldRows, estimate, judge
+from components.evaluation.gate import Estimates, GateSettings, estimate, judge
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
 from components.evaluation.slices import SliceMetrics, measure_slices, slice_column
 from components.runtime.durable import whole_directory, write_whole
@@ -89,8 +89,7 @@ def evaluate(
         slice_column=column,
     )
     scored, old = _score_both(raw, training_set, score)
-    old_rows = OldRows(old.labels, old.candidate, old.champion) if old else None
-    judgement = judge(scored.labels, scored.candidate, scored.champion, old=old_rows, settings=settings)
+    judgement = judge(scored.labels, scored.candidate, scored.champion, groups=scored.groups, settings=settings)
     logger.info("gate: %s", judgement.reason)
     quality = _measure_quality(scored, judgement.estimates)
     verdict = Verdict(
@@ -106,7 +105,7 @@ def evaluate(
         difference=quality.difference,
         rows_needed=judgement.rows_needed,
         scores_uri=_keep_scores(final, scored).as_uri(),
-        old_distribution=_measure_quality(old, estimate(old.labels, old.candidate, old.champion)) if old else None,
+        old_distribution=_measure_quality(old, _estimate(old)) if old else None,
         champion_reference=champion_reference,
     )
     slices = measure_slices(scored, column=column, is_first_round=training_set.parent_model_uri is None)
@@ -166,12 +165,16 @@ def _expect_its_columns(champion: Release, raw: RawDataset) -> None:
         )
 
 
+def _estimate(scored: ScoredHoldout) -> Estimates:
+    return estimate(scored.labels, scored.candidate, scored.champion, groups=scored.groups)
+
+
 def _measure_quality(scored: ScoredHoldout, estimates: Estimates) -> OldRowsQuality:
     """The figures of one set of held-out rows; those of the window itself are the verdict's."""
 
     def quality(scores: NDArray[np.float32], estimated: AucEstimate | None) -> ModelQuality:
         return ModelQuality(
-            auc=estimated.auc if estimated else None,
+            auc=estimated.auc if estimated else roc_auc(scored.labels, scores),
             auc_low=estimated.low if estimated else None,
             auc_high=estimated.high if estimated else None,
             log_loss=log_loss(scored.labels, scores),

@@ -20,7 +20,7 @@ from components.charts.page import ABSENT, html_page, html_table, number, percen
 from components.contracts.manifests import AucLead, ModelQuality, Verdict
 from components.contracts.metrics import AucDifference, AucEstimate
 from components.evaluation.evaluate import Evaluation
-from components.evaluation.gate import MIN_CLASS_ROWS, GateSettings
+from components.evaluation.gate import MIN_CLASS_REQUESTS, GateSettings
 from components.evaluation.scoring import ScoredHoldout
 from components.evaluation.slices import SliceMetrics
 
@@ -145,12 +145,10 @@ def _slices_table(slices: Sequence[SliceMetrics]) -> str:
 
 
 def _settings_table(settings: GateSettings, verdict: Verdict) -> str:
-    old_loss = settings.max_old_auc_loss
     rows = {
         "AUC needed at all": f"{settings.min_auc:g}",
         "AUC by which the candidate may trail the champion": f"{settings.max_auc_loss:g}",
-        "the same on old rows": "not judged" if old_loss is None else f"{old_loss:g}",
-        "clicks, and rows without, needed for an interval": str(MIN_CLASS_ROWS),
+        "requests with a click, and with a row without, needed for an interval": str(MIN_CLASS_REQUESTS),
         "an inconclusive candidate is": "accepted" if settings.accept_inconclusive else "refused",
         "held-out rows, clicks": f"{verdict.num_rows}, {verdict.num_clicks}",
         "rows that would decide": ABSENT if verdict.rows_needed is None else str(verdict.rows_needed),

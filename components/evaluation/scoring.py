@@ -21,7 +21,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, EVENT_TIME, LABEL, MISSING_CATEGORY, feature_matrix
+from components.contracts.criteo import (
+    CATEGORICAL,
+    DENSE,
+    EVENT_TIME,
+    LABEL,
+    MISSING_CATEGORY,
+    REQUEST_ID,
+    feature_matrix,
+)
 from components.contracts.hugectr_folder import FILE_LIST, listed_files
 from components.contracts.manifests import Model, Release
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
@@ -43,6 +51,8 @@ class RawBatch(NamedTuple):
     labels: NDArray[np.int8]
     event_seconds: NDArray[np.float64]
     """Since the epoch, UTC."""
+    groups: NDArray[np.int64]
+    """Number of the request that each row belongs to, from 0 in the order of the folder."""
     dense: NDArray[np.float32]
     """[n, 13], NaN = missing."""
     categorical: NDArray[np.int64]
@@ -69,6 +79,8 @@ class ScoredHoldout:
 
     labels: NDArray[np.int8]
     event_seconds: NDArray[np.float64]
+    groups: NDArray[np.int64]
+    """Number of the request that a row belongs to, from 0."""
     candidate: NDArray[np.float32]
     champion: NDArray[np.float32] | None
     has_new_category: NDArray[np.bool_]
@@ -149,18 +161,7 @@ def score_holdout(
     """
     raw, encoded = local_path(raw_uri), local_path(encoded_uri)
     logger.info("scoring %d held-out rows", check_counts(raw, encoded, counts))
-    labels, event_seconds, champion, categories = _columns(
-        (
-            (
-                batch.labels,
-                batch.event_seconds,
-                score_champion(batch) if score_champion else np.zeros(0, np.float32),
-                batch.categorical[:, slice_column],
-            )
-            for batch in raw_batches(raw)
-        ),
-        (np.int8, np.float64, np.float32, np.int64),
-    )
+    labels, event_seconds, groups, champion, categories = _raw_columns(raw, score_champion, slice_column)
     is_new = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
     encoded_labels, candidate, new, unknown = _columns(
         (
@@ -178,6 +179,7 @@ def score_holdout(
     return ScoredHoldout(
         labels=labels,
         event_seconds=event_seconds,
+        groups=groups,
         candidate=candidate,
         champion=champion if score_champion else None,
         has_new_category=new,
@@ -186,10 +188,35 @@ def score_holdout(
     )
 
 
+def _raw_columns(folder: Path, score_champion: ScoreRaw | None, slice_column: int) -> list[NDArray[Any]]:
+    """Labels, times, requests, the champion's scores (empty without one) and the slice column's values."""
+    return _columns(
+        (
+            (
+                batch.labels,
+                batch.event_seconds,
+                batch.groups,
+                score_champion(batch) if score_champion else np.zeros(0, np.float32),
+                batch.categorical[:, slice_column],
+            )
+            for batch in raw_batches(folder)
+        ),
+        (np.int8, np.float64, np.int64, np.float32, np.int64),
+    )
+
+
 def _columns(batches: Iterable[tuple[NDArray[Any], ...]], dtypes: tuple[type[Any], ...]) -> list[NDArray[Any]]:
     """Each column of the batches as one array; the files of two folders may be cut at different rows."""
     parts = [tuple(np.zeros(0, dtype) for dtype in dtypes), *batches]
     return [np.concatenate(column) for column in zip(*parts)]
+
+
+def _numbered(requests: pa.Array, numbers: dict[str, int]) -> NDArray[np.int64]:
+    """The requests' numbers, those of new ones added to `numbers`."""
+    encoded = requests.dictionary_encode(null_encoding="encode")
+    known = [numbers.setdefault(request, len(numbers)) for request in encoded.dictionary.to_pylist()]
+    of_rows: NDArray[np.int64] = np.array(known, np.int64)[encoded.indices.to_numpy()]
+    return of_rows
 
 
 def _expect_same_labels(raw: NDArray[np.int8], encoded: NDArray[np.int8]) -> None:
@@ -237,11 +264,13 @@ def check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
 
 def raw_batches(folder: Path, batch_rows: int = BATCH_ROWS) -> Iterator[RawBatch]:
     """The raw rows of `folder` in order."""
-    for batch in _batches(folder, [LABEL, EVENT_TIME, *DENSE, *CATEGORICAL], batch_rows):
+    numbers: dict[str, int] = {}
+    for batch in _batches(folder, [LABEL, EVENT_TIME, REQUEST_ID, *DENSE, *CATEGORICAL], batch_rows):
         time = batch.column(EVENT_TIME).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
         yield RawBatch(
             labels=_labels(batch),
             event_seconds=time.to_numpy(zero_copy_only=False) / 1e6,
+            groups=_numbered(batch.column(REQUEST_ID), numbers),
             dense=feature_matrix(batch, DENSE, "float32", missing=np.nan),
             categorical=feature_matrix(batch, CATEGORICAL, "int64", missing=MISSING_CATEGORY),
         )

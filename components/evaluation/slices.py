@@ -99,16 +99,16 @@ def _by_newness(scored: ScoredHoldout, is_first_round: bool) -> Iterator[_Slice]
 
 
 def _measure(scored: ScoredHoldout, group: str, name: str, *, rows: NDArray[np.bool_]) -> SliceMetrics:
-    labels, candidate = scored.labels[rows], scored.candidate[rows]
+    labels, candidate, groups = scored.labels[rows], scored.candidate[rows], scored.groups[rows]
     champion = scored.champion[rows] if scored.champion is not None else None
     return SliceMetrics(
         group=group,
         name=name,
         num_rows=len(labels),
         click_rate=float(labels.mean()) if len(labels) else None,
-        candidate=auc_estimate(labels, candidate),
+        candidate=auc_estimate(labels, candidate, groups=groups),
         normalized_entropy=normalized_entropy(labels, candidate),
         calibration=calibration(labels, candidate),
-        champion=auc_estimate(labels, champion) if champion is not None else None,
-        difference=auc_difference(labels, candidate, champion) if champion is not None else None,
+        champion=auc_estimate(labels, champion, groups=groups) if champion is not None else None,
+        difference=None if champion is None else auc_difference(labels, candidate, champion, groups=groups),
     )

@@ -212,12 +212,11 @@ class Judge:
 
     def _decide_at(self, point: int, requests: list[MaturedRequest]) -> DecisionPoint:
         version = requests[0].model_version
-        window = self._windows[version]
         evidence = Evidence(
             time=point / 1e6,
             version=version,
             serving_since=self._timeline.since / 1e6,
-            kpis=measure(version, window.labels, window.scores),
+            kpis=measure(version, self._windows[version]),
             rows=matured_rows(requests),
             matured_total=self._matured_total,
             baseline=self._remembered_baseline(version),

@@ -128,7 +128,9 @@ class ThresholdPolicy(_WindowPolicy):
             return Action.UNDECIDABLE, f"{measured} {over}: {lacking}"
         if kpis.auc >= least:
             return Action.OK, f"{measured} >= {least:.3f} {over}"
-        if self._settings.require_confidence and (kpis.auc_high is None or kpis.auc_high >= least):
+        if kpis.auc_high is None:
+            return Action.UNDECIDABLE, f"{measured} {over}: clicks of too few requests for an interval"
+        if self._settings.require_confidence and kpis.auc_high >= least:
             return Action.UNDECIDABLE, f"{measured} {over}: the interval straddles {least:.3f}, needs more rows"
         return Action.BREACH, f"{measured} < {least:.3f} {over}"
 
@@ -136,8 +138,9 @@ class ThresholdPolicy(_WindowPolicy):
 class RelativeDropPolicy(_WindowPolicy):
     """The windowed AUC against the gate's AUC of the same version.
 
-    A breach is where the whole 95 % interval of "allowed share of the gate's AUC less the window's" lies above 0: the
-    two were measured on different rows, so their variances add.
+    A breach is where the whole 95 % interval of "allowed share of the gate's AUC less the window's" lies above 0. The
+    two were measured on different rows: each end lies as far from the difference as the root of the summed squares of
+    the two distances that count at this end (Zou and Donner 2008).
     """
 
     name = "relative_drop"
@@ -161,14 +164,13 @@ class RelativeDropPolicy(_WindowPolicy):
             return Action.UNDECIDABLE, f"{measured} {over}: {lacking}"
         kept = 1.0 - self._settings.max_relative_drop
         missing = kept * gate.auc - kpis.auc
-        # Half widths of 95 % intervals; an interval clipped at 0 or 1 counts by its longer side.
-        window_half = max(kpis.auc - kpis.auc_low, kpis.auc_high - kpis.auc)
-        half = math.hypot(window_half, kept * max(gate.auc - gate.low, gate.high - gate.auc))
-        interval = f"(95 % {missing - half:+.3f}..{missing + half:+.3f})"
+        low = missing - math.hypot(kept * (gate.auc - gate.low), kpis.auc_high - kpis.auc)
+        high = missing + math.hypot(kept * (gate.high - gate.auc), kpis.auc - kpis.auc_low)
+        interval = f"(95 % {low:+.3f}..{high:+.3f})"
         text = f"{measured}, {missing:+.3f} {interval} below {kept:g} of it {over}"
         if missing <= 0:
             return Action.OK, text
-        if missing - half <= 0:
+        if low <= 0:
             return Action.UNDECIDABLE, f"{text}: needs more rows"
         return Action.BREACH, text
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from components.contracts import metrics
-from monitoring.measures.window import VersionWindows
+from monitoring.measures.window import RowWindow, VersionWindows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +18,8 @@ class Kpis:
     auc: float | None
     """None unless both classes are present."""
     auc_low: float | None
-    """Lower end of the 95 % interval (DeLong); None with fewer than two rows of either class."""
+    """Lower end of the 95 % interval (DeLong, rows of one request counted as alike); None where clicks, or rows
+    without, come from too few requests."""
     auc_high: float | None
     log_loss: float | None
     calibration: float | None
@@ -41,13 +39,14 @@ class Kpis:
     """Share of rows with a conversion, of the newest whose conversion window has closed; None where no row's has."""
 
 
-def measure(version: int, labels: NDArray[np.uint8], scores: NDArray[np.float32]) -> Kpis:
-    """The KPIs of `labels` and `scores`, both of shape [n]: 5 ms for 20,000 rows.
+def measure(version: int, window: RowWindow) -> Kpis:
+    """The KPIs of the rows in `window`: 3 ms for 20,000 of them.
 
-    >>> measure(1, np.zeros(3, np.uint8), np.full(3, 0.5, np.float32)).auc is None
+    >>> measure(1, RowWindow(3)).auc is None
     True
     """
-    estimate = metrics.auc_estimate(labels, scores)
+    labels, scores = window.labels, window.scores
+    estimate = metrics.auc_estimate(labels, scores, groups=window.groups)
     return Kpis(
         version=version,
         rows=len(labels),
@@ -69,8 +68,7 @@ def measure_version(version: int, windows: VersionWindows) -> Kpis:
     Raises:
         KeyError: no row of it is held.
     """
-    rows = windows[version]
-    kpis = measure(version, rows.labels, rows.scores)
+    kpis = measure(version, windows[version])
     if lists := windows.lists(version):
         gains = [each.ndcg for each in lists if each.ndcg is not None]
         kpis = replace(

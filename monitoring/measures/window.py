@@ -28,8 +28,8 @@ class RowWindow:
     >>> window = RowWindow(3)
     >>> window.update(np.array([0, 1], np.uint8), np.array([0.1, 0.2], np.float32))
     >>> window.update(np.array([1, 0], np.uint8), np.array([0.5, 0.25], np.float32))
-    >>> window.labels.tolist(), window.scores.tolist()[1:]
-    ([1, 1, 0], [0.5, 0.25])
+    >>> window.labels.tolist(), window.scores.tolist()[1:], window.groups.tolist()
+    ([1, 1, 0], [0.5, 0.25], [0, 1, 1])
     """
 
     def __init__(self, capacity: int) -> None:
@@ -37,7 +37,8 @@ class RowWindow:
         self._capacity = capacity
         # The live rows are one slice, moved to the front when the room behind is used up: once per as many rows.
         self._labels, self._scores = np.zeros(2 * capacity, np.uint8), np.zeros(2 * capacity, np.float32)
-        self._end = 0
+        self._groups = np.zeros(2 * capacity, np.int64)
+        self._end = self._num_requests = 0
 
     def __len__(self) -> int:
         """Rows in the window."""
@@ -53,16 +54,22 @@ class RowWindow:
         """Probabilities, shape [n]; a view, valid until the next update."""
         return self._scores[self._end - len(self) : self._end]
 
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """The request of each row, by a number that grows, shape [n]; a view, valid until the next update."""
+        return self._groups[self._end - len(self) : self._end]
+
     def update(self, labels: NDArray[np.uint8], scores: NDArray[np.float32]) -> None:
-        """Takes in rows, oldest first, and lets as many of the oldest go."""
+        """Takes in the rows of one request, and lets as many of the oldest go."""
         labels, scores = labels[-self._capacity :], scores[-self._capacity :]
         if self._end + len(labels) > len(self._labels):
             kept = len(self)
-            self._labels[:kept], self._scores[:kept] = self.labels, self.scores
+            self._labels[:kept], self._scores[:kept], self._groups[:kept] = self.labels, self.scores, self.groups
             self._end = kept
         new = slice(self._end, self._end + len(labels))
-        self._labels[new], self._scores[new] = labels, scores
+        self._labels[new], self._scores[new], self._groups[new] = labels, scores, self._num_requests
         self._end = new.stop
+        self._num_requests += 1
 
 
 class RankedList(NamedTuple):

@@ -31,6 +31,11 @@ def delong(labels, *models):
     return aucs, v10 @ v10.T / (m - 1) / m + v01 @ v01.T / (n - 1) / n
 
 
+def auc_by_row(labels, scores):
+    """The estimate in which every row is a request of its own."""
+    return metrics.auc_estimate(labels, scores, groups=np.arange(len(np.asarray(labels))))
+
+
 @st.composite
 def scored(draw, *, models=1, levels=None):
     """Labels with both classes at least twice, and scores rich in ties."""
@@ -57,9 +62,9 @@ def test_auc_is_none_until_both_classes_seen(labels):
 def test_auc_of_one_click_exists_but_its_uncertainty_does_not():
     labels, scores = [1, 0, 0], [0.9, 0.1, 0.95]
     assert metrics.roc_auc(labels, scores) == 0.5
-    assert metrics.auc_estimate(labels, scores) is None
-    assert metrics.auc_difference(labels, scores, scores) is None
-    assert metrics.auc_estimate([1, 1, 0], scores) is None
+    assert auc_by_row(labels, scores) is None
+    assert metrics.auc_difference(labels, scores, scores, groups=range(3)) is None
+    assert auc_by_row([1, 1, 0], scores) is None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,7 @@ def test_auc_of_one_click_exists_but_its_uncertainty_does_not():
     ],
     ids=["lengths", "two dimensions", "label 2", "label NaN", "scores not finite"],
 )
-@pytest.mark.parametrize("metric", [metrics.roc_auc, metrics.auc_estimate, metrics.log_loss, metrics.calibration])
+@pytest.mark.parametrize("metric", [metrics.roc_auc, auc_by_row, metrics.log_loss, metrics.calibration])
 def test_bad_input_is_refused(metric, labels, scores, said):
     with pytest.raises(ContractError, match=said):
         metric(labels, scores)
@@ -84,11 +89,14 @@ def test_bad_input_is_refused(metric, labels, scores, said):
 def test_standard_error_equals_delong_written_out(sample):
     labels, scores = sample
     (auc,), covariance = delong(labels, scores)
-    estimate = metrics.auc_estimate(labels, scores)
+    estimate = auc_by_row(labels, scores)
+    assert auc == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+    if estimate is None:
+        assert min(labels.sum(), (1 - labels).sum()) < 10 or auc in (0.0, 1.0)
+        return
     assert estimate.auc == pytest.approx(auc, abs=1e-12)
-    assert estimate.auc == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
     assert estimate.standard_error == pytest.approx(math.sqrt(covariance[0, 0]), abs=1e-12)
-    assert 0.0 <= estimate.low <= estimate.auc <= estimate.high <= 1.0
+    assert 0.0 < estimate.low < estimate.auc < estimate.high < 1.0
 
 
 @given(scored(models=2))
@@ -97,11 +105,54 @@ def test_paired_difference_equals_delong_written_out(sample):
     labels, scores, reference = sample
     aucs, covariance = delong(labels, scores, reference)
     variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
-    difference = metrics.auc_difference(labels, scores, reference)
+    difference = metrics.auc_difference(labels, scores, reference, groups=np.arange(len(labels)))
+    if difference is None:
+        assert min(labels.sum(), (1 - labels).sum()) < 10 or variance < 1e-12
+        return
     assert difference.auc == pytest.approx(aucs[0] - aucs[1], abs=1e-12)
     # The definition subtracts nearly equal terms: its variance is exact to rounding only, its root to the root of it.
     assert difference.standard_error == pytest.approx(math.sqrt(max(variance, 0.0)), abs=1e-7)
-    assert difference.high - difference.low == pytest.approx(2 * metrics.Z_95 * difference.standard_error)
+    if difference.standard_error:
+        half = metrics.student_quantile(metrics.Z_95, difference.degrees) * difference.standard_error
+        assert difference.high - difference.auc == pytest.approx(half)
+
+
+def test_rows_told_twice_are_no_further_evidence():
+    labels, scores = np.tile([1, 0, 0, 1, 0], 8), np.random.default_rng(0).random(40)
+    once = metrics.auc_estimate(labels, scores, groups=np.arange(40))
+    twice = metrics.auc_estimate(np.tile(labels, 2), np.tile(scores, 2), groups=np.tile(np.arange(40), 2))
+    assert twice == pytest.approx(once)
+
+
+def test_groups_may_have_any_names_in_any_order():
+    random = np.random.default_rng(3)
+    labels, scores, groups = random.integers(0, 2, 200), random.random(200), random.integers(0, 30, 200)
+    named = metrics.auc_estimate(labels, scores, groups=[f"request {29 - group}" for group in groups])
+    assert named == pytest.approx(metrics.auc_estimate(labels, scores, groups=groups))
+    with pytest.raises(ContractError, match=r"groups have shape \(3,\), expected one for each of 200 rows"):
+        metrics.auc_estimate(labels, scores, groups=[1, 2, 3])
+
+
+def test_clicks_of_three_requests_are_too_few_for_an_interval_however_many_rows():
+    labels, scores = np.r_[np.ones(300), np.zeros(300)], np.random.default_rng(0).random(600)
+    groups = np.r_[np.arange(300) % 3, np.arange(300)]
+    assert metrics.auc_estimate(labels, scores, groups=groups) is None
+    assert metrics.auc_difference(labels, scores, scores[::-1], groups=groups) is None
+    assert metrics.auc_estimate(labels, scores, groups=np.arange(600)) is not None
+
+
+def test_perfect_order_has_no_interval_and_equal_order_no_difference():
+    labels = np.repeat([1, 0], 20)
+    assert auc_by_row(labels, labels) is None
+    equal = metrics.auc_difference(labels, labels + 1.0, labels, groups=range(40))
+    assert (equal.auc, equal.low, equal.high, equal.p_value) == (0.0, 0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(("degrees", "exact"), [(3, 3.1824), (5, 2.5706), (10, 2.2281), (30, 2.0423), (1e6, 1.96)])
+def test_quantiles_and_p_values_are_those_of_students_t(degrees, exact):
+    assert metrics.student_quantile(metrics.Z_95, degrees) == pytest.approx(exact, rel=0.013 if degrees < 5 else 0.003)
+    assert metrics.student_p_value(metrics.student_quantile(metrics.Z_95, degrees), degrees) == pytest.approx(0.05)
+    assert metrics.student_quantile(-metrics.Z_95, degrees) == -metrics.student_quantile(metrics.Z_95, degrees)
 
 
 def test_log_loss_equals_scikit_learn_and_survives_certainty():

@@ -132,8 +132,9 @@ def test_drift_starts_one_local_run_that_survives_the_monitors_death(processes, 
 
     def traffic(name: str) -> None:
         """Clicks at random: an AUC of a half."""
-        batch = prediction(name, 400, time=time.time())
-        publish(p.log, batch, clicks(f"o-{name}", [(name, row, batch.time) for row in range(0, 400, 4)]))
+        now, requests = time.time(), [f"{name}-{number}" for number in range(20)]
+        clicked = [(request, row, now) for request in requests for row in range(0, 20, 4)]
+        publish(p.log, *(prediction(request, 20, time=now) for request in requests), clicks(f"o-{name}", clicked))
 
     traffic("first")
     wait_until((p.folder / "runs.txt").exists, what="the run")

@@ -94,7 +94,8 @@ class Windows:
             labels = self._stream.labels[begin:end]
             clicks = int(labels.sum())
             is_judged = clicks >= PolicySettings.min_clicks
-            found = auc_estimate(labels, self._stream.scores[begin:end]) if is_judged else None
+            scores, groups = self._stream.scores[begin:end], self._stream.groups[begin:end]
+            found = auc_estimate(labels, scores, groups=groups) if is_judged else None
             self._known[end] = replace(
                 NO_KPIS,
                 rows=end - begin,

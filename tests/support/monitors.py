@@ -156,12 +156,15 @@ DRIFT = {"min_clicks": 20, "consecutive_breaches": 1, "window_rows": 1000, "cool
 
 
 def traffic(b: Bench, name: str, *, auc: str, version: int = 1, rows: int = 400) -> None:
-    """Publishes a request whose clicks follow (`good`) or ignore (`bad`) its scores, and closes its window."""
-    scores = np.linspace(0.0, 1.0, rows)
-    rows_clicked = range(rows // 2, rows) if auc == "good" else range(0, rows, 2)
-    time = b.clock.now
-    publish(b.log, prediction(name, rows, time=time, version=version, scores=scores))
-    publish(b.log, clicks(f"o-{name}", [(name, row, time + 1) for row in rows_clicked]))
+    """Publishes 20 requests whose clicks follow (`good`) or ignore (`bad`) the scores, and closes their window."""
+    scores, time, num_requests = np.linspace(0.0, 1.0, rows), b.clock.now, 20
+    is_clicked = np.arange(rows) >= rows // 2 if auc == "good" else np.arange(rows) % 2 == 0
+    request_of = np.arange(rows) // 2 % num_requests
+    for number in range(num_requests):
+        of_request, request = request_of == number, f"{name}-{number}"
+        publish(b.log, prediction(request, of_request.sum(), time=time, version=version, scores=scores[of_request]))
+        events = [(request, row, time + 1) for row in np.flatnonzero(is_clicked[of_request]).tolist()]
+        publish(b.log, clicks(f"o-{request}", events))
     b.clock.now = time + WINDOW
 
 

@@ -28,7 +28,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.metrics import auc_difference, grouped_error, row_log_losses
+from components.contracts.metrics import auc_difference, group_numbers, grouped_deviation, row_log_losses
 from components.runtime.errors import ContractError
 
 HOLD, GROW, ABORT = "hold", "grow", "abort"
@@ -324,10 +324,10 @@ def measure_differences(pairs: Pairs) -> tuple[ArmDifference, ArmDifference] | N
         return None
     auc = auc_difference(pairs.labels, pairs.canary, pairs.stable, groups=pairs.requests)
     more = row_log_losses(pairs.labels, pairs.canary) - row_log_losses(pairs.labels, pairs.stable)
-    error = grouped_error((more - more.mean()) / len(more), pairs.requests)
-    if auc is None or error is None:
+    deviation = grouped_deviation((more, group_numbers(pairs.requests, len(pairs))))
+    if auc is None or deviation is None:
         return None
-    return ArmDifference(auc.auc, auc.standard_error), ArmDifference(float(more.mean()), error)
+    return ArmDifference(auc.auc, auc.standard_error), ArmDifference(float(more.mean()), deviation.standard_error)
 
 
 def sequential_binomial(failures: int, requests: int, allowed: float) -> float:

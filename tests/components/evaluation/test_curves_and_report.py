@@ -60,6 +60,7 @@ def scored(n=3000, *, seconds=7200.0, champion=True, seed=0):
     return ScoredHoldout(
         labels=labels,
         event_seconds=1_760_000_400.0 + np.arange(n) * (seconds / n),
+        groups=np.arange(n) // 5,
         candidate=candidate,
         champion=random.random(n).astype(np.float32) if champion else None,
         has_new_category=random.random(n) < 0.1,
@@ -82,10 +83,11 @@ def test_slices_are_measured_on_their_own_rows():
         ("categories", "all known before"): ~(rows.has_new_category | rows.has_unknown_category),
     }
     for key, kept in expected.items():
-        part = slices[key]
+        part, groups = slices[key], rows.groups[kept]
         assert part.num_rows == kept.sum()
-        assert part.candidate == auc_estimate(rows.labels[kept], rows.candidate[kept])
-        assert part.difference == auc_difference(rows.labels[kept], rows.candidate[kept], rows.champion[kept])
+        assert part.candidate == auc_estimate(rows.labels[kept], rows.candidate[kept], groups=groups)
+        by_both = rows.candidate[kept], rows.champion[kept]
+        assert part.difference == auc_difference(rows.labels[kept], *by_both, groups=groups)
     for group in ("hour", "C9"):
         assert sum(s.num_rows for (g, _), s in slices.items() if g == group) == len(rows.labels)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.contracts.criteo import EVENT_TIME
+from components.contracts.criteo import EVENT_TIME, REQUEST_ID
 from components.evaluation.scoring import (
     candidate_scorer,
     champion_scorer,
@@ -44,6 +44,8 @@ def test_rows_keep_their_order_labels_times_and_categories(made):
     np.testing.assert_allclose(rows.event_seconds, times, atol=1e-6)
     np.testing.assert_array_equal(rows.labels, made.labels)
     np.testing.assert_array_equal(rows.categories, made.categorical[:, 4])
+    names = np.concatenate([table[REQUEST_ID].to_pylist() for table in tables])
+    assert rows.groups.tolist() == [list(dict.fromkeys(names)).index(name) for name in names]
     assert rows.champion is None
     assert set(np.unique(rows.categories)) >= {-1} or (made.categorical[:, 4] >= 0).all()
 

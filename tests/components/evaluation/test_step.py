@@ -157,7 +157,7 @@ def test_empty_holdout_is_inconclusive(make_round):
     made.change("raw", num_holdout_rows=0)
     made.change("training_set", num_holdout_rows=0)
     assert main(made.flags()) == 1
-    assert "0 clicks, expected at least 10" in verdict_of(made).reason
+    assert "clicks come from 0 requests, expected at least 10" in verdict_of(made).reason
 
 
 def drop_last_encoded_rows(made):
@@ -270,7 +270,7 @@ def test_component_logs_metrics_curve_and_matrix_and_returns_the_answer(make_rou
     made.release_champion(made.planted)
     made.raw.write(made.path("raw_dataset"))
     parameters = {"run": made.run, "store": str(made.store), "work": str(made.root / "work"), "champion": "current"}
-    parameters |= {"min_auc": 0.6, "max_auc_loss": 0.01, "max_old_auc_loss": -1.0, "accept_inconclusive": False}
+    parameters |= {"min_auc": 0.6, "max_auc_loss": 0.01, "accept_inconclusive": False}
     done, recorded = run_component(
         "evaluation",
         made.root / "artifacts",

@@ -63,7 +63,7 @@ def judge(kpis=LOW, memory=None, settings=SETTINGS, *, total=0):
         (replace(LOW, clicks=199), {}, "undecidable", "199 clicks and 19801 others, needs 200"),
         (replace(LOW, clicks=19_801), {}, "undecidable", "199 others, needs 200"),
         (replace(LOW, clicks=200), {}, "retrain", "200 clicks"),
-        (replace(LOW, auc_low=None, auc_high=None, clicks=1), {"min_clicks": 1}, "undecidable", "needs more rows"),
+        (replace(LOW, auc_low=None, auc_high=None), {"require_confidence": False}, "undecidable", "too few requests"),
         (LOW, {"consecutive_breaches": 2}, "breach", "breach 1 of 2"),
         (LOW, {"min_rows_since_breach": 500}, "breach", "0 of 500 rows since"),
     ],
@@ -135,6 +135,14 @@ def test_the_uncertainty_of_gate_and_window_adds_as_variances():
     for shift, action in ((0.999, Action.UNDECIDABLE), (1.001, Action.RETRAIN)):
         auc = 0.95 * 0.8 - shift * Z_95 * error
         assert drop(window(auc, Z_95 * window_error), gate).action is action
+
+
+def test_a_skewed_interval_counts_by_the_side_that_faces_the_other():
+    """Where the truth may lie nearer to the gate's AUC: above the window's and below the gate's."""
+    gate = Baseline(auc=0.80, low=0.79, high=0.83)
+    kpis = replace(KPIS, auc=0.70, auc_low=0.60, auc_high=0.72)
+    half = ((0.95 * 0.01) ** 2 + 0.02**2) ** 0.5
+    assert f"(95 % {0.06 - half:+.3f}..+0.164)" in drop(kpis, gate).reason
 
 
 # -- data drift

@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 
 from components.contracts import metrics
 from monitoring.measures.kpis import measure, measure_version
-from monitoring.measures.window import MAX_VERSIONS, RANKING_K, VersionWindows
+from monitoring.measures.window import MAX_VERSIONS, RANKING_K, RowWindow, VersionWindows
 
 
 def rows(random, n, rate=0.2):
@@ -94,7 +94,7 @@ def test_auc_equals_scikit_learn_on_the_tail_after_every_update(batch_rows):
         labels += new_labels.tolist()
         scores += new_scores.tolist()
         windows.update(1, new_labels, new_scores)
-        kpis = measure(1, windows[1].labels, windows[1].scores)
+        kpis = measure(1, windows[1])
         tail_labels, tail_scores = labels[-100:], scores[-100:]
         assert (kpis.rows, kpis.clicks) == (len(tail_labels), sum(tail_labels))
         if 0 < sum(tail_labels) < len(tail_labels):
@@ -107,11 +107,35 @@ def test_auc_equals_scikit_learn_on_the_tail_after_every_update(batch_rows):
 
 @pytest.mark.parametrize("label", [0, 1])
 def test_a_one_class_window_has_no_auc(label):
-    kpis = measure(3, np.full(50, label, np.uint8), np.linspace(0, 1, 50, dtype=np.float32))
+    window = RowWindow(50)
+    window.update(np.full(50, label, np.uint8), np.linspace(0, 1, 50, dtype=np.float32))
+    kpis = measure(3, window)
     assert kpis.auc is kpis.auc_low is kpis.auc_high is None
     assert kpis.ctr == label
 
 
 def test_an_empty_window_has_no_number():
-    kpis = measure(1, np.zeros(0, np.uint8), np.zeros(0, np.float32))
+    kpis = measure(1, RowWindow(10))
     assert (kpis.rows, kpis.auc, kpis.log_loss, kpis.calibration, kpis.ctr) == (0, None, None, None, None)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_interval_counts_the_rows_of_a_request_as_alike_also_where_the_window_cuts_it(size):
+    random, window = np.random.default_rng(size), RowWindow(1000)
+    labels, scores = rows(random, size * (2500 // size), rate=0.3)
+    for begin in range(0, len(labels), size):
+        window.update(labels[begin : begin + size], scores[begin : begin + size])
+    groups = (np.arange(len(labels)) // size)[-1000:]
+    expected = metrics.auc_estimate(labels[-1000:], scores[-1000:], groups=groups)
+    kpis = measure(1, window)
+    assert (kpis.auc, kpis.auc_low, kpis.auc_high) == (expected.auc, expected.low, expected.high)
+
+
+def test_clicks_of_three_requests_give_an_auc_without_an_interval():
+    random, window = np.random.default_rng(1), RowWindow(2000)
+    for request in range(20):
+        labels = (random.random(64) < (0.5 if request < 3 else 0.0)).astype(np.uint8)
+        window.update(labels, random.random(64).astype(np.float32))
+    kpis = measure(1, window)
+    assert kpis.auc is not None
+    assert (kpis.auc_low, kpis.auc_high) == (None, None)

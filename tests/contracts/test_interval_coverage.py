@@ -1,0 +1,60 @@
+"""Whether 95 % intervals hold for rows that come in requests: simulated, against the AUC known from the plan.
+
+The row-wise interval, the same estimate with every row as its own group, is simulated beside it: it does not hold.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from components.contracts.metrics import auc_difference, auc_estimate
+from tests.support.click_requests import draw_requests, true_auc
+
+
+def coverage(*, windows: int, rows: int, size: int, rate: float, by_row: bool = False) -> dict[str, float]:
+    """Share of the intervals that hold the truth, of the AUC and of the difference, and share that exist."""
+    random, truth = np.random.default_rng(size), true_auc(rate)
+    found: dict[str, list[bool]] = {"auc": [], "difference": []}
+    for _ in range(windows):
+        drawn = draw_requests(random, rows=rows, size=size, rate=rate)
+        groups = np.arange(rows) if by_row else drawn.groups
+        estimate = auc_estimate(drawn.labels, drawn.candidate, groups=groups)
+        difference = auc_difference(drawn.labels, drawn.candidate, drawn.champion, groups=groups)
+        for name, interval, true in (("auc", estimate, truth), ("difference", difference, 0.0)):
+            if interval is not None:
+                found[name].append(interval.low <= true <= interval.high)
+    return {name: float(np.mean(held)) for name, held in found.items()} | {
+        "exists": min(map(len, found.values())) / windows
+    }
+
+
+def test_intervals_hold_where_requests_have_64_rows():
+    found = coverage(windows=500, rows=4000, size=64, rate=0.25)
+    assert found["exists"] == 1.0
+    # 99.8 % of Binomial(500, 0.95) lies within.
+    assert 0.92 <= found["auc"] <= 0.98
+    assert 0.92 <= found["difference"] <= 0.98
+
+
+def test_rows_taken_one_by_one_would_promise_too_much():
+    assert coverage(windows=200, rows=4000, size=64, rate=0.25, by_row=True)["auc"] < 0.88
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [0.001, 0.03, 0.25], ids="{:.1%} clicks".format)
+@pytest.mark.parametrize("size", [1, 10, 64], ids="{} rows a request".format)
+def test_intervals_of_a_full_window_hold_in_93_to_97_percent(size, rate):
+    found = coverage(windows=2000, rows=20_000, size=size, rate=rate)
+    assert found["exists"] > 0.98
+    assert 0.93 <= found["auc"] <= 0.97
+    assert 0.93 <= found["difference"] <= 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 64], ids="{} rows a request".format)
+def test_windows_of_few_clicks_mostly_have_no_interval_and_else_one_that_holds_in_nine_of_ten(size):
+    found = coverage(windows=2000, rows=2000, size=size, rate=0.001)
+    assert found["exists"] < 0.2
+    assert found["auc"] >= 0.9
+    assert found["difference"] >= 0.9
