@@ -17,7 +17,7 @@ from components.runtime.errors import ContractError
 Z_95 = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
 MIN_DEGREES = 3
-"""Degrees of freedom below which no interval is given: it would hold for fewer than nine of ten windows."""
+"""Degrees of freedom below which no interval is given: with 2 the standard error itself may be wrong several times."""
 ECE_BINS = 15
 
 

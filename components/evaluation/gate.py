@@ -31,7 +31,7 @@ Z_POWER = 0.8416212335729143
 """80 % quantile of the normal distribution: the power that `rows_needed` aims at."""
 MIN_CLASS_REQUESTS = 10
 """Requests with a click, and with a row without one, below which an interval is not trusted: simulated with clicks in
-5 requests, 95 % intervals of the AUC hold in 92 % of the windows."""
+4 to 9 requests, some 95 % intervals hold in 92 % of the windows (docs/evaluation.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
