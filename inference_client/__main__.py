@@ -169,7 +169,9 @@ def _add_rank(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--candidates", type=Path, required=True, help="Parquet; the context fills what rows lack")
     parser.add_argument("--k", type=int, required=True, help="places of the list")
     parser.add_argument("--key", help="whose list it is; the same key meets the same model of a traffic plan")
-    parser.add_argument("--session-id", help="names the list in the log, to which it must be new; random without it")
+    parser.add_argument("--request-id", help="names the list in the log, to which it must be new; random without it")
+    explore = "share of the lists, below 0.5, of which two random neighbours change places; logged with its odds"
+    parser.add_argument("--explore", type=float, default=0.0, metavar="SHARE", help=explore)
     parser.add_argument("--log", help="where to publish the list; nowhere without it")
 
 
@@ -182,7 +184,7 @@ def _rank_candidates(options: argparse.Namespace) -> None:
 
     candidates, context = first_rows(options.candidates), first_rows(options.context, 1)
     settings = _settings_from_flags(ClientSettings, options)
-    request = {"context": context, "request_id": options.session_id, "key": options.key}
+    request = {"context": context, "request_id": options.request_id, "key": options.key, "explore": options.explore}
 
     async def rank() -> Ranking:
         client = RecommenderClient(options.server, log=options.log, plan_uri=options.plan, settings=settings)
@@ -193,7 +195,7 @@ def _rank_candidates(options: argparse.Namespace) -> None:
     ranking = asyncio.run(rank())
     for place, candidate, score in zip(ranking.positions, ranking.candidates, ranking.scores):
         line: dict[str, object] = {"position": int(place), "candidate": int(candidate), "score": float(score)}
-        print(json.dumps(line | {"model_version": ranking.model_version, "session_id": ranking.request_id}))
+        print(json.dumps(line | {"model_version": ranking.model_version, "request_id": ranking.request_id}))
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:

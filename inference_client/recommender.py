@@ -20,6 +20,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.exploration import check_share, explored
 from components.contracts.records import PredictionBatch
 from components.logs.event_log import Publisher
 from components.logs.locations import open_publisher
@@ -64,14 +65,16 @@ class ScoredRows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranking:
-    """The best candidates, best first."""
+    """The best candidates in the order to show them: best first, but for two neighbours that exploring may swap."""
 
     request_id: str
-    """Also the list's `session_id` in the log. Row i of its outcomes is the candidate at position i + 1."""
+    """Row i of its outcomes is the candidate at position i + 1."""
     candidates: NDArray[np.int64]
     """[k] row of each among the candidates given."""
     scores: NDArray[np.float32]
-    """[k], falling."""
+    """[k]"""
+    propensities: NDArray[np.float64]
+    """[k] probability with which each stands at its place (`contracts.exploration`); 1 without exploring."""
     model_version: int
     canary: bool
     logged: bool
@@ -85,6 +88,18 @@ class Ranking:
 def positions_of(count: int) -> NDArray[np.int32]:
     """[count] places in a list, from 1."""
     return np.arange(1, count + 1, dtype=np.int32)
+
+
+def _candidate_rows(candidates: RowsByName | FeatureRows, context: RowsByName | FeatureRows | None) -> FeatureRows:
+    features = feature_rows(candidates, may_lack_columns=context is not None)
+    if not len(features):
+        raise ContractError("there are no candidates, expected at least 1")
+    if context is None:
+        return features
+    one = feature_rows(context, may_lack_columns=True)
+    if len(one) != 1:
+        raise ContractError(f"context has {len(one)} rows, expected 1")
+    return features.filled_from(one)
 
 
 class RecommenderClient:
@@ -224,6 +239,7 @@ class RecommenderClient:
         request_id: str | None = None,
         key: str | None = None,
         log: bool = True,
+        explore: float = 0.0,
     ) -> Ranking:
         """The `k` candidates of highest click probability; the list is logged with its positions.
 
@@ -236,31 +252,35 @@ class RecommenderClient:
             request_id: Names the list in the log, to which it must be new; random without one.
             key: Whose list it is: the same key meets the same model of a traffic plan.
             log: False for lists that are shown to nobody.
+            explore: Share of the lists, in [0, 0.5), of which two random neighbours change places, so that the log can
+                tell what another order is worth; the rule is `contracts.exploration`'s. The propensities are logged.
 
         Raises:
-            ContractError: k is outside 1..`MAX_ROWS_PER_RECORD`, the context is not one row, there are no candidates,
-                or a row is not as the model takes it.
+            ContractError: k is outside 1..`MAX_ROWS_PER_RECORD`, `explore` outside [0, 0.5), the context is not one
+                row, there are no candidates, or a row is not as the model takes it.
             TemporaryError, PermanentError: As `score`.
         """
         if not 1 <= k <= MAX_ROWS_PER_RECORD:
             raise ContractError(f"k is {k}, expected 1..{MAX_ROWS_PER_RECORD}")
-        features = feature_rows(candidates, may_lack_columns=context is not None)
-        if not len(features):
-            raise ContractError("there are no candidates, expected at least 1")
-        if context is not None:
-            one = feature_rows(context, may_lack_columns=True)
-            if len(one) != 1:
-                raise ContractError(f"context has {len(one)} rows, expected 1")
-            features = features.filled_from(one)
+        check_share(explore)
+        features = _candidate_rows(candidates, context)
         request_id, logs = self._checked_id(request_id), log and self._publisher is not None
         scored = await self._score(features, request_id, key)
         best = np.argsort(-scored.scores, kind="stable")[:k]
-        shown, now = features.take(best), self._timing.clock()
-        logged = logs and self._record(shown, scored, request_id=request_id, time=now, ranked=best)
+        best, propensities = explored(best, explore, self._timing.chance())
+        logged = logs and self._record(
+            features.take(best),
+            scored,
+            request_id=request_id,
+            time=self._timing.clock(),
+            ranked=best,
+            propensities=propensities if explore else None,
+        )
         return Ranking(
             request_id=request_id,
             candidates=best,
             scores=scored.scores[best],
+            propensities=propensities,
             model_version=scored.model_version,
             canary=scored.canary,
             logged=logged,
@@ -329,6 +349,7 @@ class RecommenderClient:
         request_id: str,
         time: float,
         ranked: NDArray[np.int64] | None = None,
+        propensities: NDArray[np.float64] | None = None,
     ) -> bool:
         """Queues the record of the rows that were shown, `ranked` among those scored; False where it was dropped.
 
@@ -343,8 +364,8 @@ class RecommenderClient:
             dense=shown.dense,
             categorical=shown.categorical,
             scores=scored.scores[selection],
-            session_id=None if ranked is None else request_id,
             positions=None if ranked is None else positions_of(len(ranked)),
+            propensities=propensities,
             canary=scored.canary,
         )
         if scored.shadow is None:

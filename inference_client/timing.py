@@ -15,7 +15,7 @@ def shortened(seconds: float) -> float:
 
 
 class Timing(NamedTuple):
-    """Clocks, waits and the jitter of backoffs."""
+    """Clocks, waits, the jitter of backoffs and the draws of exploration."""
 
     clock: Callable[[], float] = time.time
     """Seconds since the epoch, for records."""
@@ -24,3 +24,5 @@ class Timing(NamedTuple):
     sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
     jitter: Callable[[float], float] = shortened
     """The wait for a backoff."""
+    chance: Callable[[], float] = random.random
+    """A uniform number in [0, 1), for exploration. Unlike NumPy's generators, Python's is seeded anew after a fork."""

@@ -81,8 +81,7 @@ def raw_table():
         columns[criteo.ROW] = (np.arange(n) % 10).astype(np.int32)
         times = (start + np.arange(n) * (seconds / max(n, 1))) * 1e6
         columns[criteo.EVENT_TIME] = times.astype(np.int64)
-        columns[criteo.MODEL_VERSION] = pyarrow.nulls(n)
-        columns[criteo.SCORE] = pyarrow.nulls(n)
+        columns |= dict.fromkeys(criteo.SERVED_BY, pyarrow.nulls(n))
         # pyarrow 10 does not take an Array for an array's values.
         arrays = {n: c if isinstance(c, pyarrow.Array) else pyarrow.array(c) for n, c in columns.items()}
         return pyarrow.table({name: arrays[name].cast(types[name]) for name in criteo.RAW_TYPES})

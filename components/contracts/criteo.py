@@ -33,6 +33,8 @@ ROW = "row"
 EVENT_TIME = "event_time"
 MODEL_VERSION = "model_version"
 SCORE = "score"
+POSITION = "position"
+PROPENSITY = "propensity"
 
 RAW_TYPES: dict[str, str] = {
     LABEL: "int32",
@@ -43,11 +45,14 @@ RAW_TYPES: dict[str, str] = {
     EVENT_TIME: "timestamp[us, tz=UTC]",
     MODEL_VERSION: "int32",
     SCORE: "float32",
+    POSITION: "int32",
+    PROPENSITY: "float64",
 }
-"""Arrow type of each raw column, in file order. Only the features may be null, and `model_version` and `score`
-in rows that no model of ours served; these two columns a file of such rows may lack. `request_id` and `row` together
-identify a row."""
-SERVED_BY = (MODEL_VERSION, SCORE)
+"""Arrow type of each raw column, in file order. Only the features may be null, and the last four columns:
+`model_version` and `score` in rows that no model of ours served, `position` in rows outside ranked lists, `propensity`
+where no client explored. `request_id` and `row` together identify a row. `position` is the row's place in the list that
+the request showed, from 1; `propensity` the probability with which it stood there (`contracts.exploration`)."""
+SERVED_BY = (MODEL_VERSION, SCORE, POSITION, PROPENSITY)
 """Columns that a file may lack, and that are null then."""
 
 SHADOW_VERSION = "shadow_version"
@@ -56,15 +61,11 @@ SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"
 """Columns after the raw ones in files that hold a row scored in the shadow too (`store.traffic_plan`), null in its
 other rows. Readers of raw rows ask for columns by name and do not meet them; the canary's evidence does."""
 
-SESSION_ID = "session_id"
-POSITION = "position"
-SESSION_TYPES: dict[str, str] = {SESSION_ID: "string", POSITION: "int32"}
-"""Columns in files that hold a row of a ranked list: the list, and the row's place in it from 1; null in other rows."""
 CANARY = "canary"
 CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
 """Column in files that hold a row that a canary answered; false in other rows. Optional groups follow the raw columns
-in this order: shadow, session, canary."""
-KNOWN_COLUMNS = frozenset({*RAW_TYPES, *SHADOW_TYPES, *SESSION_TYPES, *CANARY_TYPES})
+in this order: shadow, canary."""
+KNOWN_COLUMNS = frozenset({*RAW_TYPES, *SHADOW_TYPES, *CANARY_TYPES})
 """What a raw file may hold without being asked."""
 
 

@@ -366,6 +366,26 @@ class OldRowsQuality:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReorderingGain:
+    """What the candidate's order of neighbours is worth in clicks, from lists that a client explored.
+
+    None where too few disputed pairs were swapped to tell (`components.evaluation.exploration`).
+    """
+
+    gain: float | None = None
+    """Clicks on two neighbours that the candidate would order otherwise, if they change places, less those if not."""
+    low: float | None = None
+    """Lower end of the 95 % interval, which holds at all numbers of lists at once."""
+    high: float | None = None
+    num_lists: int
+    """Explored lists that are held out."""
+    num_swaps: int
+    """Shown swaps of pairs that the candidate would order so: what the estimate rests on."""
+    disputed_share: float
+    """Share of pairs of neighbours that the candidate would order otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict(Manifest):
     """The gate's answer. Evaluation -> deployment, the pipeline's condition, people."""
 
@@ -387,6 +407,8 @@ class Verdict(Manifest):
     """NumPy .npz with float32 `candidate` (and `champion`) scores of the held-out rows, in their order."""
     old_distribution: OldRowsQuality | None = None
     """None = no old rows were held out. The gate judges by it on request only."""
+    reordering_gain: ReorderingGain | None = None
+    """None = no held-out list was explored. Information: the gate does not judge by it."""
     champion_reference: str = "current"
     """How the run asked for the champion: `current`, `none` or a model id. Only a comparison with `current` grows stale
     when another model goes live."""

@@ -57,10 +57,10 @@ class PredictionBatch:
     """[n, 26], -1 = missing."""
     scores: NDArray[np.float32]
     """[n] probabilities."""
-    session_id: str | None = None
-    """Names the ranked list that the rows were shown in; None where there was no list."""
     positions: NDArray[np.int32] | None = None
-    """[n] place in the list, from 1."""
+    """[n] place in the ranked list that the request showed, from 1; None where it showed none."""
+    propensities: NDArray[np.float64] | None = None
+    """[n] probability with which each row stood at its place (`contracts.exploration`); None where nobody explored."""
     shadow_version: int | None = None
     """Model version that scored the rows in the shadow; None = none did."""
     shadow_scores: NDArray[np.float32] | None = None
@@ -78,16 +78,19 @@ class PredictionBatch:
         _check_array("scores", self.scores, np.float32, shape=(n,))
         if self.positions is not None:
             _check_array("positions", self.positions, np.int32, shape=(n,))
+        if self.propensities is not None:
+            _check_array("propensities", self.propensities, np.float64, shape=(n,))
         if (self.shadow_version is None) != (self.shadow_scores is None):
             raise ContractError(f"prediction batch {self.request_id} has a shadow version without scores or vice versa")
         if self.shadow_scores is not None:
             _check_array("shadow_scores", self.shadow_scores, np.float32, shape=(n,))
         if self.shadow_version is not None and type(self.shadow_version) is not int:
             raise ContractError(f"shadow_version is {self.shadow_version!r}, expected an integer")
-        for scores in (self.scores, self.shadow_scores):
+        for name in ("scores", "shadow_scores", "propensities"):
+            values = getattr(self, name)
             # NaN is the minimum of whatever holds one, and neither.
-            if scores is not None and not (np.minimum.reduce(scores) >= 0 and np.maximum.reduce(scores) <= 1):
-                raise ContractError(f"prediction batch {self.request_id} holds a score outside [0, 1]")
+            if values is not None and not (np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= 1):
+                raise ContractError(f"prediction batch {self.request_id} has {name} outside [0, 1]")
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -143,11 +146,11 @@ def encode(record: Record) -> bytes:
             "time": record.time,
             "model_version": record.model_version,
             "num_rows": len(record),
-            "session_id": record.session_id,
             "has_positions": record.positions is not None,
+            "has_propensities": record.propensities is not None,
         }
         arrays = [record.dense, record.categorical, record.scores]
-        arrays += [] if record.positions is None else [record.positions]
+        arrays += [array for array in (record.positions, record.propensities) if array is not None]
         if record.canary:
             header["canary"] = True
         if record.shadow_scores is not None:
@@ -211,8 +214,8 @@ def _decode_prediction(header: dict[str, Any], arrays: _Arrays) -> PredictionBat
         dense=arrays.take(np.float32, (n, NUM_DENSE)),
         categorical=arrays.take(np.int64, (n, NUM_CATEGORICAL)),
         scores=arrays.take(np.float32, (n,)),
-        session_id=header["session_id"],
         positions=arrays.take(np.int32, (n,)) if header["has_positions"] else None,
+        propensities=arrays.take(np.float64, (n,)) if header["has_propensities"] else None,
         shadow_version=shadow,
         shadow_scores=arrays.take(np.float32, (n,)) if shadow is not None else None,
         canary=canary,

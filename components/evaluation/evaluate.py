@@ -30,6 +30,7 @@ from components.contracts.metrics import AucEstimate, calibration, log_loss, nor
 from components.contracts.retrain_request import CURRENT
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
+from components.evaluation.exploration import read_shown, reordering_gain
 from components.evaluation.gate import Estimates, GateSettings, estimate, judge
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
 from components.evaluation.slices import SliceMetrics, measure_slices, slice_column
@@ -106,6 +107,7 @@ def evaluate(
         rows_needed=judgement.rows_needed,
         scores_uri=_keep_scores(final, scored).as_uri(),
         old_distribution=_measure_quality(old, _estimate(old)) if old else None,
+        reordering_gain=reordering_gain(read_shown(local_path(raw.holdout_uri), scored)),
         champion_reference=champion_reference,
     )
     slices = measure_slices(scored, column=column, is_first_round=training_set.parent_model_uri is None)

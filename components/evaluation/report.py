@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from components.charts.line_chart import Line, line_chart
 from components.charts.page import ABSENT, html_page, html_table, number, percent, probability
-from components.contracts.manifests import AucLead, ModelQuality, Verdict
+from components.contracts.manifests import AucLead, ModelQuality, ReorderingGain, Verdict
 from components.contracts.metrics import AucDifference, AucEstimate
 from components.evaluation.evaluate import Evaluation
 from components.evaluation.gate import MIN_CLASS_REQUESTS, GateSettings
@@ -40,6 +40,7 @@ def render_report(evaluation: Evaluation) -> str:
                 verdict, verdict.candidate, verdict.champion, difference=verdict.difference
             ),
             "Old rows": _old_rows(verdict),
+            "Explored lists": _explored_lists(verdict.reordering_gain),
             "Calibration": _calibration(evaluation.scored),
             "Slices": "<p>For people; the gate judges all rows together. Intervals are 95 %, one by one.</p>"
             + _slices_table(evaluation.slices),
@@ -50,10 +51,11 @@ def render_report(evaluation: Evaluation) -> str:
 
 def metrics_document(verdict: Verdict) -> dict[str, float]:
     """Names and values of the metrics that exist, for KFP's metadata."""
-    parts: dict[str, ModelQuality | AucLead | None] = {
+    parts: dict[str, ModelQuality | AucLead | ReorderingGain | None] = {
         "": verdict.candidate,
         "champion_": verdict.champion,
         "difference_": verdict.difference,
+        "reordering_": verdict.reordering_gain,
     }
     values: dict[str, float | None] = {
         "num_rows": verdict.num_rows,
@@ -123,6 +125,22 @@ def _old_rows(verdict: Verdict) -> str:
         "Where the world changed in between, a candidate that follows it is wrong about them and scores lower; that is "
         "a fault only where the old world may return.</p>"
         + _quality_table(verdict, old.candidate, old.champion, difference=old.difference)
+    )
+
+
+def _explored_lists(found: ReorderingGain | None) -> str:
+    if found is None:
+        return "<p>No held-out list was explored, so the logs do not tell what another order is worth.</p>"
+    overlap = (
+        f"{found.num_lists} held-out lists were explored. The candidate would order {percent(found.disputed_share)} of "
+        f"the neighbours otherwise, and {found.num_swaps} swaps of such a pair were shown"
+    )
+    if found.gain is None or found.low is None or found.high is None:
+        return f"<p>{overlap}: too few to tell what its order is worth.</p>"
+    return (
+        f"<p>{overlap}. Each such swap gains <b>{found.gain:+.4f} [{found.low:+.4f}, {found.high:+.4f}]</b> clicks on "
+        "the two rows over the order that was served. The interval, 95 %, holds at every number of lists at once. The "
+        "gate does not judge by it.</p>"
     )
 
 

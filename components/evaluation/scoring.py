@@ -265,7 +265,7 @@ def check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
 def raw_batches(folder: Path, batch_rows: int = BATCH_ROWS) -> Iterator[RawBatch]:
     """The raw rows of `folder` in order."""
     numbers: dict[str, int] = {}
-    for batch in _batches(folder, [LABEL, EVENT_TIME, REQUEST_ID, *DENSE, *CATEGORICAL], batch_rows):
+    for batch in column_batches(folder, [LABEL, EVENT_TIME, REQUEST_ID, *DENSE, *CATEGORICAL], batch_rows):
         time = batch.column(EVENT_TIME).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
         yield RawBatch(
             labels=_labels(batch),
@@ -278,7 +278,7 @@ def raw_batches(folder: Path, batch_rows: int = BATCH_ROWS) -> Iterator[RawBatch
 
 def encoded_batches(folder: Path, batch_rows: int = BATCH_ROWS) -> Iterator[EncodedBatch]:
     """The encoded rows of `folder` in order."""
-    for batch in _batches(folder, [LABEL, *DENSE, *CATEGORICAL], batch_rows):
+    for batch in column_batches(folder, [LABEL, *DENSE, *CATEGORICAL], batch_rows):
         yield EncodedBatch(
             labels=_labels(batch),
             dense=feature_matrix(batch, DENSE, "float32", missing=np.nan),
@@ -294,7 +294,12 @@ def _num_rows(folder: Path) -> int:
     return num_rows
 
 
-def _batches(folder: Path, columns: list[str], batch_rows: int) -> Iterator[Any]:
+def column_batches(folder: Path, columns: list[str], batch_rows: int = BATCH_ROWS) -> Iterator[Any]:
+    """These columns of the rows of `folder` in order, as Arrow record batches.
+
+    Raises:
+        ContractError: a file is unreadable or lacks a column.
+    """
     for path in parquet_files(folder):
         with _readable(path), pq.ParquetFile(path) as file:
             if absent := set(columns) - set(file.schema_arrow.names):

@@ -76,8 +76,7 @@ def raw_table(rows: WorldRows, *, request_ids: list[str], row: NDArray[np.int32]
     columns[criteo.REQUEST_ID] = pa.array(request_ids)
     columns[criteo.ROW] = pa.array(row)
     columns[criteo.EVENT_TIME] = pa.array((times * 1e6).astype(np.int64))
-    columns[criteo.MODEL_VERSION] = pa.nulls(len(row))
-    columns[criteo.SCORE] = pa.nulls(len(row))
+    columns |= dict.fromkeys(criteo.SERVED_BY, pa.nulls(len(row)))
     return pa.table([columns[field.name].cast(field.type) for field in _SCHEMA], schema=_SCHEMA)
 
 

@@ -27,8 +27,6 @@ OUTCOME_SCHEMA = arrow_schema(criteo.OUTCOME_TYPES)
 _OPTIONAL: dict[str, Callable[[PredictionBatch], Any]] = {
     criteo.SHADOW_VERSION: lambda batch: batch.shadow_version,
     criteo.SHADOW_SCORE: lambda batch: batch.shadow_scores,
-    criteo.SESSION_ID: lambda batch: batch.session_id,
-    criteo.POSITION: lambda batch: batch.positions,
     criteo.CANARY: lambda batch: batch.canary,
 }
 """Where the optional columns come from."""
@@ -53,6 +51,8 @@ def build_row_table(rows: Sequence[ArchiveRow]) -> pa.Table:
         criteo.EVENT_TIME: times[request],
         criteo.MODEL_VERSION: np.array([batch.model_version for batch in batches], np.int32)[request],
         criteo.SCORE: np.concatenate([batch.scores for batch in batches]),
+        criteo.POSITION: _column([batch.positions for batch in batches], batches, pa.int32()),
+        criteo.PROPENSITY: _column([batch.propensities for batch in batches], batches, pa.float64()),
     }
     for i, name in enumerate(criteo.DENSE):
         columns[name] = pa.array(np.ascontiguousarray(dense[:, i]), mask=np.isnan(dense[:, i]))
@@ -60,7 +60,7 @@ def build_row_table(rows: Sequence[ArchiveRow]) -> pa.Table:
         values = np.ascontiguousarray(categorical[:, i])
         columns[name] = pa.array(values, mask=values == criteo.MISSING_CATEGORY)
     schema = SCHEMA
-    for types in (criteo.SHADOW_TYPES, criteo.SESSION_TYPES, criteo.CANARY_TYPES):
+    for types in (criteo.SHADOW_TYPES, criteo.CANARY_TYPES):
         group = {field: [_OPTIONAL[field.name](batch) for batch in batches] for field in arrow_schema(types)}
         if any(given is not None and given is not False for each in group.values() for given in each):
             for field, each in group.items():

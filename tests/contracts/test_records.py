@@ -66,8 +66,8 @@ def prediction_batches(draw):
         dense=draw(hnp.arrays(np.float32, (n, 13), elements=st.floats(width=32))),
         categorical=draw(hnp.arrays(np.int64, (n, 26), elements=INT64)),
         scores=draw(hnp.arrays(np.float32, n, elements=st.floats(0, 1, width=32))),
-        session_id=draw(st.none() | st.text()),
         positions=draw(st.none() | hnp.arrays(np.int32, n, elements=INT32)),
+        propensities=draw(st.none() | hnp.arrays(np.float64, n, elements=st.floats(0, 1))),
         canary=draw(st.booleans()),
         **draw(
             st.just({})
@@ -158,7 +158,7 @@ def test_foreign_bytes_are_refused(message):
 
 
 def test_batch_of_64_rows_fits_far_below_the_limit():
-    message = records.encode(predictions(64, positions=np.arange(1, 65, dtype=np.int32), session_id="s"))
+    message = records.encode(predictions(64, positions=np.arange(1, 65, dtype=np.int32)))
     assert 64 * (13 * 4 + 26 * 8 + 4 + 4) < len(message) < 18_000
 
 
@@ -169,6 +169,8 @@ def test_batch_of_64_rows_fits_far_below_the_limit():
         {"scores": np.array([0.1, 0.2, 1.5], np.float32)},
         {"scores": np.array([0.1, 0.2, np.nan], np.float32)},
         {"scores": np.zeros(0, np.float32)},
+        {"propensities": np.array([0.5, 1.5, 0.5])},
+        {"propensities": np.array([0.5, 0.5])},
         {"dense": np.zeros((3, 12), np.float32)},
         {"categorical": np.zeros((3, 26), np.int32)},
         {"positions": np.arange(3)},

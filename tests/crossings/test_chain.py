@@ -65,7 +65,8 @@ def test_raw_rows_of_the_driver_are_the_same_rows_to_older_readers(chain, enviro
     pythons = [python_of(name) for name in ("driver", environment)]
     told = [subprocess.run([p, *command], capture_output=True, text=True, check=True).stdout for p in pythons]
     assert json.loads(told[0]) == json.loads(told[1])
-    arrows_names = {name: kind.replace("float32", "float") for name, kind in criteo.RAW_TYPES.items()}
+    spelled = {"float32": "float", "float64": "double"}
+    arrows_names = {name: spelled.get(kind, kind) for name, kind in criteo.RAW_TYPES.items()}
     assert json.loads(told[0])["types"] == arrows_names
     assert sum(json.loads(told[0])["nulls"].values()) > 0
 

@@ -240,7 +240,7 @@ def test_the_largest_messages_fit_the_log(time, make_rows):
     longest = '"' * MAX_ID_LENGTH
     scores = np.full(MAX_ROWS_PER_RECORD, 0.5, np.float32)
     ranked = PredictionBatch(
-        request_id=longest, session_id=longest, positions=np.ones(len(scores), np.int32), time=1.0, model_version=1,
+        request_id=longest, positions=np.ones(len(scores), np.int32), time=1.0, model_version=1,
         dense=dense, categorical=categorical, scores=scores, shadow_version=2, shadow_scores=scores,
     )  # fmt: skip
     log = MemoryLog()

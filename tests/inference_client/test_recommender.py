@@ -17,6 +17,7 @@ from inference_client import Outcome, PublisherSettings, RecommenderClient, Sync
 from inference_client.errors import ServerUnavailable
 from inference_client.rows import FeatureRows, feature_rows
 from inference_client.scoring import ClientSettings, Scored, shadow_of
+from inference_client.timing import Timing
 
 
 def by_name(dense, categorical):
@@ -102,7 +103,7 @@ def test_rows_by_name_are_scored_and_logged_as_the_model_takes_them(server, log,
     assert (scored.request_id, scored.model_version, scored.canary, scored.logged) == ("r1", 7, False, True)
     [record] = read_log(log)
     assert (record.request_id, record.model_version, record.time) == ("r1", 7, scored.time)
-    assert (record.session_id, record.positions) == (None, None)
+    assert (record.positions, record.propensities) == (None, None)
     for name, expected in (("dense", dense), ("categorical", categorical), ("scores", scored.scores)):
         np.testing.assert_array_equal(getattr(record, name), expected)
 
@@ -129,11 +130,43 @@ def test_a_rankings_log_holds_what_was_shown_and_the_click_on_it(server, log, ma
     np.testing.assert_array_equal(ranking.scores, expected[best])
     records = read_log(log)
     [record] = predictions(records)
-    assert (record.request_id, record.session_id) == (ranking.request_id, ranking.request_id)
+    assert (record.request_id, record.propensities) == (ranking.request_id, None)
     assert record.positions.tolist() == ranking.positions.tolist() == [1, 2, 3, 4]
     np.testing.assert_array_equal(record.scores, expected[best])
     np.testing.assert_array_equal(record.categorical, categorical[best])
     assert sorted(outcomes(records)) == [(ranking.request_id, 2, "click"), (ranking.request_id, 2, "conversion")]
+
+
+def test_an_explored_list_is_shown_and_logged_in_its_order_with_its_odds(server, log, make_rows, score_rows, read_log):
+    dense, categorical = make_rows(30, seed=1)
+    scores = score_rows(dense, categorical)
+    best = np.argsort(-scores, kind="stable")[:4]
+    chances = iter([0.31, 0.29])
+
+    async def talk():
+        timing = Timing(chance=lambda: next(chances))
+        async with RecommenderClient(server.url, log=f"sqlite:///{log}", timing=timing) as client:
+            rows = FeatureRows(dense=dense, categorical=categorical)
+            stayed, swapped = [await client.rank(rows, 4, explore=0.3) for _ in range(2)]
+            client.tell(Outcome(request_id=swapped.request_id, row=2))
+            return stayed, swapped
+
+    stayed, swapped = asyncio.run(talk())
+    np.testing.assert_array_equal(stayed.candidates, best)
+    np.testing.assert_allclose(stayed.propensities, [0.9, 0.8, 0.8, 0.9])
+    np.testing.assert_array_equal(swapped.candidates, best[[0, 1, 3, 2]])
+    np.testing.assert_array_equal(swapped.scores, scores[best[[0, 1, 3, 2]]])
+    np.testing.assert_allclose(swapped.propensities, [0.9, 0.8, 0.1, 0.1])
+    records = read_log(log)
+    of_swapped = next(record for record in predictions(records) if record.request_id == swapped.request_id)
+    np.testing.assert_array_equal(of_swapped.propensities, swapped.propensities)
+    assert of_swapped.positions.tolist() == [1, 2, 3, 4]
+    clicked = outcomes(records)[0][1]
+    np.testing.assert_array_equal(of_swapped.dense[clicked], dense[best[3]])
+
+
+def test_without_exploring_the_order_is_that_of_the_scores_for_certain(server, make_rows):
+    assert rank(server, make_rows(9), 3).propensities.tolist() == [1.0, 1.0, 1.0]
 
 
 def rank(server, rows, k, **settings):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from components.contracts.criteo import NUM_TSV_FIELDS, RAW_TYPES, is_visible
+from components.contracts.criteo import NUM_TSV_FIELDS, RAW_TYPES, SERVED_BY, is_visible
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import CLICK_COLUMNS, open_parquet
 from components.extraction.readers.parquet import CriteoParquet, RawParquet
@@ -103,7 +103,7 @@ def find_reader(path: Path) -> Reader:
 
 def _parquet_reader(path: Path) -> Reader:
     names = open_parquet(path).schema_arrow.names
-    if set(RAW_TYPES) <= set(names):
+    if set(RAW_TYPES) - set(SERVED_BY) <= set(names):
         return RawParquet(path=path)
     lower = [name.lower() for name in names]
     if missing := [name for name in CLICK_COLUMNS if lower.count(name.lower()) != 1]:

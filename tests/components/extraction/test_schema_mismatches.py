@@ -46,7 +46,7 @@ def test_a_column_that_became_text_is_told_with_its_first_file(flags, run_main, 
 def test_columns_that_nobody_agreed_on_are_told_and_those_of_agreed_groups_are_not(flags, run_main, change_file):
     path = change_file(
         lambda table: table.append_column("price", pa.array([1.5] * len(table))).append_column(
-            "session_id", pa.nulls(len(table), pa.string())
+            "shadow_version", pa.nulls(len(table), pa.int32())
         )
     )
     assert foreign(flags, run_main) == [

@@ -36,7 +36,7 @@ def make_frame(requests: int, seed: int = 0) -> pd.DataFrame:
     frame[criteo.REQUEST_ID] = [f"r{i}" for i in number // ROWS_OF_REQUEST]
     frame[criteo.ROW] = number % ROWS_OF_REQUEST
     frame[criteo.EVENT_TIME] = [START + dt.timedelta(minutes=int(i)) for i in number // ROWS_OF_REQUEST]
-    frame[criteo.MODEL_VERSION], frame[criteo.SCORE] = 1, 0.5
+    frame[list(criteo.SERVED_BY)] = 1, 0.5, None, None
     return frame
 
 

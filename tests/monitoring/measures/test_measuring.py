@@ -16,7 +16,7 @@ def test_ranked_requests_reach_the_kpis(bench):
     monitor = b.start()
     positions = np.array([3, 1, 2, 4, 6, 5, 12, 7], np.int32)
     lists = [
-        dataclasses.replace(prediction(name, 8, time=START + i), session_id=name, positions=positions)
+        dataclasses.replace(prediction(name, 8, time=START + i), positions=positions)
         for i, name in enumerate(["a", "b", "c"])
     ]
     outcomes = [("a", 0, START + 5), ("a", 3, START + 6), ("b", 6, START + 7)]

@@ -34,7 +34,7 @@ def test_rows_are_archived_in_the_raw_schema_with_their_values(bench):
     (path,) = b.settings.archive.glob("day=2025-11-13/part-*.parquet")
     table = pq.ParquetFile(path).read()
     assert table.schema.equals(SCHEMA)
-    spelled = {"float32": "float"}
+    spelled = {"float32": "float", "float64": "double"}
     expected = [(name, spelled.get(text, text)) for name, text in criteo.RAW_TYPES.items()]
     assert [(field.name, str(field.type)) for field in table.schema] == expected
     rows = {(row["request_id"], row["row"]): row for row in table.to_pylist()}
@@ -149,7 +149,8 @@ def test_rows_are_held_for_each_version_and_for_the_judge(tmp_path):
 
 def test_optional_columns_are_in_the_files_whose_rows_need_them(tmp_path):
     plain, ranked, canary = prediction("plain", 2), prediction("ranked", 3), prediction("canary", 1)
-    ranked = dataclasses.replace(ranked, session_id="s", positions=np.array([3, 1, 2], np.int32))
+    places, odds = np.array([3, 1, 2], np.int32), np.array([0.9, 0.8, 0.9])
+    ranked = dataclasses.replace(ranked, positions=places, propensities=odds)
     canary = dataclasses.replace(canary, canary=True)
 
     def table(*batches):
@@ -159,12 +160,11 @@ def test_optional_columns_are_in_the_files_whose_rows_need_them(tmp_path):
     assert table(plain).column_names == raw
     assert table(plain, canary).column_names == [*raw, "canary"]
     found = table(plain, ranked)
-    assert found.column_names == [*raw, "session_id", "position"]
-    assert found["session_id"].to_pylist() == [None, None, "s", "s", "s"]
+    assert found.column_names == raw
     assert found["position"].to_pylist() == [None, None, 3, 1, 2]
-    types = {**criteo.SESSION_TYPES, **criteo.CANARY_TYPES}
+    assert found["propensity"].to_pylist() == [None, None, 0.9, 0.8, 0.9]
     every = table(plain, ranked, canary)
-    assert [(f.name, str(f.type)) for f in every.schema][len(raw) :] == list(types.items())
+    assert [(f.name, str(f.type)) for f in every.schema][len(raw) :] == list(criteo.CANARY_TYPES.items())
     assert every["canary"].to_pylist() == [False] * 5 + [True]
 
 

@@ -1,0 +1,117 @@
+"""Lists that a client explores, through its log, the monitor, the lake and every step up to the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo
+from components.logs.locations import open_subscriber
+from components.storage.uris import local_path
+from inference_client import Outcome, RecommenderClient
+from inference_client.scoring import Scored
+from inference_client.timing import Timing
+from monitoring.memory.store import Store
+from monitoring.monitor import Monitor
+from monitoring.uploader import Uploader
+from tests.support.clocks import Clock
+from tests.support.monitors import START, monitor_settings
+
+pytestmark = pytest.mark.timeout(300)
+
+LISTS, PLACES, SHARE = 700, 4, 0.4
+
+
+class LiveModel:
+    """Orders by one number of the row, which says little of its clicks."""
+
+    async def score(self, dense, categorical, *, request_id=None, key=None):
+        return Scored((0.5 / (1 + np.nan_to_num(dense[:, 0]))).astype(np.float32), 1)
+
+
+def _talk(url, rows, clock):
+    """Each list ranks four rows; users see a place with falling odds and click what they see by the row's label."""
+    chance, asked = random.Random(5), []
+
+    async def talk():
+        timing = Timing(clock=clock, chance=chance.random)
+        async with RecommenderClient(LiveModel(), log=url, timing=timing) as client:
+            for number in range(LISTS):
+                clock.now += 1
+                part = rows.slice(number * PLACES, PLACES)
+                ranking = await client.rank(part.select(criteo.FEATURES), PLACES, explore=SHARE)
+                labels = part[criteo.LABEL].to_numpy()[ranking.candidates]
+                clicks = [place for place in range(PLACES) if labels[place] and chance.random() < 0.9**place]
+                for place in clicks:
+                    client.tell(Outcome(request_id=ranking.request_id, row=place))
+                asked.append((ranking, clicks))
+
+    asyncio.run(talk())
+    return asked
+
+
+def _to_the_lake(folder, url, clock):
+    settings = monitor_settings(folder, attribution_window_seconds=10.0, archive_roll_rows=500)
+    store = Store(settings.state / "monitor.db")
+    monitor = Monitor(settings, subscriber=open_subscriber(url, clock=clock), store=store, trigger=None, clock=clock)
+    for _ in range(12):
+        monitor.tick()
+        clock.now += 10
+    monitor.stop()
+    store.close()
+    Uploader(folder / "archive", folder / "lake", clock=clock).run_once()
+
+
+@pytest.fixture
+def told(tmp_path, raw_table, chain_of):
+    """What the client showed and was told, the held-out rows, and the verdict."""
+    clock, url = Clock(START), f"sqlite:///{tmp_path}/log.db?lease_seconds=5"
+    asked = _talk(url, raw_table(LISTS * PLACES, seed=3), clock)
+    _to_the_lake(tmp_path, url, clock)
+    chain = chain_of()
+    chain.window = {"holdout_fraction": 0.5}
+    this = chain.turn_to_training("first")
+    inputs = {"raw-dataset": this.paths["extraction"], "training-set": this.paths["preprocessing"]}
+    gate = {"champion": "current", "accept-inconclusive": True, "min-auc": 0.0}
+    verdict, _ = chain.step("evaluation", "first", {**inputs, **gate, "model": this.paths["training"]})
+    files = sorted(local_path(this.extraction.holdout_uri).glob("*.parquet"))
+    return asked, pa.concat_tables([pq.ParquetFile(path).read() for path in files]), verdict
+
+
+def test_what_explored_lists_tell_of_the_candidate_stands_in_the_verdict(told):
+    asked, held_out, verdict = told
+    with np.load(local_path(verdict.scores_uri)) as scores:
+        keys = zip(held_out[criteo.REQUEST_ID].to_pylist(), held_out[criteo.ROW].to_pylist())
+        candidate = dict(zip(keys, scores["candidate"].tolist()))
+    lists = [(r, c) for r, c in asked if all((r.request_id, row) in candidate for row in range(PLACES))]
+    assert 0.4 * LISTS < len(lists) < 0.6 * LISTS
+
+    # The same sums list by list, from what the client showed and was told.
+    total = num_swaps = num_disputed = 0
+    seen = expected = 1.0
+    for ranking, clicks in lists:
+        order = np.lexsort((ranking.candidates, -ranking.scores))  # equal scores keep the order given
+        seen_before, expected_before = seen, expected
+        for upper, lower in zip(order, order[1:]):
+            on_pair = float((upper in clicks) + (lower in clicks))
+            forecast = float(ranking.scores[upper]) + float(ranking.scores[lower])
+            seen, expected = seen + on_pair, expected + forecast
+            if candidate[ranking.request_id, lower] <= candidate[ranking.request_id, upper]:
+                continue
+            num_disputed += 1
+            excess = on_pair - min(2.0, forecast * seen_before / expected_before)
+            if upper > lower:
+                num_swaps += 1
+                total += excess
+            elif order.tolist() == list(range(PLACES)):
+                total -= SHARE / (1 - SHARE) / (PLACES - 1) * excess
+    found = verdict.reordering_gain
+    assert (found.num_lists, found.num_swaps) == (len(lists), num_swaps)
+    assert found.disputed_share == pytest.approx(num_disputed / len(lists) / (PLACES - 1))
+    assert found.gain == pytest.approx(total / (num_disputed * SHARE / (PLACES - 1)), rel=1e-5)
+    assert found.low < found.gain < found.high
