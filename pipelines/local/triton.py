@@ -221,7 +221,7 @@ class TritonServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> TritonServer:
-        """Returns once the server is ready.
+        """Returns once the server is ready; started again, on the ports that it had, where clients look for it.
 
         Raises:
             ContractError: the repository or the serving environment lacks something; names it.
@@ -229,17 +229,28 @@ class TritonServer:
             TemporaryError: it was not ready in time; it has been stopped.
         """
         assert not self.alive(), "the server runs already"
-        return self._start(None)
-
-    def restart(self) -> TritonServer:
-        """Starts it again on the ports that it had, where clients look for it; stops it first if it runs still.
-
-        Raises:
-            The same as `start`.
-        """
-        ports = self._listening
+        ports = self._ports
         self.stop()
-        return self._start(ports)
+        _sweep_after_dead_owners()
+        self.repository.mkdir(parents=True, exist_ok=True)
+        check_repository(self.repository)
+        wheel = prepare(DEFAULT_VENV, self._runtime)
+        for attempt in range(1, _ATTEMPTS + 1):
+            self._ports = ports or _free_ports()
+            log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+            started = time.monotonic()
+            self._launch(wheel)
+            try:
+                self._wait_until_ready(log_start)
+            except PermanentError as error:
+                if ports or attempt == _ATTEMPTS or _TAKEN not in str(error):
+                    raise
+                logger.info("a port was taken between choice and start, choosing again")
+                continue
+            self.start_seconds = time.monotonic() - started
+            logger.info("triton %d ready after %.2f s, gRPC %s", self.pid, self.start_seconds, self.grpc_url)
+            break
+        return self
 
     def stop(self) -> int | None:
         """Ends the server and sweeps what it left; answers its exit status, None if it never ran."""
@@ -272,29 +283,6 @@ class TritonServer:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-
-    def _start(self, ports: Ports | None) -> TritonServer:
-        self.stop()
-        _sweep_after_dead_owners()
-        self.repository.mkdir(parents=True, exist_ok=True)
-        check_repository(self.repository)
-        wheel = prepare(DEFAULT_VENV, self._runtime)
-        for attempt in range(1, _ATTEMPTS + 1):
-            self._ports = ports or _free_ports()
-            log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
-            started = time.monotonic()
-            self._launch(wheel)
-            try:
-                self._wait_until_ready(log_start)
-            except PermanentError as error:
-                if ports or attempt == _ATTEMPTS or _TAKEN not in str(error):
-                    raise
-                logger.info("a port was taken between choice and start, choosing again")
-                continue
-            self.start_seconds = time.monotonic() - started
-            logger.info("triton %d ready after %.2f s, gRPC %s", self.pid, self.start_seconds, self.grpc_url)
-            break
-        return self
 
     @property
     def _listening(self) -> Ports:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.images import DOCKERFILES, ENVIRONMENT_OF_STEP, STEP_OF_VARIANT, TRAINING_IMAGES, image_name
-from pipelines.local.environments import locks_of, python_of
+from pipelines.local.environments import python_of
 from tests.support.dockerfiles import VENV, entrypoint, environment, lay_out, module, stages
 from tests.support.paths import REPOSITORY
 
@@ -130,7 +130,7 @@ def test_image_installs_its_environments_lock_in_a_stage_that_is_left_behind(nam
     build, shipped = stages(name)
     torch = [("", "requirements/torch.txt", "/tmp/torch.txt")] if environment(name) == "training" else []
     assert build.copies() == [("", f"requirements/{environment(name)}.lock", "/tmp/requirements.lock"), *torch]
-    assert locks_of(environment(name), REPOSITORY)[0] == REPOSITORY / build.copies()[0][1]
+    assert (REPOSITORY / build.copies()[0][1]).is_file()
     (install,) = build.all("RUN")
     assert f"python -m venv --without-pip {VENV} " in install
     assert (

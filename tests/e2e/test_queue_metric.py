@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
-from k8s.scaling.manifests import metric_name, read_queries
+from tests.support.adapter_queries import ADAPTER, metric_name, read_queries
 from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus
 from tests.support.rendering import K8S
@@ -19,7 +19,7 @@ from tests.support.sleeping_triton import Client, sleeping_triton
 
 pytestmark = pytest.mark.e2e
 
-ADAPTER, KEDA = K8S / "components/prometheus-adapter", K8S / "components/keda"
+KEDA = K8S / "components/keda"
 QUEUE, PENDING = "triton_queue_microseconds_per_request", "triton_pending_requests"
 BUSY, IDLE = PODS = ("triton-7d9f-busy", "triton-7d9f-idle")
 SECONDS = {MODEL_NAME: 0.004, CANARY_NAME: 0.03}

@@ -67,7 +67,7 @@ def test_kill_9_under_load_costs_retries_but_no_request_and_no_leftovers(deploy,
         group, shm = triton.pid, f"{triton._shm_prefix}*"
         os.kill(triton.pid, signal.SIGKILL)
         wait_for(lambda: not triton.alive())
-        triton.restart()
+        triton.start()
         wait_for(lambda: not running_in_group(group))
         traffic.more()
     assert traffic.failures == []
@@ -91,7 +91,7 @@ def test_kill_9_in_the_middle_of_a_release_brings_back_what_the_journal_says(
     with pytest.raises(TemporaryError):
         deploy(2, connect=lambda url: Altered(url, load=die))
     assert current(settings.store).version == 1
-    triton.restart()
+    triton.start()
     with RetryingTraffic(triton.grpc_url, rows) as traffic:
         traffic.more()
         done = deploy(3)
@@ -109,10 +109,10 @@ def test_a_damaged_live_graph_ends_the_start_with_the_reason_and_a_rollback_with
     graph = triton.repository / MODEL_NAME / "2" / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:1000])
     with pytest.raises(PermanentError, match=r"triton ended with -?\d+ at start: .*'click_model' version 2"):
-        triton.restart()
+        triton.start()
     assert not triton.alive()
     rollback(dataclasses.replace(settings, triton_urls=()), reason="damaged file")
-    triton.restart()
+    triton.start()
     client, rows = Triton(triton.grpc_url), raw_rows(5)
     scores, version = client.infer(MODEL_NAME, *rows)
     client.close()

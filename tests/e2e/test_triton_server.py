@@ -150,7 +150,7 @@ def test_a_killed_server_is_noticed_and_found_on_the_same_ports_after_a_restart(
         os.kill(first, signal.SIGKILL)
         wait_for(lambda: not server.alive())
         assert server.returncode == -signal.SIGKILL
-        server.restart()
+        server.start()
         assert server._listening == ports
         assert server.pid != first
         assert status(f"{server.http_url}/v2/models/click_model/versions/1/ready") == 200

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from k8s.scaling.manifests import read_autoscaler, read_queries
+from k8s.scaling.manifests import read_autoscaler
 from tests.k8s.crds import validate_crd
+from tests.support.adapter_queries import ADAPTER, read_queries
 from tests.support.rendering import K8S, OVERLAYS, find, render_variant
 from tests.support.yaml_texts import documents
 
-ADAPTER, KEDA = K8S / "components/prometheus-adapter", K8S / "components/keda"
+KEDA = K8S / "components/keda"
 AUTOSCALER, SCALED_OBJECT = K8S / "base/triton/autoscaler.yaml", KEDA / "scaled-object.yaml"
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 SLOWEST_START_SECONDS = 300

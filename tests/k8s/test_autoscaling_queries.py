@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from k8s.scaling.manifests import ADAPTER, PENDING_METRIC, QUEUE_METRIC, read_queries, substitute
+from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC
 from tests.k8s.promql_units import Question, ask, close_to
+from tests.support.adapter_queries import ADAPTER, read_queries, substitute
 from tests.support.recorded_queues import PENDING, PODS, QUEUE, RECORD, SUCCESS, counted, recorded_series, truth
 
 REFERENCE = (

@@ -13,10 +13,10 @@ import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from k8s.scaling.manifests import read_queries
 from pipelines.placement import read_values
 from tests.k8s.grafana import DASHBOARDS, Asked, filled, offered, panels, queries
 from tests.support import metric_names
+from tests.support.adapter_queries import ADAPTER, read_queries
 from tests.support.rendering import K8S, find
 
 UNITS = {"short", "none", "s", "µs", "percentunit", "reqps", "cps", "dateTimeFromNow"}
@@ -77,7 +77,7 @@ def test_grafanas_own_types_hold_every_field(name):
 
 
 def test_the_queue_panels_ask_what_the_autoscaler_asks():
-    shipped = read_queries(K8S / "components" / "prometheus-adapter", pods=("POD",))
+    shipped = read_queries(ADAPTER, pods=("POD",))
     expected = {name: query.replace('pod="POD"', 'pod=~"triton-.+"') for name, query in shipped.items()}
     drawn = {panel["title"]: filled(panel["targets"][0]["expr"]) for panel in panels(DASHBOARDS["serving"])}
     assert drawn["Queue time per request"] == expected["triton_queue_microseconds_per_request"]

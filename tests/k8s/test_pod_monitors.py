@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from k8s.scaling.manifests import read_queries
+from tests.support.adapter_queries import read_queries
 from tests.support.rendering import K8S, find
 
 NAMES = ("triton", "monitor")

@@ -12,6 +12,7 @@ from pipelines.local import environments
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
 MAKEFILE = environments.REPOSITORY / "Makefile"
+LOCKS = environments.REPOSITORY / "requirements"
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +72,25 @@ def test_failed_build_shows_the_reason_names_its_log_and_stays_unfinished(folder
 
 
 def test_every_environment_has_its_locks_and_every_pin_is_exact_and_has_its_hash():
-    for name in (*environments.ENVIRONMENTS, *environments.ON_DEMAND):
-        for lock in environments.locks_of(name):
-            text = lock.read_text().replace("\\\n", " ")
-            pins = [line for line in text.splitlines() if line and not line.startswith("#")]
-            assert pins
-            for pin in pins:
-                assert re.fullmatch(r"[\w.-]+==[\w.!]+(?:\s+--hash=sha256:[0-9a-f]{64})+", pin), (lock.name, pin[:80])
+    listed = re.search(r"^ENVIRONMENTS \?= (.*)$", MAKEFILE.read_text(), re.M)[1].split()
+    locks = {lock.name: lock for lock in LOCKS.glob("*.lock")}
+    assert locks.keys() >= {f"{name}{kind}.lock" for name in listed for kind in ("", ".test")}
+    for name, lock in locks.items():
+        text = lock.read_text().replace("\\\n", " ")
+        pins = [line for line in text.splitlines() if line and not line.startswith("#")]
+        assert pins
+        for pin in pins:
+            assert re.fullmatch(r"[\w.-]+==[\w.!]+(?:\s+--hash=sha256:[0-9a-f]{64})+", pin), (name, pin[:80])
 
 
 def _pins(name):
-    texts = [lock.read_text() for lock in environments.locks_of(name)]
+    texts = [lock.read_text() for kind in ("", ".test") for lock in LOCKS.glob(f"{name}{kind}.lock")]
     return dict(pin for text in texts for pin in re.findall(r"^([\w.-]+)==(\S+)", text, re.M))
 
 
 def test_benchmarks_measure_the_versions_that_the_images_are_locked_to():
     for peers, name, packages in (
-        (environments.BENCHMARKS, "training", ("numpy", "pyarrow", "scikit-learn")),
+        ("benchmarks", "training", ("numpy", "pyarrow", "scikit-learn")),
         (environments.SERVING_PEERS, "serving", ("onnxruntime", "numpy")),
         (environments.SERVING_PEERS, "preprocessing", ("nvtabular", "merlin-core", "pandas", "dask")),
     ):

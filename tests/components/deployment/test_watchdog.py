@@ -47,7 +47,7 @@ def triton(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def running(triton):
     if not triton.alive():
-        triton.restart()
+        triton.start()
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_a_server_that_is_gone_is_reported_until_it_is_back(deploy, client, trit
     assert [findings(watchdog) for _ in range(3)] == [[GONE]] * 3
     said = [r for r in caplog.records if r.levelname == "ERROR" and triton.grpc_url in r.getMessage()]
     assert len(said) == 1, "once, not at every round"
-    triton.restart()
+    triton.start()
     assert findings(watchdog) == [WELL]
 
 

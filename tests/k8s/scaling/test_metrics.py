@@ -13,8 +13,9 @@ import urllib.request
 
 import pytest
 
-from k8s.scaling.manifests import ADAPTER, PENDING_METRIC, QUEUE_METRIC, read_queries
+from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC
 from k8s.scaling.metrics import Sample, metrics_by_pod
+from tests.support.adapter_queries import ADAPTER, read_queries
 from tests.support.processes import wait_for
 
 SEEDS = range(4)
