@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -34,7 +35,7 @@ from components.contracts.criteo import DAY_PARTITION, EVENT_TIME, LABEL, REQUES
 from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows
 from components.extraction.part_files import PartWriter
 from components.extraction.raw_schema import BATCH_ROWS, CLICK_COLUMNS, RAW_SCHEMA, raw_batch
-from components.extraction.readers.forms import click_log_files, find_reader
+from components.extraction.readers.forms import click_log_files, find_reader, passed_over
 from components.extraction.readers.parquet import RawParquet
 from components.extraction.times import DAY_MICROS, day_span, parse_day, to_iso
 from components.runtime.durable import fsync_path
@@ -48,6 +49,8 @@ from components.storage.uris import typed_uri
 logger = logging.getLogger(__name__)
 
 ROWS_PER_REQUEST = 100
+COMPARED_ROWS = 1000
+"""By these first rows, or by all of a smaller file, a file is known that is there twice, as `day_0` and `day_0.gz`."""
 _PARTITION = DAY_PARTITION.format(day="")
 _SPOOL_SCHEMA = pa.schema([RAW_SCHEMA.field(name) for name in CLICK_COLUMNS])
 
@@ -109,7 +112,7 @@ def ingest(files: list[Path], *, lake: str, replay: Path, settings: IngestSettin
             total, clicks = spool_rows(files, scratch / "spool", malformed, max_rows=settings.max_rows)
             malformed.judge()
         if total == 0:
-            raise ContractError(f"{files[0].parent} holds no row, expected Criteo rows")
+            raise ContractError(f"{', '.join(map(str, files))} holds no row, expected Criteo rows")
         num_lake = max(1, int(total * settings.lake_fraction))
         first_day = settings.last_day - timedelta(days=settings.days - 1)
         rows = dated(scratch / "spool", source, total, first_day=first_day, days=settings.days)
@@ -139,8 +142,14 @@ def name_of(files: list[Path], *, prefix: str = "ingest") -> str:
 def spool_rows(
     files: list[Path], path: Path, malformed: MalformedRows, *, max_rows: int | None = None
 ) -> tuple[int, int]:
-    """Copies the well-formed rows to an Arrow stream file; returns how many they are, and how many are clicks."""
+    """Copies the well-formed rows to an Arrow stream file; returns how many they are, and how many are clicks.
+
+    Raises:
+        ContractError: two files begin with the same rows, which would be learnt and judged twice; or a file cannot be
+            read.
+    """
     total = clicks = 0
+    beginnings: dict[str, Path] = {}
     with pa.ipc.new_stream(path, _SPOOL_SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4")) as spool:
         for file in files:
             logger.info("reading %s", file)
@@ -151,7 +160,10 @@ def spool_rows(
                     "into its day's folder of the lake, or use `evergreen backfill`",
                     file,
                 )
-            for batch in reader.batches(malformed):
+            batches = reader.batches(malformed)
+            beginning = _first_rows(batches)
+            _refuse_repetition(file, beginning, beginnings)
+            for batch in itertools.chain(beginning, batches):
                 rows = batch.select(list(CLICK_COLUMNS))
                 if max_rows is not None:
                     rows = rows.slice(0, max_rows - total)
@@ -161,6 +173,25 @@ def spool_rows(
                 if total == max_rows:
                     return total, clicks
     return total, clicks
+
+
+def _first_rows(batches: Iterator[Any]) -> list[Any]:
+    """The first batches, with `COMPARED_ROWS` rows or more, or all where there are fewer."""
+    found: list[Any] = []
+    while sum(batch.num_rows for batch in found) < COMPARED_ROWS and (batch := next(batches, None)) is not None:
+        found.append(batch)
+    return found
+
+
+def _refuse_repetition(file: Path, beginning: list[Any], known: dict[str, Path]) -> None:
+    """Notes in `known` the file of each beginning; refuses one that is there."""
+    rows = [row for batch in beginning for row in batch.select(list(CLICK_COLUMNS)).slice(0, COMPARED_ROWS).to_pylist()]
+    rows = rows[:COMPARED_ROWS]
+    digest = hashlib.sha256(repr(rows).encode()).hexdigest()
+    if rows and known.setdefault(digest, file) is not file:
+        raise ContractError(
+            f"{file} begins with the {len(rows):,} rows that {known[digest]} begins with, expected each row in one file"
+        )
 
 
 def dated(
@@ -300,7 +331,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_malformed_fraction=arguments.max_malformed_fraction,
     )
     files = click_log_files(arguments.data)
-    print(json.dumps(ingest(files, lake=typed_uri(arguments.lake), replay=arguments.replay, settings=settings)))
+    counts = ingest(files, lake=typed_uri(arguments.lake), replay=arguments.replay, settings=settings)
+    print(json.dumps({**counts, "passed_over": passed_over(arguments.data)}))
     return 0
 
 

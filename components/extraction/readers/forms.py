@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 _NAME = re.compile(r"(day_\d+(\.gz)?|.*\.(tsv|txt|csv)(\.gz)?|.*\.parquet)$", re.IGNORECASE)
 _COMPANION = re.compile(r"(readme|license)\b.*", re.IGNORECASE)
 """Criteo's own archives hold these beside the rows."""
+_TRAIN, _TEST = re.compile(r"train\b.*", re.IGNORECASE), re.compile(r"test\b.*", re.IGNORECASE)
+"""Kaggle's archive holds rows without labels beside those with them."""
 _SNIFFED_LINES = 20
 _SNIFFED_BYTES = 1 << 16
 
@@ -55,13 +57,26 @@ def click_log_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ContractError(f"{path} does not exist, expected a Criteo file or a folder of them")
-    visible = [p for p in path.iterdir() if p.is_file() and is_visible(p.name)]
-    files = [p for p in visible if _NAME.match(p.name) and not _COMPANION.match(p.name)]
-    if ignored := sorted(p.name for p in visible if p not in files):
-        logger.warning("ignored %d files in %s that are no click logs: %s", len(ignored), path, ignored[:5])
+    others = passed_over(path)
+    if others:
+        logger.warning("passed over %d files in %s that are no click logs: %s", len(others), path, others[:5])
+    files = [path / name for name in _visible_names(path) if name not in others]
     if not files:
         raise ContractError(f"{path} holds no Criteo file, expected day_N[.gz], *.tsv, *.txt, *.csv or *.parquet")
     return sorted(files, key=lambda p: natural_key(p.name))
+
+
+def passed_over(path: Path) -> list[str]:
+    """Names of the files in the folder `path` that `click_log_files` leaves out; none where `path` is a file."""
+    names = _visible_names(path) if path.is_dir() else []
+    logs = [name for name in names if _NAME.match(name) and not _COMPANION.match(name)]
+    if any(_TRAIN.match(name) for name in logs):
+        logs = [name for name in logs if not _TEST.match(name)]
+    return sorted(set(names) - set(logs))
+
+
+def _visible_names(path: Path) -> list[str]:
+    return [p.name for p in path.iterdir() if p.is_file() and is_visible(p.name)]
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:

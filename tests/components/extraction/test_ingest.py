@@ -71,6 +71,7 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(tmp_path, criteo_rows, wr
         "replay_rows": 200,
         "malformed": 0,
         "clicks": sum(row[0] for row in expected),
+        "passed_over": [],
     }
     rows = lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)
     assert clicks_of(rows) == expected
@@ -199,6 +200,57 @@ def test_files_of_mixed_forms_are_read_in_order(tmp_path, criteo_rows, write_tex
     run_ingest(folder)
     expected = truth(criteo_rows(30, seed=1)) + truth(criteo_rows(30, seed=2)) + rows
     assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == expected
+
+
+@pytest.mark.parametrize("num_rows", [60, 1500, 30_000])
+@pytest.mark.parametrize("other", ["day_0.gz", "day_1.csv", "day_2.parquet"])
+def test_a_file_that_begins_with_another_ones_rows_is_refused_and_both_are_named(
+    tmp_path, criteo_rows, write_text, truth, run_ingest, num_rows, other
+):
+    folder, rows = tmp_path / "twice", criteo_rows(num_rows)
+    write_text(folder / "day_0", rows)
+    if other.endswith("parquet"):
+        columns = dict(zip((criteo.LABEL, *criteo.FEATURES), zip(*truth(rows))))
+        pq.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), folder / other)
+    else:
+        write_text(folder / other, rows, delimiter="," if other.endswith("csv") else "\t")
+    code, _, error = run_ingest(folder)
+    assert code == 2
+    assert f"{folder / other} begins with the {min(num_rows, 1000):,} rows that {folder / 'day_0'} begins with" in error
+    assert not list((tmp_path / "my lake").rglob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda rows: rows[:-1], lambda rows: rows[::-1], lambda rows: [["1", *rows[0][1:]], *rows[1:]]],
+    ids=["one row less", "another order", "another label"],
+)  # fmt: skip
+def test_a_small_file_that_differs_at_all_is_no_copy(tmp_path, criteo_rows, write_text, run_ingest, change):
+    rows = [["0", *row[1:]] for row in criteo_rows(60)]
+    write_text(tmp_path / "two" / "day_0", rows)
+    write_text(tmp_path / "two" / "day_1", change(rows))
+    assert run_ingest(tmp_path / "two")[0] == 0
+
+
+def test_kaggles_archive_is_its_train_file_and_what_is_passed_over_is_said(
+    tmp_path, criteo_rows, write_text, run_ingest
+):
+    folder = tmp_path / "dac"
+    write_text(folder / "train.txt", criteo_rows(200))
+    write_text(folder / "test.txt", [row[1:] for row in criteo_rows(100)])
+    for name in ("readme.txt", "license.txt"):
+        (folder / name).write_text("Criteo's terms.\n")
+    code, summary, _ = run_ingest(folder)
+    assert code == 0
+    assert summary["rows"] == 200
+    assert summary["passed_over"] == ["license.txt", "readme.txt", "test.txt"]
+
+
+def test_a_file_of_a_header_alone_is_named(tmp_path, run_ingest):
+    path = tmp_path / "clicks.csv"
+    path.write_text(",".join((criteo.LABEL, *criteo.FEATURES)) + "\n")
+    code, _, error = run_ingest(path)
+    assert code == 2
+    assert f"{path} holds no row" in error
 
 
 def held() -> dict[str, bytes]:
