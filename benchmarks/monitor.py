@@ -153,6 +153,7 @@ def _monitor_settings(folder: Path) -> MonitorSettings:
         archive=folder / "archive",
         store=folder / "store",
         attribution_window_seconds=WINDOW_SECONDS,
+        policies="threshold",
         auc_threshold=0.5,
     )
 

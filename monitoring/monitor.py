@@ -17,7 +17,6 @@ from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, TemporaryError
 from monitoring.acting.acting import Acting
 from monitoring.acting.trigger import Trigger
-from monitoring.deciding.policies import ThresholdPolicy, policy_names
 from monitoring.deciding.policy import DecisionPoint
 from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
@@ -333,7 +332,7 @@ class Monitor:
             self._forget_at = now + FORGET_SECONDS
 
     def _snapshot(self) -> Snapshot:
-        now, policies = self._clock(), self._settings.judging.policies
+        now = self._clock()
         store_status = self._store_watcher.look(now)  # before the counters, which it adds to
         return Snapshot(
             time=now,
@@ -350,7 +349,6 @@ class Monitor:
             decided_at=self._last_decision.time if self._last_decision else None,
             decision=self._decision_text,
             decisions=self._last_decision.decisions if self._last_decision else (),
-            threshold=policies.auc_threshold if ThresholdPolicy.name in policy_names(policies.policies) else None,
             acting=self.acting.status(now),
             store_status=store_status,
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 from components.runtime.errors import ContractError
 from monitoring.deciding.betting import EProcess
-from monitoring.deciding.policy import Action, Decision, Evidence, FeatureDrift, Policy, PolicyMemory
+from monitoring.deciding.policy import Action, Baseline, Decision, Evidence, FeatureDrift, Policy, PolicyMemory
 from monitoring.flags import expect
 from monitoring.measures.kpis import Kpis
 
@@ -29,7 +29,7 @@ NAMED_COLUMNS = 5
 class PolicySettings:
     """Which policies decide, and by what; settings of policies that are not named have no effect."""
 
-    policies: str = "threshold"
+    policies: str = "sequential"
     """Names by commas, of threshold, relative_drop, sequential, data_drift, schedule: any that says retrain wins,
     and the first of them gives the reason."""
     min_clicks: int = 200
@@ -38,8 +38,8 @@ class PolicySettings:
     """Breaches in a row, one per decision point, that confirm a drift."""
     min_rows_since_breach: int = 0
     """Rows that must mature after the first breach: the run needs rows from after the change to learn from."""
-    auc_threshold: float = 0.74
-    """A windowed AUC below this is a breach."""
+    auc_threshold: float = 0.0
+    """A windowed AUC below this is a breach; 0 = not given, which policy threshold refuses: it depends on the task."""
     require_confidence: bool = True
     """A breach counts only if the whole 95 % interval lies below the threshold."""
     max_relative_drop: float = 0.05
@@ -57,12 +57,16 @@ class PolicySettings:
 
     def __post_init__(self) -> None:
         """Refuses values that decide nothing, never or always."""
-        policy_names(self.policies)
+        if ThresholdPolicy.name in policy_names(self.policies) and not self.auc_threshold:
+            raise ContractError(
+                f"policies is {self.policies!r} without auc_threshold, expected the AUC below which policy threshold "
+                "shall fire: it depends on the task; policy sequential needs none"
+            )
         counts = ("min_clicks", "consecutive_breaches", "drift_buckets", "drift_columns")
         expect(self, "at least 1", lambda value: value >= 1, *counts)
         expect(self, "at least 0", lambda value: value >= 0, "min_rows_since_breach")
-        expect(self, "inside (0, 1)", lambda value: 0.0 < value < 1.0, "auc_threshold", "sequential_alpha")
-        expect(self, "in [0, 1)", lambda value: 0.0 <= value < 1.0, "max_relative_drop")
+        expect(self, "inside (0, 1)", lambda value: 0.0 < value < 1.0, "sequential_alpha")
+        expect(self, "in [0, 1)", lambda value: 0.0 <= value < 1.0, "auc_threshold", "max_relative_drop")
         expect(self, "in [0, 0.5)", lambda value: 0.0 <= value < 0.5, "sequential_tolerance")
         expect(self, "above 0", lambda value: value > 0, "max_serving_seconds")
 
@@ -181,18 +185,21 @@ class SequentialPolicy(_ConfiguredPolicy):
     For each served version, as long as its AUC is at least theta, the probability that this policy *ever* says
     RETRAIN, however long the version serves and however often it is judged, is at most alpha; `betting` has the proof.
     A fleet that releases k versions has at most k alpha false alarms in expectation. theta is the lower end of the
-    gate's 95 % interval less a tolerance; without a gate's AUC it is `auc_threshold`.
+    gate's 95 % interval less a tolerance; without a gate's AUC there is nothing to hold the version to: undecidable.
     """
 
     name = "sequential"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
         """See `Policy`; memory: per version, its e-process, and `matured_at_alarm` once the alarm was raised."""
+        if evidence.baseline is None:
+            reason = f"the gate's auc of model version {evidence.version} is not known"
+            return self._decision(evidence, Action.UNDECIDABLE, reason), memory
         version = str(evidence.version)
         known: dict[str, Any] = dict(memory.get("versions", {}))
         state: dict[str, Any] = known.pop(version, {})
         enough = 1.0 / self._settings.sequential_alpha
-        process = EProcess(self._theta(evidence), state)
+        process = EProcess(self._theta(evidence.baseline), state)
         alarmed_at: int | None = state.get("matured_at_alarm")
         if alarmed_at is None and process.update(evidence.rows, enough):
             alarmed_at = evidence.matured_total
@@ -213,10 +220,8 @@ class SequentialPolicy(_ConfiguredPolicy):
         )
         return decision, {"versions": known}
 
-    def _theta(self, evidence: Evidence) -> float:
-        if evidence.baseline is None:
-            return self._settings.auc_threshold
-        return min(max(evidence.baseline.low - self._settings.sequential_tolerance, 0.01), 0.99)
+    def _theta(self, gate: Baseline) -> float:
+        return min(max(gate.low - self._settings.sequential_tolerance, 0.01), 0.99)
 
     def _judge_capital(self, evidence: Evidence, process: EProcess, alarmed_at: int | None) -> tuple[Action, str]:
         settings = self._settings

@@ -49,8 +49,6 @@ class Snapshot:
     """The newest closed bucket of feature drift, a JSON object; None before one has closed."""
     decisions: tuple[Decision, ...] = ()
     """The decision of each policy at the last decision point."""
-    threshold: float | None = None
-    """AUC below which the threshold policy reports a breach; drawn on the page."""
     decided_at: float | None = None
     """The last decision point: event time."""
     decision: str | None = None
@@ -59,6 +57,12 @@ class Snapshot:
     """None before the first turn."""
     store_status: StoreStatus | None = None
     """The model store and the archive, as of a minute ago at most; None before they were first read."""
+
+    @property
+    def threshold(self) -> float | None:
+        """The AUC that the first policy which has one holds the serving version to; drawn on the page."""
+        levels = (decision.numbers.get("threshold") for decision in self.decisions)
+        return next((level for level in levels if level is not None), None)
 
 
 class Exposition:

@@ -108,7 +108,11 @@ class _Collector:
             ("log_read_up_to_timestamp_seconds", "Every record published before has been read", shown.log_read_up_to),
             ("log_connected", "1 while the log can deliver, idle or not", shown.log_problem is None),
             ("pending_rows", "Rows whose attribution window is open", shown.pending_rows),
-            ("auc_threshold", "AUC below which the threshold policy fires; absent without it", shown.threshold),
+            (
+                "auc_threshold",
+                "AUC that policies hold the version to; absent where none does",
+                shown.threshold,
+            ),
             ("last_decision_timestamp_seconds", "Event time of the last decision point", shown.decided_at),
         )
         yield from _acting_metrics(shown.acting or ActingStatus(), shown.counters)

@@ -9,15 +9,17 @@ every logged score recomputed, summary and report written. This file only sequen
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
+import os
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from components.runtime.errors import ContractError, PermanentError
 from components.store import promotion_journal
 from components.store.runs import StepNote, read_notes
 from pipelines.local.log_server import check_log, start_log
-from pipelines.local.plan import DemoPlan, DemoSettings, Services, plan_for_data, plan_for_world
+from pipelines.local.plan import DemoPlan, DemoSettings, Services, plan_for_data, plan_for_world, read_verdicts
 from pipelines.local.report import write_report
 from pipelines.local.runner import LocalFolders
 from pipelines.local.stack import DIRECT, LOOPBACK, JsonLines, ProcessDied, Stack, last_word, printed_json
@@ -119,7 +121,6 @@ class Demo:
     screen: Screen
     stack: Stack
     triton: TritonServer
-    threshold: float = field(init=False)
     status_page: str | None = None
     """Where the monitor's page is, once it is up."""
 
@@ -209,7 +210,12 @@ def run_demo(settings: DemoSettings) -> int:
     """
     check_data(settings)
     check_log(settings.log)
-    start_clean(settings.folder)
+    with start_clean(settings.folder):
+        return _run_in(settings)
+
+
+def _run_in(settings: DemoSettings) -> int:
+    """Runs the demo in its folder, which is empty but for the marker."""
     folders = LocalFolders(root=settings.folder)
     folders.pipeline_arguments()
     folders.logs.mkdir()
@@ -274,7 +280,6 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
     observed = Observations(
         folders=folders,
         plan=plan,
-        threshold=demo.threshold,
         timeline=demo.timeline.lines,
         events=demo.events.lines,
         decisions=demo.decisions.update(),
@@ -299,18 +304,34 @@ def check_data(settings: DemoSettings) -> None:
         raise ContractError(f"{data} lies in {settings.folder}, which the demo empties, expected it elsewhere")
 
 
-def start_clean(folder: Path) -> None:
-    """Removes what an earlier demo wrote; refuses a folder that holds anything else.
+@contextmanager
+def start_clean(folder: Path) -> Iterator[None]:
+    """Removes what an earlier demo wrote, and keeps other demos out while the body runs.
 
     Raises:
-        ContractError: the folder exists and is not a demo's.
+        ContractError: the folder holds anything else, or a demo that is running.
     """
     marker = folder / _MARKER
     if folder.exists() and any(folder.iterdir()) and not marker.exists():
         raise ContractError(f"{folder} is not empty and no demo wrote it, expected a folder of the demo's own")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    marker.touch()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ContractError(
+                f"another demo is running in {folder}, expected its end or another folder (--folder)"
+            ) from error
+        marker.touch()
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path != marker:
+                path.unlink()
+        yield
+    finally:
+        os.close(lock)  # which releases it
 
 
 def prepare_lake(settings: DemoSettings, folders: LocalFolders, *, screen: Screen, stack: Stack) -> DemoPlan:
@@ -333,7 +354,9 @@ def prepare_lake(settings: DemoSettings, folders: LocalFolders, *, screen: Scree
         f"  {made['lake_rows']:,} rows to learn from, the {made['replay_rows']:,} after them to replay, "
         f"{made['malformed']:,} malformed rows set aside"
     )
-    plan = plan_for_data(settings, replay_rows=made["replay_rows"], lake_rows=made["lake_rows"])
+    if made["passed_over"]:
+        screen.print(f"  passed over, as no click logs: {', '.join(made['passed_over'])}")
+    plan = plan_for_data(settings, replay_rows=made["replay_rows"], lake_rows=made["lake_rows"], clicks=made["clicks"])
     screen.print(f"  drift will permute the values of {', '.join(plan.drift_columns)}")
     return plan
 
@@ -359,8 +382,9 @@ def _first_run(demo: Demo) -> None:
         time.sleep(0.2)
     demo.watch()
     demo.stack.finish("first_run", seconds=5)
-    demo.threshold = demo.plan.threshold(demo.folders)
-    demo.screen.print(f"  version 1 is live; a run is asked for below an auc of {demo.threshold:.4f}")
+    first = read_verdicts(demo.folders)[0].candidate
+    known = "unknown to the gate" if first.auc is None else f"{first.auc:.4f} at the gate"
+    demo.screen.print(f"  version 1 is live, its auc is {known}; the monitor holds it to that")
 
 
 def _start_services(demo: Demo) -> None:
@@ -368,7 +392,7 @@ def _start_services(demo: Demo) -> None:
     services.monitor_state.mkdir()
     services.archive.mkdir()
     demo.stack.start("uploader", services.uploader_command())
-    demo.stack.start("monitor", services.monitor_command(demo.threshold), variables=services.log_variables)
+    demo.stack.start("monitor", services.monitor_command(), variables=services.log_variables)
     port = services.monitor_state / "http.json"
     demo.stack.wait_until(port.exists, what="the monitor's start", seconds=60, watch=demo.watch)
     demo.status_page = f"http://{LOOPBACK}:{json.loads(port.read_text())['port']}/"
@@ -404,7 +428,7 @@ def _change_world(demo: Demo) -> bool:
 
     def decided() -> bool:
         auc = demo.timeline.lines[-1]["auc"] if demo.timeline.lines else None
-        demo.screen.show_progress(f"threshold {demo.threshold:.4f}" + (f", auc {auc:.4f}" if auc is not None else ""))
+        demo.screen.show_progress("" if auc is None else f"auc {auc:.4f}")
         return demo.has_decided() or demo.traffic_has_ended()
 
     demo.stack.wait_until(decided, what="the monitor's decision", seconds=600, watch=demo.watch)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.manifests import Verdict
-from components.runtime.errors import ContractError, PermanentError
-from components.store import promotion_journal
+from components.runtime.errors import ContractError
 from pipelines.local.log_server import LogPlace, sqlite_log
 from pipelines.local.runner import LocalFolders
 
@@ -56,10 +55,8 @@ class DemoPlan:
     min_clicks: int
     """Clicks and non-clicks that a window needs before it is judged."""
     min_rows_since_breach: int
-    """Rows below the threshold before a run is asked for: what the next model learns the new world from."""
+    """Rows after the alarm before a run is asked for: what the next model learns the new world from."""
     archive_roll_rows: int
-    auc_drop: float
-    """How far below the gate's AUC the threshold lies."""
     label_delay_seconds: float = 0.6
     """Mean; no label takes longer than four times this."""
     attribution_window_seconds: float = 3.0
@@ -72,24 +69,6 @@ class DemoPlan:
     drift_columns: tuple[str, ...] = ()
     parameters: dict[str, Any] = field(default_factory=dict)
     """Pipeline parameters that differ from their defaults."""
-
-    def threshold(self, folders: LocalFolders) -> float:
-        """The AUC below which the monitor asks for a run: the live model's at the gate, less `auc_drop`.
-
-        The lower end of the gate's interval is taken where it exists, so that a gate with few rows does not promise
-        more than it saw.
-
-        Raises:
-            PermanentError: the gate could not tell the live model's AUC.
-        """
-        live = promotion_journal.current(folders.store)
-        verdict = next((v for v in read_verdicts(folders) if live and v.candidate_model_id == live.model_id), None)
-        auc = verdict.candidate.auc_low if verdict else None
-        if auc is None:
-            raise PermanentError(
-                "the gate could not tell the first model's auc: too few held-out rows with both labels"
-            )
-        return auc - self.auc_drop
 
 
 def read_verdicts(folders: LocalFolders) -> list[Verdict]:
@@ -108,12 +87,11 @@ def plan_for_world(settings: DemoSettings) -> DemoPlan:
         min_clicks=500,
         min_rows_since_breach=window * 4 // 5,
         archive_roll_rows=window,
-        auc_drop=0.03,
         parameters={"min_auc": 0.65, "seed": settings.seed},
     )
 
 
-def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int) -> DemoPlan:
+def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int, clicks: int) -> DemoPlan:
     """Sizes for a file's rows: the replay lasts at most two minutes, whatever their number.
 
     A sixth of the rows fills the baseline's window, a quarter passes until the decision, another sixth fills the new
@@ -121,10 +99,14 @@ def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int) -
     windows; gate and monitor then say how uncertain they are.
 
     Raises:
-        ContractError: the file holds too few rows to hold some out, learn from others and replay the rest.
+        ContractError: the file holds too few rows to hold some out, learn from others and replay the rest; or rows of
+            one label alone.
     """
-    if lake_rows + replay_rows < MIN_DATA_ROWS:
-        raise ContractError(f"the data holds {lake_rows + replay_rows} rows, expected at least {MIN_DATA_ROWS:,}")
+    rows = lake_rows + replay_rows
+    if rows < MIN_DATA_ROWS:
+        raise ContractError(f"the data holds {rows} rows, expected at least {MIN_DATA_ROWS:,}")
+    if clicks in (0, rows):
+        raise ContractError(f"the data holds {clicks:,} clicks in {rows:,} rows, expected rows of both labels")
     window = max(200, min(20_000, replay_rows // 6))
     rate = min(2000.0, replay_rows / min(110.0, 50 + replay_rows / 200))
     return DemoPlan(
@@ -134,7 +116,6 @@ def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int) -
         min_clicks=max(20, min(500, window // 40)),
         min_rows_since_breach=window,
         archive_roll_rows=max(500, window),
-        auc_drop=0.02,
         drift_min_rows=max(200, min(2_000, window // 4)),
         drift_columns=settings.drift_columns or LOW_CARDINALITY_COLUMNS,
         parameters={
@@ -147,8 +128,9 @@ def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int) -
     )
 
 
-POLICIES = ("threshold", "sequential", "data_drift")
-"""The monitor's, in order: the first that is sure gives a run its reason."""
+NOTIFY_ONLY = "data_drift"
+POLICIES = ("sequential", NOTIFY_ONLY)
+"""The monitor's: the first asks for a run, the other only tells people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +196,8 @@ class Services:
         flags = {"archive": self.archive, "lake": self.folders.lake, "interval-seconds": 0.5}
         return _command("monitoring.uploader", flags)
 
-    def monitor_command(self, threshold: float) -> list[str]:
-        """Watches the log; asks for a run when the AUC falls below `threshold`, tells of features that drift."""
+    def monitor_command(self) -> list[str]:
+        """Watches the log; asks for a run when the AUC falls below the gate's, tells of features that drift."""
         plan = self.plan
         flags = {
             "log": self.log_url,
@@ -224,7 +206,6 @@ class Services:
             "store": self.folders.store,
             "http-port": 0,
             "window-rows": plan.window_rows,
-            "auc-threshold": round(threshold, 4),
             "min-clicks": plan.min_clicks,
             "min-rows-since-breach": plan.min_rows_since_breach,
             "cooldown-seconds": 3600,
@@ -232,7 +213,7 @@ class Services:
             "attribution-window-seconds": plan.attribution_window_seconds,
             "decide-seconds": 0.5,
             "policies": ",".join(POLICIES),
-            "notify-only": "data_drift",
+            "notify-only": NOTIFY_ONLY,
             "drift-bucket-seconds": plan.drift_bucket_seconds,
             "drift-grace-seconds": plan.drift_grace_seconds,
             "drift-min-rows": plan.drift_min_rows,

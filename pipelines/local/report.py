@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from components.charts.line_chart import Line, Mark, line_chart
 from components.charts.page import html_page, html_table, number
 from components.contracts.manifests import ValidationReport
 from components.runtime.durable import write_whole
+from pipelines.local.plan import NOTIFY_ONLY
 from pipelines.local.runner import LocalFolders
 from pipelines.local.summary import (
     DemoSummary,
@@ -26,6 +28,7 @@ from pipelines.local.summary import (
 )
 
 MARKED_EVENTS = {"decision": "decision", "run_started": "run started", "run_ended": "run ended"}
+ROUTINE_EVENTS = ("drift", "archived")
 MIN_DRAWN_CLICKS = 10
 COLORS = {1: "#2563eb", 2: "#059669", 3: "#9333ea"}
 
@@ -35,11 +38,11 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
     timeline, traffic = observed.timeline, observed.traffic
     events = sorted([*observed.events, *journal_events(observed.folders.store)], key=lambda event: float(event["time"]))
     start = min((line["time"] for line in (*traffic[:1], *timeline[:1], *events[:1])), default=0.0)
-    happened = [[f"{e['time'] - start:.1f} s", e["kind"].replace("_", " "), e["text"]] for e in events]
+    happened = fold_repeated(events, start=start)
     stages = [[name.replace("_", " "), number(seconds)] for name, seconds in summary.seconds.items()]
     page = html_page(
         "Evergreen: one turn of the loop",
-        intro=f"<p>{escape(_headline_sentence(summary))}</p>"
+        intro=f"<p>{escape(headline_sentence(summary))}</p>"
         f"<p>{escape(_describe_drift(summary.drift))} {escape(summary.created_at)}.</p>"
         + _doubts(summary.uncertain)
         + _number_boxes(summary),
@@ -72,10 +75,39 @@ def _doubts(sentences: Sequence[str]) -> str:
     return f'<div class="banner"><b>What these rows are too few to tell</b><ul>{items}</ul></div>' if items else ""
 
 
-def _headline_sentence(summary: DemoSummary) -> str:
+def fold_repeated(events: Lines, *, start: float) -> list[list[str]]:
+    """Rows of the table of events: when since `start`, what, details.
+
+    Events of a routine kind that lie between two others are one row, with their number and the details of the first.
+    """
+    rows: list[list[str]] = []
+    for is_routine, stretch in groupby(events, key=lambda event: event["kind"] in ROUTINE_EVENTS):
+        kinds: dict[Any, list[Mapping[str, Any]]] = {}
+        for place, event in enumerate(stretch):
+            kinds.setdefault(event["kind"] if is_routine else place, []).append(event)
+        for same in kinds.values():
+            begin, end = (f"{event['time'] - start:.1f}" for event in (same[0], same[-1]))
+            what = same[0]["kind"].replace("_", " ")
+            when, what = (
+                (f"{begin} s", what) if len(same) == 1 else (f"{begin} to {end} s", f"{what}, {len(same)} times")
+            )
+            rows.append([when, what, same[0]["text"]])
+    return rows
+
+
+def headline_sentence(summary: DemoSummary) -> str:
+    """What became of the change, in a sentence or two."""
     auc, trigger = summary.auc, summary.trigger
     if trigger.reason is None:
-        return "The monitor saw nothing that it could be sure of, and asked for no run."
+        sure = [name for name, seconds in summary.policies.items() if seconds is not None]
+        if not sure:
+            return "The monitor saw nothing that it could be sure of, and asked for no run."
+        if sure == [NOTIFY_ONLY]:
+            return (
+                f"The monitor asked for no run: {NOTIFY_ONLY} was sure that features moved, and only notifies people; "
+                "no policy was sure that the model is worse."
+            )
+        return f"The monitor asked for no run, though {' and '.join(sure)} was sure of a change: the run was held back."
     if auc.recovered is None:
         released = any(version.version > 1 for version in summary.versions)
         end = "whose new version came too late to be measured" if released else "which released no new version"
@@ -144,10 +176,8 @@ def _auc_chart(observed: Observations, events: Lines, summary: DemoSummary, *, s
         for walk, words in ((rollback.back, "rolled back"), (rollback.forward, "forward again")):
             marks.append(Mark(x=walk.started_at - start, text=words, color="#6d28d9"))
     level = summary.auc.threshold
-    return (
-        line_chart(lines, y_label="AUC", marks=marks, levels=[(level, f"threshold {level:.3f}")])
-        or "<p>No window was full.</p>"
-    )
+    levels = [] if level is None else [(level, f"threshold {level:.3f}")]
+    return line_chart(lines, y_label="AUC", marks=marks, levels=levels) or "<p>No window was full.</p>"
 
 
 def _version_table(summary: DemoSummary) -> str:

@@ -89,8 +89,6 @@ class Observations:
 
     folders: LocalFolders
     plan: DemoPlan
-    threshold: float
-    """AUC below which the monitor asked for a run."""
     timeline: Lines
     """The monitor's windows over time."""
     events: Lines
@@ -117,7 +115,8 @@ class Observations:
 class AucNumbers:
     """Live AUCs: before drift, when the monitor fired, at the old version's worst, and of the new version."""
 
-    threshold: float
+    threshold: float | None = None
+    """What the monitor held version 1 to; None where the gate could not tell its AUC."""
     baseline: float | None = None
     at_detection: float | None = None
     trough: float | None = None
@@ -263,7 +262,7 @@ def summarize(observed: Observations) -> DemoSummary:
         bayes_auc=traffic["bayes_auc"],
         requests=traffic["requests"],
         latency_ms=traffic["latency_ms"],
-        drift=traffic["drift"],
+        drift={} if drift_time is None else traffic["drift"],
         auc=auc_numbers(observed),
         versions=_version_numbers(releases, read_verdicts(folders)),
         release=release_numbers(folders.store, observed.traffic, releases[-1].version) if releases[1:] else None,
@@ -302,13 +301,19 @@ def auc_numbers(observed: Observations) -> AucNumbers:
     if baseline is not None and trough is not None and recovered is not None and baseline > trough:
         regained = (recovered - trough) / (baseline - trough)
     return AucNumbers(
-        threshold=observed.threshold,
+        threshold=_held_to(observed.decisions),
         baseline=baseline,
         at_detection=decision["auc"] if decision else None,
         trough=trough,
         recovered=recovered,
         regained_share=regained,
     )
+
+
+def _held_to(decisions: Lines) -> float | None:
+    """The AUC that the monitor's policies held version 1 to; None where they knew none."""
+    own = (each["numbers"]["threshold"] for line in decisions if line["version"] == 1 for each in line["decisions"])
+    return next((level for level in own if level is not None), None)
 
 
 def retrain_decision(events: Lines) -> Mapping[str, Any] | None:
@@ -430,8 +435,10 @@ def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]
     for run in summary.runs:
         if run.state == "refused" and "inconclusive" in run.reason:
             yield f"the run {run.trigger_id} released nothing: {run.reason}"
-    if auc.threshold < 0.5:
-        yield f"the monitor's threshold is {auc.threshold:.3f}, worse than chance: the gate's interval is wide"
+    if auc.threshold is None:
+        yield "the gate could not tell the auc of version 1, so no policy can hold it to one"
+    elif auc.threshold < 0.5:
+        yield f"version 1 is held to an auc of {auc.threshold:.3f}, worse than chance: the gate's interval is wide"
     for number, name, value in ((1, "baseline", auc.baseline), (2, "recovered", auc.recovered)):
         if value is None:
             continue
@@ -479,8 +486,12 @@ def decision_sentences(summary: DemoSummary) -> Iterator[str]:
         columns = ", ".join(f"{name} {distance:.3f}" for name, distance in list(drift.columns.items())[:5])
         more = f" and {len(drift.columns) - 5} more" if len(drift.columns) > 5 else ""
         yield f"features moved, seen without a label {drift.seconds:.1f} s after the change: {columns}{more}"
+    elif planted := summary.drift.get("columns"):
+        yield (
+            f"the values of {len(planted)} columns changed, and too few rows came after that for a bucket that shows it"
+        )
     else:
-        yield "no feature moved, as far as the rows can tell: what changed is what they mean"
+        yield "no feature was seen to move"
     if (found := summary.decisions) is not None:
         sentence = f"{found.points} decisions replayed from the lake, {'all' if found.equal else 'not all'} equal"
         if found.could_differ:

@@ -25,7 +25,7 @@ def test_monitor_and_uploader_take_their_flags_as_settings(services):
         parser = build_parser(kind, prog="", description="")
         return read_settings(kind, parser, command[3:], environment={}, prefix="NONE_")
 
-    monitor = settings(MonitorSettings, services.monitor_command(0.7))
+    monitor = settings(MonitorSettings, services.monitor_command())
     assert (monitor.acting.notify_only, monitor.store) == ("data_drift", services.folders.store)
     assert settings(UploaderSettings, services.uploader_command()).archive == services.archive
 

@@ -16,6 +16,7 @@ from tests.support.monitors import START, Bench, clicks, prediction, publish
 
 SETTINGS = {
     "policies": ",".join(POLICIES),
+    "auc_threshold": 0.74,
     "decide_seconds": 4.0,
     "attribution_window_seconds": 7.0,
     "window_rows": 300,

@@ -125,6 +125,7 @@ def test_drift_starts_one_local_run_that_survives_the_monitors_death(processes, 
     p = processes
     command = shlex.join([sys.executable, "-c", RUN.format(folder=str(p.folder), code=code)])
     flags = {"trigger": "local", "run_command": command, "min_clicks": 20, "consecutive_breaches": 1}
+    flags |= {"policies": "threshold", "auc_threshold": 0.74}
     flags |= {"decide_seconds": 0.1}
     flags |= {"upload_wait_seconds": 30.0, "attribution_window_seconds": 0.2}
     uploader = p.start("monitoring.uploader", {"archive": p.archive, "lake": p.lake, "interval_seconds": 0.05})

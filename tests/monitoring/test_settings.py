@@ -26,7 +26,7 @@ def test_flags_come_before_variables_and_variables_before_defaults():
     judge, policies = settings.judging.judge, settings.judging.policies
     assert (judge.window_rows, policies.require_confidence, policies.auc_threshold) == (700, False, 0.6)
     assert settings.state == Path("s")
-    assert policies.min_clicks == 200
+    assert (policies.min_clicks, policies.policies) == (200, "sequential")
     assert read([*REQUIRED, "--no-require-confidence"]).judging.policies.require_confidence is False
 
 
@@ -46,6 +46,11 @@ def test_required_settings_may_come_from_variables_alone():
         ([*REQUIRED, "--trigger", "cron"], {}, "trigger is 'cron', expected one of none, local, kubeflow"),
         ([*REQUIRED, "--trigger", "kubeflow"], {}, "kubeflow_host is empty"),
         ([*REQUIRED, "--trigger", "kubeflow", "--kubeflow-host", "http://x"], {}, "pipeline_name is empty"),
+        (
+            [*REQUIRED, "--policies", "sequential,threshold"],
+            {},
+            "policies is 'sequential,threshold' without auc_threshold, expected the AUC below which",
+        ),
         ([*REQUIRED, "--tick-seconds", "0"], {}, "tick_seconds is 0.0, expected above 0"),
         ([*REQUIRED, "--http-port", "70000"], {}, "http_port is 70000"),
         ([*REQUIRED, "--attribution-window-seconds", "nan"], {}, "attribution_window_seconds is nan"),

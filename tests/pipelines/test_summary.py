@@ -167,7 +167,7 @@ CLEAR = [window(1, 0.78), window(2, 0.77)]
 def doubts(summary=GOOD, timeline=CLEAR):
     plan = plan_for_world(DemoSettings(folder=Path("demo"), rows=60_000))
     observed = Observations(
-        folders=LocalFolders(root=Path("demo")), plan=plan, threshold=0.7, timeline=timeline,
+        folders=LocalFolders(root=Path("demo")), plan=plan, timeline=timeline,
         events=[], decisions=[], traffic=[], traffic_summary={}, stage_seconds={},
     )  # fmt: skip
     return list(numbers.uncertainties(observed, summary))
@@ -180,7 +180,8 @@ def doubts(summary=GOOD, timeline=CLEAR):
         ("created_at", "", [CLEAR[0], window(2, 0.77, width=0.1)], "the recovered auc 0.770 (95 % 0.720..0.820)"),
         ("trigger.reason", None, CLEAR, "the rows ran out before the monitor could be sure"),
         ("auc.recovered", None, CLEAR, "the rows ran out before version 2 could be measured"),
-        ("auc.threshold", 0.41, CLEAR, "threshold is 0.410, worse than chance"),
+        ("auc.threshold", 0.41, CLEAR, "held to an auc of 0.410, worse than chance"),
+        ("auc.threshold", None, CLEAR, "the gate could not tell the auc of version 1, so no policy can hold it to one"),
         (
             "versions", [replace(VERSIONS[0], gate="inconclusive", reason="inconclusive: 3 clicks")], CLEAR,
             "the gate of version 1 is inconclusive: 3 clicks",
@@ -331,8 +332,14 @@ def test_sentences_state_each_number_and_none_where_there_is_none():
     assert first == "version 1: 320 logged scores recomputed offline, 0 differ, largest difference 1e-07"
     assert second.startswith("version 2")
     still, replayed = numbers.decision_sentences(GOOD)
-    assert still == "no feature moved, as far as the rows can tell: what changed is what they mean"
+    assert still == "no feature was seen to move"
     assert replayed == "20 decisions replayed from the lake, all equal"
+
+
+def test_values_that_changed_without_being_seen_are_not_said_to_have_stayed():
+    permuted = changed("drift", {"kind": "permutation", "columns": [f"C{n}" for n in range(1, 12)], "seed": 8})
+    (sentence,) = [each for each in numbers.decision_sentences(permuted) if "columns" in each]
+    assert sentence == ("the values of 11 columns changed, and too few rows came after that for a bucket that shows it")
 
 
 def test_every_request_of_the_trace_is_in_the_second_in_which_it_was_sent(tmp_path):

@@ -151,7 +151,8 @@ class Bench:
         return [event["kind"] for event in self.events]
 
 
-DRIFT = {"min_clicks": 20, "consecutive_breaches": 1, "window_rows": 1000, "cooldown_seconds": 1000.0}
+DRIFT = {"policies": "threshold", "auc_threshold": 0.74, "min_clicks": 20, "consecutive_breaches": 1}
+DRIFT |= {"window_rows": 1000, "cooldown_seconds": 1000.0}
 """Settings under which one bad window is a confirmed drift."""
 
 

@@ -46,7 +46,9 @@ DRIFT = {
         )
     ],
 }
-DECISION = Decision(policy="threshold", action=Action.BREACH, reason="auc 0.6 < 0.7", numbers={"version": 3})
+DECISION = Decision(
+    policy="threshold", action=Action.BREACH, reason="auc 0.6 < 0.7", numbers={"version": 3, "threshold": 0.74}
+)
 OPEN_LABELS = OpenEstimate(
     version=3, open_rows=1200, open_clicks=0, final_at=NOW + 600, auc=0.5, auc_low=0.5, auc_high=0.5
 )
@@ -63,7 +65,6 @@ FULL = Snapshot(
     drift=DRIFT,
     decisions=(DECISION,),
     decided_at=1990.0,
-    threshold=0.74,
     open_labels=(OPEN_LABELS,),
     acting=ActingStatus(
         phase="running",

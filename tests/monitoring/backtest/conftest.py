@@ -18,6 +18,7 @@ SETTINGS = {
     "window_rows": 600,
     "decide_seconds": 5.0,
     "min_clicks": 20,
+    "policies": "threshold",
     "auc_threshold": 0.7,
     "consecutive_breaches": 2,
     "cooldown_seconds": 100.0,

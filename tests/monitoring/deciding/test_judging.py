@@ -21,7 +21,7 @@ from tests.support.monitors import START
 WINDOW, GRACE = 7.0, 2.0
 JUDGE = JudgeSettings(window_rows=60, attribution_window_seconds=WINDOW, decide_seconds=4.0, drift_grace_seconds=GRACE)
 AHEAD = serving_ahead(JUDGE)
-POLICY = PolicySettings(policies=",".join(POLICIES), min_clicks=2, consecutive_breaches=2)
+POLICY = PolicySettings(policies=",".join(POLICIES), auc_threshold=0.74, min_clicks=2, consecutive_breaches=2)
 
 
 def baseline(version: int) -> Baseline | None:

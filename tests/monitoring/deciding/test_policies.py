@@ -29,7 +29,7 @@ GATE = Baseline(auc=0.80, low=0.79, high=0.81)
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_answers_bare_evidence_with_what_a_request_reports_and_a_memory_for_json(name):
-    (policy,) = make_policies(PolicySettings(policies=name))
+    (policy,) = make_policies(PolicySettings(policies=name, auc_threshold=0.74))
     decision, memory = policy.decide(evidence_of(rows=rows_of([1, 0], [0.5, 0.4])), {})
     assert decision.policy == policy.name == name
     assert set(OBSERVED_NUMBERS) <= set(decision.numbers)
@@ -41,7 +41,7 @@ def test_every_policy_answers_bare_evidence_with_what_a_request_reports_and_a_me
 # -- threshold
 
 
-SETTINGS = PolicySettings(consecutive_breaches=1)
+SETTINGS = PolicySettings(auc_threshold=0.74, consecutive_breaches=1)
 LOW = replace(KPIS, auc=0.712, auc_low=0.704, auc_high=0.720)
 HIGH = KPIS
 UNDEFINED = replace(KPIS, auc=None, auc_low=None, auc_high=None, clicks=0)
@@ -77,7 +77,7 @@ def test_decision_names_action_and_reason(kpis, changes, action, reason):
 
 
 def test_confirmation_needs_breaches_in_a_row_and_rows_since_the_first():
-    settings, memory, actions = PolicySettings(consecutive_breaches=2, min_rows_since_breach=100), None, []
+    settings, memory, actions = replace(SETTINGS, consecutive_breaches=2, min_rows_since_breach=100), None, []
     for kpis, total in [(LOW, 10), (HIGH, 20), (LOW, 30), (LOW, 40), (LOW, 129), (LOW, 130)]:
         decision, memory = judge(kpis, memory, settings, total=total)
         actions.append(decision.action.value)
@@ -86,14 +86,14 @@ def test_confirmation_needs_breaches_in_a_row_and_rows_since_the_first():
 
 
 def test_an_undecidable_window_neither_confirms_nor_clears_a_breach():
-    settings = PolicySettings(consecutive_breaches=2)
+    settings = replace(SETTINGS, consecutive_breaches=2)
     _, memory = judge(LOW, None, settings)
     _, memory = judge(replace(LOW, auc_high=0.75), memory, settings)
     assert judge(LOW, memory, settings)[0].action is Action.RETRAIN
 
 
 def test_breaches_of_an_old_version_do_not_count_against_the_new_one():
-    settings = PolicySettings(consecutive_breaches=2)
+    settings = replace(SETTINGS, consecutive_breaches=2)
     _, memory = judge(LOW, None, settings)
     assert judge(replace(LOW, version=2), memory, settings)[0].action is Action.BREACH
 

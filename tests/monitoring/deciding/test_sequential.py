@@ -75,7 +75,16 @@ def test_a_good_stream_is_ok_once_rounds_were_judged_and_undecidable_before():
     assert "clicks, model version 1" in decision.reason
 
 
-def test_the_claim_is_the_gates_lower_end_less_the_tolerance_or_the_threshold():
-    policy = SequentialPolicy(PolicySettings(sequential_tolerance=0.03, auc_threshold=0.71))
+def test_the_claim_is_the_gates_lower_end_less_the_tolerance():
+    policy = SequentialPolicy(PolicySettings(sequential_tolerance=0.03))
     assert policy.decide(evidence_of(baseline=GATE), {})[0].numbers["threshold"] == pytest.approx(0.77)
-    assert policy.decide(evidence_of(), {})[0].numbers["threshold"] == 0.71
+
+
+def test_a_version_without_a_verdict_is_undecidable_and_keeps_the_others_evidence():
+    policy = SequentialPolicy(EDGE)
+    _, memory = policy.decide(evidence_of(rows=BAD, baseline=GATE), {})
+    decision, kept = policy.decide(evidence_of(replace(evidence_of().kpis, version=2), rows=BAD), memory)
+    assert decision.action is Action.UNDECIDABLE
+    assert decision.reason == "the gate's auc of model version 2 is not known"
+    assert decision.numbers["threshold"] is None
+    assert kept == memory

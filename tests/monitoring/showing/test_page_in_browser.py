@@ -26,7 +26,6 @@ SHOWN = replace(
     time=NOW,
     last_record_time=NOW - 2,
     log_read_up_to=NOW - 1,
-    threshold=0.7,
     windows=(*FULL.windows, EMPTY),
     decisions=(DECISION, replace(DECISION, policy="sequential", action=Action.OK, reason="evidence 0.8 of 20")),
     drift={**DRIFT, "bucket_end": NOW - 60},

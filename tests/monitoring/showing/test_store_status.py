@@ -193,6 +193,7 @@ def test_budget_rows_of_failures_and_the_run_at_work_outlive_a_restart(bench):
             traffic(b, f"bad {number} {b.clock.now}", auc="bad")
             found = shown.after(1.0)
         assert found["ctr_monitor_run_under_way",] == 1
+        assert found["ctr_monitor_auc_threshold",] == 0.74
         assert found["ctr_monitor_run_started_timestamp_seconds",] == b.clock.now
         assert found["ctr_monitor_retrain_budget_left",] == 2 - number
         b.trigger.end(outcome)
@@ -203,4 +204,3 @@ def test_budget_rows_of_failures_and_the_run_at_work_outlive_a_restart(bench):
     assert found["ctr_monitor_retrain_budget_left",] == 0
     assert found["ctr_monitor_runs_without_release_in_a_row",] == 3
     assert found["ctr_monitor_failed_runs_in_a_row",] == 2
-    assert found["ctr_monitor_auc_threshold",] == 0.74

@@ -1,0 +1,46 @@
+"""The demo's page says what happened, once, and does not contradict its own numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipelines.local.report import fold_repeated, headline_sentence
+from tests.pipelines.test_summary import GOOD, changed
+
+WITHOUT_A_RUN = changed("trigger.reason", None, replace(GOOD, policies={"sequential": None, "data_drift": 4.5}))
+
+
+def event(second, kind, text):
+    return {"time": float(second), "kind": kind, "text": text}
+
+
+def test_a_run_that_was_not_asked_for_is_no_doubt_of_a_policy_that_was_sure():
+    sentence = headline_sentence(WITHOUT_A_RUN)
+    assert "nothing that it could be sure of" not in sentence
+    assert "data_drift was sure" in sentence
+    assert "asked for no run" in sentence
+
+
+def test_where_no_policy_was_sure_the_page_says_so():
+    unsure = replace(WITHOUT_A_RUN, policies={"sequential": None, "data_drift": None})
+    assert "saw nothing that it could be sure of" in headline_sentence(unsure)
+
+
+def test_events_of_one_kind_in_a_row_are_one_line_with_their_number_and_span():
+    drifts = [event(10 + 2 * i, "drift", f"2 of 40 columns drifted over {3968 + i} rows") for i in range(40)]
+    events = [event(0, "started", "0 rows"), *drifts[:30], event(70.5, "decision", "auc fell"), *drifts[30:]]
+    folded = fold_repeated(events, start=0.0)
+    assert [(when, kind) for when, kind, _ in folded] == [
+        ("0.0 s", "started"), ("10.0 to 68.0 s", "drift, 30 times"), ("70.5 s", "decision"),
+        ("70.0 to 88.0 s", "drift, 10 times"),
+    ]  # fmt: skip
+    assert folded[1][2] == "2 of 40 columns drifted over 3968 rows"
+
+
+def test_drift_between_other_events_is_one_line_too():
+    """Files are archived all the while: forty equal lines of drift would hide the eight events that matter."""
+    events = []
+    for i in range(40):
+        events += [event(10 + 2 * i, "drift", "2 of 40 columns drifted"), event(11 + 2 * i, "archived", f"{i} rows")]
+    folded = fold_repeated([*events, event(99, "run_started", "run a started")], start=0.0)
+    assert [kind for _, kind, _ in folded] == ["drift, 40 times", "archived, 40 times", "run started"]
