@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -15,12 +12,10 @@ from monitoring.deciding.policy import Action
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.page import History, status_page
 from monitoring.showing.server import HttpSettings, MonitorServer
+from tests.support.browser import browse, needs_browser
 from tests.support.paths import REPOSITORY
 from tests.support.snapshots import DECISION, DRIFT, EMPTY, EVENTS, FULL, NOW, POINTS
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ABSENT = ("gpu", "quic", "background-networking", "component-update", "sync")
-FLAGS = ["--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars", *(f"--disable-{each}" for each in ABSENT)]
 SHOWN = replace(
     FULL,
     time=NOW,
@@ -31,7 +26,7 @@ SHOWN = replace(
     drift={**DRIFT, "bucket_end": NOW - 60},
 )
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine (Debian: apt install chromium)")
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +44,6 @@ def address():
     )
     yield f"http://{server.host}:{server.port}/", measured
     server.close()
-
-
-def browse(tmp_path, *flags: str) -> str:
-    """Runs the browser to its end and answers what it printed."""
-    # Without a session bus and a display of its own, as on a server; its profile goes with the test.
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    command = [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
 
 
 @pytest.mark.parametrize(("name", "width", "height"), [("desk", 1100, 1700), ("phone", 412, 2600)])
