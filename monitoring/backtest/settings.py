@@ -15,6 +15,7 @@ from monitoring.drift.settings import DriftSettings
 from monitoring.flags import flat_values, make_settings
 
 JUDGING_FILE = "judging.json"
+MAX_GRACE_BUCKETS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,15 @@ class JudgingSettings:
     policies: PolicySettings = PolicySettings()
     restraint: RestraintSettings = RestraintSettings()
     drift: DriftSettings = DriftSettings()
+
+    def __post_init__(self) -> None:
+        """Refuses a grace of so many buckets that a replay, which reads records once, could not hold them all open."""
+        grace, bucket = self.judge.drift_grace_seconds, self.drift.drift_bucket_seconds
+        if bucket and grace > MAX_GRACE_BUCKETS * bucket:
+            raise ContractError(
+                f"drift_grace_seconds is {grace}, expected at most {MAX_GRACE_BUCKETS} times drift_bucket_seconds, "
+                f"which is {bucket}"
+            )
 
 
 def write_judging(state: Path, settings: JudgingSettings) -> None:

@@ -7,6 +7,9 @@ A bucket closes when its caller says that no record of it can come: the watermar
 client publishes after the event. A record that comes later still (a client's clock that is far behind)
 is passed over and counted. A bucket of fewer than `drift_min_rows` rows joins the next one of its version.
 
+Few buckets are held open, the earliest ones. Where more are needed, as after a long stop of the monitor, the later ones
+are put off: their rows are not counted until `close` has come as far, and their caller hands them to `resume`.
+
 The memory holds every open bucket. Whoever keeps it in the monitor's store with the mark of the last prediction stored,
 and after a restart observes what was stored since, loses nothing; predictions whose payload was let go meanwhile are
 lost to this measure, and to no other.
@@ -15,7 +18,7 @@ lost to this measure, and to no other.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from components.contracts.criteo import microseconds
@@ -28,7 +31,8 @@ from monitoring.drift.settings import DriftSettings
 from monitoring.drift.sketch import Sketch
 
 MAX_OPEN = 32
-"""Buckets held at a time, some 1.5 MB each: clocks a day ahead and versions without end must not fill the memory."""
+"""Buckets held at a time, some 1.5 MB each: a long stop, clocks that are ahead and versions without end must not fill
+the memory."""
 MAX_LAYOUTS = 8
 MAX_UNKNOWN = 1000
 Key = tuple[int, int]
@@ -53,18 +57,25 @@ class DriftWatch:
         """By version: the first bucket's number, and what was too small to judge."""
         self._layouts: dict[int, Layout] = {}
         self._closed_up_to: float | None = None
+        self._put_off: int | None = None
+        """The first bucket number whose rows, and those of later ones, are not counted for now."""
         self.passed_over: Counter[str] = Counter()
-        """Rows that no report counts: `late`, `no_reference`, `too_many_buckets`."""
+        """Rows that no report counts: `late`, `no_reference`, `too_many_versions`."""
 
     def observe(self, batch: PredictionBatch) -> None:
         """Counts a prediction in; the caller sees to it that each comes once."""
         if not self._length:
             return
-        # In whole microseconds, as the archive keeps times: a backtest must find a record in the same bucket.
-        number = microseconds(batch.time) // self._length
+        number = self._number(batch)
+        if self._put_off is not None and number >= self._put_off:
+            return
         sketch = self._open.get((number, batch.model_version)) or self._opened(number, batch)
         if sketch is not None:
             sketch.add(batch)
+
+    def _number(self, batch: PredictionBatch) -> int:
+        # In whole microseconds, as the archive keeps times: a backtest must find a record in the same bucket.
+        return microseconds(batch.time) // self._length
 
     def _opened(self, number: int, batch: PredictionBatch) -> Sketch | None:
         key = (number, batch.model_version)
@@ -74,8 +85,7 @@ class DriftWatch:
         if key in self._unknown:
             self.passed_over["no_reference"] += len(batch)
             return None
-        if len(self._open) >= MAX_OPEN and not self._make_room(number):
-            self.passed_over["too_many_buckets"] += len(batch)
+        if len(self._open) >= MAX_OPEN and not self._make_room(number, batch):
             return None
         layout = self._layout(batch.model_version)
         if layout is None:
@@ -85,16 +95,43 @@ class DriftWatch:
             return None
         return self._open.setdefault(key, Sketch(layout))
 
-    def _make_room(self, number: int) -> bool:
-        """Lets the bucket farthest ahead go for an earlier one: a clock that is wrong must not hide the present."""
-        farthest = max(self._open)
-        if farthest[0] <= number:
+    def _make_room(self, number: int, batch: PredictionBatch) -> bool:
+        """Puts the farthest bucket off; whether that makes room for bucket `number` of `batch`."""
+        farthest = max(number, max(self._open)[0])
+        if farthest == min(self._open)[0]:  # versions without end in one bucket
+            self.passed_over["too_many_versions"] += len(batch)
             return False
-        self.passed_over["too_many_buckets"] += self._open.pop(farthest).rows
-        return True
+        self._put_off = farthest
+        self._open = {key: sketch for key, sketch in self._open.items() if key[0] < farthest}
+        return number < farthest
+
+    def put_off_since(self, up_to: float) -> float | None:
+        """The event time from which on rows are put off, where `close(up_to)` came as far; else None."""
+        since = None if self._put_off is None else self._put_off * self._length / 1e6
+        return since if since is not None and since <= up_to else None
+
+    def resume(self, batches: Iterable[PredictionBatch], up_to: float) -> list[DriftReport]:
+        """Counts in what was put off, and reports on the buckets of it that end by `up_to`.
+
+        Args:
+            batches: All known predictions since `put_off_since(up_to)`, in order of their times; may hold earlier ones.
+            up_to: As `close` had it.
+        """
+        first, self._put_off = self._put_off, None
+        reports: list[DriftReport] = []
+        for batch in batches:
+            if first is not None and self._number(batch) >= first:
+                reports += self.close(min(up_to, batch.time))
+                self.observe(batch)
+        return reports + self.close(up_to)
 
     def close(self, up_to: float) -> list[DriftReport]:
-        """Reports on the buckets that end by the event time `up_to`, oldest first; their records are forgotten."""
+        """Reports on the buckets that end by the event time `up_to`, oldest first; their records are forgotten.
+
+        Where rows are put off, it comes as far as they begin.
+        """
+        if self._length and self._put_off is not None:
+            up_to = min(up_to, self._put_off * self._length / 1e6)
         if not self._length or (self._closed_up_to is not None and up_to <= self._closed_up_to):
             return []
         self._closed_up_to = up_to
@@ -144,6 +181,7 @@ class DriftWatch:
         return {
             "bucket_seconds": self._settings.drift_bucket_seconds,
             "closed_up_to": self._closed_up_to,
+            "put_off": self._put_off,
             "passed_over": dict(self.passed_over),
             "open": [_kept(number, version, sketch) for (number, version), sketch in self._open.items()],
             "carried": [_kept(number, version, sketch) for version, (number, sketch) in self._carried.items()],
@@ -158,6 +196,7 @@ class DriftWatch:
         self._closed_up_to = memory["closed_up_to"]
         if memory["bucket_seconds"] != self._settings.drift_bucket_seconds:
             return
+        self._put_off = memory["put_off"]
         for kept in memory["open"]:
             if sketch := self._restored(kept):
                 self._open[kept["number"], kept["version"]] = sketch

@@ -9,7 +9,7 @@ prediction came so late that its row was archived, and its message let go, withi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -52,6 +52,13 @@ class KeptWatch:
             assert isinstance(record, PredictionBatch)
             watch.observe(record)
         self._keep_at = clock()
+        self._is_due = False
+
+    def _stored_since(self, time: float) -> Iterator[PredictionBatch]:
+        for payload in self._store.payloads_since(time):
+            record = decode(payload)
+            assert isinstance(record, PredictionBatch)
+            yield record
 
     def observe(self, batches: Iterable[PredictionBatch]) -> None:
         """Counts predictions in that were stored just now, before anything else can fail."""
@@ -64,6 +71,9 @@ class KeptWatch:
         The caller passes the reports to `keep` with the documents that it changed by them.
         """
         reports = self._watch.close(up_to) if up_to is not None else []
+        if up_to is not None and (since := self._watch.put_off_since(up_to)) is not None:
+            reports += self._watch.resume(self._stored_since(since), up_to)
+            self._is_due = True
         for report in reports:
             self._shown.pop(report.version, None)
             self._shown[report.version] = asdict(report)
@@ -85,10 +95,14 @@ class KeptWatch:
         self._store.write_documents(own, {name: float(n) for name, n in counts.items() if n})
         self._counted = Counter(self._watch.passed_over)
         self._keep_at = self._clock() + KEEP_SECONDS
+        self._is_due = False
 
     def keep_if_due(self) -> None:
-        """Writes the memory where the last time is long ago and predictions came since."""
-        if self._clock() >= self._keep_at and self._store.prediction_mark() != self._mark:
+        """Writes the memory where the last time is long ago and predictions came since, or some were no longer put off.
+
+        Those may mature in this turn, and then leave the store.
+        """
+        if self._is_due or (self._clock() >= self._keep_at and self._store.prediction_mark() != self._mark):
             self.keep({})
 
     def shown(self, version: int | None) -> dict[str, Any] | None:

@@ -178,6 +178,15 @@ class Store(FileTables):
         query = "SELECT payload FROM messages WHERE number > ? ORDER BY number"
         return (payload for (payload,) in self._connection.execute(query, (mark,)))
 
+    def payloads_since(self, time: float) -> Iterator[bytes]:
+        """Messages of the predictions made at `time` or later and not archived yet, in order of time."""
+        query = (
+            "SELECT x.payload FROM predictions p JOIN messages x ON x.number = p.rowid"
+            " WHERE p.time >= ? ORDER BY p.time, p.request_id"
+        )
+        # Times are kept as they came; a bucket begins at a whole microsecond.
+        return (payload for (payload,) in self._connection.execute(query, (time - 1e-6,)))
+
     def open_rows(self, *, now: float, window_seconds: float, limit: int = 200_000) -> dict[int, OpenRows]:
         """The rows of each model version whose labels are not final.
 

@@ -40,7 +40,7 @@ DRIFT_OUTCOMES = {
     "outlying_bucket": "of them, with a column whose outliers rose",
     "drift_late_row": "rows too late for their bucket",
     "drift_no_reference_row": "rows of a version whose training rows are not known",
-    "drift_too_many_buckets_row": "rows of more buckets at a time than are held",
+    "drift_too_many_versions_row": "rows of more versions in one bucket than are held",
 }
 REQUEST_OUTCOMES = ("started", "released", "refused", "failed", "notified")
 KPI_GAUGES = {

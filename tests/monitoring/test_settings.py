@@ -51,6 +51,11 @@ def test_required_settings_may_come_from_variables_alone():
             {},
             "policies is 'sequential,threshold' without auc_threshold, expected the AUC below which",
         ),
+        (
+            [*REQUIRED, "--drift-bucket-seconds", "5"],
+            {},
+            "drift_grace_seconds is 60.0, expected at most 8 times drift_bucket_seconds, which is 5.0",
+        ),
         ([*REQUIRED, "--tick-seconds", "0"], {}, "tick_seconds is 0.0, expected above 0"),
         ([*REQUIRED, "--http-port", "70000"], {}, "http_port is 70000"),
         ([*REQUIRED, "--attribution-window-seconds", "nan"], {}, "attribution_window_seconds is nan"),

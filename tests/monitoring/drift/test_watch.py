@@ -256,7 +256,11 @@ def test_memory_is_bounded_whatever_times_and_versions_come(reference, rows):
     for number in range(200):
         watch.observe(replace(request, time=1000.0 + 100 * number, model_version=number % 7))
     assert len(watch.memory()["open"]) == 32
-    assert dict(watch.passed_over) == {"too_many_buckets": 50 * 168}
+    assert dict(watch.passed_over) == {}
+    for version in range(50):
+        watch.observe(replace(request, time=950.0, model_version=version))
+    assert len(watch.memory()["open"]) <= 32
+    assert dict(watch.passed_over) == {"too_many_versions": 50 * 18}
 
 
 def test_clocks_ahead_do_not_crowd_out_the_present(reference, rows):

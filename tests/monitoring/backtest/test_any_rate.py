@@ -1,0 +1,127 @@
+"""The monitor's decisions are those of a replay, whatever the rate of the traffic, its gaps, and the turns of the loop.
+
+Requests come from one a day to thousands a second, with gaps of hours between; the monitor looks after each of them,
+after any number of them, or once at the end as after a long stop, pulls any number of messages, and is killed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from components.contracts.manifests import Model
+from components.storage.folder import FolderObjects
+from components.store.models import model_folder, scores_path
+from inference_client.simulation.world import World
+from monitoring.backtest.archived_requests import read_requests
+from monitoring.backtest.judging import judge_requests
+from monitoring.released_models import ReleasedModels
+from tests.monitoring.drift.conftest import reference_of, requests_of
+from tests.support.monitors import START, WINDOW, Bench, clicks, publish
+from tests.support.releases import release
+
+REQUESTS, ROWS, DELAY = 150, 5, 2.0
+SETTINGS = {
+    "policies": "sequential,data_drift",
+    "min_clicks": 5,
+    "window_rows": 200,
+    "decide_seconds": 600.0,
+    "drift_bucket_seconds": 3600.0,
+    "drift_grace_seconds": 60.0,
+    "drift_min_rows": 10,
+    "drift_buckets": 1,
+    "cooldown_seconds": 1e6,
+}
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return reference_of(World.create(11).draw(20_000, np.random.default_rng(1)))
+
+
+@pytest.fixture(scope="module")
+def requests():
+    drawn = World.create(11).draw(REQUESTS * ROWS, np.random.default_rng(2))
+    return list(zip(requests_of(drawn, size=ROWS), drawn.label.reshape(REQUESTS, ROWS)))
+
+
+def play(folder, requests, reference, *, times, looks, pull_messages, kills):
+    """Publishes each request `DELAY` after its time and its clicks at once; the lines written and the replay's."""
+    bench = Bench(folder, **SETTINGS, pull_messages=pull_messages)
+    store = bench.settings.store
+    for version in (1, 2):
+        reference.write(model_folder(store, f"m{version}") / Model.REFERENCE)
+        reference.scores.write(scores_path(store, f"m{version}"))
+        release(store, version, f"m{version}")
+    bench.start().tick()
+    for number, (time, (request, labels)) in enumerate(zip(times, requests)):
+        batch = replace(request, time=time, model_version=1 + 2 * number // len(times))
+        events = [(batch.request_id, int(row), time + 1.0) for row in np.flatnonzero(labels)]
+        bench.clock.now = max(bench.clock.now, time + DELAY)
+        publish(bench.log, batch, *([clicks(f"c-{number}", events)] if events else []))
+        if number in kills:
+            bench.start()
+        if number in looks:
+            bench.monitor.tick()
+    bench.clock.now += WINDOW + 2 * 3600.0
+    while bench.log.backlog() or bench.store.num_pending_rows:
+        bench.monitor.tick()
+        bench.clock.now += 1.0
+    bench.monitor.stop()
+    judged = judge_requests(
+        read_requests(FolderObjects(bench.settings.archive), features=True),
+        bench.settings.judging,
+        baseline=ReleasedModels(store).baseline,
+        reference=ReleasedModels(store).reference,
+    )
+    lines = (bench.settings.state / "decisions.jsonl").read_text().splitlines()
+    counters = dict(bench.store.counters)
+    bench.kill()
+    bench.log.close()
+    assert not counters.get("passed_over")
+    assert not [name for name, rows in counters.items() if name.startswith("drift_") and name.endswith("_row") and rows]
+    return lines, [point.line() for point in judged]
+
+
+GAPS = st.one_of(st.just(0.0), st.floats(1e-4, 1e-2), st.floats(0.5, 60.0), st.floats(600.0, 7200.0), st.just(86_400.0))
+
+
+@st.composite
+def arrivals(draw):
+    """Times of requests: stretches of one rate each, of a second's thousands or one a day, with gaps between."""
+    gaps = []
+    for rate, num, gap in draw(st.lists(st.tuples(GAPS, st.integers(1, 60), GAPS), min_size=2, max_size=8)):
+        gaps += [gap, *[rate] * num]
+    return (START + 1.0 + np.cumsum(gaps[:REQUESTS])).tolist()
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), times=arrivals(), pull_messages=st.sampled_from([1, 7, 500]))
+def test_any_rate_any_gap_any_turn_and_any_kill_is_replayed_as_it_was_judged(
+    requests, reference, data, times, pull_messages
+):
+    numbers = st.sets(st.integers(0, len(times) - 1), max_size=len(times))
+    looks, kills = data.draw(numbers, label="looks"), data.draw(st.sets(st.integers(0, len(times) - 1), max_size=3))
+    with tempfile.TemporaryDirectory() as folder:
+        lines, replayed = play(
+            Path(folder), requests, reference,
+            times=times, looks=looks, pull_messages=pull_messages, kills=kills,
+        )  # fmt: skip
+    assert replayed == lines
+
+
+@pytest.mark.parametrize("pull_messages", [500, 10])
+def test_catching_up_over_a_hundred_buckets_equals_the_replay(tmp_path, requests, reference, pull_messages):
+    """A monitor that stood still for four days, at one request an hour and more."""
+    times = (START + 1.0 + 2500.0 * np.arange(REQUESTS)).tolist()
+    lines, replayed = play(
+        tmp_path, requests, reference, times=times, looks={3}, pull_messages=pull_messages, kills={80}
+    )
+    assert len(lines) > 50
+    assert replayed == lines
