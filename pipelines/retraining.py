@@ -57,7 +57,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         attribution_hours: float = 0.0,
         rules: str = "",
         served: str = "",
-        false_alarm_rate: float = 0.05,
         beam_options: str = "",
         frequency_threshold: int = 5,
         category_ttl_days: float = 0.0,
@@ -116,7 +115,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             rules: Validation rules over the defaults: a JSON object, or the URI (folder or gs://) of one; empty = none.
             served: Archive of served rows that training rows are compared with, folder or gs://bucket/prefix; empty =
                 not compared.
-            false_alarm_rate: Share of the features called drifted that may be called so by chance.
             beam_options: Beam pipeline options for statistics of very large windows, such as --runner=DataflowRunner;
                 empty = the step's own process.
             frequency_threshold: Sightings in windows so far that a category needs to get an id of its own.
@@ -170,7 +168,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 champion=champion,
                 rules=rules,
                 served=served,
-                false_alarm_rate=false_alarm_rate,
                 beam_options=beam_options,
                 raw_dataset=extracted.outputs["raw_dataset"],
             )

@@ -23,7 +23,7 @@ from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store.runs import forget_report, keep_report, noted
-from components.validation.rules import BLOCK, NOTIFY, WARN, ValidationSettings, read_rules
+from components.validation.rules import BLOCK, NOTIFY, WARN, read_rules
 
 STEP = "validation"
 
@@ -48,10 +48,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--beam-options", default="", help="Beam pipeline options; empty: the cores of this machine")
     parser.add_argument("--html", type=Path, help="where to copy the report for people")
-    rate = ValidationSettings.false_alarm_rate
-    parser.add_argument(
-        "--false-alarm-rate", type=float, default=rate, help="share of drifted features that may be so by chance"
-    )
     return parser
 
 
@@ -63,11 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # TensorFlow reads this once, when it is imported; 3 keeps errors only. Google's packages warn about Python's age.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.simplefilter("ignore", FutureWarning)
-    settings = ValidationSettings(false_alarm_rate=arguments.false_alarm_rate)
     store = local_path(arguments.store)
     with noted(store, arguments.run, STEP) as note:
         forget_report(store, arguments.run, STEP)
-        report = _run_step(arguments, store, settings)
+        report = _run_step(arguments, store)
         note.facts = {"decision": report.decision, **metric_values(report)}
         if notified := [finding["description"] for finding in report.findings if finding["action"] == NOTIFY]:
             note.facts[NOTIFY] = notified
@@ -77,9 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.DONE
 
 
-def _run_step(arguments: argparse.Namespace, store: Path, settings: ValidationSettings) -> ValidationReport:
+def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     # What a person typed is checked before TFDV is imported, and before a row is read.
-    rules = read_rules(arguments.rules, settings)
+    rules = read_rules(arguments.rules)
     release = model_store.champion(store, arguments.champion)
     raw = RawDataset.read(arguments.raw_dataset)
 

@@ -12,7 +12,6 @@ def validation(
     champion: str,
     rules: str,
     served: str,
-    false_alarm_rate: float,
     beam_options: str,
     raw_dataset: Input[Dataset],
     valid_dataset: Output[Dataset],
@@ -29,7 +28,6 @@ def validation(
         champion: `current`, `none` or the id of a released model; rows are judged by its statistics and schema.
         rules: Rules that differ from the defaults: a JSON object, or the URI of one; empty = none.
         served: Archive of served rows that training rows are compared with, folder or gs://; empty = not compared.
-        false_alarm_rate: Share of the features called drifted that may be called so by chance.
         beam_options: Beam pipeline options for statistics of very large windows; empty = the cores of this machine.
         raw_dataset: RawDataset manifest.
         valid_dataset: RawDataset manifest without the rows that were quarantined.
@@ -44,8 +42,7 @@ def validation(
     from components.validation.__main__ import main, metric_values
 
     flags = {"run": run, "store": store, "work": work, "champion": champion, "raw-dataset": raw_dataset.path}
-    flags |= {"rules": rules, "served": served, "false-alarm-rate": str(false_alarm_rate)}
-    flags |= {"beam-options": beam_options, "valid-dataset": valid_dataset.path}
+    flags |= {"rules": rules, "served": served, "beam-options": beam_options, "valid-dataset": valid_dataset.path}
     code = main([f"--{k}={v}" for k, v in flags.items()] + [f"--output={report.path}", f"--html={html.path}"])
     if code > 1:
         raise SystemExit(code)

@@ -214,8 +214,8 @@ class RuleSet:
         return [name for name, rule in RULES.items() if rule.of_rows and self.actions[name] != OFF]
 
 
-def read_rules(text: str, settings: ValidationSettings) -> RuleSet:
-    """The defaults and `settings`, changed by `text`, the value of `--rules`.
+def read_rules(text: str) -> RuleSet:
+    """The defaults, changed by `text`, the value of `--rules`.
 
     Raises:
         ContractError: it is not a JSON object, names an unknown rule, action or parameter, or a value out of range.
@@ -234,7 +234,7 @@ def read_rules(text: str, settings: ValidationSettings) -> RuleSet:
         if "action" in changes:
             actions[name] = _check_action(name, changes.pop("action"))
         changed |= changes
-    return RuleSet(settings=replace(settings, **changed), actions=actions)
+    return RuleSet(settings=replace(ValidationSettings(), **changed), actions=actions)
 
 
 def _parse_rules(text: str) -> dict[str, Any]:

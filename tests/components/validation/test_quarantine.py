@@ -18,7 +18,7 @@ from components.validation.__main__ import metric_values
 from components.validation.quarantine import screen_rows
 from components.validation.quarantine_command import main as quarantine
 from components.validation.round import Round
-from components.validation.rules import ValidationSettings, read_rules
+from components.validation.rules import read_rules
 from components.validation.schema_command import main as schema_command
 from components.validation.schema_versions import format_schema, read_schema
 from tests.support.releases import keep_model
@@ -292,7 +292,7 @@ def test_a_replay_of_what_is_not_there_is_refused_by_name(world, capsys, argumen
 
 def test_memory_is_flat_in_rows(world, tmp_path):
     """Rows of many files pass one batch at a time: eight times the rows cost no more Arrow memory."""
-    rules = read_rules('{"label_kind": "quarantine"}', ValidationSettings())
+    rules = read_rules('{"label_kind": "quarantine"}')
     peaks = []
     table, _ = world.window(0, rows=40_000, files=1, label={3: 7})
     for files in (1, 8):

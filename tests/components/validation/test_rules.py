@@ -14,7 +14,7 @@ from components.validation.schema_versions import read_schema
 
 
 def test_without_rules_every_rule_does_what_the_catalogue_says():
-    rules = read_rules("", ValidationSettings())
+    rules = read_rules("")
     assert rules == RuleSet()
     assert rules.actions == {name: rule.action for name, rule in RULES.items()}
     assert rules.row_rules() == []
@@ -28,14 +28,14 @@ def test_every_threshold_belongs_to_a_rule_and_every_rule_names_real_ones():
 def test_rules_are_read_from_the_text_or_from_a_file_alike(tmp_path):
     rules = {"missing_share": "block", "domain": "quarantine"}
     rules |= {"click_rate": {"click_rate_factor": 3}, "quarantined_share": {"max_quarantined_fraction": 0.5}}
+    rules |= {"drift": {"false_alarm_rate": 0.1}}
     path = tmp_path / "rules of shop.json"
     path.write_text(json.dumps(rules))
-    settings = ValidationSettings(missing_share_jump=0.3)
-    rules = read_rules(json.dumps(rules), settings)
-    assert rules == read_rules(path.as_uri(), settings) == read_rules(str(path), settings)
+    rules = read_rules(json.dumps(rules))
+    assert rules == read_rules(path.as_uri()) == read_rules(str(path))
     assert (rules.actions["missing_share"], rules.actions["domain"]) == ("block", "quarantine")
     assert rules.actions["click_rate"] == "warn"
-    assert (rules.settings.click_rate_factor, rules.settings.missing_share_jump) == (3.0, 0.3)
+    assert (rules.settings.click_rate_factor, rules.settings.false_alarm_rate) == (3.0, 0.1)
     assert rules.row_rules() == ["domain"]
 
 
@@ -65,13 +65,13 @@ def test_rules_are_read_from_the_text_or_from_a_file_alike(tmp_path):
 )
 def test_rules_that_mean_nothing_are_refused_by_name(text, message):
     with pytest.raises(ContractError, match=message):
-        read_rules(text, ValidationSettings())
+        read_rules(text)
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_the_action_of_a_rule_decides_what_its_finding_does(action):
     rule = "domain"  # a rule that every action may be given
-    rules = read_rules(json.dumps({rule: action}), ValidationSettings())
+    rules = read_rules(json.dumps({rule: action}))
     findings = rules.find(rule, "I1", "I1 is odd")
     decisions = {
         "block": "block",

@@ -127,5 +127,5 @@ def test_a_bucket_that_refuses_the_step_is_a_failure_that_a_retry_may_mend(
 
 def test_rules_are_read_from_a_bucket(put):
     put("rules of ours/strict.json", json.dumps({"missing_share": "block"}).encode())
-    rules = read_rules(" gs://models/rules of ours/strict.json ", ValidationSettings())
+    rules = read_rules(" gs://models/rules of ours/strict.json ")
     assert rules.actions["missing_share"] == "block"
