@@ -1,8 +1,7 @@
 """The training rows without those that a rule quarantines and with those that people took back, as a dataset.
 
 A pass over the files that only happens if a rule about rows is on, or rows of an earlier quarantine come back. It holds
-one batch of rows. Held-out rows are not screened: the gate judges by what happened. A missing value offends no rule but
-`label_kind`.
+one batch of rows. Held-out rows are not screened: the gate judges by what happened. A missing value offends no rule.
 """
 
 from __future__ import annotations
@@ -293,20 +292,11 @@ def make_row_rules(rules: RuleSet, schema: Any | None, *, excluded: Collection[s
     """
     ready = []
     for name in rules.row_rules():
-        if name == "label_kind":
-            ready.append(RowRule(name, _find_wrong_labels))
-        elif name == "named_rows":
+        if name == "named_rows":
             ready.append(RowRule(name, _make_named_rows(rules.settings.request_ids, rules.settings.days)))
         elif schema is not None:
             ready.append(RowRule(name, _make_domain(schema, excluded)))
     return ready
-
-
-def _find_wrong_labels(batch: pa.RecordBatch) -> Offences:
-    labels = batch.column(criteo.LABEL)
-    known = pc.is_in(labels, value_set=pa.array([0, 1], labels.type))  # null is not in it
-    for at in _positions(pc.invert(known)):
-        yield at, f"label is {labels[at].as_py()!r}, expected 0 or 1"
 
 
 def _make_named_rows(request_ids: tuple[str, ...], days: tuple[str, ...]) -> Callable[[pa.RecordBatch], Offences]:

@@ -173,7 +173,6 @@ RULES: dict[str, Rule] = {
         BLOCK, "rules quarantined more than this share of the rows", ("max_quarantined_fraction",)
     ),
     "quarantine_replayed": Rule(INFO, "rows of an earlier quarantine came back, as people asked"),
-    "label_kind": Rule(OFF, "a row whose label is missing, or neither 0 nor 1", of_rows=True),
     "domain": Rule(OFF, "a row with a value outside the schema's domain, including NaN and infinity", of_rows=True),
     "named_rows": Rule(
         OFF, "rows of the named requests, or of the named UTC days", ("request_ids", "days"), of_rows=True

@@ -20,6 +20,7 @@ from components.store.runs import RunOutcome, run_folder, write_outcome
 from k8s.scaling.traces import read_trace
 from pipelines.local import summary as numbers
 from pipelines.local.plan import DemoSettings, plan_for_world
+from pipelines.local.report import headline_sentence
 from pipelines.local.runner import LocalFolders
 from pipelines.local.summary import (
     AucNumbers,
@@ -340,6 +341,21 @@ def test_values_that_changed_without_being_seen_are_not_said_to_have_stayed():
     permuted = changed("drift", {"kind": "permutation", "columns": [f"C{n}" for n in range(1, 12)], "seed": 8})
     (sentence,) = [each for each in numbers.decision_sentences(permuted) if "columns" in each]
     assert sentence == ("the values of 11 columns changed, and too few rows came after that for a bucket that shows it")
+
+
+WITHOUT_A_RUN = changed("trigger.reason", None, replace(GOOD, policies={"sequential": None, "data_drift": 4.5}))
+
+
+def test_a_run_that_was_not_asked_for_is_no_doubt_of_a_policy_that_was_sure():
+    sentence = headline_sentence(WITHOUT_A_RUN)
+    assert "nothing that it could be sure of" not in sentence
+    assert "data_drift was sure" in sentence
+    assert "asked for no run" in sentence
+
+
+def test_where_no_policy_was_sure_the_page_says_so():
+    unsure = replace(WITHOUT_A_RUN, policies={"sequential": None, "data_drift": None})
+    assert "saw nothing that it could be sure of" in headline_sentence(unsure)
 
 
 def test_every_request_of_the_trace_is_in_the_second_in_which_it_was_sent(tmp_path):

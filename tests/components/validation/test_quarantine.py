@@ -25,6 +25,7 @@ from tests.support.releases import keep_model
 from tests.support.validation_models import make_dataset, release_validated
 
 START = 1_760_000_000.0
+NAMED = {"named_rows": {"action": "quarantine", "request_ids": ["bad", "worse"]}}
 KEYS = [criteo.REQUEST_ID, criteo.ROW]
 
 
@@ -98,20 +99,21 @@ def test_without_a_rule_about_rows_the_valid_dataset_is_the_raw_one(world):
 
 
 def test_offending_rows_are_quarantined_with_rule_and_reason_and_the_rest_is_judged_and_handed_on(world):
-    table, manifest = world.window(0, label={3: 7, 500: None}, I4={10: 5.0})
-    code, report, valid = world.judge(manifest, "r1", label_kind="quarantine")
+    table, manifest = world.window(0, request_id={3: "bad", 500: "worse"}, I4={10: 5.0})
+    code, report, valid = world.judge(manifest, "r1", **NAMED)
     assert (code, report.decision, report.num_rows) == (0, "warn", 598)
     (finding,) = report.findings
     assert metric_values(report)["num_quarantined"] == finding["num_quarantined"] == 2
-    assert metric_values(report)["quarantine_label_kind"] == 1
-    assert (finding["rule"], finding["action"], finding["severity"]) == ("label_kind", "quarantine", "warn")
+    assert metric_values(report)["quarantine_named_rows"] == 1
+    assert (finding["rule"], finding["action"], finding["severity"]) == ("named_rows", "quarantine", "warn")
     assert (
-        "broken by 2 of 600 rows, 2 of them quarantined by it; first: label is 7, expected 0 or 1" in report.reasons[0]
+        "broken by 2 of 600 rows, 2 of them quarantined by it; first: request 'bad' is named by the rule"
+        in report.reasons[0]
     )
     gone = rows_of(valid.quarantine_uri)
     assert keys_of(gone) == [keys_of(table.to_pandas())[at] for at in (3, 500)]
-    assert list(gone["quarantine_rule"]) == ["label_kind"] * 2
-    assert list(gone["quarantine_reason"]) == ["label is 7, expected 0 or 1", "label is None, expected 0 or 1"]
+    assert list(gone["quarantine_rule"]) == ["named_rows"] * 2
+    assert list(gone["quarantine_reason"]) == [f"request {name!r} is named by the rule" for name in ("bad", "worse")]
     assert gone.drop(columns=["quarantine_rule", "quarantine_reason"]).columns.tolist() == list(criteo.RAW_TYPES)
     rest = pa.concat_tables([pq.read_table(path) for path in sorted(local_path(valid.train_uri).iterdir())])
     assert rest == pa.concat_tables([table.slice(0, 3), table.slice(4, 496), table.slice(501)])
@@ -124,27 +126,27 @@ def test_offending_rows_are_quarantined_with_rule_and_reason_and_the_rest_is_jud
 
 
 def test_quarantined_rows_outlive_the_work_folder_and_a_retry_replaces_them(world, capsys):
-    _, manifest = world.window(0, label={3: 7})
-    world.judge(manifest, "r1", label_kind="quarantine")
-    _, _, valid = world.judge(manifest, "r1", label_kind="quarantine")
+    _, manifest = world.window(0, request_id={3: "bad"})
+    world.judge(manifest, "r1", **NAMED)
+    _, _, valid = world.judge(manifest, "r1", **NAMED)
     shutil.rmtree(world.folder / "work place")
     assert local_path(valid.quarantine_uri).is_relative_to(world.store)
     assert len(rows_of(valid.quarantine_uri)) == 1
     assert quarantine(["list", "--store", str(world.store)]) == 0
-    assert "label_kind: 1 rows\n1 rows of 1 runs are quarantined" in capsys.readouterr().out
+    assert "named_rows: 1 rows\n1 rows of 1 runs are quarantined" in capsys.readouterr().out
     _, clean = world.window(0)
-    world.judge(clean, "r1", label_kind="quarantine")
+    world.judge(clean, "r1", **NAMED)
     assert quarantine(["list", "--store", str(world.store), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 
 
 def test_more_quarantined_rows_than_the_share_allows_block(world):
-    _, manifest = world.window(0, label=dict.fromkeys(range(31), 9))
-    assert world.judge(manifest, "r1", label_kind="quarantine")[0] == 1
+    _, manifest = world.window(0, request_id=dict.fromkeys(range(31), "bad"))
+    assert world.judge(manifest, "r1", **NAMED)[0] == 1
     allowed = {"max_quarantined_fraction": 31 / 600}
-    code, report, _ = world.judge(manifest, "r2", label_kind="quarantine", quarantined_share=allowed)
+    code, report, _ = world.judge(manifest, "r2", **NAMED, quarantined_share=allowed)
     assert (code, report.decision) == (0, "warn")
-    report = world.judge(manifest, "r3", label_kind="quarantine", quarantined_share="notify")[1]
+    report = world.judge(manifest, "r3", **NAMED, quarantined_share="notify")[1]
     assert {f["rule"]: f["action"] for f in report.findings}["quarantined_share"] == "notify"
 
 
@@ -189,10 +191,9 @@ def test_rows_out_of_the_schemas_domain_are_quarantined(world):
 
 
 def test_rows_taken_back_are_learned_by_the_next_round_and_once(world, capsys):
-    label = {"label_kind": "off", "label_invalid": "off"}
     first, manifest = world.window(0)
     named = [first[criteo.REQUEST_ID][at].as_py() for at in (20, 300)]  # twenty rows
-    rules = {"named_rows": {"action": "quarantine", "request_ids": named}, **label}
+    rules = {"named_rows": {"action": "quarantine", "request_ids": named}}
     _, report, valid = world.judge(manifest, "r1", **rules)
     assert valid.num_quarantined == 20
     world.release(report, valid, "m1")
@@ -224,11 +225,10 @@ def test_rows_taken_back_are_learned_by_the_next_round_and_once(world, capsys):
 
 
 def test_rows_taken_back_that_lie_in_the_window_come_with_it_in_spite_of_the_rule(world):
-    table, manifest = world.window(0, label={3: 7, 40: 8})
-    rules = {"label_kind": "quarantine", "label_invalid": "warn"}
-    world.judge(manifest, "r1", **rules)
-    assert world.replay("r1", "--rule", "label_kind") == 0
-    _, _, valid = world.judge(manifest, "r2", **rules)
+    table, manifest = world.window(0, request_id={3: "bad", 40: "worse"})
+    world.judge(manifest, "r1", **NAMED)
+    assert world.replay("r1", "--rule", "named_rows") == 0
+    _, _, valid = world.judge(manifest, "r2", **NAMED)
     assert valid == RawDataset.read(manifest)
 
 
@@ -283,8 +283,8 @@ def test_a_row_quarantined_by_two_runs_comes_back_once(world, learned_between):
     ids=str,
 )
 def test_a_replay_of_what_is_not_there_is_refused_by_name(world, capsys, arguments, message):
-    _, manifest = world.window(0, label={3: 7})
-    world.judge(manifest, "r1", label_kind="quarantine")
+    _, manifest = world.window(0, request_id={3: "bad"})
+    world.judge(manifest, "r1", **NAMED)
     capsys.readouterr()
     assert quarantine([*arguments, "--store", str(world.store)]) == 2
     assert re.search(message, capsys.readouterr().err)
@@ -292,9 +292,9 @@ def test_a_replay_of_what_is_not_there_is_refused_by_name(world, capsys, argumen
 
 def test_memory_is_flat_in_rows(world, tmp_path):
     """Rows of many files pass one batch at a time: eight times the rows cost no more Arrow memory."""
-    rules = read_rules('{"label_kind": "quarantine"}')
+    rules = read_rules(json.dumps(NAMED))
     peaks = []
-    table, _ = world.window(0, rows=40_000, files=1, label={3: 7})
+    table, _ = world.window(0, rows=40_000, files=1, request_id={3: "bad"})
     for files in (1, 8):
         raw = RawDataset.read(world.write(pa.concat_tables([table] * files), f"{files} files", files))
         folder = tmp_path / f"step {files}"

@@ -47,7 +47,7 @@ def test_rules_are_read_from_the_text_or_from_a_file_alike(tmp_path):
             '{"drift": "panic"}',
             "rule drift has action 'panic', expected one of block, quarantine, warn, notify, info, off",
         ),
-        ('{"drift": "quarantine"}', "rule drift is not about single rows .*these can: label_kind, domain, named_rows"),
+        ('{"drift": "quarantine"}', "rule drift is not about single rows .*these can: domain, named_rows"),
         ('{"skew": {"action": "warn", "size": 3}}', "rule skew has no 'size', expected one of action, skew_share"),
         ('{"click_rate": {"click_rate_factor": 0.5}}', "factor is 0.5, expected a finite number of at least 1"),
         ('{"click_rate": {"click_rate_factor": NaN}}', "factor is nan"),
