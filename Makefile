@@ -10,6 +10,7 @@
 # make benchmark-monitor    rows/s of the whole monitor on one core, and its memory (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-preprocessing  preprocessing's rows/s, fixed cost and memory against a stock NVTabular script (BENCHMARK_FLAGS=--quick: two minutes)
 # make benchmark-policies   false alarms and delays of the monitor's policies on planted streams (BENCHMARK_FLAGS=--quick: a minute)
+# make benchmark-gate     how often the gate releases, refuses and cannot tell, and what follows (BENCHMARK_FLAGS=--quick: two minutes)
 # make benchmark-round      seconds from trigger to serving, by step, for rounds of 1k to 1M rows (BENCHMARK_FLAGS=--quick: three minutes)
 # make benchmark-extraction rows/s and memory of Criteo TSV.gz to Parquet beside pyarrow (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-validation validation's false alarms and power beside TFDV's (BENCHMARK_FLAGS=--quick: two minutes)
@@ -20,7 +21,7 @@ DRIVER := .venvs/driver/bin/python
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help python environments demo test check manifests images benchmarks benchmark-training benchmark-freshness \
-	benchmark-serving benchmark-cache benchmark-monitor benchmark-policies benchmark-round \
+	benchmark-serving benchmark-cache benchmark-monitor benchmark-policies benchmark-gate benchmark-round \
 	benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock clean
 
 help:
@@ -89,7 +90,7 @@ images: python
 	  $(if $(PUSH),--push) $(if $(DIRTY),--dirty) $(if $(DRY_RUN),--dry-run)
 
 benchmarks: benchmark-training benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor \
-	benchmark-policies benchmark-extraction benchmark-validation benchmark-preprocessing benchmark-round
+	benchmark-policies benchmark-gate benchmark-extraction benchmark-validation benchmark-preprocessing benchmark-round
 
 benchmark-training: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=benchmarks
@@ -113,6 +114,9 @@ benchmark-preprocessing: environments
 
 benchmark-policies: environments
 	@exec $(DRIVER) -m benchmarks.policies $(BENCHMARK_FLAGS)
+
+benchmark-gate: environments
+	@exec $(DRIVER) -m benchmarks.gate $(BENCHMARK_FLAGS)
 
 benchmark-round: environments
 	@exec $(DRIVER) -m benchmarks.round $(BENCHMARK_FLAGS)

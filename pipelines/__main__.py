@@ -184,7 +184,7 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="pipeline parameter, such as min_auc=0.7 or accept_inconclusive=true (repeatable)",
+        help="pipeline parameter, such as min_auc=0.7 or rollout=full (repeatable)",
     )
 
 

@@ -37,7 +37,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         triton_urls: str = placement.triton_urls,
         server: str = placement.server,
         device: str = placement.device,
-        rollout: str = "full",
+        rollout: str = "auto",
         instances: int = 2,
         response_cache: bool = False,
         trigger_id: str = "",
@@ -77,7 +77,8 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         solver: str = placement.solver,
         min_auc: float = 0.6,
         max_auc_loss: float = 0.002,
-        accept_inconclusive: bool = False,
+        max_slice_loss: float = 0.02,
+        max_calibration_factor: float = 1.5,
     ) -> None:
         """Retrains the click model on the newest logs and releases it if it is no worse than the live one.
 
@@ -90,8 +91,9 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 address of a headless Service), comma-separated; empty = only publish it.
             server: Which Triton serves it, onnxruntime (NGC images) or python (the server bundled for laptops).
             device: What onnxruntime runs on, cpu or gpu (a MIG slice is a GPU).
-            rollout: full (all traffic at once), canary (a small share first, grown while it does no worse) or shadow
-                (scored beside the live model and logged, not served).
+            rollout: auto (full after a pass, canary where the gate could not tell), full (all traffic at once), canary
+                (a small share first, grown while it does no worse) or shadow (scored beside the live model and logged,
+                not served). full needs a pass; the others also take a model of which the gate could not tell.
             instances: Copies of the model that work side by side in each server.
             response_cache: Whether servers that have a response cache may answer from it.
             trigger_id: Who asked for the run; the monitor's request id. Empty for a run started by hand.
@@ -137,7 +139,8 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             solver: Settings of the hugectr trainer over its defaults, as a JSON object; empty = none.
             min_auc: AUC that a model needs to be released at all.
             max_auc_loss: AUC by which the candidate may trail the champion (non-inferiority margin).
-            accept_inconclusive: Whether too small a held-out window may release a model nevertheless.
+            max_slice_loss: Part by which its log loss may exceed the champion's in any slice of the rows.
+            max_calibration_factor: Factor by which expected clicks may exceed, or fall short of, observed ones.
         """
         run = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
         record = run_outcome(run=run, store=store, trigger_id=trigger_id, trigger_reason=trigger_reason)
@@ -217,7 +220,9 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     champion=champion,
                     min_auc=min_auc,
                     max_auc_loss=max_auc_loss,
-                    accept_inconclusive=accept_inconclusive,
+                    max_slice_loss=max_slice_loss,
+                    max_calibration_factor=max_calibration_factor,
+                    rollout=rollout,
                     raw_dataset=raw_dataset,
                     training_set=training_set,
                     model=model,

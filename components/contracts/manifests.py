@@ -15,6 +15,9 @@ from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 
+PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
+"""The gate's decisions."""
+
 M = TypeVar("M", bound="Manifest")
 T = TypeVar("T")
 
@@ -394,15 +397,13 @@ class Verdict(Manifest):
     decision: str
     """`pass`, `fail` or `inconclusive`."""
     accepted: bool
-    """Whether the candidate may be released: `pass`, or `inconclusive` where the settings accept that."""
+    """Whether the run goes on to deployment: `pass`, or `inconclusive` where the run's rollout can take that."""
     reason: str
     num_rows: int
     num_clicks: int
     candidate: ModelQuality
     champion: ModelQuality | None
     difference: AucLead | None
-    rows_needed: int | None
-    """Held-out rows that an inconclusive comparison would need for its observed difference; None otherwise."""
     scores_uri: str
     """NumPy .npz with float32 `candidate` (and `champion`) scores of the held-out rows, in their order."""
     old_distribution: OldRowsQuality | None = None

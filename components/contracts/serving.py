@@ -18,6 +18,9 @@ CANDIDATE_NAME = f"{MODEL_NAME}_candidate"
 CANARY_NAME = f"{MODEL_NAME}_canary"
 """A version that takes a share of the traffic (`store.traffic_plan`) answers under this name: Triton gives whoever
 names no version the highest one loaded, so beside the live version it would take everything."""
+AUTO, FULL, CANARY, SHADOW = ROLLOUTS = ("auto", "full", "canary", "shadow")
+"""How an accepted model gets its traffic: all at once, a growing share, or none, its scores only logged. `auto` is
+`full` after a pass and where nothing is live yet, and `canary` where the gate could not tell."""
 PYTHON = "python"
 """The backend of Triton that the laptop serves with; it runs `CODE_FILE`."""
 CONFIG_FILE = "config.pbtxt"

@@ -11,13 +11,14 @@ import argparse
 import logging
 from pathlib import Path
 
+from components.contracts.serving import AUTO, CANARY, FULL, ROLLOUTS, SHADOW
 from components.deployment.repository.triton_config import DEVICES, SERVERS, ServingOptions
 from components.runtime.errors import Refused
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import parse_bool
-from components.store import runs
+from components.store import promotion_journal, runs
 
-ROLLOUTS = {"full": "serves", "canary": "is a canary", "shadow": "scores in the shadow"}
+SERVES = {FULL: "serves", CANARY: "is a canary", SHADOW: "scores in the shadow"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -35,8 +36,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rollout",
         choices=ROLLOUTS,
-        default="full",
-        help="full: all traffic at once; canary: a small share first; shadow: scored beside the live one, not served",
+        default=AUTO,
+        help="auto: full after a pass or as the first version, canary where the verdict is inconclusive; full: all "
+        "traffic at once; canary: a small share first; shadow: scored beside the live one, not served",
     )
     parser.add_argument(
         "--device", choices=DEVICES, default="cpu", help="what onnxruntime runs on; a MIG slice is a gpu"
@@ -71,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
-    from components.contracts.manifests import Model, RawDataset, Verdict
+    from components.contracts.manifests import PASS, Model, RawDataset, Verdict
     from components.deployment.canary.steps import FIRST_SHARE, start
     from components.deployment.release import ReleaseSettings, release
     from components.deployment.servers import parse_urls
@@ -94,16 +96,20 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         who=arguments.who or arguments.run,
     )
     model, raw = Model.read(arguments.model), RawDataset.read(arguments.raw_dataset)
-    if arguments.rollout == "full":
+    rollout = arguments.rollout
+    if rollout == AUTO:
+        # The first version replaces nothing that it could be worse than, and a canary has nothing to stand beside.
+        is_first = promotion_journal.current(settings.store) is None
+        rollout = FULL if verdict.decision == PASS or is_first else CANARY
+    if rollout == FULL:
         done = release(model, verdict, raw, settings=settings)
     else:
-        done = start(
-            model, verdict, raw, settings=settings, share=FIRST_SHARE if arguments.rollout == "canary" else 0.0
-        )
+        done = start(model, verdict, raw, settings=settings, share=FIRST_SHARE if rollout == CANARY else 0.0)
     done.write(arguments.output)
-    serves = ROLLOUTS[arguments.rollout] if settings.triton_urls else "is published"
+    serves = SERVES[rollout] if settings.triton_urls else "is published"
     note.reason = f"version {done.version} {serves}; {verdict.reason}"
     note.facts = {
+        "rollout": rollout,
         "version": done.version,
         "previous_version": done.previous_version,
         "parity_max_abs_diff": done.parity_max_abs_diff,

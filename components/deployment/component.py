@@ -34,7 +34,8 @@ def deployment(
             Service), comma-separated; empty = publish only.
         server: What runs the graph in Triton: `python` (laptop) or `onnxruntime` (cluster).
         device: What `onnxruntime` runs on, `cpu` or `gpu` (a MIG slice is a GPU).
-        rollout: `full` (all traffic at once), `canary` (a small share first) or `shadow` (scored, not served).
+        rollout: `auto` (`canary` where the verdict is inconclusive), `full` (all traffic at once), `canary` (a small
+            share first) or `shadow` (scored, not served).
         instances: Copies of the model that work side by side in each server.
         response_cache: Whether servers that have a response cache may answer from it.
         trigger_id: Retrain request that this run answers; empty = none.

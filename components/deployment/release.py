@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from components.contracts.manifests import Model, RawDataset, Release, ServingPlace, Verdict
+from components.contracts.manifests import PASS, Model, RawDataset, Release, ServingPlace, Verdict
 from components.contracts.retrain_request import CURRENT
 from components.contracts.serving import MODEL_NAME
 from components.deployment.graph.export import export
@@ -78,11 +78,14 @@ def release(
 
     Raises:
         ContractError: the inputs do not belong together, or parity fails.
-        Refused: another model went live since the verdict, or a canary is at work; what is live is live.
+        Refused: another model went live since the verdict, or a canary is at work and the verdict is no pass; what is
+            live is live.
         TemporaryError: a server does not answer, or another deployment is at work; what was live is live.
         PermanentError: a server refused the version or answered wrongly; what was live is live.
     """
-    check_belonging(model, verdict, override=override)
+    check_belonging(model, verdict)
+    if not verdict.accepted and override is None:
+        raise ContractError(f"verdict on model {model.model_id} is {verdict.decision!r}, expected an accepted one")
     with opened(settings) as site:
         live = site.live
         if live is not None and live.model_id == model.model_id and live.version in site.repository.versions():
@@ -131,16 +134,14 @@ def _tidy(site: Site, settings: ReleaseSettings, line: Promotion) -> None:
         logger.warning("version %d is live, but tidying failed: %s", line.version, error)
 
 
-def check_belonging(model: Model, verdict: Verdict, *, override: str | None = None) -> None:
-    """Returns if the verdict is about the model and lets it go live.
+def check_belonging(model: Model, verdict: Verdict) -> None:
+    """Returns if the verdict is about the model.
 
     Raises:
-        ContractError: it is not, or does not.
+        ContractError: it is not.
     """
     if verdict.candidate_model_id != model.model_id:
         raise ContractError(f"verdict is about model {verdict.candidate_model_id}, expected {model.model_id}")
-    if not verdict.accepted and override is None:
-        raise ContractError(f"verdict on model {model.model_id} is {verdict.decision!r}, expected an accepted one")
 
 
 def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *, override: str | None = None) -> None:
@@ -150,13 +151,19 @@ def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *
     of the exchange that a release would make, so the loser is refused and must be judged again. A run that named its
     champion, or wanted none, has chosen what to compare with.
 
+    A canary goes on beside a round that is undecided too: it has gathered evidence that the newer candidate would begin
+    anew. A candidate that passed needs none, and its release ends the canary; a person ends it first by `canary abort`.
+
     Raises:
         ContractError: the live version is of another kind of server.
-        Refused: a canary is at work.
+        Refused: a canary is at work, and the candidate did not pass.
         StaleVerdict: the live model is not the one that the verdict compared with.
     """
-    if canary := canary_at_work(site.store):
-        raise Refused(f"version {canary.version} is a canary, expected it promoted or ended before a release")
+    if (verdict.decision != PASS or override is not None) and (canary := canary_at_work(site.store)):
+        raise Refused(
+            f"version {canary.version} is a canary and goes on; expected a candidate that passes the gate, or the "
+            "canary released or ended first"
+        )
     live = site.live
     if override is None and verdict.champion_reference == CURRENT:
         live_model = live.model_id if live else None

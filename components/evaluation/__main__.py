@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.contracts.manifests import Model, RawDataset, TrainingSet, Verdict
+from components.contracts.manifests import INCONCLUSIVE, PASS, Model, RawDataset, TrainingSet, Verdict
+from components.contracts.serving import AUTO, FULL, ROLLOUTS
 from components.models import share_cores
 from components.runtime.durable import write_whole
 from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.flags import parse_bool
 from components.storage.uris import local_path
 from components.store.models import champion, keep_verdict, scores_path
 from components.store.runs import forget_report, keep_report, noted
@@ -36,11 +36,23 @@ def build_parser() -> argparse.ArgumentParser:
         help="AUC by which the candidate may trail the champion (default %(default)s)",
     )
     parser.add_argument(
-        "--accept-inconclusive",
-        type=parse_bool,
-        default=False,
-        metavar="BOOL",
-        help="true: too small a held-out window may release a model nevertheless (default false)",
+        "--max-slice-loss",
+        type=float,
+        default=0.02,
+        help="part by which its log loss may exceed the champion's in any slice (default %(default)s)",
+    )
+    parser.add_argument(
+        "--max-calibration-factor",
+        type=float,
+        default=1.5,
+        help="factor by which expected clicks may exceed or fall short of observed ones (default %(default)s)",
+    )
+    parser.add_argument(
+        "--rollout",
+        choices=ROLLOUTS,
+        default=AUTO,
+        help="how the model would be released: full needs a pass, the others also take an inconclusive verdict "
+        "(default %(default)s)",
     )
     parser.add_argument("--raw-dataset", required=True, help="path of the RawDataset manifest")
     parser.add_argument("--training-set", required=True, help="path of the TrainingSet manifest")
@@ -67,7 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             "rows": verdict.num_rows,
             "auc": verdict.candidate.auc,
             "champion_auc": champion.auc if champion else None,
-            "rows_needed": verdict.rows_needed,
             "old_auc": old.candidate.auc if old else None,
             "old_champion_auc": old.champion.auc if old and old.champion else None,
         }
@@ -94,8 +105,10 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         settings=GateSettings(
             min_auc=arguments.min_auc,
             max_auc_loss=arguments.max_auc_loss,
-            accept_inconclusive=arguments.accept_inconclusive,
+            max_slice_loss=arguments.max_slice_loss,
+            max_calibration_factor=arguments.max_calibration_factor,
         ),
+        accepted=(PASS,) if arguments.rollout == FULL else (PASS, INCONCLUSIVE),
         final=local_path(arguments.work) / arguments.run / STEP,
     )
     if arguments.metrics:

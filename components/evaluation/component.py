@@ -12,7 +12,9 @@ def evaluation(
     champion: str,
     min_auc: float,
     max_auc_loss: float,
-    accept_inconclusive: bool,
+    max_slice_loss: float,
+    max_calibration_factor: float,
+    rollout: str,
     raw_dataset: Input[Dataset],
     training_set: Input[Dataset],
     model: Input[Model],
@@ -30,7 +32,9 @@ def evaluation(
         champion: Model to beat: current, none, or a released model's id.
         min_auc: AUC that a model needs to be released at all.
         max_auc_loss: AUC by which the candidate may trail the champion (non-inferiority margin).
-        accept_inconclusive: Whether too small a held-out window may release a model nevertheless.
+        max_slice_loss: Part by which its log loss may exceed the champion's in any slice of the rows.
+        max_calibration_factor: Factor by which expected clicks may exceed, or fall short of, observed ones.
+        rollout: How the model would be released; full needs a pass, the others also take an inconclusive verdict.
         raw_dataset: RawDataset manifest; its held-out rows are judged by.
         training_set: TrainingSet manifest of the same rows.
         model: Model manifest of the candidate.
@@ -41,7 +45,7 @@ def evaluation(
         report: The comparison with slices, for people.
 
     Returns:
-        Output: True if the candidate may be released.
+        Output: True if the candidate goes on to deployment.
     """
     import json
     from pathlib import Path
@@ -49,7 +53,8 @@ def evaluation(
     from components.evaluation.__main__ import main
 
     flags = {"run": run, "store": store, "work": work, "champion": champion, "min-auc": min_auc}
-    flags |= {"max-auc-loss": max_auc_loss, "accept-inconclusive": accept_inconclusive}
+    flags |= {"max-auc-loss": max_auc_loss, "max-slice-loss": max_slice_loss}
+    flags |= {"max-calibration-factor": max_calibration_factor, "rollout": rollout}
     flags |= {"raw-dataset": raw_dataset.path, "training-set": training_set.path, "model": model.path}
     flags |= {"output": verdict.path, "metrics": metrics.path, "roc": roc.path, "html": report.path}
     if (code := main([f"--{name}={value}" for name, value in flags.items()])) > 1:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.manifests import (
+    INCONCLUSIVE,
+    PASS,
     AucLead,
     Model,
     ModelQuality,
@@ -31,9 +33,9 @@ from components.contracts.retrain_request import CURRENT
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
 from components.evaluation.exploration import read_shown, reordering_gain
-from components.evaluation.gate import Estimates, GateSettings, estimate, judge
+from components.evaluation.gate import Estimates, GateJudgement, GateSettings, estimate, judge
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
-from components.evaluation.slices import SliceMetrics, measure_slices, slice_column
+from components.evaluation.slices import SliceMetrics, cut_slices, measure_slices
 from components.runtime.durable import whole_directory, write_whole
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
@@ -61,6 +63,7 @@ def evaluate(
     champion: Release | None,
     champion_reference: str = CURRENT,
     settings: GateSettings,
+    accepted: tuple[str, ...] = (PASS, INCONCLUSIVE),
     final: Path,
 ) -> Evaluation:
     """The evaluation of `model` on the held-out rows.
@@ -72,6 +75,7 @@ def evaluate(
         champion: The release that it must not be worse than; None = judged by the floor alone.
         champion_reference: The run's parameter that selected it, for the verdict.
         settings: The gate's thresholds.
+        accepted: Decisions with which the candidate goes on to deployment.
         final: Folder for the scores; one left by an earlier try is replaced.
 
     Raises:
@@ -80,38 +84,36 @@ def evaluate(
     _expect_same_round(raw, training_set, model)
     if champion is not None and raw.unread_columns:
         _expect_its_columns(champion, raw)
-    column = slice_column(_live_sizes(training_set))
     score = partial(
         score_holdout,
         score_candidate=candidate_scorer(model),
         score_champion=champion_scorer(champion) if champion else None,
         slot_sizes=training_set.slot_sizes,
         new_ids=_new_ids(training_set),
-        slice_column=column,
     )
     scored, old = _score_both(raw, training_set, score)
-    judgement = judge(scored.labels, scored.candidate, scored.champion, groups=scored.groups, settings=settings)
+    slices = cut_slices(scored, is_first_round=training_set.parent_model_uri is None)
+    judgement = _judge(scored, slices, settings)
     logger.info("gate: %s", judgement.reason)
     quality = _measure_quality(scored, judgement.estimates)
     verdict = Verdict(
         candidate_model_id=model.model_id,
         champion_model_id=champion.model_id if champion else None,
         decision=judgement.decision,
-        accepted=judgement.accepted,
+        accepted=judgement.decision in accepted,
         reason=judgement.reason,
         num_rows=quality.num_rows,
         num_clicks=quality.num_clicks,
         candidate=quality.candidate,
         champion=quality.champion,
         difference=quality.difference,
-        rows_needed=judgement.rows_needed,
         scores_uri=_keep_scores(final, scored).as_uri(),
         old_distribution=_measure_quality(old, _estimate(old)) if old else None,
         reordering_gain=reordering_gain(read_shown(local_path(raw.holdout_uri), scored)),
         champion_reference=champion_reference,
     )
-    slices = measure_slices(scored, column=column, is_first_round=training_set.parent_model_uri is None)
-    return Evaluation(verdict=verdict, scored=scored, slices=slices, settings=settings)
+    measured = measure_slices(scored, slices, judgement.slice_p_values)
+    return Evaluation(verdict=verdict, scored=scored, slices=measured, settings=settings)
 
 
 def _score_both(
@@ -126,10 +128,10 @@ def _score_both(
     return scored, score(raw.replay_holdout_uri, training_set.replay_holdout_uri, counts=counts)
 
 
-def _live_sizes(training_set: TrainingSet) -> list[int]:
-    """Slot sizes without tombstones: what a column held once cuts no slices."""
-    tombstones = training_set.tombstones or [0] * len(training_set.slot_sizes)
-    return [size - dead for size, dead in zip(training_set.slot_sizes, tombstones)]
+def _judge(scored: ScoredHoldout, slices: Mapping[str, NDArray[np.bool_]], settings: GateSettings) -> GateJudgement:
+    return judge(
+        scored.labels, scored.candidate, scored.champion, groups=scored.groups, slices=slices, settings=settings
+    )
 
 
 def _new_ids(training_set: TrainingSet) -> list[NDArray[np.int64]]:

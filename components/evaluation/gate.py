@@ -1,37 +1,44 @@
 """The gate: decides from labels and scores alone whether the candidate may be released, and gives the reason.
 
-Two checks, each by a 95 % interval (DeLong, rows of one request counted as alike): the candidate's AUC against an
-absolute floor, and its paired difference to the champion's AUC against the loss that is allowed (non-inferiority). A
-check passes where the whole interval lies on the good side, fails where it lies on the bad side, and is inconclusive
-between, or without an interval. Scores are computed elsewhere.
+Two checks decide by a 95 % interval (DeLong, rows of one request counted as alike): the candidate's AUC against an
+absolute floor, and its paired difference to the champion's AUC against the loss that is allowed (non-inferiority). They
+pass where the whole interval lies on the good side, fail where it lies on the bad side, and are inconclusive between,
+or without an interval. An inconclusive model is not lost: a canary goes on judging it (`deployment.canary`).
+
+Two checks only ever refuse, where the rows are sure of it: a slice of them loses more of its log loss than is allowed
+(one-sided tests, Holm's correction over all slices), or clicks are predicted wrongly by more than a factor. What the
+power of each is, docs/evaluation.md says. Scores are computed, and slices cut, elsewhere.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from components.contracts.manifests import FAIL, INCONCLUSIVE, PASS
 from components.contracts.metrics import (
     MIN_DEGREES,
-    Z_95,
     AucDifference,
     AucEstimate,
     auc_difference,
     auc_estimate,
+    calibration,
+    group_numbers,
+    grouped_deviation,
+    row_log_losses,
+    student_p_value,
 )
 from components.runtime.errors import ContractError
 
-PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
-
-Z_POWER = 0.8416212335729143
-"""80 % quantile of the normal distribution: the power that `rows_needed` aims at."""
 MIN_CLASS_REQUESTS = 10
 """Requests with a click, and with a row without one, below which an interval is not trusted: simulated with clicks in
 4 to 9 requests, some 95 % intervals hold in 92 % of the windows (docs/evaluation.md)."""
+SLICE_ALPHA = 0.05
+"""Highest probability of refusing a model that loses no more than is allowed in any slice, over all slices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +49,20 @@ class GateSettings:
     """AUC that a model needs to be released at all."""
     max_auc_loss: float = 0.002
     """AUC by which the candidate may trail the champion."""
-    accept_inconclusive: bool = False
-    """Whether a candidate is released that the held-out rows can neither clear nor condemn."""
+    max_slice_loss: float = 0.02
+    """Part by which the candidate's log loss may exceed the champion's in any slice."""
+    max_calibration_factor: float = 1.5
+    """Factor by which expected clicks may exceed, or fall short of, observed ones."""
 
     def __post_init__(self) -> None:
-        """Refuses thresholds that no AUC can meet or miss."""
+        """Refuses thresholds that no model can meet or miss."""
         for name in ("min_auc", "max_auc_loss"):
             if not 0.0 <= (value := getattr(self, name)) <= 1.0:
                 raise ContractError(f"{name} is {value}, expected a number in [0, 1]")
+        if not self.max_slice_loss >= 0.0:
+            raise ContractError(f"max_slice_loss is {self.max_slice_loss}, expected a number from 0")
+        if not self.max_calibration_factor >= 1.0:
+            raise ContractError(f"max_calibration_factor is {self.max_calibration_factor}, expected a number from 1")
 
 
 class Estimates(NamedTuple):
@@ -77,18 +90,15 @@ class GateJudgement(NamedTuple):
 
     decision: str
     """`pass`, `fail` or `inconclusive`."""
-    accepted: bool
     reason: str
     estimates: Estimates
-    rows_needed: int | None
-    """Rows at which an inconclusive gate would decide with 80 % probability if the observed numbers were the true
-    ones; `None` where it decided, or where more rows of this kind would only show that the candidate is too weak."""
+    slice_p_values: Mapping[str, float]
+    """One-sided, of each slice that could be tested: that it loses no more than is allowed."""
 
 
 class _Check(NamedTuple):
     decision: str
     reason: str
-    rows_needed: int | None = None
 
 
 def judge(
@@ -97,6 +107,7 @@ def judge(
     champion: ArrayLike | None = None,
     *,
     groups: ArrayLike,
+    slices: Mapping[str, NDArray[np.bool_]] | None = None,
     settings: GateSettings,
 ) -> GateJudgement:
     """The gate's answer for one candidate on the held-out rows.
@@ -104,66 +115,45 @@ def judge(
     Args:
         labels: 0 or 1, [n].
         candidate: The candidate's scores, [n].
-        champion: The live model's scores of the same rows; None judges by the floor alone.
+        champion: The live model's scores of the same rows; None judges by floor and calibration alone.
         groups: The request of each row, strings or integers, [n]: rows of one request are not independent.
+        slices: Parts of the rows by name, each [n] whether a row is of it; they may overlap.
         settings: The thresholds.
 
     Raises:
         ContractError: lengths differ, a label is neither 0 nor 1, or a score is not finite.
     """
-    label_array = np.asarray(labels)
-    estimates = estimate(label_array, candidate, champion, groups=groups)
-    if (check := _too_few(label_array, np.asarray(groups))) is not None:
-        checks = [check]
+    click = np.asarray(labels)
+    estimates = estimate(click, candidate, champion, groups=groups)
+    p_values: Mapping[str, float] = {}
+    group = group_numbers(groups, len(click))
+    if words := _too_few(click, group):
+        checks = [_Check(INCONCLUSIVE, words)]
     else:
-        checks = [_above_floor(estimates.candidate, settings.min_auc, len(label_array))]
+        checks = [_above_floor(estimates.candidate, settings.min_auc)]
         if champion is not None:
-            checks.append(_not_worse(estimates.difference, settings.max_auc_loss, len(label_array)))
-
-    decisions = [check.decision for check in checks]
-    decision = next((d for d in (FAIL, INCONCLUSIVE) if d in decisions), PASS)
-    rows_needed = _rows_that_decide(checks) if decision == INCONCLUSIVE else None
-    num_clicks = int(np.count_nonzero(label_array))
-    reason = f"{decision} over {len(label_array)} held-out rows with {num_clicks} clicks: " + "; ".join(
-        check.reason for check in checks
-    )
+            checks.append(_not_worse(estimates.difference, settings.max_auc_loss))
+        if champion is not None and slices:
+            excess = row_log_losses(click, candidate) - (1 + settings.max_slice_loss) * row_log_losses(click, champion)
+            p_values = _slice_p_values(click, excess, group, slices=slices)
+            checks.append(_no_slice_harmed(p_values, settings.max_slice_loss))
+        checks.append(_calibrated(click, candidate, champion, group=group, factor=settings.max_calibration_factor))
+    decision = next((d for d in (FAIL, INCONCLUSIVE) if d in [check.decision for check in checks]), PASS)
+    reasons = [check.reason for check in checks]
     if champion is None:
-        reason += "; there is no champion to compare with"
-    if rows_needed is not None:
-        reason += f"; about {rows_needed} rows would decide"
-    accepted = decision == PASS or (decision == INCONCLUSIVE and settings.accept_inconclusive)
-    if accepted and decision == INCONCLUSIVE:
-        reason += "; accepted nevertheless, because accept_inconclusive is set"
-    return GateJudgement(decision, accepted, reason, estimates, rows_needed)
+        reasons.append("there is no champion to compare with")
+    counts = f"{len(click)} held-out rows with {np.count_nonzero(click)} clicks"
+    return GateJudgement(decision, f"{decision} over {counts}: {'; '.join(reasons)}", estimates, p_values)
 
 
-def rows_to_decide(num_rows: int, standard_error: float, distance: float) -> int:
-    """Rows at which an observed `distance` (> 0) from a threshold is decided with 80 % probability.
-
-    The standard error falls with the root of the rows, and the interval clears the threshold with probability 0.8
-    once the distance is (z_0.975 + z_0.8) standard errors: rows = n * ((1.96 + 0.84) * error / distance)^2, the sample
-    size of a non-inferiority trial (Julious 2004, Statistics in Medicine 23:1921, equation for one-sided 2.5 %).
-
-    >>> rows_to_decide(1000, 0.01, 0.01)
-    7849
-    """
-    return math.ceil(num_rows * ((Z_95 + Z_POWER) * standard_error / distance) ** 2)
-
-
-def _too_few(labels: np.ndarray, groups: np.ndarray) -> _Check | None:  # type: ignore[type-arg]
-    found = {
-        "clicks": len(np.unique(groups[labels == 1])),
-        "rows without a click": len(np.unique(groups[labels == 0])),
-    }
+def _too_few(click: NDArray[np.int8], group: NDArray[np.int64]) -> str:
+    """Why no interval of these rows is to be trusted; empty where it is."""
+    found = {"clicks": len(np.unique(group[click == 1])), "rows without a click": len(np.unique(group[click == 0]))}
     words, fewest = min(found.items(), key=lambda item: item[1])
-    if fewest >= MIN_CLASS_REQUESTS:
-        return None
-    rows_needed = math.ceil(len(labels) * MIN_CLASS_REQUESTS / fewest) if fewest else None
-    reason = f"{words} come from {fewest} requests, expected at least {MIN_CLASS_REQUESTS}"
-    return _Check(INCONCLUSIVE, reason, rows_needed)
+    return "" if fewest >= MIN_CLASS_REQUESTS else f"{words} come from {fewest} requests, expected {MIN_CLASS_REQUESTS}"
 
 
-def _above_floor(estimate: AucEstimate | None, min_auc: float, num_rows: int) -> _Check:
+def _above_floor(estimate: AucEstimate | None, min_auc: float) -> _Check:
     if estimate is None:
         return _without_interval("auc")
     words = f"auc {estimate.auc:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
@@ -172,10 +162,10 @@ def _above_floor(estimate: AucEstimate | None, min_auc: float, num_rows: int) ->
         FAIL: f"{words} is below the floor {min_auc:g}",
         INCONCLUSIVE: f"{words} may lie on either side of the floor {min_auc:g}",
     }
-    return _check_interval(estimate, min_auc, num_rows, reasons=reasons)
+    return _check_interval(estimate, min_auc, reasons=reasons)
 
 
-def _not_worse(difference: AucDifference | None, max_auc_loss: float, num_rows: int) -> _Check:
+def _not_worse(difference: AucDifference | None, max_auc_loss: float) -> _Check:
     if difference is None:
         return _without_interval("difference to the champion's auc")
     words = f"auc differs from the champion's by {difference.auc:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
@@ -184,7 +174,7 @@ def _not_worse(difference: AucDifference | None, max_auc_loss: float, num_rows: 
         FAIL: f"{words}, a loss of more than {max_auc_loss:g}",
         INCONCLUSIVE: f"{words}, which may be a loss of more than {max_auc_loss:g}",
     }
-    return _check_interval(difference, -max_auc_loss, num_rows, reasons=reasons)
+    return _check_interval(difference, -max_auc_loss, reasons=reasons)
 
 
 def _without_interval(name: str) -> _Check:
@@ -192,18 +182,74 @@ def _without_interval(name: str) -> _Check:
     return _Check(INCONCLUSIVE, reason)
 
 
-def _check_interval(
-    found: AucEstimate | AucDifference, threshold: float, num_rows: int, *, reasons: dict[str, str]
-) -> _Check:
+def _check_interval(found: AucEstimate | AucDifference, threshold: float, *, reasons: dict[str, str]) -> _Check:
     decision = PASS if found.low >= threshold else FAIL if found.high < threshold else INCONCLUSIVE
-    distance, rows = found.auc - threshold, None
-    if decision == INCONCLUSIVE and distance > 0:
-        rows = rows_to_decide(num_rows, found.standard_error, distance)
-    return _Check(decision, reasons[decision], rows)
+    return _Check(decision, reasons[decision])
 
 
-def _rows_that_decide(checks: list[_Check]) -> int | None:
-    """The most rows that an inconclusive check needs; None where one of them would turn into a fail."""
-    needs = [check.rows_needed for check in checks if check.decision == INCONCLUSIVE]
-    known = [need for need in needs if need is not None]
-    return max(known) if known and len(known) == len(needs) else None
+def _slice_p_values(
+    click: NDArray[np.int8],
+    excess: NDArray[np.float64],
+    group: NDArray[np.int64],
+    *,
+    slices: Mapping[str, NDArray[np.bool_]],
+) -> dict[str, float]:
+    """By slice, that its mean `excess` [n] is at most 0; without those that have too few clicks to tell."""
+    tested = {name: rows for name, rows in slices.items() if not _too_few(click[rows], group[rows])}
+    found = {name: mean_p_value(excess[rows], group[rows]) for name, rows in tested.items()}
+    return {name: p_value for name, p_value in found.items() if p_value is not None}
+
+
+def _no_slice_harmed(p_values: Mapping[str, float], max_loss: float) -> _Check:
+    harmed, part = holm(p_values, SLICE_ALPHA), f"{max_loss:.3g} of the champion's log loss"
+    if harmed:
+        return _Check(FAIL, f"{len(harmed)} of {len(p_values)} slices lose more than {part}: {', '.join(harmed[:5])}")
+    return _Check(PASS, f"none of {len(p_values)} slices is shown to lose more than {part}")
+
+
+def mean_p_value(values: NDArray[np.float64], group: NDArray[np.int64]) -> float | None:
+    """One-sided p-value of the values' mean being at most 0, by Student's t; values of one group are not independent.
+
+    None without a standard error (`grouped_deviation`).
+    """
+    deviation = grouped_deviation((values, group))
+    if deviation is None or not deviation.standard_error:
+        return None
+    t = float(values.mean()) / deviation.standard_error
+    outside = student_p_value(t, deviation.degrees)
+    return outside / 2 if t > 0 else 1 - outside / 2
+
+
+def holm(p_values: Mapping[str, float], alpha: float) -> list[str]:
+    """Names of the hypotheses that Holm (1979) rejects, smallest first; one that holds is with probability `alpha`.
+
+    >>> holm({"a": 0.2, "b": 0.01, "c": 0.03}, 0.05)
+    ['b']
+    """
+    rejected: list[str] = []
+    for name, p_value in sorted(p_values.items(), key=lambda item: item[1]):
+        if p_value > alpha / (len(p_values) - len(rejected)):
+            break
+        rejected.append(name)
+    return rejected
+
+
+def _calibrated(
+    click: NDArray[np.int8],
+    candidate: ArrayLike,
+    champion: ArrayLike | None,
+    *,
+    group: NDArray[np.int64],
+    factor: float,
+) -> _Check:
+    """Fails where expected clicks are surely off by more than the factor, and further off than the champion's."""
+    scores = np.asarray(candidate, np.float64)
+    ratio = calibration(click, scores)
+    assert ratio is not None  # there are clicks
+    words = f"{ratio:.3g} clicks are expected for each one"
+    p_values = [mean_p_value(values, group) for values in (scores - factor * click, click / factor - scores)]
+    is_off = any(p_value is not None and p_value < SLICE_ALPHA / 2 for p_value in p_values)
+    live = None if champion is None else calibration(click, champion)
+    if is_off and (live is None or abs(np.log(ratio)) > abs(np.log(live))):
+        return _Check(FAIL, f"{words}, which is off by more than a factor of {factor:g}")
+    return _Check(PASS, words)

@@ -42,8 +42,9 @@ def render_report(evaluation: Evaluation) -> str:
             "Old rows": _old_rows(verdict),
             "Explored lists": _explored_lists(verdict.reordering_gain),
             "Calibration": _calibration(evaluation.scored),
-            "Slices": "<p>For people; the gate judges all rows together. Intervals are 95 %, one by one.</p>"
-            + _slices_table(evaluation.slices),
+            "Slices": "<p>Those that speak most against the candidate. p is the probability of such a loss of log loss "
+            "where the slice loses no more than is allowed; the gate corrects it for the number of slices. Intervals "
+            "are 95 %, one by one.</p>" + _slices_table(evaluation.slices),
             "How it was judged": _settings_table(evaluation.settings, verdict),
         },
     )
@@ -60,7 +61,6 @@ def metrics_document(verdict: Verdict) -> dict[str, float]:
     values: dict[str, float | None] = {
         "num_rows": verdict.num_rows,
         "num_clicks": verdict.num_clicks,
-        "rows_needed": verdict.rows_needed,
         "accepted": int(verdict.accepted),
     }
     if old := verdict.old_distribution:
@@ -145,12 +145,14 @@ def _explored_lists(found: ReorderingGain | None) -> str:
 
 
 def _slices_table(slices: Sequence[SliceMetrics]) -> str:
-    head = ["slice", "rows", "click rate", "AUC [95 %]", "champion", "difference", "NE", "calibration"]
+    head = ["slice", "rows", "click rate", "log loss", "p", "AUC [95 %]", "champion", "difference", "NE", "calibration"]
     rows = [
         [
-            escape(f"{part.group}: {part.name}"),
+            escape(part.name),
             str(part.num_rows),
             percent(part.click_rate),
+            ABSENT if part.log_loss_change is None else f"{part.log_loss_change:+.1%}",
+            escape(probability(part.p_value)),
             _auc(part.candidate),
             _auc(part.champion),
             _difference(part.difference),
@@ -166,10 +168,10 @@ def _settings_table(settings: GateSettings, verdict: Verdict) -> str:
     rows = {
         "AUC needed at all": f"{settings.min_auc:g}",
         "AUC by which the candidate may trail the champion": f"{settings.max_auc_loss:g}",
+        "part by which its log loss may exceed the champion's in a slice": f"{settings.max_slice_loss:g}",
+        "factor by which expected clicks may be off": f"{settings.max_calibration_factor:g}",
         "requests with a click, and with a row without, needed for an interval": str(MIN_CLASS_REQUESTS),
-        "an inconclusive candidate is": "accepted" if settings.accept_inconclusive else "refused",
         "held-out rows, clicks": f"{verdict.num_rows}, {verdict.num_clicks}",
-        "rows that would decide": ABSENT if verdict.rows_needed is None else str(verdict.rows_needed),
         "scores": escape(verdict.scores_uri),
     }
     return html_table(["setting", "value"], list(rows.items()), caption="the gate's settings and what they met")

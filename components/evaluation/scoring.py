@@ -27,6 +27,7 @@ from components.contracts.criteo import (
     EVENT_TIME,
     LABEL,
     MISSING_CATEGORY,
+    POSITION,
     REQUEST_ID,
     feature_matrix,
 )
@@ -53,6 +54,8 @@ class RawBatch(NamedTuple):
     """Since the epoch, UTC."""
     groups: NDArray[np.int64]
     """Number of the request that each row belongs to, from 0 in the order of the folder."""
+    positions: NDArray[np.int32]
+    """Places in a ranked list, from 1; 0 = in none."""
     dense: NDArray[np.float32]
     """[n, 13], NaN = missing."""
     categorical: NDArray[np.int64]
@@ -81,6 +84,8 @@ class ScoredHoldout:
     event_seconds: NDArray[np.float64]
     groups: NDArray[np.int64]
     """Number of the request that a row belongs to, from 0."""
+    positions: NDArray[np.int32]
+    """The row's place in its ranked list, from 1; 0 = it is in none."""
     candidate: NDArray[np.float32]
     champion: NDArray[np.float32] | None
     has_new_category: NDArray[np.bool_]
@@ -88,7 +93,7 @@ class ScoredHoldout:
     has_unknown_category: NDArray[np.bool_]
     """Whether the row holds a category without an id of its own."""
     categories: NDArray[np.int64]
-    """Raw values of the column that slices are cut by."""
+    """[n, 26] raw values of the categorical columns."""
 
 
 def candidate_scorer(model: Model) -> ScoreEncoded:
@@ -145,7 +150,6 @@ def score_holdout(
     score_champion: ScoreRaw | None,
     slot_sizes: list[int],
     new_ids: Sequence[NDArray[np.int64]],
-    slice_column: int,
 ) -> ScoredHoldout:
     """Scores all rows of one held-out folder, a batch at a time.
 
@@ -157,11 +161,10 @@ def score_holdout(
         score_champion: See `champion_scorer`; None if nothing is live.
         slot_sizes: Number of ids per categorical column.
         new_ids: Per column, the ids that got their category in this round.
-        slice_column: Categorical column whose raw values are kept, from 0.
     """
     raw, encoded = local_path(raw_uri), local_path(encoded_uri)
     logger.info("scoring %d held-out rows", check_counts(raw, encoded, counts))
-    labels, event_seconds, groups, champion, categories = _raw_columns(raw, score_champion, slice_column)
+    labels, event_seconds, groups, positions, champion, categories = _raw_columns(raw, score_champion)
     is_new = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
     encoded_labels, candidate, new, unknown = _columns(
         (
@@ -180,6 +183,7 @@ def score_holdout(
         labels=labels,
         event_seconds=event_seconds,
         groups=groups,
+        positions=positions,
         candidate=candidate,
         champion=champion if score_champion else None,
         has_new_category=new,
@@ -188,27 +192,28 @@ def score_holdout(
     )
 
 
-def _raw_columns(folder: Path, score_champion: ScoreRaw | None, slice_column: int) -> list[NDArray[Any]]:
-    """Labels, times, requests, the champion's scores (empty without one) and the slice column's values."""
+def _raw_columns(folder: Path, score_champion: ScoreRaw | None) -> list[NDArray[Any]]:
+    """Labels, times, requests, positions, the champion's scores (empty without one) and the categorical columns."""
     return _columns(
         (
             (
                 batch.labels,
                 batch.event_seconds,
                 batch.groups,
+                batch.positions,
                 score_champion(batch) if score_champion else np.zeros(0, np.float32),
-                batch.categorical[:, slice_column],
+                batch.categorical,
             )
             for batch in raw_batches(folder)
         ),
-        (np.int8, np.float64, np.int64, np.float32, np.int64),
+        (np.int8, np.float64, np.int64, np.int32, np.float32, np.int64),
     )
 
 
 def _columns(batches: Iterable[tuple[NDArray[Any], ...]], dtypes: tuple[type[Any], ...]) -> list[NDArray[Any]]:
     """Each column of the batches as one array; the files of two folders may be cut at different rows."""
-    parts = [tuple(np.zeros(0, dtype) for dtype in dtypes), *batches]
-    return [np.concatenate(column) for column in zip(*parts)]
+    columns = list(zip(*batches)) or [() for _ in dtypes]
+    return [np.concatenate(column) if column else np.zeros(0, dtype) for column, dtype in zip(columns, dtypes)]
 
 
 def _numbered(requests: pa.Array, numbers: dict[str, int]) -> NDArray[np.int64]:
@@ -265,12 +270,13 @@ def check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
 def raw_batches(folder: Path, batch_rows: int = BATCH_ROWS) -> Iterator[RawBatch]:
     """The raw rows of `folder` in order."""
     numbers: dict[str, int] = {}
-    for batch in column_batches(folder, [LABEL, EVENT_TIME, REQUEST_ID, *DENSE, *CATEGORICAL], batch_rows):
+    for batch in column_batches(folder, [LABEL, EVENT_TIME, REQUEST_ID, POSITION, *DENSE, *CATEGORICAL], batch_rows):
         time = batch.column(EVENT_TIME).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
         yield RawBatch(
             labels=_labels(batch),
             event_seconds=time.to_numpy(zero_copy_only=False) / 1e6,
             groups=_numbered(batch.column(REQUEST_ID), numbers),
+            positions=feature_matrix(batch, [POSITION], "int32", missing=0)[:, 0],
             dense=feature_matrix(batch, DENSE, "float32", missing=np.nan),
             categorical=feature_matrix(batch, CATEGORICAL, "int64", missing=MISSING_CATEGORY),
         )

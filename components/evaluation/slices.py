@@ -1,13 +1,12 @@
 """Parts of the held-out rows on which a candidate may be weak although it is good on the whole.
 
-By day or hour, by the most frequent values of one column with few values, and by how new the rows' categories are.
-Slices inform people; the gate judges the whole, since many small comparisons would fail by chance.
+All rows; how new their categories are; hours of the day; positions in ranked lists; frequent values of every column.
+The gate refuses a candidate that surely harms one (`gate.judge`); here they are cut, and measured for people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime, timezone
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -20,20 +19,21 @@ from components.contracts.metrics import (
     auc_difference,
     auc_estimate,
     calibration,
+    log_loss,
     normalized_entropy,
 )
-from components.contracts.workflow import FIRST_ID
 from components.evaluation.scoring import ScoredHoldout
 
-MAX_SLICES_PER_GROUP = 24
 TOP_VALUES = 5
-_DAY_SECONDS, _HOUR_SECONDS = 86_400, 3_600
+MAX_POSITION = 10
+MAX_SHOWN = 40
+"""Slices that are measured for people: those that speak most against the candidate."""
+_HOUR_SECONDS = 3_600
 
 
 class SliceMetrics(NamedTuple):
     """One line of the table; a number that does not exist is `None`."""
 
-    group: str
     name: str
     num_rows: int
     click_rate: float | None
@@ -42,67 +42,66 @@ class SliceMetrics(NamedTuple):
     calibration: float | None
     champion: AucEstimate | None
     difference: AucDifference | None
+    log_loss_change: float | None
+    """The candidate's log loss over the champion's, less 1."""
+    p_value: float | None
+    """One-sided, of the slice losing no more than is allowed; None where it was not tested."""
 
 
-def slice_column(slot_sizes: list[int]) -> int:
-    """Position of the categorical column with the fewest ids among those with two categories or more."""
-    return min(range(len(slot_sizes)), key=lambda i: (slot_sizes[i] < FIRST_ID + 2, slot_sizes[i], i))
-
-
-def measure_slices(scored: ScoredHoldout, *, column: int, is_first_round: bool) -> list[SliceMetrics]:
-    """The metrics of every slice, groups one after another.
+def cut_slices(scored: ScoredHoldout, *, is_first_round: bool) -> dict[str, NDArray[np.bool_]]:
+    """Whether each row [n] belongs to a slice, by the slice's name.
 
     Args:
         scored: The scored rows.
-        column: Which categorical column `scored.categories` holds.
         is_first_round: Whether there is no parent; then every category is new and the slice is meaningless.
     """
-    groups = [_by_time(scored.event_seconds), _by_value(CATEGORICAL[column], scored.categories)]
-    groups.append(_by_newness(scored, is_first_round))
-    return [_measure(scored, group, name, rows=rows) for slices in groups for group, name, rows in slices]
+    slices = {"all rows": np.ones(len(scored.labels), dtype=bool)}
+    slices |= dict(_by_newness(scored, is_first_round))
+    hours = (scored.event_seconds // _HOUR_SECONDS % 24).astype(np.int64)
+    slices |= {f"hour: {hour:02}": hours == hour for hour in np.unique(hours)}
+    for position in range(1, min(scored.positions.max(initial=0), MAX_POSITION) + 1):
+        slices[f"position: {position}"] = scored.positions == position
+    for column, values in zip(CATEGORICAL, scored.categories.T):
+        slices |= dict(_by_value(column, values))
+    return slices
 
 
-_Slice = tuple[str, str, NDArray[np.bool_]]
+def measure_slices(
+    scored: ScoredHoldout, slices: Mapping[str, NDArray[np.bool_]], p_values: Mapping[str, float]
+) -> list[SliceMetrics]:
+    """The metrics of the slices that speak most against the candidate, by `p_values`, smallest first."""
+    ordered = sorted(slices, key=lambda name: p_values.get(name, 1.0))
+    return [_measure(scored, name, rows=slices[name], p_value=p_values.get(name)) for name in ordered[:MAX_SHOWN]]
 
 
-def _by_time(event_seconds: NDArray[np.float64]) -> Iterator[_Slice]:
-    if not len(event_seconds):
-        return
-    by_day = event_seconds.max() - event_seconds.min() > 2 * _DAY_SECONDS
-    step, text = (_DAY_SECONDS, "%Y-%m-%d") if by_day else (_HOUR_SECONDS, "%Y-%m-%d %H:00")
-    periods = (event_seconds // step).astype(np.int64)
-    # The newest ones: they are the nearest to what the model will serve.
-    for period in np.unique(periods)[-MAX_SLICES_PER_GROUP:]:
-        start = datetime.fromtimestamp(int(period) * step, timezone.utc)
-        yield ("day" if by_day else "hour", start.strftime(text), periods == period)
-
-
-def _by_value(name: str, values: NDArray[np.int64]) -> Iterator[_Slice]:
-    distinct, counts = np.unique(values, return_counts=True)
-    top = distinct[np.argsort(-counts, kind="stable")][:TOP_VALUES]
-    for value in top:
-        yield name, "missing" if value == MISSING_CATEGORY else f"{int(value):08x}", values == value
-    if len(distinct) > TOP_VALUES:
-        yield name, f"other {len(distinct) - TOP_VALUES} values", ~np.isin(values, top)
-
-
-def _by_newness(scored: ScoredHoldout, is_first_round: bool) -> Iterator[_Slice]:
+def _by_newness(scored: ScoredHoldout, is_first_round: bool) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     new, unknown = scored.has_new_category, scored.has_unknown_category
     if not is_first_round:
-        yield "categories", "one or more got an id in this round", new
-    yield "categories", "one or more have no id of their own", unknown
-    yield (
-        "categories",
-        "all known" if is_first_round else "all known before",
-        ~(unknown if is_first_round else new | unknown),
-    )
+        yield "categories: one or more got an id in this round", new
+    yield "categories: one or more have no id of their own", unknown
+    if is_first_round:
+        yield "categories: all known", ~unknown
+    else:
+        yield "categories: all known before", ~(new | unknown)
 
 
-def _measure(scored: ScoredHoldout, group: str, name: str, *, rows: NDArray[np.bool_]) -> SliceMetrics:
+def _by_value(column: str, values: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    distinct, counts = np.unique(values, return_counts=True)
+    if len(distinct) < 2:
+        return
+    top = distinct[np.argsort(-counts, kind="stable")][:TOP_VALUES]
+    for value in top:
+        yield f"{column}: {'missing' if value == MISSING_CATEGORY else f'{int(value):08x}'}", values == value
+    if len(distinct) > TOP_VALUES:
+        yield f"{column}: other {len(distinct) - TOP_VALUES} values", ~np.isin(values, top)
+
+
+def _measure(scored: ScoredHoldout, name: str, *, rows: NDArray[np.bool_], p_value: float | None) -> SliceMetrics:
     labels, candidate, groups = scored.labels[rows], scored.candidate[rows], scored.groups[rows]
     champion = scored.champion[rows] if scored.champion is not None else None
+    before = None if champion is None else log_loss(labels, champion)
+    now = log_loss(labels, candidate)
     return SliceMetrics(
-        group=group,
         name=name,
         num_rows=len(labels),
         click_rate=float(labels.mean()) if len(labels) else None,
@@ -111,4 +110,6 @@ def _measure(scored: ScoredHoldout, group: str, name: str, *, rows: NDArray[np.b
         calibration=calibration(labels, candidate),
         champion=auc_estimate(labels, champion, groups=groups) if champion is not None else None,
         difference=None if champion is None else auc_difference(labels, candidate, champion, groups=groups),
+        log_loss_change=now / before - 1 if now is not None and before else None,
+        p_value=p_value,
     )

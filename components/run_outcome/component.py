@@ -21,7 +21,7 @@ def run_outcome(
         status: The final state of the run in KFP.
 
     Returns:
-        One sentence: released, refused or failed, by which step, and why.
+        One sentence: released, on trial as a canary, refused or failed, by which step, and why.
     """
     from components.run_outcome.outcome import record
 

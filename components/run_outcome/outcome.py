@@ -75,7 +75,7 @@ def decide(notes: list[StepNote], *, run: str, trigger_id: str, kfp_state: str, 
     if last.state == "refused":
         state, reason = "refused", last.reason
     elif last.state == "done" and last.step == LAST_STEP and kfp_state not in FAILED_STATES:
-        state, reason = "released", last.reason
+        state, reason = "released" if last.facts["rollout"] == "full" else "canary", last.reason
         version = int(last.facts["version"])
     elif last.state == "failed":
         state, reason = "failed", last.reason
@@ -128,6 +128,8 @@ def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
     begun = begun_at(notes) or moment_of(outcome.ended_at)
     if outcome.state == "released":
         title, done = f"Version {outcome.version} was released", f"{outcome.reason}" or "released"
+    elif outcome.state == "canary":
+        title, done = f"Version {outcome.version} runs beside the live one", outcome.reason
     elif outcome.state == "refused":
         title, done = f"The new model was refused by {outcome.step}: {outcome.reason}", "what was live stays live"
     else:

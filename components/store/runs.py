@@ -52,12 +52,12 @@ class RunOutcome:
     run: str
     trigger_id: str
     state: str
-    """`released`, `refused` (by validation or the gate) or `failed`."""
+    """`released`, `canary` (its version runs beside the live one), `refused` (by data or the gate) or `failed`."""
     step: str
     """The step that decided it."""
     reason: str
     version: int | None
-    """The version released; None otherwise."""
+    """The version that is live or a canary by this run; None otherwise."""
     ended_at: str
     reports: dict[str, str] = field(default_factory=dict)
     """URI of the report for people, by step (`reports_of`)."""

@@ -74,6 +74,7 @@ _RULES = {
     "requested": _Rule(DRIFT, "Retraining requested", "a run was started", is_of_run=True),
     "overdue": _Rule(DRIFT, "A retraining run takes long", is_of_run=True),
     "released": _Rule(DRIFT, "A new version was released", "released", is_of_run=True),
+    "canary": _Rule(DRIFT, "A new version runs beside the live one", "its canary decides", is_of_run=True),
     "refused": _Rule(DRIFT, "The new model was refused", "the live version stays live", is_of_run=True),
     "failed": _Rule(DRIFT, "A retraining run failed", "it is tried again after a pause", is_of_run=True),
     "log_down": _Rule(LOG, "The record log cannot be reached"),

@@ -21,12 +21,12 @@ UNKNOWN = "unknown"
 
 
 class RunState(NamedTuple):
-    """The state of a run: `running`, `released`, `refused`, `failed`, or `unknown` to the trigger."""
+    """How a run stands: `running`, `unknown` to the trigger, or ended: `released`, `canary`, `refused` or `failed`."""
 
     state: str
     reason: str = ""
     version: int | None = None
-    """The released version, where known."""
+    """The version that it released or made a canary, where known."""
 
 
 class Trigger(Protocol):

@@ -13,6 +13,7 @@ from monitoring.deciding.policy import Action, Decision
 from monitoring.flags import expect
 
 DAY_SECONDS = 86_400.0
+_ENDED_WELL = {"released": "a release", "canary": "a canary's start", "notified": "a notification"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,21 +84,22 @@ def requested(memory: RunMemory, *, now: float) -> RunMemory:
 def ended(
     memory: RunMemory, outcome: str, settings: RestraintSettings, *, now: float, parent: str = CURRENT
 ) -> RunMemory:
-    """The memory after a run with this `parent` ended as `released`, `refused` or `failed`.
+    """The memory after a run with this `parent` ended as `released`, `canary`, `refused` or `failed`.
 
     Also after people were `notified` in place of a run. A release or a notification is followed by the cool-down,
-    anything else by a back-off, longer each time.
+    anything else by a back-off, longer each time. A canary counts as a release: the gate did not refuse the model, and
+    what becomes of it is for the canary to decide.
 
     >>> settings = RestraintSettings(cooldown_seconds=0.0)
     >>> once = ended(RunMemory(), "failed", settings, now=0.0)
     >>> once.blocked_until, ended(once, "refused", settings, now=0.0).blocked_until
     (900.0, 1800.0)
     """
-    if outcome in ("released", "notified"):
+    if outcome in _ENDED_WELL:
         return replace(
             memory,
             blocked_until=now + settings.cooldown_seconds,
-            blocked_by=f"cool-down after a {'release' if outcome == 'released' else 'notification'}",
+            blocked_by=f"cool-down after {_ENDED_WELL[outcome]}",
             failures=0,
             failed=0,
             releases_since_full=0 if parent == NONE else memory.releases_since_full + 1,

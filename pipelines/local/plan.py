@@ -178,7 +178,7 @@ class Services:
         """Runs the pipeline here; the monitor adds `--request`."""
         command = [sys.executable, "-m", "pipelines", "run", "--package", str(self.package)]
         command += ["--folder", str(self.folders.root)]
-        parameters = {"triton_urls": self.triton_url, **self.plan.parameters}
+        parameters = {"triton_urls": self.triton_url, "rollout": "full", **self.plan.parameters}
         for name, value in parameters.items():
             command += ["-p", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
         return command
@@ -187,8 +187,9 @@ class Services:
         """Runs the pipeline for the first model.
 
         Nothing is live yet: a model whose gate is undecided for lack of rows still beats none, and the verdict says so.
+        Later ones need a pass, because the demo has nobody who steps a canary.
         """
-        parameters = ("trigger_id=first", "trigger_reason=first model", "accept_inconclusive=true")
+        parameters = ("trigger_id=first", "trigger_reason=first model", "rollout=auto")
         return [*self.run_command(), *(word for parameter in parameters for word in ("-p", parameter))]
 
     def uploader_command(self) -> list[str]:

@@ -60,7 +60,7 @@ def test_manifest_survives_the_disk(manifest, path):
 
 def test_absent_number_stays_none(path):
     verdict = dataclasses.replace(
-        example(manifests.Verdict), champion=None, difference=None, rows_needed=None, candidate=manifests.ModelQuality()
+        example(manifests.Verdict), champion=None, difference=None, candidate=manifests.ModelQuality()
     )
     verdict.write(path)
     assert manifests.Verdict.read(path) == verdict

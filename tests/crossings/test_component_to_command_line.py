@@ -85,9 +85,9 @@ def test_step_reads_what_the_component_was_given(command_line, step, text):
 
 
 @pytest.mark.parametrize("answer", [True, False])
-def test_gates_switch_arrives_as_it_was_set(command_line, answer):
-    values = {**_arguments("evaluation", "x"), "accept_inconclusive": answer}
-    assert command_line("evaluation", **values).accept_inconclusive is answer
+def test_switch_arrives_as_it_was_set(command_line, answer):
+    values = {**_arguments("deployment", "x"), "response_cache": answer}
+    assert command_line("deployment", **values).response_cache is answer
 
 
 @pytest.mark.parametrize("step", STEPS)

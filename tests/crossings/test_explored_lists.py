@@ -77,7 +77,7 @@ def told(tmp_path, raw_table, chain_of):
     chain.window = {"holdout_fraction": 0.5}
     this = chain.turn_to_training("first")
     inputs = {"raw-dataset": this.paths["extraction"], "training-set": this.paths["preprocessing"]}
-    gate = {"champion": "current", "accept-inconclusive": True, "min-auc": 0.0}
+    gate = {"champion": "current", "min-auc": 0.0}
     verdict, _ = chain.step("evaluation", "first", {**inputs, **gate, "model": this.paths["training"]})
     files = sorted(local_path(this.extraction.holdout_uri).glob("*.parquet"))
     return asked, pa.concat_tables([pq.ParquetFile(path).read() for path in files]), verdict

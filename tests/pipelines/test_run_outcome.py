@@ -17,9 +17,17 @@ def test_release_names_the_version_whatever_a_backend_calls_success(tmp_path, kf
     with noted(tmp_path, "run", "extraction"):
         pass
     with noted(tmp_path, "run", "deployment") as note:
-        note.facts["version"] = 3
+        note.facts = {"version": 3, "rollout": "full"}
     outcome = _end(tmp_path, kfp_state=kfp_state)
     assert (outcome.state, outcome.step, outcome.version) == ("released", "deployment", 3)
+
+
+@pytest.mark.parametrize("rollout", ["canary", "shadow"])
+def test_version_beside_the_live_one_is_not_called_released(tmp_path, rollout):
+    with noted(tmp_path, "run", "deployment") as note:
+        note.facts = {"version": 3, "rollout": rollout}
+    outcome = _end(tmp_path)
+    assert (outcome.state, outcome.step, outcome.version) == ("canary", "deployment", 3)
 
 
 def test_refusal_names_the_gate_and_its_reason(tmp_path):

@@ -67,7 +67,7 @@ def version_names(server) -> list[str]:
 
 
 def test_run_is_created_in_the_experiment_with_the_parameters_given(server, send):
-    parameters = {"min_auc": 0.7, "max_epochs": 2, "accept_inconclusive": True, "tower": "32,16", "window_end": ""}
+    parameters = {"min_auc": 0.7, "max_epochs": 2, "response_cache": True, "tower": "32,16", "window_end": ""}
     run_id = send(parameters=parameters)
     (run,), (experiment,) = server.runs, server.experiments
     assert run_id == run["run_id"]

@@ -26,7 +26,7 @@ def passing_verdict(model_id: str, scores: Path, *, num_rows: int, **changes: An
     fields: dict[str, Any] = {
         "candidate_model_id": model_id, "champion_model_id": None, "decision": "pass", "accepted": True,
         "reason": "auc is high enough", "num_rows": num_rows, "num_clicks": 1, "candidate": ModelQuality(),
-        "champion": None, "difference": None, "rows_needed": None, "scores_uri": scores.as_uri(),
+        "champion": None, "difference": None, "scores_uri": scores.as_uri(),
     }  # fmt: skip
     return Verdict(**{**fields, **changes})
 

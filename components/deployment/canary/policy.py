@@ -1,22 +1,25 @@
 """What to do with a canary: hold, grow or abort, from evidence alone. Pure; gathering evidence is `canary.evidence`'s.
 
-Outcomes. Each stage is judged by its own pairs, at planned looks only: after `min_pairs` pairs and each time they have
-doubled, always on the oldest so many, so that asking often, or again after a crash, is not looking often. A loss is a
-significant one if the one-sided test of the AUC difference (paired DeLong, rows of one request together) or of the mean
-log loss difference is below alpha / (stages * looks * 2): Bonferroni, which holds however looks and metrics depend on
-each other, so an equal model is aborted with probability `alpha` at most over the canary's whole life; a shadow before
-it and a first share of its own are stages too. (O'Brien and Fleming's bounds would cost less power, but need
-independent increments, which rows that mature by request and day are not sure to have.) Both tests take means as
-normal, so clicks of `MIN_REQUESTS` requests must be there, however many rows are: by three clicks, one equal model in
-thirty would be aborted at its first look. It grows when both losses are shown to be within their margins, each at
-`growth_alpha` / looks one-sided; both must hold, so they need no further correction.
+Outcomes are judged by all pairs since the canary began: both arms scored them, whatever its share was. Looks are
+planned: after `min_pairs` pairs and each time they have doubled, always on the oldest so many, so that asking often, or
+again after a crash, is not looking often. A loss is a significant one if the one-sided test of the AUC difference
+(paired DeLong, rows of one request together) or of the mean log loss difference is below alpha / (looks * 2):
+Bonferroni, which holds however looks and metrics depend on each other, so an equal model is aborted with probability
+`alpha` at most over the canary's whole life. (O'Brien and Fleming's bounds would cost less power, but need independent
+increments, which rows that mature by request and day are not sure to have.) Both tests take means as normal, so clicks
+of `MIN_REQUESTS` requests must be there, however many rows are: by three clicks, one equal model in thirty would be
+aborted at its first look. It grows when both losses are shown to be within their margins, each at a part of
+`growth_alpha` one-sided, which over all looks add up to it; both must hold, so they need no further correction. A look
+has its part in proportion to its pairs, because the late looks decide. What is undecided at the last look is taken
+back, so that no canary waits for a person and keeps the next one out.
 
 Errors are tested at every step: the test of `sequential_binomial` stays valid under any number of looks. Latency is a
 bound on the ratio of means and no test: Triton's counters have no medians and no spread. It is the time in the model of
 the requests that it computed: waiting in the queue depends on an arm's share, and a response cache holds more of the
 larger arm's requests.
 
-Nothing is decided on a number that does not exist: the canary is held then, and the reason names what is missing.
+Nothing is decided on a number that does not exist: the canary is held until the last look, and the reason names what
+is missing.
 """
 
 from __future__ import annotations
@@ -116,15 +119,15 @@ class CanaryPolicy:
     shares: tuple[float, ...] = (0.01, 0.05, 0.25)
     """Its share at each stage; after the last it is released to all."""
     min_pairs: int = 2_000
-    """Pairs of a stage at its first look; each further look has twice the pairs of the one before."""
+    """Pairs at the first look; each further look has twice the pairs of the one before."""
     max_looks: int = 8
-    """Looks at one stage; after the last it is held until a person decides."""
+    """Looks at the pairs; a canary that is undecided at the last is taken back."""
     alpha: float = 0.05
     """Highest probability of ever aborting a model that is as good, by outcomes."""
-    growth_alpha: float = 0.05
-    """Highest probability, per stage, of growing a model whose loss is a margin or more."""
-    auc_margin: float = 0.005
-    """Loss of AUC that is tolerated."""
+    growth_alpha: float = 0.025
+    """Highest probability of ever growing a model whose loss is a margin or more; with the gate's own 2.5 %, 5 %."""
+    auc_margin: float = 0.002
+    """Loss of AUC that is tolerated; the gate's default."""
     log_loss_margin: float = 0.005
     """Loss in nats per row that is tolerated."""
     min_requests: int = 100
@@ -150,7 +153,7 @@ class CanaryPolicy:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """Pairs of a stage at each look.
+        """Pairs at each look.
 
         >>> CanaryPolicy(min_pairs=1000, max_looks=3).looks
         (1000, 2000, 4000)
@@ -160,8 +163,16 @@ class CanaryPolicy:
     @property
     def level(self) -> float:
         """Significance level of each test for a loss."""
-        # Two more than `shares`: a shadow before them, and a first share that is none of them.
-        return self.alpha / ((len(self.shares) + 2) * self.max_looks * 2)
+        return self.alpha / (self.max_looks * 2)
+
+    def growth_level(self, look: int) -> float:
+        """Significance level of the tests for no loss at a look, counted from 1.
+
+        >>> policy = CanaryPolicy(max_looks=2, growth_alpha=0.03)
+        >>> policy.growth_level(1), policy.growth_level(2)
+        (0.01, 0.02)
+        """
+        return self.growth_alpha * self.looks[look - 1] / sum(self.looks)
 
 
 @dataclass(frozen=True)
@@ -219,11 +230,11 @@ class CanaryJudgement:
 def judge(
     pairs: Pairs, counts: BothCounts | None, policy: CanaryPolicy, *, unread: str = "a server did not answer"
 ) -> CanaryJudgement:
-    """What to do after `pairs` and `counts` of the current stage.
+    """What to do after `pairs` and `counts`.
 
     Args:
-        pairs: All pairs of this stage, oldest first.
-        counts: What the servers counted; None where they could not be read.
+        pairs: All pairs since the canary began, oldest first.
+        counts: What the servers counted at this stage; None where they could not be read.
         policy: The rules.
         unread: Why there are no counts.
     """
@@ -287,11 +298,12 @@ def judge_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsJudgement:
     elif auc is None or log_loss is None:
         action = HOLD
         reason = f"pairs up to look {look} hold clicks of fewer than {MIN_REQUESTS} requests, or others of fewer"
-        reason += "; advance or abort it" if needed is None else f"; {needed} more pairs until the next"
     else:
-        action, reason = _judge_differences(auc, log_loss, policy, look=f"look {look}")
-        if action == HOLD:
-            reason += "; advance or abort it" if needed is None else f"; {needed} more pairs until the next"
+        action, reason = _judge_differences(auc, log_loss, policy, look=look)
+    if action == HOLD and look == policy.max_looks:
+        action = ABORT
+    elif action == HOLD and look:
+        reason += f"; {needed} more pairs until the next"
     return PairsJudgement(
         action=action,
         reason=reason,
@@ -305,16 +317,16 @@ def judge_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsJudgement:
 
 
 def _judge_differences(
-    auc: ArmDifference, log_loss: ArmDifference, policy: CanaryPolicy, *, look: str
+    auc: ArmDifference, log_loss: ArmDifference, policy: CanaryPolicy, *, look: int
 ) -> tuple[str, str]:
     seen = f"AUC {auc.value:+.4f} +- {auc.error:.4f}, log loss {log_loss.value:+.4f} +- {log_loss.error:.4f}"
     worst = min(auc.loss_p_value(1), log_loss.loss_p_value(-1))
     if worst < policy.level:
-        return ABORT, f"significantly worse at {look}: {seen} (p-value {worst:.2g}, level {policy.level:.2g})"
-    z = NormalDist().inv_cdf(1 - policy.growth_alpha / policy.max_looks)
+        return ABORT, f"significantly worse at look {look}: {seen} (p-value {worst:.2g}, level {policy.level:.2g})"
+    z = NormalDist().inv_cdf(1 - policy.growth_level(look))
     if auc.value - z * auc.error > -policy.auc_margin and log_loss.value + z * log_loss.error < policy.log_loss_margin:
-        return GROW, f"no loss beyond the margins at {look}: {seen}"
-    return HOLD, f"undecided at {look} of {policy.max_looks}: {seen}"
+        return GROW, f"no loss beyond the margins at look {look}: {seen}"
+    return HOLD, f"undecided at look {look} of {policy.max_looks}: {seen}"
 
 
 def measure_differences(pairs: Pairs) -> tuple[ArmDifference, ArmDifference] | None:

@@ -27,9 +27,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from uuid import uuid4
 
-from components.contracts.manifests import Model, RawDataset, Release, Verdict
+from components.contracts.manifests import FAIL, Model, RawDataset, Release, Verdict
 from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment.canary.evidence import Fetch, counts_since, fetch, read_baseline, read_pairs, uncounted
 from components.deployment.canary.policy import ABORT, GROW, HOLD, CanaryJudgement, CanaryPolicy, judge
@@ -41,7 +42,7 @@ from components.deployment.servers import addresses, bring_up
 from components.deployment.site import Site, SiteSettings, opened, reset_plan
 from components.deployment.switch import stage_version
 from components.deployment.triton_client import Triton
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 from components.storage.objects import Objects
 from components.storage.uris import local_path
 from components.store import promotion_journal
@@ -52,8 +53,9 @@ from components.store.traffic_plan import DRAIN_SECONDS, Arm, Baseline, TrafficP
 logger = logging.getLogger(__name__)
 
 FIRST_SHARE = 0.01
-SHADOW_SHARE = 0.2
-"""Share of the requests that both arms score, which is what outcomes are judged by."""
+SHADOW_SHARE = 1.0
+"""Share of the requests that both arms score, which is what outcomes are judged by. With all of them a decision comes
+soonest; clients drop shadow requests where served ones would have to wait (`inference_client.routing`)."""
 
 NONE = "none"
 DRAINING = "draining"
@@ -121,6 +123,8 @@ def start(
         PermanentError: a server refused the version or answered wrongly; nothing changed.
     """
     check_belonging(model, verdict)
+    if verdict.decision == FAIL:
+        raise ContractError(f"verdict on model {model.model_id} is {FAIL!r}, expected another one for a canary")
     with opened(settings) as site:
         if (live := site.live) is None:
             raise ContractError(f"model store {site.store} has no live version, expected one beside a canary")
@@ -132,9 +136,11 @@ def start(
             if before is not None and before.canary is not None and before.canary_share == 0.0 < share:
                 _grow(site, at_work, before, share=share, reason="the shadow takes its first share", baseline={})
             return Release.read(release_path(site.store, at_work.version))
+        if at_work is not None:
+            raise Refused(f"version {at_work.version} is a canary, expected it released or ended before another")
         check_may_replace(site, verdict, settings)
-        if site.repository.canary.whole():
-            raise TemporaryError("a canary before this one is not unloaded yet: run `canary step` until it is")
+        if site.repository.canary.whole() and _unload(site, before, None).action == DRAINING:
+            raise TemporaryError("clients may still ask the canary before this one, try again in some seconds")
         done = prepare_version(site, model, verdict, raw=raw, settings=settings)
         plan = TrafficPlan(
             sequence=before.sequence + 1 if before else 1,
@@ -350,7 +356,7 @@ def _finish_earlier(site: Site, settings: CanarySettings) -> Step | None:
         site.checkpoint("plan reset")
         plan, version = site.repository.read_plan(), None
     if version is None:
-        return _unload(site, plan, at_work, settings=settings)
+        return _unload(site, plan, at_work, drain_seconds=settings.drain_seconds)
     assert plan is not None
     assert at_work is not None
     if plan.canary_share != at_work.share:
@@ -359,7 +365,9 @@ def _finish_earlier(site: Site, settings: CanarySettings) -> Step | None:
     return None
 
 
-def _unload(site: Site, plan: TrafficPlan | None, at_work: Promotion | None, *, settings: CanarySettings) -> Step:
+def _unload(
+    site: Site, plan: TrafficPlan | None, at_work: Promotion | None, *, drain_seconds: float = DRAIN_SECONDS
+) -> Step:
     """Unloads what no plan names, once every client knows."""
     versions = site.repository.canary.whole()
     if at_work is None and not versions:
@@ -371,8 +379,8 @@ def _unload(site: Site, plan: TrafficPlan | None, at_work: Promotion | None, *, 
             # The clock was set back behind the plan: clients are given the time anew.
             site.repository.write_plan(plan.next(published_at=site.now()))
             passed = 0.0
-        if passed < settings.drain_seconds:
-            return Step(action=DRAINING, reason=reason, wait_seconds=settings.drain_seconds - passed)
+        if passed < drain_seconds:
+            return Step(action=DRAINING, reason=reason, wait_seconds=drain_seconds - passed)
     site.remove_canary()
     if at_work is not None:
         site.append(replace(at_work, action=promotion_journal.CANARY_ENDED, reason=reason, share=None))
@@ -395,14 +403,14 @@ def _read_counters(plan: TrafficPlan, settings: CanarySettings) -> tuple[Baselin
 
 
 def _judge(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryJudgement, bool]:
-    """What the rules make of the evidence of the plan's stage, and whether servers have counted without a baseline."""
+    """What the rules make of the canary's evidence so far, and whether servers have counted without a baseline."""
     assert plan.canary is not None
     seen, unread = _read_counters(plan, settings)
     pairs = read_pairs(
         settings.evidence,
         stable=plan.stable.version,
         canary=plan.canary.version,
-        since=datetime.fromisoformat(plan.published_at),
+        since=_began(plan, settings.site.store),
     )
     counts = None if seen is None else counts_since(plan.baseline, seen)
     found = judge(pairs, counts, settings.policy, unread=unread)
@@ -410,6 +418,13 @@ def _judge(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryJudgement
         reason = f"in the shadow only; {found.reason}; start it again to let it answer"
         found = replace(found, action=HOLD, reason=reason)
     return found, bool(uncounted(plan.baseline, seen or {}))
+
+
+def _began(plan: TrafficPlan, store: Path) -> datetime:
+    """When the plan's canary, or the shadow that it was before, was recorded; else when the plan was published."""
+    lines = [each for each in promotion_journal.read_entries(store) if each.action == promotion_journal.CANARY]
+    times = [each.time for each in lines if plan.canary is not None and each.version == plan.canary.version]
+    return datetime.fromisoformat([*times, plan.published_at][0])
 
 
 def _grow_or_release(

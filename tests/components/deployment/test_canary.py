@@ -190,7 +190,7 @@ def test_a_canary_is_loaded_beside_the_live_version_and_only_the_plan_leads_to_i
     done = place.start()
     plan = place.plan()
     assert (plan.stable.version, plan.canary.version, plan.canary_share) == (1, done.version, 0.01)
-    assert (plan.canary.model_name, plan.shadow_share) == (CANARY_NAME, 0.2)
+    assert (plan.canary.model_name, plan.shadow_share) == (CANARY_NAME, 1.0)
     for server in place.servers.values():
         assert set(server.models[CANARY_NAME]) == {done.version}
         assert set(server.models[MODEL_NAME]) == {1}, "who names no version never meets the canary"
@@ -325,15 +325,22 @@ def test_it_holds_while_a_server_cannot_be_read_or_none_is_named(place):
     assert place.step().action == "grown"
 
 
-def test_evidence_of_an_earlier_stage_does_not_count(place):
+def test_pairs_of_all_stages_count_and_what_servers_counted_only_at_its_own(place):
+    place.start(share=0.0)
+    place.requests()
+    place.pairs(700)
     place.start()
-    place.requests()
-    place.pairs()
     place.clock.advance(1)
-    assert place.step().action == "grown"
     place.requests()
+    place.pairs(600)
     found = place.step()
-    assert (found.action, found.judgement.by_pairs.num_pairs, found.judgement.by_pairs.pairs_needed) == ("held", 0, 400)
+    assert (found.action, found.judgement.by_pairs.num_pairs) == ("grown", 1300)
+    place.clock.advance(1)
+    found = place.step()
+    assert (found.action, found.judgement.by_pairs.num_pairs, found.judgement.by_pairs.action) == ("held", 1300, "grow")
+    assert "too few requests" in found.reason
+    place.requests()
+    assert place.step().share == 0.25
 
 
 def test_status_says_what_a_step_would_find_and_changes_nothing(place):
@@ -348,7 +355,7 @@ def test_status_says_what_a_step_would_find_and_changes_nothing(place):
 def test_a_shadow_answers_nobody_and_grows_only_by_being_started_again(place):
     done = place.start(share=0.0)
     plan = place.plan()
-    assert (plan.canary_share, plan.shadow_share) == (0.0, 0.2)
+    assert (plan.canary_share, plan.shadow_share) == (0.0, 1.0)
     assert all(plan.arm_for(f"u{i}") == plan.stable for i in range(2000))
     place.requests()
     place.pairs()
@@ -375,13 +382,53 @@ def test_a_person_may_advance_what_evidence_does_not_decide(place):
     assert canary.advance(place.settings(), "again").action == "none"
 
 
-def test_only_one_canary_and_no_release_beside_it(place, make_candidate):
-    place.start()
-    other = make_candidate(place.store, 3)
-    with pytest.raises(Refused, match="canary"):
+def judged(candidate, decision):
+    model, verdict, raw = candidate
+    return model, dataclasses.replace(verdict, decision=decision, accepted=decision != "fail"), raw
+
+
+def test_a_canary_goes_on_beside_a_round_that_is_undecided_too(place, make_candidate):
+    done = place.start()
+    other = judged(make_candidate(place.store, 3), "inconclusive")
+    with pytest.raises(Refused, match=f"version {done.version} is a canary"):
         start(*other, settings=place.release_settings())
-    with pytest.raises(Refused, match="canary"):
+    with pytest.raises(Refused, match=f"version {done.version} is a canary and goes on"):
         release(*other, settings=place.release_settings())
+    assert canary_at_work(place.store).version == place.plan().canary.version == done.version
+    with pytest.raises(Refused, match=f"version {done.version} is a canary"):
+        start(*judged(other, "pass"), settings=place.release_settings())
+
+
+def test_a_candidate_that_passes_the_gate_takes_the_place_of_canary_and_live_version(place, make_candidate):
+    place.start()
+    done = release(*judged(make_candidate(place.store, 3), "pass"), settings=place.release_settings())
+    assert current(place.store).version == place.plan().stable.version == done.version
+    assert place.plan().canary is None, "clients leave it at once"
+    assert place.until_over().action == "ended"
+    assert_clean(place)
+
+
+def test_the_next_canary_unloads_the_one_before_where_no_controller_did(place, make_candidate):
+    place.start()
+    third, fourth = (judged(make_candidate(place.store, seed), "pass") for seed in (3, 4))
+    done = release(*third, settings=place.release_settings())
+    verdict = dataclasses.replace(fourth[1], champion_model_id=done.model_id, decision="inconclusive")
+    with pytest.raises(TemporaryError, match="clients may still ask"):
+        start(fourth[0], verdict, fourth[2], settings=place.release_settings())
+    place.clock.advance(5)
+    assert start(fourth[0], verdict, fourth[2], settings=place.release_settings()).version == done.version + 1
+    assert all(set(s.models[CANARY_NAME]) == {done.version + 1} for s in place.servers.values())
+
+
+def test_a_person_may_try_what_is_undecided_and_nobody_what_failed(place):
+    undecided = judged(place.candidates[2], "inconclusive")
+    refused = dataclasses.replace(undecided[1], accepted=False)
+    with pytest.raises(ContractError, match="'inconclusive', expected an accepted one"):
+        release(undecided[0], refused, undecided[2], settings=place.release_settings())
+    with pytest.raises(ContractError, match="'fail'"):
+        start(*judged(undecided, "fail"), settings=place.release_settings())
+    start(undecided[0], refused, undecided[2], settings=place.release_settings())
+    assert canary_at_work(place.store) is not None
 
 
 def test_nothing_live_is_no_place_for_a_canary(tmp_path, make_candidate):

@@ -12,7 +12,7 @@ from components.contracts.manifests import Release, Verdict
 from components.deployment.__main__ import main
 from components.deployment.component import deployment
 from components.store import runs
-from components.store.promotion_journal import current
+from components.store.promotion_journal import canary_at_work, current
 
 
 @pytest.fixture
@@ -44,6 +44,31 @@ def test_the_step_writes_its_manifest_and_notes_and_signs_with_the_run(step, tmp
     assert note.facts["version"] == 1
     assert note.reason == f"version 1 is published; {Verdict.read(step.paths[True, 'verdict']).reason}"
     assert current(tmp_path / "store").who == "run-1"
+
+
+@pytest.mark.parametrize(
+    ("rollout", "decision", "is_first", "done"),
+    [("auto", "pass", False, "full"), ("auto", "inconclusive", False, "canary"), ("auto", "inconclusive", True, "full"),
+     ("canary", "pass", False, "canary"), ("shadow", "inconclusive", False, "shadow"), ("full", "pass", True, "full")],
+)  # fmt: skip
+def test_rollout_follows_the_verdict_where_it_is_auto(
+    step, tmp_path, make_candidate, rollout, decision, is_first, done
+):
+    store = tmp_path / "store"
+    if not is_first:
+        assert step(True, "run-1", rollout="full") == 0
+        live = current(store).model_id
+        for kind, manifest in zip(("model", "verdict", "raw-dataset"), make_candidate(store, 3), strict=True):
+            if kind == "verdict":
+                manifest = dataclasses.replace(manifest, champion_model_id=live)
+            manifest.write(step.paths[True, kind])
+    path = step.paths[True, "verdict"]
+    dataclasses.replace(Verdict.read(path), decision=decision).write(path)
+    assert step(True, "run-2", rollout=rollout) == 0
+    [note] = runs.read_notes(store, "run-2")
+    assert note.facts["rollout"] == done
+    is_live = current(store).version == note.facts["version"]
+    assert (is_live, canary_at_work(store) is not None) == (done == "full", done != "full")
 
 
 def test_a_refused_model_ends_the_step_with_1(step, tmp_path):

@@ -11,7 +11,7 @@ from components.contracts.metrics import auc_difference, auc_estimate
 from components.evaluation.__main__ import main
 from components.evaluation.report import calibration_bins, roc_curve
 from components.evaluation.scoring import ScoredHoldout
-from components.evaluation.slices import measure_slices, slice_column
+from components.evaluation.slices import MAX_SHOWN, cut_slices, measure_slices
 from tests.support.html_pages import assert_needs_nothing
 
 
@@ -61,77 +61,73 @@ def scored(n=3000, *, seconds=7200.0, champion=True, seed=0):
         labels=labels,
         event_seconds=1_760_000_400.0 + np.arange(n) * (seconds / n),
         groups=np.arange(n) // 5,
+        positions=(np.arange(n) % 5).astype(np.int32),
         candidate=candidate,
         champion=random.random(n).astype(np.float32) if champion else None,
         has_new_category=random.random(n) < 0.1,
         has_unknown_category=random.random(n) < 0.2,
         categories=random.choice(
-            [MISSING_CATEGORY, 5, 0xFFFFFFFF, 7, 8, 9, 10], n, p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.06, 0.04]
+            [MISSING_CATEGORY, 5, 0xFFFFFFFF, 7, 8, 9, 10], (n, 26), p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.06, 0.04]
         ),
     )
 
 
 def test_slices_are_measured_on_their_own_rows():
     rows = scored()
-    slices = {(s.group, s.name): s for s in measure_slices(rows, column=8, is_first_round=False)}
+    slices = cut_slices(rows, is_first_round=False)
+    ninth = rows.categories[:, 8]
     expected = {
-        ("C9", "missing"): rows.categories == -1,
-        ("C9", "ffffffff"): rows.categories == 0xFFFFFFFF,
-        ("C9", "other 2 values"): np.isin(rows.categories, [9, 10]),
-        ("categories", "one or more got an id in this round"): rows.has_new_category,
-        ("categories", "one or more have no id of their own"): rows.has_unknown_category,
-        ("categories", "all known before"): ~(rows.has_new_category | rows.has_unknown_category),
+        "all rows": np.ones(3000, bool),
+        "position: 3": np.arange(3000) % 5 == 3,
+        "C9: missing": ninth == -1,
+        "C9: ffffffff": ninth == 0xFFFFFFFF,
+        "C9: other 2 values": np.isin(ninth, [9, 10]),
+        "categories: one or more got an id in this round": rows.has_new_category,
+        "categories: one or more have no id of their own": rows.has_unknown_category,
+        "categories: all known before": ~(rows.has_new_category | rows.has_unknown_category),
     }
-    for key, kept in expected.items():
-        part, groups = slices[key], rows.groups[kept]
-        assert part.num_rows == kept.sum()
-        assert part.candidate == auc_estimate(rows.labels[kept], rows.candidate[kept], groups=groups)
+    measured = {part.name: part for part in measure_slices(rows, slices, dict.fromkeys(expected, 0.5))}
+    for name, kept in expected.items():
+        np.testing.assert_array_equal(slices[name], kept)
+        part, groups, labels = measured[name], rows.groups[kept], rows.labels[kept]
+        assert (part.num_rows, part.p_value) == (kept.sum(), 0.5)
+        assert part.candidate == auc_estimate(labels, rows.candidate[kept], groups=groups)
         by_both = rows.candidate[kept], rows.champion[kept]
-        assert part.difference == auc_difference(rows.labels[kept], *by_both, groups=groups)
-    for group in ("hour", "C9"):
-        assert sum(s.num_rows for (g, _), s in slices.items() if g == group) == len(rows.labels)
+        assert part.difference == auc_difference(labels, *by_both, groups=groups)
+        now, before = (sklearn_metrics.log_loss(labels, scores.astype(np.float64)) for scores in by_both)
+        assert part.log_loss_change == pytest.approx(now / before - 1)
+    for column in ("hour", "C9"):
+        assert sum(kept.sum() for name, kept in slices.items() if name.startswith(f"{column}: ")) == 3000
 
 
-def test_short_windows_are_cut_by_hour_and_long_ones_by_the_newest_days():
-    def names(seconds):
-        slices = measure_slices(scored(seconds=seconds), column=0, is_first_round=False)
-        return [s.name for s in slices if s.group in ("day", "hour")]
+def test_people_see_the_slices_that_speak_most_against_the_candidate_first():
+    rows = scored()
+    slices = cut_slices(rows, is_first_round=False)
+    shown = measure_slices(rows, slices, {"C3: missing": 0.3, "hour: 09": 0.01})
+    assert [part.name for part in shown[:2]] == ["hour: 09", "C3: missing"]
+    assert len(shown) == MAX_SHOWN < len(slices)
 
-    assert names(7200) == ["2025-10-09 09:00", "2025-10-09 10:00"]
-    assert names(3 * 86_400)[:2] == ["2025-10-09", "2025-10-10"]
-    assert len(names(100 * 86_400)) == 24
+
+def test_hours_are_those_of_the_day_and_a_column_of_one_value_is_not_cut():
+    rows = scored(seconds=3 * 86_400)
+    rows.categories[:, 0] = 7
+    names = cut_slices(rows, is_first_round=False)
+    assert [name for name in names if name.startswith("hour")] == [f"hour: {hour:02}" for hour in range(24)]
+    assert not [name for name in names if name.startswith("C1: ")]
 
 
 def test_first_round_has_no_slice_of_new_categories():
-    slices = measure_slices(scored(), column=0, is_first_round=True)
-    assert [s.name for s in slices if s.group == "categories"] == ["one or more have no id of their own", "all known"]
+    names = cut_slices(scored(), is_first_round=True)
+    assert [name.partition(": ")[2] for name in names if name.startswith("categories")] == [
+        "one or more have no id of their own", "all known",
+    ]  # fmt: skip
 
 
-def test_slice_without_two_clicks_has_no_number():
+def test_slice_without_clicks_has_no_number():
     rows = scored(40)
     rows.labels[:] = 0
-    for part in measure_slices(rows, column=0, is_first_round=False):
+    for part in measure_slices(rows, cut_slices(rows, is_first_round=False), {}):
         assert (part.candidate, part.champion, part.difference, part.calibration) == (None, None, None, None)
-
-
-@pytest.mark.parametrize(("sizes", "column"), [([9, 5, 7], 1), ([4, 9, 6], 2), ([3, 3, 3], 0), ([5, 5, 4], 0)], ids=str)
-def test_slices_are_cut_by_the_smallest_column_that_has_two_categories(sizes, column):
-    assert slice_column(sizes) == column
-
-
-def test_no_slices_are_cut_by_a_column_whose_categories_have_left(make_round):
-    made = make_round(600)
-    sizes = made.workflow.slot_sizes
-    column = slice_column(sizes)
-    left = [size - 3 if i == column else 0 for i, size in enumerate(sizes)]
-    made.change("training_set", tombstones=left)
-    assert main(made.flags()) in (0, 1)
-    page = made.path("report.html").read_text()
-    (kept,) = made.store.glob("runs/*/evaluation_report.html")
-    assert kept.read_text() == page, "the work folder may be emptied"
-    other = slice_column([size if i != column else 3 for i, size in enumerate(sizes)])
-    assert f"C{other + 1}: " in page
-    assert f"C{column + 1}: " not in page
 
 
 def test_report_is_one_closed_page_that_fetches_nothing(make_round):
@@ -141,6 +137,8 @@ def test_report_is_one_closed_page_that_fetches_nothing(make_round):
     page = made.path("report.html").read_text()
     assert_needs_nothing(page)
     assert "<b>champion</b>" not in page
+    (kept,) = made.store.glob("runs/*/evaluation_report.html")
+    assert kept.read_text() == page, "the work folder may be emptied"
     assert "&lt;b&gt;champion&lt;/b&gt;" in page
-    for expected in ("Model gate: accepted", "got an id in this round", "<polyline", "hour: "):
+    for expected in ("Model gate: accepted", "speak most against", "<polyline"):
         assert expected in page

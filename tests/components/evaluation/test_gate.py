@@ -1,9 +1,8 @@
-"""The gate's decision, its sentence, and how many rows it asks for."""
+"""The gate's decision on all rows together, and its sentence."""
 
 from __future__ import annotations
 
-import math
-from statistics import NormalDist
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,9 +16,10 @@ SETTINGS = GateSettings(min_auc=0.6, max_auc_loss=0.01)
 
 
 def judge(labels, candidate, champion=None, *, settings, groups=None):
-    """The gate's answer; without `groups` every row is a request of its own."""
+    """The gate's answer to log-odds, whose calibration is another file's; without `groups` each row is a request."""
     groups = np.arange(len(labels)) if groups is None else groups
-    return gate.judge(labels, candidate, champion, groups=groups, settings=settings)
+    scores = [None if logits is None else 1 / (1 + np.exp(-logits)) for logits in (candidate, champion)]
+    return gate.judge(labels, *scores, groups=groups, settings=replace(settings, max_calibration_factor=1e6))
 
 
 def rows(n, *, candidate=1.0, champion=1.0, seed=0, click_rate=0.3):
@@ -36,25 +36,20 @@ def rows(n, *, candidate=1.0, champion=1.0, seed=0, click_rate=0.3):
 
 def test_better_candidate_passes():
     answer = judge(*rows(20_000, candidate=1.2), settings=SETTINGS)
-    assert (answer.decision, answer.accepted, answer.rows_needed) == ("pass", True, None)
+    assert answer.decision == "pass"
     assert answer.estimates.difference.low > 0
 
 
 def test_equal_candidate_passes_with_enough_rows():
     answer = judge(*rows(20_000), settings=SETTINGS)
-    assert (answer.decision, answer.accepted) == ("pass", True)
+    assert answer.decision == "pass"
     assert answer.estimates.difference.low < 0 < answer.estimates.difference.high
 
 
 def test_worse_candidate_fails_although_it_is_above_the_floor():
     answer = judge(*rows(20_000, candidate=0.9), settings=SETTINGS)
-    assert (answer.decision, answer.accepted, answer.rows_needed) == ("fail", False, None)
+    assert answer.decision == "fail"
     assert answer.estimates.candidate.low > SETTINGS.min_auc
-
-
-def test_failing_candidate_is_not_accepted_by_accept_inconclusive():
-    settings = GateSettings(min_auc=0.6, max_auc_loss=0.01, accept_inconclusive=True)
-    assert not judge(*rows(20_000, candidate=0.9), settings=settings).accepted
 
 
 @pytest.mark.parametrize(
@@ -77,16 +72,11 @@ def test_failed_floor_outweighs_a_passed_comparison():
     assert "a loss of at most 0.01" in answer.reason
 
 
-def test_tiny_holdout_is_inconclusive_and_says_how_many_rows_would_decide():
+def test_tiny_holdout_is_inconclusive():
     labels, candidate, champion = rows(400, seed=2)
     answer = judge(labels, candidate, champion, settings=SETTINGS)
-    assert (answer.decision, answer.accepted) == ("inconclusive", False)
-    d = answer.estimates.difference
-    distance = d.auc + SETTINGS.max_auc_loss
-    quantiles = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
-    assert answer.rows_needed == math.ceil(400 * (quantiles * d.standard_error / distance) ** 2)
-    assert answer.rows_needed > 400
-    assert f"about {answer.rows_needed} rows would decide" in answer.reason
+    assert answer.decision == "inconclusive"
+    assert "may be a loss of more than 0.01" in answer.reason
 
 
 def resample(sample, n, seed):
@@ -94,41 +84,22 @@ def resample(sample, n, seed):
     return [column[drawn] for column in sample]
 
 
-def test_gate_decides_in_four_of_five_tries_at_the_rows_it_asks_for():
-    # Rows drawn from the observed ones make the observed difference the true one.
-    sample = rows(500, seed=1, candidate=1.1)
-    settings = GateSettings(min_auc=0.5, max_auc_loss=0.01)
-    observed = judge(*sample, settings=settings)
-    assert observed.decision == "inconclusive"
-    answers = [judge(*resample(sample, observed.rows_needed, seed), settings=settings).decision for seed in range(100)]
-    assert answers.count("fail") == 0
-    assert 0.68 <= answers.count("pass") / len(answers) <= 0.92
-
-
-def test_no_number_of_rows_is_promised_where_the_observed_loss_exceeds_the_margin():
-    labels, candidate, champion = rows(400, candidate=0.95, champion=1.05, seed=3)
-    answer = judge(labels, candidate, champion, settings=SETTINGS)
-    assert answer.decision == "inconclusive"
-    assert answer.estimates.difference.auc < -SETTINGS.max_auc_loss
-    assert answer.rows_needed is None
-
-
 @pytest.mark.parametrize(
-    ("clicks", "others", "said", "rows_needed"),
+    ("clicks", "others", "said"),
     [
-        (0, 0, "clicks come from 0 requests, expected at least 10", None),
-        (0, 50, "clicks come from 0 requests", None),
-        (50, 0, "rows without a click come from 0 requests", None),
-        (1, 50, "clicks come from 1 requests", 510),
-        (5, 45, "clicks come from 5 requests", 100),
+        (0, 0, "clicks come from 0 requests, expected 10"),
+        (0, 50, "clicks come from 0 requests"),
+        (50, 0, "rows without a click come from 0 requests"),
+        (1, 50, "clicks come from 1 requests"),
+        (5, 45, "clicks come from 5 requests"),
     ],
 )
-def test_too_few_of_a_class_is_inconclusive(clicks, others, said, rows_needed):
+def test_too_few_of_a_class_is_inconclusive(clicks, others, said):
     labels = np.repeat([1, 0], [clicks, others])
     # A perfect model: with few rows its interval has no width, and must not be believed.
     scores = labels + np.linspace(0, 0.1, clicks + others)
     answer = judge(labels, scores, -scores, settings=SETTINGS)
-    assert (answer.decision, answer.accepted, answer.rows_needed) == ("inconclusive", False, rows_needed)
+    assert answer.decision == "inconclusive"
     assert said in answer.reason
     if min(clicks, others) < 2:
         assert answer.estimates == (None, None, None)
@@ -159,7 +130,8 @@ def test_threshold_that_makes_no_sense_is_refused(changes, said):
 
 def test_settings_keep_their_promised_defaults():
     defaults = GateSettings()
-    assert (defaults.min_auc, defaults.max_auc_loss, defaults.accept_inconclusive) == (0.6, 0.002, False)
+    assert (defaults.min_auc, defaults.max_auc_loss) == (0.6, 0.002)
+    assert (defaults.max_slice_loss, defaults.max_calibration_factor) == (0.02, 1.5)
 
 
 def test_scores_that_are_not_numbers_are_refused():
@@ -175,18 +147,8 @@ def test_as_many_rows_of_a_class_as_asked_for_are_enough(clicks, is_judged, rare
     labels[:clicks] = rare
     scores = np.random.default_rng(4).normal(size=200) + 3.0 * labels
     answer = judge(labels, scores, settings=GateSettings(min_auc=0.6))
-    assert ("expected at least 10" not in answer.reason) == is_judged
+    assert ("expected 10" not in answer.reason) == is_judged
     assert answer.decision == ("pass" if is_judged else "inconclusive")
-
-
-def test_of_two_undecided_checks_the_one_that_needs_more_rows_counts():
-    labels, candidate, champion = rows(400, seed=2, candidate=1.02)
-    floor = judge(labels, candidate, settings=GateSettings(min_auc=0.70)).rows_needed
-    alone = GateSettings(min_auc=0.0, max_auc_loss=0.01)
-    comparison = judge(labels, candidate, champion, settings=alone).rows_needed
-    assert floor != comparison, "otherwise this test shows nothing"
-    both = judge(labels, candidate, champion, settings=GateSettings(min_auc=0.70, max_auc_loss=0.01))
-    assert (both.decision, both.rows_needed) == ("inconclusive", max(floor, comparison))
 
 
 def test_floor_is_passed_by_mistake_in_one_of_forty_tries_where_requests_have_64_rows():
@@ -208,12 +170,12 @@ def test_clicks_of_few_requests_are_inconclusive_however_many_rows():
     labels = ((groups < 6) & (random.random(len(groups)) < 0.5)).astype(np.int8)
     scores = random.normal(size=len(groups)) + labels
     answer = judge(labels, scores, scores, groups=groups, settings=SETTINGS)
-    assert (answer.decision, answer.rows_needed) == ("inconclusive", math.ceil(len(labels) * 10 / 6))
-    assert "clicks come from 6 requests, expected at least 10" in answer.reason
+    assert answer.decision == "inconclusive"
+    assert "clicks come from 6 requests, expected 10" in answer.reason
 
 
 def test_perfect_order_is_inconclusive_since_it_has_no_interval():
     labels = np.repeat([1, 0], 50)
     answer = judge(labels, labels + 0.5, settings=SETTINGS)
-    assert (answer.decision, answer.rows_needed) == ("inconclusive", None)
+    assert answer.decision == "inconclusive"
     assert "auc has no interval" in answer.reason

@@ -29,7 +29,6 @@ def score(made, **changes):
         "score_champion": None,
         "slot_sizes": made.training_set.slot_sizes,
         "new_ids": [np.zeros(0, np.int64)] * 26,
-        "slice_column": 4,
         **changes,
     }
     return score_holdout(made.raw.holdout_uri, made.training_set.holdout_uri, **arguments)
@@ -43,11 +42,10 @@ def test_rows_keep_their_order_labels_times_and_categories(made):
     times = np.concatenate([[t.timestamp() for t in table[EVENT_TIME].to_pylist()] for table in tables])
     np.testing.assert_allclose(rows.event_seconds, times, atol=1e-6)
     np.testing.assert_array_equal(rows.labels, made.labels)
-    np.testing.assert_array_equal(rows.categories, made.categorical[:, 4])
+    np.testing.assert_array_equal(rows.categories, made.categorical)
     names = np.concatenate([table[REQUEST_ID].to_pylist() for table in tables])
     assert rows.groups.tolist() == [list(dict.fromkeys(names)).index(name) for name in names]
     assert rows.champion is None
-    assert set(np.unique(rows.categories)) >= {-1} or (made.categorical[:, 4] >= 0).all()
 
 
 def test_row_is_new_if_it_holds_an_id_of_this_round(made):

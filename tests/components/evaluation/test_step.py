@@ -74,27 +74,23 @@ def test_worse_candidate_is_refused(make_round):
     made.release_champion(made.planted)
     assert main(made.flags()) == 1
     verdict = verdict_of(made)
-    assert (verdict.decision, verdict.accepted, verdict.rows_needed) == ("fail", False, None)
+    assert (verdict.decision, verdict.accepted) == ("fail", False)
     assert verdict.candidate.auc_low > 0.6
     note = note_of(made)
     assert (note.state, note.reason) == ("refused", verdict.reason)
 
 
-def test_tiny_holdout_is_inconclusive_and_refused_unless_that_is_accepted(make_round):
+@pytest.mark.parametrize("rollout", ["auto", "canary", "shadow", "full"])
+def test_inconclusive_candidate_goes_on_unless_all_traffic_would_be_its_own_at_once(make_round, rollout):
     made = make_round(300, noise=0.05)
     made.release_champion(made.planted.noisy(0.05, 1))
-    assert main(made.flags()) == 1
-    refused = verdict_of(made)
-    assert (refused.decision, refused.accepted) == ("inconclusive", False)
-    assert main(made.flags(accept_inconclusive="True")) == 0
-    accepted = verdict_of(made)
-    assert (accepted.decision, accepted.accepted) == ("inconclusive", True)
-    assert accepted.rows_needed == refused.rows_needed
-    assert "accept_inconclusive is set" in accepted.reason
+    assert main(made.flags(rollout=rollout)) == (1 if rollout == "full" else 0)
+    verdict = verdict_of(made)
+    assert (verdict.decision, verdict.accepted) == ("inconclusive", rollout != "full")
 
 
 @pytest.mark.parametrize(
-    ("min_auc", "code", "decision"), [(0.6, 0, "pass"), (0.75, 1, "inconclusive"), (0.9, 1, "fail")]
+    ("min_auc", "code", "decision"), [(0.6, 0, "pass"), (0.75, 0, "inconclusive"), (0.9, 1, "fail")]
 )
 def test_without_a_champion_the_floor_decides(make_round, min_auc, code, decision):
     made = make_round(1000)
@@ -135,13 +131,12 @@ def test_champion_may_be_named_or_left_out(make_round):
 def test_holdout_of_one_class_is_inconclusive_without_numbers(make_round, label):
     made = make_round(200, labels=np.full(200, label))
     made.release_champion(made.planted)
-    assert main(made.flags()) == 1
+    assert main(made.flags(rollout="full")) == 1
     verdict = verdict_of(made)
     assert verdict.decision == "inconclusive"
     assert verdict.candidate.auc is None
     assert verdict.candidate.normalized_entropy is None
     assert verdict.difference == AucLead()
-    assert verdict.rows_needed is None
     metrics = json.loads(made.path("metrics").read_text())
     assert "auc" not in metrics
     assert json.loads(made.path("roc").read_text())["fpr"] == []
@@ -156,8 +151,8 @@ def test_empty_holdout_is_inconclusive(make_round):
             pq.write_table(pq.read_table(file).slice(0, 0), file)
     made.change("raw", num_holdout_rows=0)
     made.change("training_set", num_holdout_rows=0)
-    assert main(made.flags()) == 1
-    assert "clicks come from 0 requests, expected at least 10" in verdict_of(made).reason
+    assert main(made.flags(rollout="full")) == 1
+    assert "clicks come from 0 requests, expected 10" in verdict_of(made).reason
 
 
 def drop_last_encoded_rows(made):
@@ -261,7 +256,7 @@ def test_metrics_are_finite_and_named(make_round):
     own = {"auc", "auc_low", "auc_high", "log_loss", "normalized_entropy", "calibration"}
     champion = {f"champion_{name}" for name in own}
     difference = {"difference_auc", "difference_low", "difference_high", "difference_p_value"}
-    assert own | champion | difference | {"num_rows", "num_clicks", "accepted"} >= set(metrics) - {"rows_needed"}
+    assert own | champion | difference | {"num_rows", "num_clicks", "accepted"} >= set(metrics)
     assert own | champion | difference <= set(metrics)
 
 
@@ -270,7 +265,8 @@ def test_component_logs_metrics_curve_and_matrix_and_returns_the_answer(make_rou
     made.release_champion(made.planted)
     made.raw.write(made.path("raw_dataset"))
     parameters = {"run": made.run, "store": str(made.store), "work": str(made.root / "work"), "champion": "current"}
-    parameters |= {"min_auc": 0.6, "max_auc_loss": 0.01, "accept_inconclusive": False}
+    parameters |= {"min_auc": 0.6, "max_auc_loss": 0.01, "rollout": "auto"}
+    parameters |= {"max_slice_loss": 0.02, "max_calibration_factor": 1.5}
     done, recorded = run_component(
         "evaluation",
         made.root / "artifacts",

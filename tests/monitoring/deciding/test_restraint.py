@@ -77,3 +77,10 @@ def test_a_clock_set_back_does_not_hold_for_longer_than_the_longest_rest():
     memory = ended(memory, "released", SETTINGS, now=year)
     assert judge(memory, now=year).action is Action.HELD
     assert judge(memory, now=100.0).action is Action.RETRAIN
+
+
+def test_a_canary_counts_as_a_release_and_is_named_as_what_it_is():
+    memory = RunMemory(failures=2, failed=1, refusals=1, releases_since_full=3)
+    begun, released = (ended(memory, outcome, SETTINGS, now=100.0) for outcome in ("canary", "released"))
+    assert begun == replace(released, blocked_by="cool-down after a canary's start")
+    assert released.blocked_by == "cool-down after a release"

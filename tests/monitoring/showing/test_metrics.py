@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from monitoring.acting.acting import ActingStatus
 from monitoring.showing.exposition import Snapshot
-from monitoring.showing.metrics import DRIFT_OUTCOMES, PROMOTIONS
+from monitoring.showing.metrics import DRIFT_OUTCOMES, PROMOTIONS, REQUEST_OUTCOMES
 from monitoring.showing.store_status import VERDICTS, StoreStatus
 from tests.support.snapshots import EMPTY, FULL, KPIS, samples
 
@@ -35,14 +35,15 @@ def test_outcomes_are_frozen():
     records = ["predicted", "outcome", "matured", "archived", "duplicate", "late_outcome", "unmatched_outcome"]
     assert outcomes == {
         "ctr_monitor_records_total": sorted([*records, "dead_letter", "passed_over"]),
-        "ctr_monitor_retrain_requests_total": sorted(["started", "released", "refused", "failed", "notified"]),
+        "ctr_monitor_retrain_requests_total": sorted(REQUEST_OUTCOMES),
         "ctr_monitor_drift_checks_total": sorted(DRIFT_OUTCOMES),
         "ctr_monitor_runs_total": sorted(VERDICTS),
         "ctr_monitor_promotions_total": sorted(PROMOTIONS),
         "ctr_monitor_notifications_total": ["delivered", "dropped"],
     }
+    assert REQUEST_OUTCOMES == ("started", "released", "canary", "refused", "failed", "notified")
     refusals = ("gate_failed", "gate_inconclusive", "blocked_by_data", "refused_at_deployment")
-    assert ("released", *refusals, "failed") == VERDICTS
+    assert ("released", "canary", *refusals, "failed") == VERDICTS
     assert PROMOTIONS == ("release", "rollback", "promote", "withdrawn", "canary", "canary_ended")
 
 

@@ -19,13 +19,15 @@ from tests.support.monitors import DRIFT, START, WINDOW, clicks, prediction, pub
 from tests.support.snapshots import samples
 
 
-def run_pipeline(store, run: str, *states: str, decision: str = "fail", trigger_id: str = "") -> None:
+def run_pipeline(
+    store, run: str, *states: str, decision: str = "fail", trigger_id: str = "", rollout: str = "full"
+) -> None:
     """Leaves what the steps of a run and its exit handler leave; the last state is the last step's."""
     for step, state in zip(STEPS, states):
         try:
             with noted(store, run, step) as note:
                 if step == "deployment":
-                    note.facts = {"version": 2}
+                    note.facts = {"version": 2, "rollout": rollout}
                 if step == "evaluation":
                     note.facts = {"decision": "pass" if state == "done" else decision}
                 note.state = state if state == "refused" else note.state
@@ -74,6 +76,7 @@ def test_runs_are_counted_by_verdict_once_and_over_a_restart(bench):
         ("died", DIED, ""),
     ):
         run_pipeline(b.settings.store, name, *states, decision=decision)
+    run_pipeline(b.settings.store, "on trial", *RELEASED, rollout="canary")
     with noted(b.settings.store, "at work", "extraction"):
         expected = {**dict.fromkeys(store_status.VERDICTS, 1), "gate_inconclusive": 2}
         shown = Shown(b)

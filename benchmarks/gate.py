@@ -1,0 +1,247 @@
+"""How often the gate releases, refuses and cannot tell, and what becomes of the undecided: `make benchmark-gate`.
+
+Candidates with a planted loss of AUC (`tests.support.planted_models`) against their champion. First single hold-outs,
+judged by the shipped gate and by a paired test of the log loss with the margin that this loss of AUC costs. Then
+hourly rounds of 20,000 rows: each judged alone; with the evidence of all rounds carried over by a confidence sequence
+(Waudby-Smith et al. 2021, one-sided form of equation 6); and handed over to a canary, by its shipped policy.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+
+from benchmarks.command import benchmark_parser, documented
+from components.contracts.metrics import auc_difference, grouped_deviation, row_log_losses
+from components.deployment.canary.policy import ABORT, GROW, CanaryPolicy, Pairs, judge_pairs
+from components.evaluation.gate import SLICE_ALPHA, GateSettings, holm, judge
+from tests.support.planted_models import (
+    PlantedRows,
+    draw,
+    draw_slices,
+    noise_that_costs,
+    noise_that_loses,
+    population_log_loss,
+    shifted,
+)
+
+MARGIN = GateSettings.max_auc_loss
+LOSSES = {"better": -MARGIN, "equal": 0.0, "at the margin": MARGIN, "worse": 2 * MARGIN}
+RATES, REQUEST_ROWS = (0.003, 0.03, 0.25), (1, 10)
+REPEATS = {2_000: 200, 20_000: 200, 100_000: 60, 1_000_000: 10}
+ROUND_ROWS, ROUND_RATE, HOLDOUT_FRACTION, DAY_ROUNDS = 20_000, 0.03, 0.1, 24
+LEVEL = 0.025
+"""One-sided, of every test here."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the study; 0 = done and within the bounds, 1 = a loss of the margin went live more often than stated."""
+    parser = benchmark_parser("gate", __doc__, quick="a tenth of the repeats, no hold-outs of a million rows")
+    parser.add_argument("--seed", type=int, default=1, help="of all rows (default: %(default)s)")
+    flags = parser.parse_args(argv)
+    share = 10 if flags.quick else 1
+    with documented(flags) as document:
+        repeats = {rows: count // share for rows, count in REPEATS.items() if count > share}
+        document["holdouts"] = [each for rate in RATES for each in holdouts(rate, repeats, seed=flags.seed)]
+        document["rounds"] = rounds(100 // share, seed=flags.seed)
+        document["slices"] = slices(ROUND_ROWS, ROUND_RATE, 1_000 // share, seed=flags.seed)
+        document["canaries"] = [each for rate in RATES for each in canaries(rate, 200 // share, seed=flags.seed)]
+    edge = [case["grown"] for case in document["canaries"] if case["candidate"] == "at the margin"]
+    bound = CanaryPolicy.growth_alpha + 3 * (CanaryPolicy.growth_alpha * share / 200) ** 0.5
+    return int(any(found > bound for found in edge))
+
+
+def holdouts(rate: float, repeats: dict[int, int], *, seed: int) -> list[dict[str, Any]]:
+    """Shares of the gate's decisions, and of those of the log loss, by size of the hold-out, requests and candidate."""
+    found = []
+    for rows, count in repeats.items():
+        for rows_per_request in REQUEST_ROWS:
+            for name, loss in LOSSES.items():
+                decisions: dict[str, Counter[str]] = {"auc": Counter(), "log_loss": Counter(), "both": Counter()}
+                for number in range(count):
+                    random = np.random.default_rng((seed, rows, rows_per_request, number))
+                    drawn = draw(
+                        random,
+                        rows=rows,
+                        rate=rate,
+                        rows_per_request=rows_per_request,
+                        noise=noise_that_loses(rate, loss),
+                    )
+                    by_auc, by_log_loss = gate_decision(drawn), log_loss_decision(drawn, rate)
+                    decisions["auc"][by_auc] += 1
+                    decisions["log_loss"][by_log_loss] += 1
+                    decisions["both"][_worst(by_auc, by_log_loss)] += 1
+                case = {"rate": rate, "rows": rows, "rows_per_request": rows_per_request, "candidate": name}
+                shares = {test: {each: n / count for each, n in votes.items()} for test, votes in decisions.items()}
+                found.append(case | shares)
+                print(_line(case), "  ".join(_shares(test, votes) for test, votes in shares.items()), flush=True)
+    return found
+
+
+def gate_decision(rows: PlantedRows) -> str:
+    """The shipped gate's decision, without a floor."""
+    settings = GateSettings(min_auc=0.0)
+    return judge(rows.labels, rows.candidate, rows.champion, groups=rows.requests, settings=settings).decision
+
+
+def log_loss_decision(rows: PlantedRows, rate: float) -> str:
+    """The decision of a paired test of the log loss, whose margin is what a loss of `MARGIN` of AUC costs."""
+    champion, worse = noise_that_loses(rate, 0.0), noise_that_loses(rate, MARGIN)
+    margin = population_log_loss(rate, worse) - population_log_loss(rate, champion)
+    more = row_log_losses(rows.labels, rows.candidate) - row_log_losses(rows.labels, rows.champion)
+    deviation = grouped_deviation((more, rows.requests))
+    if deviation is None:
+        return "inconclusive"
+    reach = deviation.half_width
+    return "pass" if more.mean() + reach <= margin else "fail" if more.mean() - reach > margin else "inconclusive"
+
+
+def _worst(*decisions: str) -> str:
+    return next((each for each in ("fail", "inconclusive") if each in decisions), "pass")
+
+
+def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
+    """By kind of line: shares released within a day's rounds, each candidate of the line losing alike."""
+    found = []
+    for rows_per_request in REQUEST_ROWS:
+        for name, loss in LOSSES.items():
+            alone, carried = [], []
+            for number in range(repeats):
+                random = np.random.default_rng((seed, 7, rows_per_request, number))
+                alone.append(round_that_passes(random, rows_per_request, loss))
+                carried.append(round_that_is_shown(random, rows_per_request, loss))
+            case = {"rate": ROUND_RATE, "rows_per_request": rows_per_request, "candidate": name}
+            figures = {"alone": _released(alone), "carried": _released(carried)}
+            found.append(case | figures)
+            print(_line(case), figures, flush=True)
+    return found
+
+
+def round_that_passes(random: Generator, rows_per_request: int, loss: float) -> int | None:
+    """The first round of a day that the gate passes; what no round learnt for good is in the next one's window too."""
+    noise = noise_that_loses(ROUND_RATE, loss)
+    for number in range(1, DAY_ROUNDS + 1):
+        rows = int(ROUND_ROWS * HOLDOUT_FRACTION) * number
+        drawn = draw(random, rows=rows, rate=ROUND_RATE, rows_per_request=rows_per_request, noise=noise)
+        if gate_decision(drawn) == "pass":
+            return number
+    return None
+
+
+def round_that_is_shown(random: Generator, rows_per_request: int, loss: float) -> int | None:
+    """The first round after which the rounds' differences, each over its newest rows, together show no loss."""
+    total = weight = variance = 0.0
+    noise = noise_that_loses(ROUND_RATE, loss)
+    unit, prior = 0.0055, DAY_ROUNDS / 2  # a round's standard error; the sequence is tightest after so many rounds
+    for number in range(1, DAY_ROUNDS + 1):
+        rows = int(ROUND_ROWS * HOLDOUT_FRACTION)
+        drawn = draw(random, rows=rows, rate=ROUND_RATE, rows_per_request=rows_per_request, noise=noise)
+        seen = auc_difference(drawn.labels, drawn.candidate, drawn.champion, groups=drawn.requests)
+        if seen is None:
+            continue
+        total, weight, variance = total + seen.auc / unit, weight + 1, variance + (seen.standard_error / unit) ** 2
+        reach = np.sqrt((variance + prior) * np.log((variance + prior) / (prior * (2 * LEVEL) ** 2)))
+        if total - reach > -MARGIN / unit * weight:
+            return number
+    return None
+
+
+def _released(found: list[int | None]) -> dict[str, Any]:
+    known = [each for each in found if each is not None]
+    return {"within_a_day": len(known) / len(found), "median_round": median(known) if known else None}
+
+
+def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
+    """Shares of canaries that the shipped policy grows and takes back, and the pairs that it takes to grow."""
+    policy, found = CanaryPolicy(), []
+    for rows_per_request in REQUEST_ROWS:
+        for name, loss in LOSSES.items():
+            ends = []
+            for number in range(repeats):
+                random = np.random.default_rng((seed, 9, rows_per_request, number))
+                noise = noise_that_loses(rate, loss)
+                rows = draw(random, rows=policy.looks[-1], rate=rate, rows_per_request=rows_per_request, noise=noise)
+                ends.append(canary_end(rows, policy))
+            grown = [size for action, size in ends if action == GROW]
+            day = [size for size in grown if size <= DAY_ROUNDS * ROUND_ROWS]
+            case = {"rate": rate, "rows_per_request": rows_per_request, "candidate": name}
+            figures = {
+                "grown": len(grown) / repeats,
+                "within_a_day": len(day) / repeats,
+                "median_pairs": median(grown) if grown else None,
+                "median_hours": median(grown) / ROUND_ROWS if grown else None,
+            }
+            found.append(case | figures)
+            print(_line(case), figures, flush=True)
+    return found
+
+
+def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
+    """What the policy does first, and after how many pairs."""
+    pairs = Pairs(labels=rows.labels, stable=rows.champion, canary=rows.candidate, requests=rows.requests)
+    for size in policy.looks:
+        action = judge_pairs(pairs.first(size), policy).action
+        if action in (GROW, ABORT):
+            return action, size
+    raise AssertionError("the last look decides")
+
+
+def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
+    """How often the gate refuses for a slice: where every slice loses just what is allowed, and where one loses more.
+
+    Slices are those of 26 columns with Zipf's frequencies; half of them are of the request. One of a twentieth
+    and one of a quarter of the rows is harmed, its odds all wrong by one factor.
+    """
+    settings, found = GateSettings(min_auc=0.0, max_auc_loss=1.0), []
+    allowed = settings.max_slice_loss
+    harms = [("none", 0.0), ("all, as allowed", allowed), *((name, part) for name in HARMED for part in HARMS)]
+    for rows_per_request in REQUEST_ROWS:
+        for name, part in harms:
+            planted, refused, named = name in HARMED, 0, 0
+            noise = noise_that_costs(rate, 0.0 if planted else part)
+            count = repeats // 4 if planted else repeats
+            for number in range(count):
+                random = np.random.default_rng((seed, 11, rows, rows_per_request, number))
+                drawn = draw(random, rows=rows, rate=rate, rows_per_request=rows_per_request, noise=noise)
+                parts = draw_slices(random, drawn.requests)
+                candidate = drawn.candidate.copy()
+                if planted:
+                    candidate[parts[name]] = shifted(drawn.candidate[parts[name]], part)
+                answer = judge(
+                    drawn.labels,
+                    candidate,
+                    drawn.champion,
+                    groups=drawn.requests,
+                    slices=parts,
+                    settings=settings,
+                )
+                harmed = holm(answer.slice_p_values, SLICE_ALPHA)
+                refused, named = refused + bool(harmed), named + (name in harmed)
+            case = {"rate": rate, "rows": rows, "rows_per_request": rows_per_request, "harmed": name, "loss": part}
+            figures = {"refused": refused / count, "named": named / count, "rounds": count}
+            found.append(case | figures)
+            print(_line(case | figures), flush=True)
+    return found
+
+
+HARMED = {"column 20: 4": 0.05, "column 20: 0": 0.25}
+"""Slices that are harmed, and about their share of the rows."""
+HARMS = (0.05, 0.1, 0.2, 0.4)
+
+
+def _line(case: dict[str, Any]) -> str:
+    return "  ".join(f"{name} {value}" for name, value in case.items())
+
+
+def _shares(test: str, votes: dict[str, float]) -> str:
+    return f"{test} " + " ".join(f"{each} {votes.get(each, 0.0):.1%}" for each in ("pass", "fail", "inconclusive"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""What the gate refuses though all rows together would pass: a slice that is harmed, clicks predicted wrongly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from components.evaluation.gate import SLICE_ALPHA, GateSettings, holm, judge
+from components.runtime.errors import ContractError
+from tests.support.planted_models import draw, draw_slices, noise_that_costs, shifted
+
+LENIENT = GateSettings(min_auc=0.0, max_auc_loss=1.0)
+
+
+def judged(drawn, candidate, *, slices=None, settings=LENIENT):
+    return judge(
+        drawn.labels, candidate, drawn.champion, groups=drawn.requests, slices=slices, settings=settings
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rows_per_request", [1, 10])
+def test_rounds_whose_every_slice_loses_what_is_allowed_are_refused_no_more_often_than_stated(rows_per_request):
+    rate, rounds = 0.25, 150
+    noise = noise_that_costs(rate, LENIENT.max_slice_loss)
+    refused = 0
+    for seed in range(rounds):
+        random = np.random.default_rng((rows_per_request, seed))
+        drawn = draw(random, rows=4000, rate=rate, rows_per_request=rows_per_request, noise=noise)
+        slices = draw_slices(random, drawn.requests, columns=8)
+        refused += judged(drawn, drawn.candidate, slices=slices).decision == "fail"
+    assert refused <= rounds * SLICE_ALPHA + 3 * (rounds * SLICE_ALPHA) ** 0.5
+
+
+@pytest.mark.parametrize("rows_per_request", [1, 10])
+def test_a_slice_that_loses_a_third_is_found_and_named_though_all_rows_hardly_do(rows_per_request):
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        drawn = draw(random, rows=10_000, rate=0.25, rows_per_request=rows_per_request)
+        slices = draw_slices(random, drawn.requests)
+        harmed, candidate = slices["column 3: 4"], drawn.candidate.copy()
+        candidate[harmed] = shifted(candidate[harmed], 0.33)
+        answer = judged(drawn, candidate, slices=slices)
+        assert answer.decision == "fail"
+        assert "slices lose more than 0.02 of the champion's log loss: column 3: 4" in answer.reason
+        assert answer.estimates.difference.auc > -0.015
+        assert judged(drawn, drawn.candidate, slices=slices).decision == "pass"
+
+
+def test_a_slice_of_few_clicks_is_not_tested_and_changes_nothing():
+    drawn = draw(np.random.default_rng(1), rows=4000, rate=0.25)
+    few = np.arange(4000) < 30
+    candidate = np.where(few, 0.999, drawn.candidate)
+    answer = judged(drawn, candidate, slices={"the first": few})
+    assert (answer.decision, dict(answer.slice_p_values)) == ("pass", {})
+    assert "none of 0 slices" in answer.reason
+
+
+def test_a_slice_is_judged_by_its_requests_and_not_by_its_rows():
+    """The loss of three requests, however many rows they have, may be chance."""
+    drawn = draw(np.random.default_rng(1), rows=6000, rate=0.25, rows_per_request=300)
+    part = np.isin(drawn.requests, range(15))
+    candidate = np.where(np.isin(drawn.requests, range(3)), 0.5, drawn.candidate)
+    rows = np.arange(len(drawn.labels))
+    settings = GateSettings(min_auc=0.0, max_auc_loss=1.0, max_slice_loss=0.0)
+    by_request = judge(
+        drawn.labels, candidate, drawn.champion, groups=drawn.requests, slices={"part": part}, settings=settings
+    )
+    by_row = judge(drawn.labels, candidate, drawn.champion, groups=rows, slices={"part": part}, settings=settings)
+    assert (by_request.decision, by_row.decision) == ("pass", "fail")
+
+
+@pytest.mark.parametrize(("factor", "decision"), [(1.3, "pass"), (1.9, "fail"), (1 / 1.3, "pass"), (1 / 1.9, "fail")])
+def test_clicks_that_are_predicted_wrongly_by_more_than_the_factor_fail(factor, decision):
+    drawn = draw(np.random.default_rng(2), rows=20_000, rate=0.03)
+    answer = judge(drawn.labels, drawn.candidate * factor, groups=drawn.requests, settings=LENIENT)
+    assert answer.decision == decision
+    assert f"{drawn.candidate.sum() * factor / drawn.labels.sum():.3g} clicks are expected" in answer.reason
+
+
+def test_a_candidate_that_is_less_wrong_than_the_champion_does_not_fail_by_calibration():
+    drawn = draw(np.random.default_rng(2), rows=20_000, rate=0.03)
+    groups, off = drawn.requests, drawn.candidate * 1.9
+    assert judge(drawn.labels, off, drawn.champion * 2.5, groups=groups, settings=LENIENT).decision == "pass"
+    assert judge(drawn.labels, off, drawn.champion * 1.6, groups=groups, settings=LENIENT).decision == "fail"
+
+
+def test_a_calibration_that_chance_explains_does_not_fail():
+    drawn = draw(np.random.default_rng(3), rows=600, rate=0.03)
+    ratio = drawn.candidate.sum() / drawn.labels.sum()
+    answer = judge(drawn.labels, drawn.candidate * 1.7 / ratio, groups=drawn.requests, settings=LENIENT)
+    assert answer.decision == "pass"
+
+
+def test_holm_goes_on_while_each_next_is_small_enough():
+    assert holm({"a": 0.02, "b": 0.3, "c": 0.01}, 0.05) == ["c", "a"]
+    assert holm({"a": 0.02, "b": 0.3, "c": 0.02}, 0.05) == []
+    assert holm({}, 0.05) == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_slice_loss": -0.1}, {"max_slice_loss": float("nan")}, {"max_calibration_factor": 0.9}], ids=str
+)
+def test_thresholds_that_no_model_can_meet_are_refused(change):
+    with pytest.raises(ContractError, match=next(iter(change))):
+        GateSettings(**change)
