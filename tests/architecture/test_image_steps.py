@@ -102,7 +102,7 @@ def test_images_run_the_pipeline_from_a_lake_to_a_published_model(machine):
     fit = ["--max-epochs", "1", "--embedding-dim", "4", "--tower", "8"]
     machine.run("training", *places, *fit, "--training-set", prepared, "--validation-report", report, "--output", model)
     judged = ["--raw-dataset", raw, "--training-set", prepared, "--model", model, "--output", verdict]
-    machine.run("evaluation", *places, *judged, "--min-auc", "0")
+    machine.run("evaluation", *places, *judged, "--min-auc", "0", "--max-calibration-factor", "1000")
     inputs = ["--raw-dataset", raw, "--model", model, "--verdict", verdict, "--output", release]
     machine.run(
         "deployment", *places[:4], *inputs, "--repository", f"file://{volume}/repository", "--server", "onnxruntime"

@@ -144,7 +144,13 @@ class Chain:
         raw, encoded = this.paths["extraction"], this.paths["preprocessing"]
         inputs = {"raw_dataset": raw, "model": this.paths["training"]}
         # The gate's own judgement is not this test's subject: so few rows can decide nothing.
-        gate = {"champion": "current", "min_auc": 0.0, "max_auc_loss": 1.0}
+        gate = {
+            "champion": "current",
+            "min_auc": 0.0,
+            "max_auc_loss": 1.0,
+            "max_slice_loss": 9.0,
+            "max_calibration_factor": 9.0,
+        }
         self._step_of(this, "evaluation", training_set=encoded, **gate, **inputs)
         release = {"repository": self.uri("repository"), "triton_urls": "", "server": "python", "rollout": "full"}
         verdict = this.paths["evaluation"]

@@ -36,7 +36,13 @@ def learn(chain, run, rules):
     encoded, encoded_path = chain.step("preprocessing", run, flags)
     flags = {"parent": "current", "training-set": encoded_path, "validation-report": report, **FIT}
     model, model_path = chain.step("training", run, flags)
-    gate = {"champion": "current", "min-auc": 0.0, "max-auc-loss": 1.0}
+    gate = {
+        "champion": "current",
+        "min-auc": 0.0,
+        "max-auc-loss": 1.0,
+        "max-slice-loss": 9.0,
+        "max-calibration-factor": 9.0,
+    }
     inputs = {"raw-dataset": valid_path, "training-set": encoded_path, "model": model_path}
     verdict, verdict_path = chain.step("evaluation", run, {**gate, **inputs})
     release = {
