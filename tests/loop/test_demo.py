@@ -138,8 +138,9 @@ def test_monitor_killed_under_traffic_and_started_again_archives_every_record_on
         for folder in (services.archive, services.monitor_state, folders.lake):
             folder.mkdir(parents=True)
         timeline = JsonLines(services.monitor_state / "timeline.jsonl")
-        # A roll of its own size, so that the kill finds rows archived, rows open in a file, and labels pending.
-        monitor = [*services.monitor_command(), "--archive-roll-rows", "3000"]
+        # A roll of its own size, so that the kill finds rows archived, rows open in a file, and labels pending; and no
+        # policy that asks for a run.
+        monitor = [*services.monitor_command(), "--archive-roll-rows", "3000", "--policies", "data_drift"]
 
         def matured():
             timeline.update()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -41,8 +42,16 @@ def test_few_thousand_rows_say_how_uncertain_they_are_everywhere(few_rows):
         (lambda folder, kaggle: folder, "holds no Criteo file"),
         (lambda folder, kaggle: _written(folder / "letter.csv", "Dear all,\nno clicks today.\n"), "is no Criteo file"),
         (lambda folder, kaggle: kaggle(folder / "train.csv", 200), "holds 200 rows, expected at least 1,000"),
+        (
+            lambda folder, kaggle: _unclicked(kaggle(folder / "train.csv", 1500)),
+            "0 clicks in 1,500 rows, expected rows of",
+        ),
+        (
+            lambda folder, kaggle: _doubled(kaggle(folder / "train.csv", 1500)),
+            "train.csv.gz begins with the 1,000 rows",
+        ),
     ],
-    ids=["absent", "empty folder", "a letter", "200 rows"],
+    ids=["absent", "empty folder", "a letter", "200 rows", "no clicks", "one file twice"],
 )
 def test_unusable_data_is_one_clear_line(tmp_path, run_to_end, write_kaggle, make, words):
     data = tmp_path / "in put"
@@ -65,6 +74,17 @@ def test_data_inside_the_demos_own_folder_is_refused_and_kept(tmp_path, run_to_e
     assert ended.code == 2
     assert "which the demo empties" in ended.output
     assert data.exists()
+
+
+def _unclicked(path):
+    head, *lines = path.read_text().splitlines()
+    rows = [line.split(",", 2) for line in lines]
+    return _written(path, "\n".join([head, *(f"{number},0,{features}" for number, _, features in rows)]) + "\n")
+
+
+def _doubled(path):
+    (path.parent / "train.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
+    return path.parent
 
 
 def _written(path, text):
