@@ -16,6 +16,7 @@ from monitoring.flags import flat_values, make_settings
 
 JUDGING_FILE = "judging.json"
 MAX_GRACE_BUCKETS = 8
+"""Ten buckets of three versions are open at a time then: no more than the drift watch holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
