@@ -4,6 +4,7 @@
 # make manifests            what each overlay sends to a cluster, in build/manifests (needs kubectl)
 # make images               every image, tagged by git revision, with docker or podman (REGISTRY=... PUSH=1 DIRTY=1 DRY_RUN=1)
 # make benchmark-training   training's speed against named peers in one run (BENCHMARK_FLAGS=--quick: two minutes)
+# make benchmark-quality    AUC, log loss and calibration of first models beside named peers (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-freshness  AUC gained by retraining more often, in a drifting world (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-serving    serving's latency and rows/s against named peers in one run (BENCHMARK_FLAGS=--quick: three minutes)
 # make benchmark-cache      when Triton's response cache pays, by model cost and hit rate (BENCHMARK_FLAGS=--quick: a minute)
@@ -20,8 +21,8 @@ PYTHON ?= python3.11
 DRIVER := .venvs/driver/bin/python
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help python environments demo test check manifests images benchmarks benchmark-training benchmark-freshness \
-	benchmark-serving benchmark-cache benchmark-monitor benchmark-policies benchmark-gate benchmark-round \
+.PHONY: help python environments demo test check manifests images benchmarks benchmark-training benchmark-quality \
+	benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies benchmark-gate benchmark-round \
 	benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock clean
 
 help:
@@ -89,12 +90,16 @@ images: python
 	  $(if $(REVISION),--revision "$(REVISION)") $(if $(SOURCE),--source "$(SOURCE)") $(if $(ENGINE),--engine "$(ENGINE)") \
 	  $(if $(PUSH),--push) $(if $(DIRTY),--dirty) $(if $(DRY_RUN),--dry-run)
 
-benchmarks: benchmark-training benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor \
+benchmarks: benchmark-training benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor \
 	benchmark-policies benchmark-gate benchmark-extraction benchmark-validation benchmark-preprocessing benchmark-round
 
 benchmark-training: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=benchmarks
 	@exec .venvs/benchmarks/bin/python -m benchmarks.training $(BENCHMARK_FLAGS)
+
+benchmark-quality: python
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=benchmarks
+	@exec .venvs/benchmarks/bin/python -m benchmarks.quality $(BENCHMARK_FLAGS)
 
 benchmark-freshness: environments
 	@exec .venvs/training/bin/python -m benchmarks.freshness $(BENCHMARK_FLAGS)

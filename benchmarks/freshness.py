@@ -86,10 +86,6 @@ class Days:
 
 CONFIG = DcnConfig(num_dense=NUM_DENSE, num_categorical=NUM_CATEGORICAL)
 RULES = PreprocessingSettings(frequency_threshold=5)
-FIRST = TrainingSettings(max_epochs=3)
-ROUND = TrainingSettings(max_epochs=1, num_halvings=0, learning_rate=0.0003, batch_size=1024, min_batch_size=1024)
-"""One pass: each row is learned once, as online training does. No halvings: within hours there is no jump to find. Rate
-and batch were chosen among eight pairs by hourly and half-hourly rounds, in the world of another seed."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,43 +99,47 @@ class Scores:
     """Per policy, and for `BEST` and `EXACT`: scores [n]."""
     num_rounds: dict[str, int]
     """Per policy, after the first fit."""
-    num_models: dict[str, int]
-    """Of those rounds, the ones that made a model."""
 
 
 class Learner:
     """A model, and the vocabularies that it was trained with."""
 
-    def __init__(self, scratch: Path, first: TrainingSettings = FIRST, later: TrainingSettings = ROUND) -> None:
+    def __init__(self, scratch: Path, settings: TrainingSettings | None = None) -> None:
         """Knows nothing yet; keeps the newest round's files in a folder of its own below `scratch`."""
         self._scratch = scratch
-        self._first = first
-        self._later = later
+        self._settings = settings or TrainingSettings()
         self._folder = Path(tempfile.mkdtemp(dir=scratch))
         self._columns: list[Column] = [unseen_column(np.zeros(0, np.int64)) for _ in CATEGORICAL]
         self._features: FeatureWorkflow | None = None
         self._model: Model | None = None
         self._engine: Engine | None = None
-        self.num_rounds = self.num_models = 0
+        self.num_rounds = 0
 
     def copy(self) -> Learner:
         """Another learner that goes on from here in its own folder, with the same model."""
         other = copy.copy(self)
         other._folder = Path(tempfile.mkdtemp(dir=self._scratch))
-        other.num_rounds = other.num_models = 0
+        other.num_rounds = 0
         return other
+
+    @property
+    def slot_sizes(self) -> list[int]:
+        """Rows of the table, by column."""
+        assert self._features is not None, "a learner has a table once it has learned"
+        return self._features.slot_sizes
+
+    def encoded(self, rows: WorldRows) -> EncodedRows:
+        """The rows as the newest model takes them."""
+        assert self._features is not None, "a learner encodes once it has learned"
+        return _encoded(self._features, rows)
 
     def score(self, rows: WorldRows) -> NDArray[np.float32]:
         """Click probabilities [n] of the newest model."""
-        assert self._features is not None, "a learner scores once it has learned"
-        assert self._engine is not None
-        return self._engine.score(_encoded(self._features, rows))
+        assert self._engine is not None, "a learner scores once it has learned"
+        return self._engine.score(self.encoded(rows))
 
-    def learn(self, rows: WorldRows, *, hour: float) -> bool:
-        """Whether a round on the rows of a window that ends at `hour`, oldest row first, made another model.
-
-        It makes none where the newest rows of the window prefer the parent; nothing has happened then.
-        """
+    def learn(self, rows: WorldRows, *, hour: float) -> None:
+        """Makes another model by a round on the rows of a window that ends at `hour`, oldest row first."""
         now = round(hour * 3600e6)
         columns = [
             next_column(column, *_counted(rows.categorical[:, i]), now=now, rules=RULES)
@@ -157,9 +157,6 @@ class Learner:
         folder = self._folder / f"round-{self.num_rounds:04d}"
         self.num_rounds += 1
         model, engine = self._fitted(folder, features, rows)
-        if self._model is not None and model.optimizer_step == self._model.optimizer_step:
-            shutil.rmtree(folder)
-            return False
         for older in self._folder.iterdir():
             if older != folder:
                 shutil.rmtree(older)
@@ -167,15 +164,13 @@ class Learner:
         self._features = features
         self._model = model
         self._engine = engine
-        self.num_models += 1
-        return True
 
     def _fitted(self, folder: Path, features: FeatureWorkflow, rows: WorldRows) -> tuple[Model, Engine]:
         (folder / Model.WORKFLOW).mkdir(parents=True)
         features.save(folder / Model.WORKFLOW)
         training_set = _training_set(folder, features, rows, parent=self._model)
         checkpoint = folder / "checkpoint"
-        settings = self._later if self._model else self._first
+        settings = self._settings
         start = continue_from(self._model, training_set, CONFIG, into=checkpoint / START) if self._model else None
         engine = make_engine(BACKEND, CONFIG, features.slot_sizes, settings=settings, scratch=folder / "scratch")
         job = FitJob(
@@ -183,6 +178,7 @@ class Learner:
         )
         result = fit(job, engine, emit=lambda _: None)
         result.weights.rename(folder / Model.WEIGHTS)
+        engine.restore(folder / Model.WEIGHTS)
         shutil.rmtree(checkpoint)
         model = Model(
             model_id=folder.name,
@@ -194,7 +190,7 @@ class Learner:
             seed=settings.seed,
             num_train_rows=training_set.num_train_rows,
             optimizer_step=result.optimizer_step,
-            early_stopping=dict(result.early_stopping),
+            progressive=dict(result.progressive),
             last_event_time="",
             raw_digest="",
             sha256={},
@@ -270,10 +266,7 @@ def _joined(rows: list[WorldRows]) -> WorldRows:
 
 
 def run_days(world: DriftingWorld, days: Days) -> Scores:
-    """Scores of every policy over the same rows.
-
-    Rows of a round that made no model stay in the policy's window: the next round tries them again.
-    """
+    """Scores of every policy over the same rows."""
     exact = world.at(days.hours)
     hours: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int32]] = []
@@ -296,17 +289,17 @@ def run_days(world: DriftingWorld, days: Days) -> Scores:
                     windows[name].append(rows)
                 # Nothing would be scored by what is learned at the very end.
                 is_due = hour % days.intervals[name] == 0 and hour < days.hours
-                if is_due and learner.learn(_joined(windows[name]), hour=end):
+                if is_due:
+                    learner.learn(_joined(windows[name]), hour=end)
                     windows[name] = []
             if hour % 6 == 0:
-                made = [f"{name} {each.num_models} of {each.num_rounds}" for name, each in learners.items()]
-                print(f"hour {hour:.0f}; models of rounds: {', '.join(made)}", flush=True)
+                made = [f"{name} {each.num_rounds}" for name, each in learners.items()]
+                print(f"hour {hour:.0f}; rounds: {', '.join(made)}", flush=True)
     return Scores(
         hour=np.concatenate(hours),
         label=np.concatenate(labels),
         by={name: np.concatenate(parts) for name, parts in scores.items()},
         num_rounds={name: learner.num_rounds for name, learner in learners.items()},
-        num_models={name: learner.num_models for name, learner in learners.items()},
     )
 
 
@@ -329,7 +322,6 @@ def figures(scores: Scores) -> dict[str, Any]:
         "below_best": {name: gain(scores, BEST, name) for name in scores.by if name != BEST},
         "normalized_entropy": {name: normalized_entropy(scores.label, by) for name, by in scores.by.items()},
         "rounds": scores.num_rounds,
-        "models": scores.num_models,
     }
 
 
@@ -359,7 +351,7 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f"{study['rows']:,} rows scored, {study['clicks']:,} clicks; gains in AUC points (0.01), mean over "
         f"{len(study['hourly_auc'][FROZEN])} hours [95 %]",
-        f"{'retrained':<14}{'mean AUC':>9}{'gain over frozen':>28}{'Monolith':>10}{'below best':>12}{'models':>8}",
+        f"{'retrained':<14}{'mean AUC':>9}{'gain over frozen':>28}{'Monolith':>10}{'below best':>12}{'rounds':>8}",
     ]
     for name in study["rounds"]:
         gained = _interval(study["gain_over_frozen"][name]) if name != FROZEN else ""
@@ -367,7 +359,7 @@ def table(result: dict[str, Any]) -> str:
         below = study["below_best"][name]["points"]
         lines.append(
             f"{name:<14}{study['mean_auc'][name]:>9.4f}{gained:>28}{published:>10}{below:>12.2f}"
-            f"{study['models'][name]:>8}"
+            f"{study['rounds'][name]:>8}"
         )
     for name, found in study["gain_over_slower"].items():
         lines.append(f"{name} over the next slower: {_interval(found)}")

@@ -63,9 +63,9 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         dask_scheduler: str = "",
         backend: str = placement.backend,
         network: str = "dcn",
-        learning_rate: float = 0.001,
+        learning_rate: float = 0.003,
         batch_size: int = 2048,
-        max_epochs: int = 6,
+        passes: int = 1,
         embedding_dim: int = 16,
         num_cross_layers: int = 3,
         tower: str = "128,64",
@@ -124,9 +124,9 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             dask_scheduler: Address of a running Dask scheduler for preprocessing; empty = the step's pod.
             backend: Trainer, pytorch or hugectr (needs its image and a GPU).
             network: Network, dcn (Deep & Cross), deepfm or dlrm (both pytorch only); must equal the parent's.
-            learning_rate: Adam's learning rate, for dense parameters and embeddings.
+            learning_rate: Adam's; a first model's at its begin; rounds try shares of it.
             batch_size: Rows per optimizer step.
-            max_epochs: Most passes over the window; early stopping ends training sooner.
+            passes: Passes over the window; more than one overfits.
             embedding_dim: Width of a category's vector; must equal the parent's.
             num_cross_layers: Cross layers (dcn); must equal the parent's.
             tower: Widths of the deep tower's layers, comma-separated; must equal the parent's.
@@ -198,7 +198,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     network=network,
                     learning_rate=learning_rate,
                     batch_size=batch_size,
-                    max_epochs=max_epochs,
+                    passes=passes,
                     embedding_dim=embedding_dim,
                     num_cross_layers=num_cross_layers,
                     tower=tower,

@@ -313,9 +313,9 @@ class Model(Manifest):
     num_train_rows: int
     optimizer_step: int
     """Optimizer steps taken so far, over all incremental rounds."""
-    early_stopping: dict[str, float | None]
-    """AUC and log loss on the slice of the training rows that stopped training; of thinned rows where `negative_rate`
-    is below 1, so the log loss compares with no held-out rows' then."""
+    progressive: dict[str, float | None]
+    """AUC and log loss of the last tenth of the training rows just before it was learned; of thinned rows where
+    `negative_rate` is below 1, so the log loss compares with no held-out rows' then."""
     last_event_time: str
     """Newest row read for this model, learned, held out or thinned away: the next round's watermark."""
     raw_digest: str

@@ -1,6 +1,6 @@
 """Metric definitions: AUC and how uncertain it is, log loss, normalized entropy, calibration, ranked lists, scores.
 
-Joins evaluation's gate, training's early stopping, the simulated world's best-possible AUC and the monitor: one
+Joins evaluation's gate, training's progressive validation, the simulated world's best-possible AUC and the monitor: one
 definition, so their numbers can be compared. A number that does not exist is `None`, never 0.5 or 0.
 """
 

@@ -46,9 +46,14 @@ def build_parser() -> argparse.ArgumentParser:
     add("--parent", default="current", help="model to continue: current, none, or a model id")
     add("--backend", default="pytorch", help="trainer: pytorch or hugectr")
     add("--network", default=network.network, help=f"one of {', '.join(NETWORKS)}; hugectr trains dcn only")
-    add("--learning-rate", type=float, default=fit.learning_rate, help="Adam's, for all parameters")
+    add(
+        "--learning-rate",
+        type=float,
+        default=fit.learning_rate,
+        help="Adam's: a first model's at its begin; rounds try shares of it",
+    )
     add("--batch-size", type=int, default=fit.batch_size, help="most rows per optimizer step; fewer in short passes")
-    add("--max-epochs", type=int, default=fit.max_epochs, help="most passes over the fitted rows")
+    add("--passes", type=int, default=fit.passes, help="passes over the rows; more than one overfits")
     add("--embedding-dim", type=int, default=network.embedding_dim, help="width of a category's vector")
     add("--projection-dim", type=int, default=network.projection_dim, help="dcn: rank of the cross layers (v2); 0 = v1")
     add("--num-cross-layers", type=int, default=network.num_cross_layers, help="dcn: number of cross layers")
@@ -99,7 +104,7 @@ def _training_run(flags: argparse.Namespace, store: Path, work: Path) -> Trainin
     from components.training.step import TrainingRun
 
     of_network = ("embedding_dim", "num_cross_layers", "dropout", "projection_dim")
-    of_fit = ("learning_rate", "batch_size", "max_epochs", "seed", "precision", "checkpoint_minutes")
+    of_fit = ("learning_rate", "batch_size", "passes", "seed", "precision", "checkpoint_minutes")
     return TrainingRun(
         run=flags.run,
         store=store,
@@ -120,9 +125,10 @@ def _training_run(flags: argparse.Namespace, store: Path, work: Path) -> Trainin
 def _numbers(num_train_rows: int, result: FitResult) -> dict[str, float]:
     """Those that exist."""
     numbers = {
-        **{f"stopping_{name}": value for name, value in result.early_stopping.items()},
+        **{f"progressive_{name}": value for name, value in result.progressive.items()},
         "train_rows": num_train_rows,
         "optimizer_step": result.optimizer_step,
+        "learning_rate": result.learning_rate,
         "rows_per_second": result.rows_per_second,
     }
     return {name: value for name, value in numbers.items() if value is not None}

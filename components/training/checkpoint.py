@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,16 +28,18 @@ START = "start"
 FINAL = "final"
 """Folder of the weights that a fit ended with."""
 _PROGRESS = "progress.json"
+_LOSSES = "row_losses-{:02d}.npy"
+"""Of each trial."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
     """Where a fit stands, and the folder of the weights it has there."""
 
-    branch: int
-    """Which part of the rows is being fitted: the newest 1 / 2^branch; one past the last branch = the finish."""
-    epoch: int
-    """Passes made over that part."""
+    trial: int
+    """Which of the learning rates is tried; one past the last = the end."""
+    passes: int
+    """Passes made over the rows."""
     batches: int = 0
     """Batches made of the next pass."""
     loss_sum: float = 0.0
@@ -49,42 +50,29 @@ class Position:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Moment:
-    """A network at the end of an epoch, and how it did on the stopping slice."""
+class Judgement:
+    """How a trial's network did on rows just before it learned them."""
 
-    branch: int
-    epoch: int
-    """0 = as the fit began."""
-    step: int
-    weights: str
-    """Name of a folder."""
     scores: Mapping[str, float | None]
     """`auc` and `log_loss`."""
     row_losses: NDArray[np.float64]
-    """Log loss of each row of the stopping slice."""
+    """Log loss of each of the rows, the same rows in every trial."""
 
-    @property
-    def loss(self) -> float:
-        """Mean log loss on the stopping slice."""
-        loss = self.scores["log_loss"]
-        assert loss is not None, "the stopping slice has at least one row"
-        return loss
 
-    def is_better_than(self, best: Moment) -> bool:
-        """Whether the stopping slice prefers this network to `best`.
+def best_of(judged: Sequence[Judgement]) -> int:
+    """The number of the best trial; a later one only where it is better by more than one standard error.
 
-        Between parts of the rows by more than one standard error of the paired difference: all rows are the better
-        choice where the slice cannot tell (measured: on 1,000 judging rows of an unchanged world a part won by 0.0002
-        and cost 0.011 AUC). Within a part, and against fresh weights, any gain counts. A parent is kept only where it
-        is better by more than one standard error: what a short window teaches is less than its slice can tell apart,
-        and a round that keeps its parent has learned nothing from its rows (docs/freshness.md has the measurement).
-        """
-        gains = best.row_losses - self.row_losses
+    >>> first, second = (Judgement(scores={}, row_losses=np.array(losses)) for losses in ([0.5, 0.5], [0.1, 0.2]))
+    >>> best_of([first, second]), best_of([second, first])
+    (1, 0)
+    """
+    best = 0
+    for number, judgement in enumerate(judged):
+        gains = judged[best].row_losses - judgement.row_losses
         # One row tells nothing of chance.
-        noise = float(gains.std() / len(gains) ** 0.5) if len(gains) > 1 else float("inf")
-        if best.epoch == 0:
-            return float(gains.mean()) > (-noise if best.step > 0 else 0.0)
-        return float(gains.mean()) > (noise if self.branch != best.branch else 0.0)
+        if len(gains) > 1 and float(gains.mean()) > float(gains.std()) / len(gains) ** 0.5:
+            best = number
+    return best
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,14 +80,10 @@ class Checkpoint:
     """All that decides how a fit goes on."""
 
     now: Position
-    best: Moment
-    """Of all branches."""
-    start_loss: float
-    """Log loss on the stopping slice before the first epoch."""
-    branch_loss: float
-    """Best log loss of the branch of `now`."""
-    stale: int = 0
-    """Epochs of that branch since then."""
+    judged: tuple[Judgement, ...] = ()
+    """Of each trial that came so far."""
+    best: Position | None = None
+    """End of the best trial of those that ended."""
     final_step: int | None = None
     """Step of the final weights; None = the fit has not ended."""
 
@@ -110,7 +94,7 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         """Takes the folder as it is; it is created by the first write."""
         self.path = path
-        self._losses_on_disk: NDArray[np.float64] | None = None
+        self._losses_on_disk: dict[int, Judgement] = {}
 
     def keep_weights(self, name: str, save: Callable[[Path], None]) -> str:
         """Lets `save` fill a folder, which appears as `name` when it is whole; what had that name is replaced."""
@@ -120,18 +104,19 @@ class CheckpointFolder:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Makes `checkpoint` the one that counts, and removes what it does not name."""
-        described: dict[str, Any] = {
-            **{name: getattr(checkpoint, name) for name in ("start_loss", "branch_loss", "stale", "final_step")},
+        for number, judgement in enumerate(checkpoint.judged):
+            if judgement is not self._losses_on_disk.get(number):
+                with whole_file(self.path / _LOSSES.format(number)) as file:
+                    np.save(file, judgement.row_losses)
+                self._losses_on_disk[number] = judgement
+        described = {
             "now": asdict(checkpoint.now),
-            "best": {name: getattr(checkpoint.best, name) for name in ("branch", "epoch", "step", "weights", "scores")},
+            "best": asdict(checkpoint.best) if checkpoint.best else None,
+            "judged": [judgement.scores for judgement in checkpoint.judged],
+            "final_step": checkpoint.final_step,
         }
-        losses = f"row_losses-{checkpoint.best.branch:02d}-{checkpoint.best.epoch:06d}.npy"
-        if checkpoint.best.row_losses is not self._losses_on_disk:
-            with whole_file(self.path / losses) as file:
-                np.save(file, checkpoint.best.row_losses)
-            self._losses_on_disk = checkpoint.best.row_losses
-        write_whole(self.path / _PROGRESS, json.dumps({**described, "row_losses": losses}, indent=2) + "\n")
-        self._remove_all_but(_PROGRESS, losses, checkpoint.now.weights, checkpoint.best.weights)
+        write_whole(self.path / _PROGRESS, json.dumps(described, indent=2) + "\n")
+        self._remove_all_unnamed(checkpoint)
 
     def load(self) -> Checkpoint | None:
         """The checkpoint that counts; None where there is none."""
@@ -139,12 +124,16 @@ class CheckpointFolder:
             described = json.loads((self.path / _PROGRESS).read_text())
         except FileNotFoundError:
             return None
-        losses = described.pop("row_losses")
-        row_losses = self._losses_on_disk = np.load(self.path / losses)
-        now, best = Position(**described.pop("now")), described.pop("best")
-        found = Checkpoint(now=now, best=Moment(**best, row_losses=row_losses), **described)
+        judged = tuple(
+            Judgement(scores=scores, row_losses=np.load(self.path / _LOSSES.format(number)))
+            for number, scores in enumerate(described["judged"])
+        )
+        self._losses_on_disk = dict(enumerate(judged))
+        now, best = Position(**described["now"]), described["best"]
+        best = Position(**best) if best else None
+        found = Checkpoint(now=now, judged=judged, best=best, final_step=described["final_step"])
         # Before the next save, which may need the room that a save left which was killed.
-        self._remove_all_but(_PROGRESS, losses, now.weights, found.best.weights)
+        self._remove_all_unnamed(found)
         logger.info("checkpoint found: %s", asdict(now))
         if found.final_step is not None and not (self.path / FINAL).exists():
             return replace(found, final_step=None)  # the final weights were taken to the model store
@@ -155,9 +144,12 @@ class CheckpointFolder:
         (self.path / _PROGRESS).unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _remove_all_but(self, *names: str) -> None:
+    def _remove_all_unnamed(self, checkpoint: Checkpoint) -> None:
         """Removes what does not count, but for what cannot be removed (NFS keeps files that are open)."""
+        named = {START, FINAL, _PROGRESS, checkpoint.now.weights}
+        named |= {_LOSSES.format(number) for number in range(len(checkpoint.judged))}
+        named |= {checkpoint.best.weights} if checkpoint.best else set()
         for path in self.path.iterdir():
-            if path.name not in {START, FINAL, *names}:
+            if path.name not in named:
                 with suppress(OSError):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -14,7 +14,7 @@ def training(
     network: str,
     learning_rate: float,
     batch_size: int,
-    max_epochs: int,
+    passes: int,
     embedding_dim: int,
     num_cross_layers: int,
     tower: str,
@@ -38,9 +38,9 @@ def training(
         parent: Model to continue: current (live when the rows were encoded), none (from scratch), or a model id.
         backend: Trainer: pytorch or hugectr (needs an image with HugeCTR and a GPU).
         network: dcn (Deep & Cross Network), deepfm or dlrm; the parent's, where one is continued.
-        learning_rate: Adam's, for dense parameters and embeddings.
+        learning_rate: Adam's; a first model's at its begin; rounds try shares of it.
         batch_size: Rows per optimizer step.
-        max_epochs: Most passes over the fitted rows.
+        passes: Passes over the rows; more than one overfits.
         embedding_dim: Width of a category's vector.
         num_cross_layers: Number of cross layers (dcn).
         tower: Widths of the tower's hidden layers, joined by commas.
@@ -53,14 +53,14 @@ def training(
         training_set: Encoded rows (manifest).
         validation_report: Statistics and schema to keep beside the model (manifest).
         model: The trained model (manifest).
-        metrics: AUC and log loss on the slice that stopped training; rows, steps, rows per second.
+        metrics: AUC and log loss on rows just before they were learned; rows, steps, rows per second.
     """
     from components.runtime.flags import run_flags
     from components.training.__main__ import main
 
     flags = run_flags(
         run=run, store=store, work=work, parent=parent, backend=backend, network=network, learning_rate=learning_rate,
-        batch_size=batch_size, max_epochs=max_epochs, embedding_dim=embedding_dim, num_cross_layers=num_cross_layers,
+        batch_size=batch_size, passes=passes, embedding_dim=embedding_dim, num_cross_layers=num_cross_layers,
         tower=tower, dropout=dropout, projection_dim=projection_dim, seed=seed, precision=precision, solver=solver,
         checkpoint_minutes=checkpoint_minutes, training_set=training_set.path,
         validation_report=validation_report.path, output=model.path)  # fmt: skip

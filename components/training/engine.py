@@ -7,6 +7,7 @@ another's library, and no copy of a large table is held in memory for saving.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,9 @@ from components.models.configs import NetworkConfig
 from components.runtime.errors import ContractError
 from components.training.config import TrainingSettings
 from components.training.rows import Rows
+
+Rate = Callable[[int], float]
+"""The learning rate of an optimizer step, by its number; the first step of a model from scratch is number 1."""
 
 BACKENDS = ("pytorch", "hugectr")
 """Values of `Model.backend`."""
@@ -47,7 +51,9 @@ class Engine(Protocol):
     def segment_batches(self, batch_size: int) -> int:
         """Batches that one call of `learn` should get; between calls a fit checks the loss and may save."""
 
-    def learn(self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int) -> float:
+    def learn(
+        self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int, rate: Rate | None = None
+    ) -> float:
         """Steps through the rows `order`, `batch_size` at a time; the last batch may be smaller.
 
         Returns the mean over the batches of their mean log loss, in nats; NaN or infinite where a batch's was.
@@ -57,6 +63,7 @@ class Engine(Protocol):
             order: Row numbers, each below len(rows).
             batch_size: Rows per step.
             seed: Decides dropout within this call.
+            rate: Learning rate of each step; None = the settings' at all of them.
         """
 
     def score(self, rows: Rows) -> NDArray[np.float32]:

@@ -1,12 +1,15 @@
-"""The policy of a fit, the same for every engine: which rows are learned how often, what is kept, when it ends.
+"""The policy of a fit, the same for every engine: which rows are learned, in which order, at which rates; what is kept.
 
-An incremental round exists because the world may have changed, most likely within its window. Fitting the whole window
-then teaches the old world once more: with the newest third changed, that regained 20 % of the AUC lost, fitting the
-newest eighth alone 70 %; in an unchanged world the whole window is best. So a round fits several parts ("branches": the
-newest 1, 1/2, 1/4, ... of the rows), each from the parent, and the slice of the very newest rows chooses.
+Every row is learned once (`passes` = 1): a second pass overfits the rare categories. A first model learns its rows
+shuffled, and its learning rate falls to zero over the second half. A round learns its rows in time order, since the
+world may have changed within its window, and tries several constant rates, each from the parent: a low one keeps what
+is known, a high one learns a change. Just before a fit learns the last tenth of its rows it scores them (progressive
+validation: Blum, Kalai and Langford 1999); that chooses the rate, and no row has to be held back for it.
+`benchmarks.quality` has the measurements.
 
 Weights lie in folders, which the engine restores and saves; none are held here. The order of the rows within a pass is
-`row_order`'s, the weights that a fit starts from are `start`'s, what a model in the store consists of is `publish`'s.
+`row_order`'s, the weights that a fit starts from are `start`'s, the correction of the bias is `calibration`'s, what a
+model in the store consists of is `publish`'s.
 """
 
 from __future__ import annotations
@@ -27,15 +30,25 @@ from components.models.configs import NetworkConfig
 from components.models.files import add_to_bias
 from components.runtime.errors import ContractError, PermanentError, Preempted
 from components.storage.uris import local_path
-from components.training.checkpoint import FINAL, START, Checkpoint, CheckpointFolder, Moment, Position
+from components.training.calibration import bias_shift
+from components.training.checkpoint import FINAL, START, Checkpoint, CheckpointFolder, Judgement, Position, best_of
 from components.training.config import TrainingSettings
-from components.training.engine import Engine
+from components.training.engine import Engine, Rate
 from components.training.row_order import PassOrder, PassRows, derived_seed, replayed
 from components.training.rows import RowFolder, open_rows
 from components.training.start import log_odds_correction, write_initial
 
 logger = logging.getLogger(__name__)
 
+_JUDGING_SHARE = 0.1
+"""Share of a pass, its end, that is scored before it is learned."""
+_DECAYING_SHARE = 0.5
+"""Share of a first model's steps, their end, in which its learning rate falls to zero."""
+_MOST_SCORED_ROWS = 1 << 20
+"""Rows that are scored at a time; of more, evenly spaced ones are taken. A million rows tell a click rate of 3 % to
+0.6 % of itself."""
+_CHECKED_ROWS = 1 << 12
+"""Rows whose scores have to be finite before a trial's weights are kept."""
 _EMIT_SECONDS = 10.0
 """Time between the numbers that are emitted within a pass."""
 
@@ -64,10 +77,12 @@ class FitResult:
     """Folder of `components.models.files`; scores are of all rows, also where rows were thinned."""
     optimizer_step: int
     """Steps taken, those of earlier rounds included."""
-    early_stopping: Mapping[str, float | None]
-    """`auc` and `log_loss` of the best weights on the stopping slice, before that slice was learned. The slice is of
-    thinned rows where the training set is, and so is what is scored: its log loss is that of another click rate than
-    the held-out rows', and says which weights are better, not how good they are."""
+    progressive: Mapping[str, float | None]
+    """`auc` and `log_loss` of a tenth of the rows, scored just before they were learned: a round's newest, any of a
+    first model's. They are of thinned rows where the training set is, and so is what is scored: their log loss is
+    that of another click rate than the held-out rows'."""
+    learning_rate: float
+    """The rate that was chosen."""
     rows_per_second: float | None
     """Fitted rows per second of fitting; None where nothing was fitted in this process."""
 
@@ -120,17 +135,22 @@ class _Fit:
         if manifest.replay_uri is not None and manifest.replay_share > 0:
             folders.append(RowFolder(path=local_path(manifest.replay_uri), num_rows=manifest.num_replay_rows))
         self._rows = open_rows(folders, manifest.slot_sizes, job.checkpoint_path)
-        num_stopping = max(1, round(manifest.num_train_rows * self._settings.stopping_fraction))
-        self._num_fitted = max(0, manifest.num_train_rows - num_stopping)
-        self._judging = slice(self._num_fitted, manifest.num_train_rows)
-        self._last_branch = self._settings.num_halvings if job.start else 0
+        self._num_new = manifest.num_train_rows
+        num_replayed = replayed(self._num_new, manifest.replay_share, len(self._rows) - self._num_new)
+        self._part = PassRows(num_new=self._num_new, num_old=len(self._rows) - self._num_new, num_replayed=num_replayed)
+        settings = self._settings
+        self._batch_size = min(settings.batch_size, max(settings.min_batch_size, len(self._part) // settings.min_steps))
+        self._num_batches = -(-len(self._part) // self._batch_size)
+        self._judged_at = self._num_batches - max(1, round(self._num_batches * _JUDGING_SHARE))
+        shares = settings.round_rates if job.start else (1.0,)
+        self._learning_rates = [settings.learning_rate * share for share in shares]
         self._folder = CheckpointFolder(job.checkpoint_path)
         self._rows_learned = 0
         self._seconds = 0.0
         self._saved_at = clock()
 
     def run(self) -> FitResult:
-        """Fits each branch until it stops, then finishes from the best weights of all."""
+        """Makes the passes at each rate, then corrects the bias of the best weights."""
         self._check_labels()
         found = self._folder.load()
         self._on_disk = self._state = found or self._begin()
@@ -138,129 +158,96 @@ class _Fit:
             return self._result()
         if found:
             self._engine.restore(self._path(self._state.now.weights))
-        while self._state.now.branch <= self._last_branch:
-            while not self._ended():
-                self._epoch()
-            self._begin_branch()
+        while self._state.now.trial < len(self._learning_rates):
+            while self._state.now.passes < self._settings.passes:
+                now = self._learn_pass()
+                self._keep(replace(self._state, now=now))
+            self._end_trial()
         self._finish()
         return self._result()
 
     def _check_labels(self) -> None:
-        num_clicks = int(self._rows.labels[: self._num_fitted].sum(dtype=np.float64))
-        if num_clicks in (0, self._num_fitted):
+        num_clicks = int(self._rows.labels[: self._num_new].sum(dtype=np.float64))
+        if num_clicks in (0, self._num_new):
             raise ContractError(
-                f"labels of the {self._num_fitted} rows to fit hold {num_clicks} clicks, expected clicks and non-clicks"
+                f"labels of the {self._num_new} rows to learn hold {num_clicks} clicks, expected clicks and non-clicks"
             )
 
     def _begin(self) -> Checkpoint:
-        """The state before the first epoch; a parent that no epoch betters stays the best."""
-        if self._job.start is None:
-            rate = float(self._rows.labels[: self._num_fitted].mean(dtype=np.float64))
-            job = self._job
+        """The state before the first step."""
+        job = self._job
+        if job.start is None:
+            rate = float(self._rows.labels[: self._num_new].mean(dtype=np.float64))
             self._folder.keep_weights(
                 START,
                 lambda folder: write_initial(
                     folder, job.config, job.training_set.slot_sizes, click_rate=rate, seed=job.settings.seed
                 ),
             )
-        now = self._at_start(0)
+        num_old = len(self._rows) - self._num_new
         logger.info(
-            "fit begins: %d rows, %d of them judge, %d replay rows at hand",
-            self._judging.stop,
-            self._judging.stop - self._judging.start,
-            len(self._rows) - self._judging.stop,
+            "fit begins: %d rows in batches of %d, %d replay rows at hand", self._num_new, self._batch_size, num_old
         )
-        best = self._judge(now, None)
-        state = Checkpoint(now=now, best=best, start_loss=best.loss, branch_loss=best.loss)
+        state = Checkpoint(now=self._at_start(0))
         self._folder.save(state)
         return state
 
-    def _at_start(self, branch: int) -> Position:
+    def _at_start(self, trial: int) -> Position:
         """The engine gets the weights that the fit began from."""
         self._engine.restore(self._path(START))
-        return Position(branch=branch, epoch=0, step=self._engine.num_steps, weights=START)
+        return Position(trial=trial, passes=0, step=self._engine.num_steps, weights=START)
 
     def _path(self, weights: str) -> Path:
         if weights == START and self._job.start:
             return self._job.start
         return self._folder.path / weights
 
-    def _begin_branch(self) -> None:
-        """Goes back to the start for the next branch, after the last one to the best weights, to finish from them."""
-        branch, best = self._state.now.branch + 1, self._state.best
-        if branch <= self._last_branch:
-            now = self._at_start(branch)
+    def _end_trial(self) -> None:
+        """Keeps the trial's weights where they are the best, and goes back to the start; after the last to the best."""
+        trial = self._state.now.trial
+        if best_of(self._state.judged) == trial:
+            self._scores(np.arange(min(self._num_new, _CHECKED_ROWS)))  # the last step may have gone wrong
+            self._save(self._state)
+            self._state = replace(self._state, best=self._state.now)
+        best = self._state.best
+        assert best is not None, "the first trial is the best of those before the second"
+        if trial + 1 < len(self._learning_rates):
+            now = self._at_start(trial + 1)
         else:
-            self._engine.restore(self._path(best.weights))
-            now = Position(branch=branch, epoch=0, step=best.step, weights=best.weights)
-        self._commit(replace(self._state, now=now, branch_loss=self._state.start_loss, stale=0))
-
-    def _epoch(self) -> None:
-        part = self._part(self._state.now.branch)
-        now, training_loss = self._learn_pass(part, self._batch_size(part))
-        moment = self._judge(now, training_loss)
-        state, better = self._state, moment.loss < self._state.branch_loss
-        state = replace(
-            state,
-            now=now,
-            branch_loss=moment.loss if better else state.branch_loss,
-            stale=0 if better else state.stale + 1,
-        )
-        if moment.is_better_than(state.best):
-            self._save(state, best=moment)
-        else:
-            self._keep(state)
-
-    def _ended(self) -> bool:
-        now = self._state.now
-        return now.epoch >= self._settings.max_epochs * 2**now.branch or self._state.stale > self._settings.patience
+            now = replace(best, trial=trial + 1)
+            if best.trial != trial:
+                self._engine.restore(self._path(best.weights))
+        self._commit(replace(self._state, now=now))
 
     def _finish(self) -> None:
-        """Learns the stopping slice, from the best weights, and keeps what comes of it."""
-        best = self._state.best
-        batch_size = self._batch_size(self._part(best.branch))
-        part = self._mixed(self._judging.start, self._judging.stop)
-        while self._state.now.epoch < (best.epoch if self._settings.finish else 0):
-            now, _ = self._learn_pass(part, batch_size)
-            self._keep(replace(self._state, now=now))
-        self._judging_scores(self._state.now)
-        self._folder.keep_weights(FINAL, self._save_corrected)
+        """Keeps the best weights with their bias corrected."""
+        numbers = _sample(np.arange(self._num_new))
+        shift = bias_shift(self._rows.labels[numbers], self._scores(numbers))
+        # Weights of thinned rows become those of all rows: once, on the way to the final folder.
+        shift += log_odds_correction(self._job.training_set.negative_rate)
+
+        def save(folder: Path) -> None:
+            self._engine.save(folder)
+            add_to_bias(folder, shift)
+
+        self._folder.keep_weights(FINAL, save)
         # The position stays that of the weights on disk, should the final ones be taken away and wanted again.
         self._commit(replace(self._on_disk, final_step=self._engine.num_steps))
-        num_rows = len(self._part(best.branch))
-        logger.info("fit ends: best is epoch %d on the newest %d rows, log loss %.5f", best.epoch, num_rows, best.loss)
-
-    def _save_corrected(self, folder: Path) -> None:
-        """The engine's weights, of thinned rows, as those of all rows: once, on the way to the final folder."""
-        self._engine.save(folder)
-        add_to_bias(folder, log_odds_correction(self._job.training_set.negative_rate))
+        logger.info("fit ends: learning rate %g, bias moved by %+.4f", self._chosen_rate, shift)
 
     def _result(self) -> FitResult:
         assert self._state.final_step is not None, "only an ended fit has a result"
         return FitResult(
             weights=self._folder.path / FINAL,
             optimizer_step=self._state.final_step,
-            early_stopping=self._state.best.scores,
+            progressive=self._state.judged[best_of(self._state.judged)].scores,
+            learning_rate=self._chosen_rate,
             rows_per_second=self._rows_per_second,
         )
 
-    def _part(self, branch: int) -> PassRows:
-        """The rows of a branch's passes: the newest 1 / 2^branch of the fitted ones, and replayed ones."""
-        return self._mixed(self._num_fitted - max(1, self._num_fitted >> branch), self._num_fitted)
-
-    def _mixed(self, first: int, stop: int) -> PassRows:
-        replay_first, replay_stop = self._judging.stop, len(self._rows)
-        return PassRows(
-            first=first,
-            stop=stop,
-            replay_first=replay_first,
-            replay_stop=replay_stop,
-            num_replayed=replayed(stop - first, self._job.training_set.replay_share, replay_stop - replay_first),
-        )
-
-    def _batch_size(self, part: PassRows) -> int:
-        wanted = max(self._settings.min_batch_size, len(part) // self._settings.min_steps)
-        return min(self._settings.batch_size, wanted)
+    @property
+    def _chosen_rate(self) -> float:
+        return self._learning_rates[best_of(self._state.judged)]
 
     def _keep(self, state: Checkpoint) -> None:
         """Goes on from `state`; writes it only where it is time: nobody needs its weights for anything else."""
@@ -269,91 +256,102 @@ class _Fit:
         else:
             self._state = state
 
-    def _save(self, state: Checkpoint, *, best: Moment | None = None) -> None:
-        """Writes the engine's weights, and the state that names them; `best`, where given, is this moment."""
+    def _save(self, state: Checkpoint) -> None:
+        """Writes the engine's weights, and the state that names them."""
         now = state.now
-        name = f"weights-{now.branch:02d}-{now.epoch:06d}-{now.batches:09d}"
+        name = f"weights-{now.trial:02d}-{now.passes:06d}-{now.batches:09d}"
         self._folder.keep_weights(name, self._engine.save)
-        state = replace(state, now=replace(now, weights=name))
-        self._commit(replace(state, best=replace(best, weights=name)) if best else state)
+        self._commit(replace(state, now=replace(now, weights=name)))
         self._saved_at = self._clock()
 
     def _commit(self, state: Checkpoint) -> None:
         self._folder.save(state)
         self._on_disk = self._state = state
 
-    def _judge(self, now: Position, training_loss: float | None) -> Moment:
-        """The network as it is, scored on the stopping slice."""
-        labels = self._rows.labels[self._judging]
-        probabilities = self._judging_scores(now)
-        scores = {"auc": roc_auc(labels, probabilities), "log_loss": log_loss(labels, probabilities)}
-        numbers = {"training_loss": training_loss, **scores, "rows_per_second": self._rows_per_second}
-        self._emit({"step": now.step, "branch": now.branch, "epoch": now.epoch, **numbers})
-        texts = [f"{name} {value:,.5g}" for name, value in numbers.items() if value is not None]
-        logger.info("%d rows, epoch %d: %s", len(self._part(now.branch)), now.epoch, ", ".join(texts))
-        return Moment(
-            branch=now.branch,
-            epoch=now.epoch,
-            step=now.step,
-            weights=now.weights,
-            scores=scores,
+    def _judge(self, order: PassOrder) -> None:
+        """Scores the rows of the pass that are still to be learned; replayed ones, learned long ago, do not count."""
+        numbers = order.rows(self._judged_at * self._batch_size, len(order))
+        numbers = np.sort(_sample(numbers[numbers < self._num_new]))
+        labels, probabilities = self._rows.labels[numbers], self._scores(numbers)
+        judgement = Judgement(
+            scores={"auc": roc_auc(labels, probabilities), "log_loss": log_loss(labels, probabilities)},
             row_losses=row_log_losses(labels, probabilities),
         )
+        state = self._state
+        self._state = replace(state, judged=(*state.judged, judgement))
+        self._show({"step": self._engine.num_steps, "trial": state.now.trial, **judgement.scores})
 
-    def _judging_scores(self, now: Position) -> NDArray[np.float32]:
-        """The network's scores of the stopping slice."""
-        probabilities = self._engine.score(self._rows[self._judging])
+    def _scores(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The network's scores of these rows."""
+        probabilities = self._engine.score(self._rows.take(numbers))
         if num_wrong := int((~np.isfinite(probabilities)).sum()):
             raise PermanentError(
-                f"{num_wrong} of {len(probabilities)} scores are not finite after step {now.step} (epoch {now.epoch}), "
+                f"{num_wrong} of {len(probabilities)} scores are not finite after step {self._engine.num_steps}, "
                 "expected probabilities; try a smaller learning rate"
             )
         return probabilities
 
-    def _learn_pass(self, part: PassRows, batch_size: int) -> tuple[Position, float]:
-        """Goes on from the present position to the end of its pass; the position there, and the mean loss.
+    def _show(self, numbers: Numbers) -> None:
+        self._emit(numbers)
+        logger.info(", ".join(f"{name} {value:,.5g}" for name, value in numbers.items() if value is not None))
+
+    def _rate(self, trial: int) -> Rate:
+        """The learning rate of each step: a round's is constant, since its newest rows come last."""
+        full, total = self._learning_rates[trial], self._num_batches * self._settings.passes
+        if self._job.start:
+            return lambda step: full
+        return lambda step: full * min(1.0, max(total - step + 1, 1) / total / _DECAYING_SHARE)
+
+    def _learn_pass(self) -> Position:
+        """Goes on from the present position to the end of its pass; the position there.
 
         A segment's seed comes from its position alone, so a pass that goes on after a break takes the steps that an
         unbroken one takes.
         """
-        now = self._state.now
-        order = PassOrder(part, derived_seed(self._settings.seed, now.branch, now.epoch + 1))
-        num_batches = -(-len(part) // batch_size)
+        now, num_batches, batch_size = self._state.now, self._num_batches, self._batch_size
+        seed = derived_seed(self._settings.seed, now.passes + 1)
+        order = PassOrder(self._part, seed, in_time_order=self._job.start is not None)
+        rate = self._rate(now.trial)
         segment = self._engine.segment_batches(batch_size)
         emitted_at = self._clock()
         while now.batches < num_batches:
-            stop = min(now.batches + segment, num_batches)
-            loss = self._learn_segment(order.rows(now.batches * batch_size, stop * batch_size), batch_size, now)
+            if now.batches == self._judged_at and len(self._state.judged) == now.trial:
+                self._judge(order)
+            stop = min(now.batches + segment, num_batches if now.batches >= self._judged_at else self._judged_at)
+            numbers = order.rows(now.batches * batch_size, stop * batch_size)
+            loss = self._learn_segment(numbers, now, rate)
             if not math.isfinite(loss):
                 raise PermanentError(
-                    f"loss is not finite at epoch {now.epoch + 1}, batches {now.batches + 1} to {stop} of {num_batches}"
+                    f"loss is not finite in pass {now.passes + 1}, batches {now.batches + 1} to {stop} of {num_batches}"
                     ", expected a finite number; look for values far from the others, or try a smaller learning rate"
                 )
             loss_sum = now.loss_sum + loss * (stop - now.batches)
             now = replace(now, batches=stop, loss_sum=loss_sum, step=self._engine.num_steps)
             if self._clock() - emitted_at >= _EMIT_SECONDS:
                 emitted_at = self._clock()
-                self._emit_progress(loss, now, num_batches)
+                self._show({**self._where(now), "batches": num_batches, "segment_loss": loss, **self._speed()})
             is_asked = self._should_stop()
-            # What the end of a pass keeps is decided after it was judged.
-            if is_asked or (self._is_save_due and now.batches < num_batches):
+            if is_asked or self._is_save_due:
                 self._save(replace(self._state, now=now))
             if is_asked:
-                raise Preempted(f"asked to stop: saved at epoch {now.epoch + 1}, batch {now.batches} of {num_batches}")
-        return replace(now, epoch=now.epoch + 1, batches=0, loss_sum=0.0), now.loss_sum / num_batches
+                raise Preempted(f"asked to stop: saved in pass {now.passes + 1}, batch {now.batches} of {num_batches}")
+        mean_loss = now.loss_sum / num_batches
+        self._show({**self._where(now), "training_loss": mean_loss, **self._speed()})
+        return replace(now, passes=now.passes + 1, batches=0, loss_sum=0.0)
 
-    def _learn_segment(self, numbers: NDArray[np.int64], batch_size: int, now: Position) -> float:
+    def _learn_segment(self, numbers: NDArray[np.int64], now: Position, rate: Rate) -> float:
         began = self._clock()
-        seed = derived_seed(self._settings.seed, now.branch, now.epoch + 1, now.batches + 1)
-        loss = self._engine.learn(self._rows, numbers, batch_size=batch_size, seed=seed)
+        seed = derived_seed(self._settings.seed, now.passes + 1, now.batches + 1)
+        loss = self._engine.learn(self._rows, numbers, batch_size=self._batch_size, seed=seed, rate=rate)
         self._rows_learned += len(numbers)
         self._seconds += self._clock() - began
         return loss
 
-    def _emit_progress(self, loss: float, now: Position, num_batches: int) -> None:
-        where = {"branch": now.branch, "epoch": now.epoch + 1, "batch": now.batches}
-        self._emit({"step": now.step, **where, "segment_loss": loss, "rows_per_second": self._rows_per_second})
-        logger.info("branch %d, epoch %d: batch %d of %d, loss %.5f", *where.values(), num_batches, loss)
+    def _where(self, now: Position) -> Numbers:
+        return {"step": now.step, "trial": now.trial, "pass": now.passes + 1, "batch": now.batches}
+
+    def _speed(self) -> Numbers:
+        return {"rows_per_second": self._rows_per_second}
 
     @property
     def _rows_per_second(self) -> float | None:
@@ -362,3 +360,8 @@ class _Fit:
     @property
     def _is_save_due(self) -> bool:
         return self._clock() - self._saved_at >= 60 * self._settings.checkpoint_minutes
+
+
+def _sample(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Evenly spaced ones of `numbers`, `_MOST_SCORED_ROWS` at most."""
+    return numbers[:: max(1, -(-len(numbers) // _MOST_SCORED_ROWS))]

@@ -1,7 +1,7 @@
-"""The order in which one pass learns its rows.
+"""The order in which one pass learns its rows: shuffled, or in time order.
 
-It is a shuffled part of the new rows, mixed with replayed ones; part, share and seed decide it all, so a resumed pass
-goes on in the same order. How many passes there are, over which parts, is `fit`'s.
+Replayed rows are mixed in evenly; rows, share and seed decide it all, so a resumed pass goes on in the same order. How
+many passes there are, and which order they take, is `fit`'s.
 """
 
 from __future__ import annotations
@@ -30,18 +30,16 @@ def derived_seed(*numbers: int) -> int:
 class PassRows:
     """Which rows a pass goes over."""
 
-    first: int
-    """First of the new rows; they end at `stop`."""
-    stop: int
-    replay_first: int
-    """First of all replay rows; they end at `replay_stop`."""
-    replay_stop: int
+    num_new: int
+    """Rows of the window, from number 0 on; all take part."""
+    num_old: int
+    """Replay rows, which follow them."""
     num_replayed: int
-    """Replay rows of one pass, at most as many as there are."""
+    """Those of one pass, at most as many as there are."""
 
     def __len__(self) -> int:
         """Rows of one pass."""
-        return self.stop - self.first + self.num_replayed
+        return self.num_new + self.num_replayed
 
 
 def replayed(num_new: int, share: float, available: int) -> int:
@@ -56,22 +54,27 @@ def replayed(num_new: int, share: float, available: int) -> int:
 class PassOrder:
     """The row numbers of one pass, in the order in which they are learned.
 
-    They are shuffled in two steps, so that the order of a long pass needs no memory of its length and its reads stay
+    Shuffled, they take two steps, so that the order of a long pass needs no memory of its length and its reads stay
     near each other: runs of 1024 neighbouring rows change places over the whole pass, then windows of equally many such
-    runs, 1024 at most, are permuted row by row. A batch so holds rows of hundreds of places of the pass. Of the replay
-    rows, evenly spaced ones take part, other ones in each pass.
+    runs, 1024 at most, are permuted row by row. A batch so holds rows of hundreds of places of the pass. In time order
+    tenths of the pass, at most as long as those windows, are permuted row by row, so that no batch is of one request.
+    Of the replay rows, evenly spaced ones take part, other ones in each pass.
     """
 
-    def __init__(self, part: PassRows, seed: int) -> None:
+    def __init__(self, part: PassRows, seed: int, *, in_time_order: bool = False) -> None:
         """Makes the order that `seed` decides."""
         self._part = part
         self._seed = seed
         self._offset = float(np.random.default_rng([seed, 1]).random())
-        # Only whole runs change places: windows then begin at multiples of their length.
-        num_runs = -(-len(part) // _RUN_ROWS)
-        self._runs = np.append(np.random.default_rng(seed).permutation(num_runs - 1), num_runs - 1)
-        num_windows = -(-num_runs // _MOST_RUNS)
-        self._window_rows = -(-num_runs // num_windows) * _RUN_ROWS
+        self._runs: NDArray[np.int64] | None = None
+        if in_time_order:
+            self._window_rows = min(-(-len(part) // 10), _MOST_RUNS * _RUN_ROWS)
+        else:
+            # Only whole runs change places: windows then begin at multiples of their length.
+            num_runs = -(-len(part) // _RUN_ROWS)
+            self._runs = np.append(np.random.default_rng(seed).permutation(num_runs - 1), num_runs - 1)
+            num_windows = -(-num_runs // _MOST_RUNS)
+            self._window_rows = -(-num_runs // num_windows) * _RUN_ROWS
         self._window = np.empty(0, np.int64)
         self._window_number = -1
 
@@ -91,11 +94,14 @@ class PassOrder:
         return self._to_rows(np.concatenate(pieces))
 
     def _positions(self, number: int) -> NDArray[np.int64]:
-        """Window `number` as positions in the part, new rows first; the last one made is kept."""
+        """Window `number` as positions in time order; the last one made is kept."""
         if number != self._window_number:
-            num_runs = self._window_rows // _RUN_ROWS
-            runs = self._runs[number * num_runs : (number + 1) * num_runs]
-            positions = (runs[:, None] * _RUN_ROWS + np.arange(_RUN_ROWS)).ravel()
+            if self._runs is None:
+                positions = np.arange(number * self._window_rows, (number + 1) * self._window_rows)
+            else:
+                num_runs = self._window_rows // _RUN_ROWS
+                runs = self._runs[number * num_runs : (number + 1) * num_runs]
+                positions = (runs[:, None] * _RUN_ROWS + np.arange(_RUN_ROWS)).ravel()
             random = np.random.default_rng([self._seed, 2, number])
             self._window = random.permutation(positions[positions < len(self)])
             self._window_number = number
@@ -103,11 +109,11 @@ class PassOrder:
 
     def _to_rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         part = self._part
-        num_new = part.stop - part.first
-        rows = positions + part.first
+        # Replay rows at or before each position, so that every stretch of the pass holds its share of them.
+        before, until = ((positions + end) * part.num_replayed // len(self) for end in (0, 1))
+        rows = positions - before
         if part.num_replayed:
-            is_replay = positions >= num_new
-            spacing = (part.replay_stop - part.replay_first) / part.num_replayed
-            drawn = ((positions[is_replay] - num_new + self._offset) * spacing).astype(np.int64)
-            rows[is_replay] = part.replay_first + np.minimum(drawn, part.replay_stop - part.replay_first - 1)
+            is_replay = until > before
+            drawn = (before[is_replay] + self._offset) * (part.num_old / part.num_replayed)
+            rows[is_replay] = part.num_new + np.minimum(drawn.astype(np.int64), part.num_old - 1)
         return rows

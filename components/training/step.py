@@ -85,7 +85,7 @@ def train(
             seed=asked.settings.seed,
             num_train_rows=training_set.num_train_rows,
             optimizer_step=result.optimizer_step,
-            early_stopping=dict(result.early_stopping),
+            progressive=dict(result.progressive),
             last_event_time=training_set.last_event_time,
             raw_digest=training_set.raw_digest,
             sha256=sha256,

@@ -567,7 +567,7 @@ def describe_step(note: StepNote) -> str:
         "extraction": "{train_rows:,} rows to learn from, {holdout_rows:,} held out, {malformed:,} malformed",
         "validation": "{decision}, {num_warnings} warnings over {num_rows:,} rows",
         "preprocessing": "{ids:,} ids, {new_categories:,} of them new",
-        "training": "auc {stopping_auc:.4f} on its newest rows, {rows_per_second:,.0f} rows/s",
+        "training": "auc {progressive_auc:.4f} on rows before it learned them, {rows_per_second:,.0f} rows/s",
         "deployment": "version {version} serves, parity {parity_max_abs_diff:.1e} over {parity_rows:,} rows",
     }
     text = note.reason

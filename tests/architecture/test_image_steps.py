@@ -99,7 +99,7 @@ def test_images_run_the_pipeline_from_a_lake_to_a_published_model(machine):
     machine.run("extraction", *places, "--lake", f"file://{lake}", "--output", raw)
     machine.run("validation", *places, "--raw-dataset", raw, "--output", report)
     machine.run("preprocessing", *places, "--raw-dataset", raw, "--output", prepared, "--frequency-threshold", "1")
-    fit = ["--max-epochs", "1", "--embedding-dim", "4", "--tower", "8"]
+    fit = ["--embedding-dim", "4", "--tower", "8"]
     machine.run("training", *places, *fit, "--training-set", prepared, "--validation-report", report, "--output", model)
     judged = ["--raw-dataset", raw, "--training-set", prepared, "--model", model, "--output", verdict]
     machine.run("evaluation", *places, *judged, "--min-auc", "0", "--max-calibration-factor", "1000")

@@ -37,7 +37,7 @@ MANIFESTS = {
     "deployment": Release,
 }
 WINDOW = {"holdout_fraction": 0.25, "replay_share": 0.25, "replay_days": 3}
-FIT = {"learning-rate": 0.003, "batch-size": 256, "max-epochs": 3, "embedding-dim": 4, "num-cross-layers": 2}
+FIT = {"learning-rate": 0.003, "batch-size": 256, "embedding-dim": 4, "num-cross-layers": 2}
 FIT |= {"backend": "pytorch", "tower": "16,8", "seed": 7}
 
 

@@ -16,7 +16,7 @@ from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import World
 from tests.support.paths import REPOSITORY
 
-FIT = {"learning-rate": 0.003, "batch-size": 256, "max-epochs": 1, "embedding-dim": 4, "num-cross-layers": 2}
+FIT = {"learning-rate": 0.003, "batch-size": 256, "embedding-dim": 4, "num-cross-layers": 2}
 FIT |= {"backend": "pytorch", "tower": "16,8", "seed": 7}
 
 

@@ -109,7 +109,9 @@ RELEASED = {"version": 2, "parity_max_abs_diff": 3e-7, "parity_rows": 4096}
             "deployment failed in 1.0 s: OSError: full",
         ),
         (
-            StepNote(step="training", state="done", seconds=2.0, facts={"stopping_auc": None, "rows_per_second": 1.0}),
+            StepNote(
+                step="training", state="done", seconds=2.0, facts={"progressive_auc": None, "rows_per_second": 1.0}
+            ),
             "training done in 2.0 s",
         ),
     ],

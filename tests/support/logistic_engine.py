@@ -15,16 +15,16 @@ from components.training.fit import FitJob, fit
 
 # Its names and shapes are only those of the files that `start` writes; the engine uses width 1 and the bias of them.
 CONFIG = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(1,))
-SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, max_epochs=3)
+SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, min_steps=300, min_batch_size=32)
 
 
 class LogisticEngine:
-    """See the module; `calls` records what it was asked for."""
+    """See the module; `calls` records what it was asked for, `rates` the learning rate of each step."""
 
     backend = "logistic"
 
     def __init__(self, slot_sizes, settings, *, segment=4, bad_at=None):
-        self.num_steps, self.calls = 0, []
+        self.num_steps, self.calls, self.rates = 0, [], []
         self._sizes, self._settings, self._segment, self._bad_at = slot_sizes, settings, segment, bad_at
         self._offsets = np.cumsum([0, *slot_sizes[:-1]])
 
@@ -56,8 +56,9 @@ class LogisticEngine:
     def segment_batches(self, batch_size):
         return self._segment
 
-    def learn(self, rows, order, *, batch_size, seed):
+    def learn(self, rows, order, *, batch_size, seed, rate=None):
         self.calls.append(("learn", np.array(order), batch_size, seed))
+        rate = rate or (lambda step: self._settings.learning_rate)
         losses = []
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
@@ -66,6 +67,7 @@ class LogisticEngine:
             p = self._probabilities(keys, inputs)
             losses.append(-np.mean(labels * np.log(p) + (1 - labels) * np.log1p(-p)))
             error = (p - labels) / len(batch)
+            self.rates.append(rate(self.num_steps + 1))
             self._flat, self._flat_sum = self._stepped(self._flat, self._flat_sum, error @ inputs)
             gradient = np.bincount(keys.ravel(), np.repeat(error, 26), len(self._table))
             self._table, self._table_sum = self._stepped(self._table, self._table_sum, gradient)
@@ -87,7 +89,7 @@ class LogisticEngine:
 
     def _stepped(self, values, sums, gradient):
         sums = (sums + gradient**2).astype(np.float32)
-        change = self._settings.learning_rate * gradient / (np.sqrt(sums) + 1e-12)
+        change = self.rates[-1] * gradient / (np.sqrt(sums) + 1e-12)
         return (values - change).astype(np.float32), sums
 
 

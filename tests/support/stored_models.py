@@ -59,7 +59,7 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
             seed=seed,
             num_train_rows=n,
             optimizer_step=1,
-            early_stopping={"auc": None, "log_loss": None},
+            progressive={"auc": None, "log_loss": None},
             last_event_time="2026-01-01T00:00:00+00:00",
             raw_digest="digest",
             sha256={part: sha256_tree(folder / part) for part in (Model.WEIGHTS, Model.WORKFLOW)},

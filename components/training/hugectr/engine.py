@@ -30,6 +30,7 @@ from components.models.files import StoredModel, open_model
 from components.models.scoring import load_scorer
 from components.runtime.errors import ContractError, PermanentError
 from components.training.config import TrainingSettings
+from components.training.engine import Rate
 from components.training.hugectr.files import (
     DENSE_FILE,
     DENSE_OPTIMIZER_FILE,
@@ -40,7 +41,7 @@ from components.training.hugectr.files import (
     import_model,
 )
 from components.training.hugectr.layers import MODEL_NAME, Blueprint, compiled_model
-from components.training.hugectr.settings import SolverSettings, given_rate, smallest_workspace_mb
+from components.training.hugectr.settings import SolverSettings, rate_correction, smallest_workspace_mb
 from components.training.hugectr.staging import Stage, full_batches, staged
 from components.training.rows import Rows
 
@@ -132,7 +133,9 @@ class HugectrEngine:
         """See `Engine`."""
         return max(1, self._solver.stage_rows // batch_size) * _SEGMENT_STAGES
 
-    def learn(self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int) -> float:
+    def learn(
+        self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int, rate: Rate | None = None
+    ) -> float:
         """See `Engine`; the mean loss is that of the batches looked at, one in `loss_interval` and the last.
 
         A last batch that is not whole is filled up with rows from the beginning of `order`, and a batch size that the
@@ -155,7 +158,7 @@ class HugectrEngine:
         )
         losses: list[float] = []
         for stage in stages:
-            for loss in self._train(stage, per_step):
+            for loss in self._train(stage, per_step, rate or (lambda step: self._settings.learning_rate)):
                 if not math.isfinite(loss):
                     return loss
                 losses.append(loss)
@@ -174,7 +177,7 @@ class HugectrEngine:
         self._end_model()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _train(self, stage: Stage, batch_size: int) -> Iterator[float]:
+    def _train(self, stage: Stage, batch_size: int, rate: Rate) -> Iterator[float]:
         """Steps through one stage; yields the loss of every batch that is looked at."""
         if self._running is not None and not self._running.stage.has_room_for(stage):
             self._bring_current()
@@ -184,8 +187,9 @@ class HugectrEngine:
         try:
             running.reader.set_source(str(stage.file_list))
             for number in range(stage.num_batches):
-                rate = given_rate(self._settings, step=self.num_steps + 1, model_step=running.steps + 1)
-                running.model.set_learning_rate(rate)
+                step = self.num_steps + 1
+                correction = rate_correction(self._settings, step=step, model_step=running.steps + 1)
+                running.model.set_learning_rate(rate(step) * correction)
                 if not running.model.train():
                     raise PermanentError(
                         f"HugeCTR ended {stage.file_list} after {number} batches, expected {stage.num_batches}"

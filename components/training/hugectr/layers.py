@@ -137,7 +137,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
 
 def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
     solver, settings = blueprint.solver, blueprint.settings
-    # Every step is given its learning rate, see `settings.given_rate`.
+    # Every step is given its learning rate, see `settings.rate_correction`.
     return hugectr.CreateSolver(
         model_name=MODEL_NAME,
         seed=settings.seed,

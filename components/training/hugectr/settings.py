@@ -7,7 +7,7 @@ HugeCTR's count of steps, Adam's t, starts anew with every model, which is made 
 batch size changes, and HugeCTR does not save it. Its step is
 `w -= lr * c(t) * m / (sqrt(v) + eps)` with `c(t) = sqrt(1 - beta2^t) / (1 - beta1^t)`; t enters nowhere else, for dense
 parameters and embeddings alike. Giving it `lr * c(T) / c(t)`, with T the steps since the weights were initialised,
-therefore makes exactly the step of an Adam that never forgot its count (`given_rate`).
+therefore makes exactly the step of an Adam that never forgot its count (`rate_correction`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FLOATS_PER_ROW = 3
 class SolverSettings:
     """Settings of a HugeCTR run; the defaults suit one data-centre GPU.
 
-    Not here, because both backends have them alike (`TrainingSettings`): `eval_interval`, since the newest rows judge
-    after every pass; the stop at an AUC (`metrics_spec`), since training ends after `patience` passes without a better
-    log loss; `max_iter`, `num_epochs` (`max_epochs`); `snapshot` (`checkpoint_minutes`); `batchsize`, `lr`, `seed`; and
-    `enable_tf32_compute`, which `precision="tf32"` asks for. What else `CreateSolver` takes keeps HugeCTR's default.
+    Not here, because both backends have them alike (`TrainingSettings`): `eval_interval`, since a fit scores its last
+    tenth itself; the stop at an AUC (`metrics_spec`), since the passes are fixed; `max_iter`, `num_epochs` (`passes`);
+    `snapshot` (`checkpoint_minutes`); `batchsize`, `lr`, `seed`; and `enable_tf32_compute`, which `precision="tf32"`
+    asks for. What else `CreateSolver` takes keeps HugeCTR's default.
     """
 
     vvgpu: tuple[tuple[int, ...], ...] = ((0,),)
@@ -78,9 +78,9 @@ def parse_solver(text: str) -> SolverSettings:
         raise ContractError(f"solver is {text!r}, expected a JSON object of HugeCTR's settings: {error}") from error
 
 
-def given_rate(settings: TrainingSettings, *, step: int, model_step: int) -> float:
-    """The learning rate to give HugeCTR for step `step` of all rounds, its model's own step number `model_step`."""
-    return settings.learning_rate * _correction(settings, step) / _correction(settings, model_step)
+def rate_correction(settings: TrainingSettings, *, step: int, model_step: int) -> float:
+    """What the learning rate of step `step` of all rounds, its model's own step `model_step`, is multiplied by."""
+    return _correction(settings, step) / _correction(settings, model_step)
 
 
 def _correction(settings: TrainingSettings, step: int) -> float:

@@ -59,7 +59,7 @@ def run(tmp_path, validation_report, double):
             parent=parent,
             backend=backend,
             config=CONFIG,
-            settings=TrainingSettings(learning_rate=0.005, batch_size=128, max_epochs=3, num_halvings=1),
+            settings=TrainingSettings(learning_rate=0.005, batch_size=128),
         )
         now = datetime(2026, 1, 2, tzinfo=timezone.utc)
         return train(asked, training_set, validation_report, clock=lambda: now)[0]

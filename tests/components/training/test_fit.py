@@ -1,4 +1,4 @@
-"""The policy of a fit, shown on an engine in NumPy: parts, early stopping, replay, and what is kept of it all."""
+"""The policy of a fit, shown on an engine in NumPy: order, rates, replay, and what is kept of it all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from components.contracts.metrics import log_loss, roc_auc
 from components.runtime.errors import ContractError, PermanentError, Preempted
-from components.training.checkpoint import Moment
+from components.training.checkpoint import Judgement, best_of
 from components.training.config import TrainingSettings
 from components.training.rows import Rows
 from tests.support.clocks import Clock
@@ -30,101 +30,126 @@ def scores(weights, training_set, dense, ids):
     return engine.score(Rows(labels=np.zeros(len(dense), np.float32), dense=dense, ids=ids.astype(np.int32)))
 
 
-def test_a_pass_learns_every_row_once_and_no_row_of_the_stopping_slice(world, make_training_set, run):
+def test_every_row_is_learned_once_and_a_round_tries_each_rate_on_the_same_rows(world, make_training_set, run, parent):
     training_set = make_training_set(*world.rows(3_000)[:3])
-    _, engine, _ = run(training_set, replace(SETTINGS, max_epochs=1, finish=False))
-    assert sorted(np.concatenate(learned_rows(engine))) == list(range(2_700))
-    _, finished, _ = run(training_set, replace(SETTINGS, max_epochs=1))
-    assert sorted(np.concatenate(learned_rows(finished, len(learned_rows(engine))))) == list(range(2_700, 3_000))
+    _, first, _ = run(training_set)
+    assert sorted(np.concatenate(learned_rows(first))) == list(range(3_000))
+    _, later, _ = run(training_set, replace(SETTINGS, round_rates=(0.2, 1.0)), start=parent)
+    low, high = np.split(np.concatenate(learned_rows(later)), 2)
+    np.testing.assert_array_equal(low, high)
+    assert sorted(low) == list(range(3_000))
+    assert later.calls.count(("restore", parent.name)) == 2  # each trial begins with the parent
+    rates = np.array(later.rates)
+    assert set(rates[: len(rates) // 2]) == {0.2 * 0.1}
+    assert set(rates[len(rates) // 2 :]) == {0.1}
 
 
-@pytest.mark.parametrize(
-    ("branch", "best_epoch", "gains", "is_better"),
-    [
-        (0, 1, [0.001, -0.0005], True),
-        (3, 1, [0.3, -0.28], False),
-        (3, 1, [0.3, 0.28], True),
-        (3, 0, [0.3, -0.28], True),
-        (0, 1, [-0.3, 0.28], False),
-    ],
-    ids=["any gain", "a part by chance", "a part for certain", "a part against the start", "a loss"],
-)
-def test_a_part_of_the_rows_is_chosen_only_if_it_is_better_by_more_than_chance(branch, best_epoch, gains, is_better):
-    def moment(branch, epoch, row_losses):
-        return Moment(branch=branch, epoch=epoch, step=0, weights="w", scores={}, row_losses=np.array(row_losses))
-
-    best = moment(0, best_epoch, [0.5, 0.5] * 10)
-    assert moment(branch, 1, [0.5 - gain for gain in gains] * 10).is_better_than(best) is is_better
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_first_models_rate_falls_to_zero_over_the_second_half_of_its_steps(world, make_training_set, run, passes):
+    _, engine, _ = run(make_training_set(*world.rows(3_200)[:3]), replace(SETTINGS, passes=passes))
+    expected = 0.1 * np.minimum(1, 2 * np.arange(100 * passes, 0, -1) / (100 * passes))
+    np.testing.assert_allclose(engine.rates, expected)
 
 
-@pytest.mark.parametrize(
-    ("steps_before", "gains", "is_better"),
-    [(0, [-0.3, 0.28], False), (900, [-0.3, 0.28], True), (900, [-0.3, -0.28], False), (900, [0.3, 0.28], True)],
-    ids=["fresh weights need a gain", "a loss by chance", "a loss for certain", "a gain"],
-)
-def test_a_parent_is_kept_only_where_it_is_better_by_more_than_chance(steps_before, gains, is_better):
-    start = Moment(branch=0, epoch=0, step=steps_before, weights="start", scores={}, row_losses=np.array([0.5] * 20))
-    losses = np.array([0.5 - gain for gain in gains] * 10)
-    first = Moment(branch=0, epoch=1, step=steps_before + 9, weights="w", scores={}, row_losses=losses)
-    assert first.is_better_than(start) is is_better
-
-
-def test_a_single_judging_row_chooses_no_part():
-    best, part = (
-        Moment(branch=branch, epoch=1, step=9, weights="w", scores={}, row_losses=np.array([loss]))
-        for branch, loss in ((0, 0.5), (1, 0.1))
-    )
-    assert not part.is_better_than(best)
-
-
-def test_the_best_weights_are_kept_and_their_scores_are_those_of_the_newest_rows(world, make_training_set, run):
-    labels, dense, ids, _ = world.rows(1_500)
-    training_set = make_training_set(labels, dense, ids)
-    settings = TrainingSettings(learning_rate=0.5, batch_size=32, max_epochs=9, finish=False)
-    result, _, lines = run(training_set, settings)
-    newest = scores(result.weights, training_set, dense[1350:], ids[1350:])
-    assert result.early_stopping["log_loss"] == log_loss(labels[1350:], newest)
-    assert result.early_stopping["auc"] == roc_auc(labels[1350:], newest)
-    losses = [line["log_loss"] for line in lines]
-    assert result.early_stopping["log_loss"] == min(losses)
-    # It overfits by design: two epochs past the best one end it.
-    assert len(losses) - 1 == losses.index(min(losses)) + 2 < 9
-
-
-def test_a_part_of_the_rows_is_the_newest_and_passed_as_often_as_makes_the_steps_of_all_rows(
+def test_a_first_model_learns_shuffled_rows_and_a_round_learns_them_in_time_order(
     world, make_training_set, run, parent
 ):
-    settings = TrainingSettings(max_epochs=1, patience=99, num_halvings=2, finish=False)
-    _, engine, lines = run(make_training_set(*world.rows(2_000)[:3]), settings, start=parent)
-    assert [line["branch"] for line in lines if line["training_loss"] is not None] == [0, 1, 1, 2, 2, 2, 2]
-    rows = np.concatenate(learned_rows(engine))
-    assert len(rows) == 1_800 + 2 * 900 + 4 * 450
-    assert rows[1_800:3_600].min() == 900
-    assert rows[3_600:].min() == 1_350
-    assert engine.calls.count(("restore", parent.name)) == 3  # each branch begins with the parent
+    training_set = make_training_set(*world.rows(4_000)[:3])
+    first, later = (np.concatenate(learned_rows(run(training_set, start=s)[1])[:30]) for s in (None, parent))
+    assert first[:400].max() > 3_500
+    for tenth in range(9):
+        rows = later[400 * tenth :][:400]
+        assert sorted(rows) == list(range(400 * tenth, 400 * tenth + 400))
+        assert (np.diff(rows) != 1).mean() > 0.9
 
 
-def test_the_newest_rows_are_learned_in_the_end_in_as_many_passes_as_the_best_weights_had_made(
-    world, make_training_set, run
+class WatchedEngine(LogisticEngine):
+    """Keeps which rows it scored, by a dense value that no two share, and how many calls of `learn` came before."""
+
+    scored = ()
+
+    def score(self, rows):
+        scores = super().score(rows)
+        self.scored = (*self.scored, (len(learned_rows(self)), rows.dense[:, 0].copy(), rows.labels.copy(), scores))
+        return scores
+
+
+@pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
+def test_the_last_tenth_of_a_pass_is_scored_before_it_is_learned_and_those_scores_are_the_fits(
+    world, make_training_set, run, parent, incremental
 ):
-    training_set = make_training_set(*world.rows(5_000)[:3])
-    settings = TrainingSettings(learning_rate=0.1, batch_size=128, min_batch_size=128, max_epochs=2, finish=False)
-    judged, _, lines = run(training_set, settings)
-    finished, _, _ = run(training_set, replace(settings, finish=True))
-    passes = min(lines, key=lambda line: line["log_loss"])["epoch"]
-    assert passes > 0
-    assert finished.optimizer_step - judged.optimizer_step == passes * 4  # 500 rows in batches of 128
-    assert finished.early_stopping == judged.early_stopping
-    assert content(finished.weights) != content(judged.weights)
+    labels, dense, ids, _ = world.rows(3_200)
+    training_set = make_training_set(labels, dense, ids)
+    engine = WatchedEngine(training_set.slot_sizes, SETTINGS)
+    settings = replace(SETTINGS, round_rates=(1.0,))
+    result, _, lines = run(training_set, settings, start=parent if incremental else None, engine=engine)
+    calls, scored, truth, scores = engine.scored[0]
+    learned = dense[np.concatenate(learned_rows(engine)[:calls]), 0]
+    assert (len(scored), len(learned)) == (320, 2_880)
+    assert set(scored) | set(learned) == set(dense[:, 0])
+    assert set(scored) == set(dense[-320:, 0]) or not incremental
+    assert result.progressive == {"auc": roc_auc(truth, scores), "log_loss": log_loss(truth, scores)}
+    assert [line["auc"] for line in lines if "auc" in line] == [result.progressive["auc"]]
+
+
+@pytest.mark.parametrize(
+    ("gains", "best"),
+    [
+        ([[0.3, -0.28]], 0),
+        ([[0.3, 0.28]], 1),
+        ([[-0.3, 0.28]], 0),
+        ([[0.2, 0.2], [0.3, 0.3]], 2),
+        ([[]], 0),
+        ([[0.4]], 0),
+    ],
+    ids=["by chance", "for certain", "a loss", "the best of three", "no row", "one row tells nothing"],
+)
+def test_another_rate_is_chosen_only_if_it_is_better_by_more_than_chance(gains, best):
+    losses = [[0.5] * len(gains[0]), *([0.5 - gain for gain in each] for each in gains)]
+    assert (
+        best_of(
+            [
+                Judgement(scores={}, row_losses=np.tile(np.array(each, float), 10 if len(each) > 1 else 1))
+                for each in losses
+            ]
+        )
+        == best
+    )
+
+
+def test_a_round_takes_the_high_rate_where_the_world_changed_and_the_low_one_where_it_did_not(
+    world, make_training_set, run, parent
+):
+    settings = replace(SETTINGS, round_rates=(0.01, 1.0))
+    other = world.drifted(range(26))
+    changed = [np.concatenate(p) for p in zip(world.rows(2_000, seed=3)[:3], other.rows(2_000, seed=4)[:3])]
+    moved, _, _ = run(make_training_set(*changed, name="changed"), settings, start=parent)
+    assert moved.learning_rate == 0.1
+    stayed, _, _ = run(make_training_set(*world.rows(300, seed=5)[:3], name="unchanged"), settings, start=parent)
+    assert stayed.learning_rate == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
+def test_the_mean_prediction_is_the_click_rate_of_all_learned_rows_and_not_of_the_newest(
+    world, make_training_set, run, parent, incremental
+):
+    labels, dense, ids, _ = world.rows(20_000, seed=3)
+    newest = np.arange(20_000) >= 18_000
+    # Half of the newest clicks were lost: the window's rate is nearly what it was.
+    labels[newest & (labels == 1) & (np.random.default_rng(1).random(20_000) < 0.5)] = 0
+    training_set = make_training_set(labels, dense, ids)
+    result, _, _ = run(training_set, start=parent if incremental else None)
+    predicted = scores(result.weights, training_set, dense, ids).mean(dtype=np.float64)
+    assert predicted == pytest.approx(labels.mean(dtype=np.float64), rel=0.02)
 
 
 @pytest.mark.parametrize(
     ("num_rows", "asked", "num_steps"),
-    [(500, 512, 15), (500, 8, 57), (20_000, 512, 300)],
+    [(500, 512, 32), (500, 8, 63), (20_000, 512, 607)],
     ids=["tiny window", "the asked-for size is the most", "enough rows"],
 )
 def test_few_rows_make_small_but_not_tiny_batches(world, make_training_set, run, num_rows, asked, num_steps):
-    settings = TrainingSettings(batch_size=asked, max_epochs=1, finish=False)
+    settings = TrainingSettings(batch_size=asked)
     _, _, lines = run(make_training_set(*world.rows(num_rows)[:3]), settings)
     assert lines[-1]["step"] == num_steps
 
@@ -141,30 +166,28 @@ def with_replay(world, make_training_set, tmp_path):
     return make
 
 
-def test_each_pass_holds_replay_rows_in_the_asked_for_share(with_replay, run):
-    settings = replace(SETTINGS, max_epochs=2, patience=9, finish=False)
-    _, engine, _ = run(with_replay(0.1), settings)
+def test_each_pass_holds_replay_rows_in_the_asked_for_share_spread_over_it(with_replay, run):
+    _, engine, _ = run(with_replay(0.1), replace(SETTINGS, passes=2))
     first, second = np.split(np.concatenate(learned_rows(engine)), 2)
     for rows in (first, second):
-        assert len(rows) == 2_000
-        assert sorted(rows[rows < 2_000]) == list(range(1_800))
-        # 200 of 400, one of each two neighbours.
-        assert sorted((rows[rows >= 2_000] - 2_000) // 2) == list(range(200))
+        assert len(rows) == 2_222
+        assert sorted(rows[rows < 2_000]) == list(range(2_000))
+        assert len(set(rows[rows >= 2_000])) == 222
     assert set(first) != set(second)
 
 
-def test_the_stopping_slice_is_learned_in_the_end_beside_older_rows_in_the_same_share(with_replay, run):
-    _, engine, lines = run(with_replay(0.1), replace(SETTINGS, max_epochs=1, finish=True))
-    assert lines[-1]["log_loss"] < lines[0]["log_loss"], "one pass is kept, so one finishes"
-    rows = np.concatenate(learned_rows(engine))[2_000:]
-    assert sorted(rows[rows < 2_000]) == list(range(1_800, 2_000))
-    older = rows[rows >= 2_000]
-    assert len(older) == len(set(older)) == 22
+def test_replayed_rows_come_among_the_new_ones_of_a_round_and_do_not_judge_it(with_replay, run, parent):
+    training_set = with_replay(0.1)
+    engine = WatchedEngine(training_set.slot_sizes, SETTINGS)
+    run(training_set, replace(SETTINGS, round_rates=(1.0,)), start=parent, engine=engine)
+    old = np.flatnonzero(np.concatenate(learned_rows(engine)) >= 2_000)
+    assert all(len(old[(old >= start) & (old < start + 223)]) in (22, 23) for start in range(0, 2_007, 223))
+    assert len(engine.scored[0][1]) == pytest.approx(0.9 * 222, abs=16)
 
 
 def test_no_share_reads_no_older_rows(with_replay, run, tmp_path):
     training_set = replace(with_replay(0.0), replay_uri="file:///nowhere")
-    _, engine, _ = run(training_set, replace(SETTINGS, max_epochs=1))
+    _, engine, _ = run(training_set)
     assert max(rows.max() for rows in learned_rows(engine)) < 2_000
 
 
@@ -180,9 +203,9 @@ def test_stopped_anywhere_and_continued_equals_undisturbed_bit_for_bit(
             resumed, engine, _ = run(training_set, start=start, path=path, lines=again, should_stop=StopAfter(5))
         except Preempted:
             stops += 1
-    assert stops > 5
+    assert stops > 3
     assert content(resumed.weights) == content(whole.weights)
-    assert (resumed.optimizer_step, resumed.early_stopping) == (whole.optimizer_step, whole.early_stopping)
+    assert (resumed.optimizer_step, resumed.progressive) == (whole.optimizer_step, whole.progressive)
     judged = [{k: v for k, v in line.items() if k != "rows_per_second"} for line in again]
     assert judged == [{k: v for k, v in line.items() if k != "rows_per_second"} for line in lines]
 
@@ -191,7 +214,7 @@ def test_an_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(world, m
     training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "once"
     first, _, _ = run(training_set, path=path)
     again, engine, lines = run(training_set, path=path)
-    assert (again.weights, again.early_stopping) == (first.weights, first.early_stopping)
+    assert (again.weights, again.progressive) == (first.weights, first.progressive)
     assert again.rows_per_second is None
     assert not engine.calls
     assert not lines
@@ -199,7 +222,7 @@ def test_an_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(world, m
     first.weights.rename(tmp_path / "taken")
     third, engine, _ = run(training_set, path=path)
     assert content(third.weights) == before
-    assert len(learned_rows(engine)) < 30  # the finish alone: no epoch
+    assert not learned_rows(engine)  # the correction of the bias alone
 
 
 def test_the_checkpoint_folder_holds_no_more_than_start_now_best_and_final(world, make_training_set, run, tmp_path):
@@ -214,13 +237,13 @@ def test_the_checkpoint_folder_holds_no_more_than_start_now_best_and_final(world
 
 def test_labels_of_one_class_are_refused(world, make_training_set, run):
     labels, dense, ids, _ = world.rows(500)
-    with pytest.raises(ContractError, match="labels of the 450 rows to fit hold 0 clicks"):
+    with pytest.raises(ContractError, match="labels of the 500 rows to learn hold 0 clicks"):
         run(make_training_set(labels * 0, dense, ids))
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, 2])
+@pytest.mark.parametrize("num_rows", [0, 1])
 def test_windows_too_small_to_fit_are_refused(world, make_training_set, run, num_rows):
-    with pytest.raises(ContractError, match=f"labels of the {max(0, num_rows - 1)} rows to fit hold"):
+    with pytest.raises(ContractError, match=f"labels of the {num_rows} rows to learn hold"):
         run(make_training_set(*world.rows(num_rows)[:3]))
 
 
@@ -228,28 +251,28 @@ def test_the_smallest_window_is_fitted_and_judged_by_one_row(world, make_trainin
     labels, dense, ids, _ = world.rows(3)
     labels[:2] = 0, 1
     result, _, _ = run(make_training_set(labels, dense, ids), start=parent)
-    assert np.isfinite(result.early_stopping["log_loss"])
+    assert np.isfinite(result.progressive["log_loss"])
     assert all(p.stat().st_size for p in result.weights.rglob("*") if p.is_file())
 
 
-def test_auc_is_none_where_the_newest_rows_have_one_class(world, make_training_set, run):
+def test_auc_is_none_where_the_newest_rows_have_one_class(world, make_training_set, run, parent):
     labels, dense, ids, _ = world.rows(500)
-    labels[450:] = 0
-    result, _, _ = run(make_training_set(labels, dense, ids))
-    assert result.early_stopping["auc"] is None
-    assert result.early_stopping["log_loss"] > 0
+    labels[400:] = 0
+    result, _, _ = run(make_training_set(labels, dense, ids), start=parent)
+    assert result.progressive["auc"] is None
+    assert result.progressive["log_loss"] > 0
 
 
 def test_a_requested_stop_comes_at_the_next_segment_and_says_where(world, make_training_set, run):
     training_set = make_training_set(*world.rows(3_000)[:3])
     engine = LogisticEngine(training_set.slot_sizes, SETTINGS)
-    with pytest.raises(Preempted, match="saved at epoch 1, batch 12 of 85"):
+    with pytest.raises(Preempted, match="saved in pass 1, batch 12 of 94"):
         run(training_set, engine=engine, should_stop=StopAfter(2))
     assert len(learned_rows(engine)) == 3
 
 
 def test_saves_are_no_further_apart_than_the_interval_and_one_segment(world, make_training_set, run):
-    training_set, clock = make_training_set(*world.rows(6_000)[:3]), Clock()
+    training_set, clock = make_training_set(*world.rows(20_000)[:3]), Clock()
     settings = replace(SETTINGS, checkpoint_minutes=2, batch_size=32)
     engine, began = TimedEngine(training_set.slot_sizes, settings, clock=clock), clock()
     run(training_set, settings, engine=engine, clock=clock)
@@ -284,7 +307,7 @@ def test_a_loss_or_score_that_is_not_finite_stops_the_fit_before_anything_is_sav
     world, make_training_set, run, tmp_path
 ):
     training_set = make_training_set(*world.rows(1_000)[:3])
-    for bad_at, message in ((10, "loss is not finite at epoch 1, batches 9 to 12 of 29"), (29, "after step 29")):
+    for bad_at, message in ((10, "loss is not finite in pass 1, batches 9 to 12 of 32"), (32, "after step 32")):
         engine, path = LogisticEngine(training_set.slot_sizes, SETTINGS, bad_at=bad_at), tmp_path / f"bad {bad_at}"
         with pytest.raises(PermanentError, match=message):
             run(training_set, engine=engine, path=path)
@@ -293,12 +316,11 @@ def test_a_loss_or_score_that_is_not_finite_stops_the_fit_before_anything_is_sav
 
 def test_numbers_within_a_pass_are_emitted_every_ten_seconds(world, make_training_set, run, caplog):
     training_set, clock = make_training_set(*world.rows(2_000)[:3]), Clock()
-    settings = replace(SETTINGS, max_epochs=1, finish=False)
-    engine = TimedEngine(training_set.slot_sizes, settings, clock=clock)
+    engine = TimedEngine(training_set.slot_sizes, SETTINGS, clock=clock)
     with caplog.at_level("INFO"):
-        _, _, lines = run(training_set, settings, engine=engine, clock=clock)
-    within = [line for line in lines if "batch" in line]
-    assert [line["batch"] for line in within] == [*range(4, 57, 4), 57]
+        _, _, lines = run(training_set, engine=engine, clock=clock)
+    within = [line for line in lines if "segment_loss" in line]
+    assert [line["batch"] for line in within] == [*range(4, 57, 4), 57, 61, 63]
     assert within[3]["rows_per_second"] == 4 * 4 * 32 / 40
     assert all(0 < line["segment_loss"] < 1 for line in within)
-    assert "branch 0, epoch 1: batch 12 of 57, loss 0." in caplog.text
+    assert "step 12, trial 0, pass 1, batch 12, batches 63, segment_loss 0." in caplog.text

@@ -31,7 +31,7 @@ SEGMENT_ROWS = 1024
 
 CONFIG = dcn(embedding_dim=8, num_cross_layers=2, tower=(32,))
 SMALL = dcn(embedding_dim=4, num_cross_layers=2, tower=(8,), dropout=0.2)
-FAST = TrainingSettings(learning_rate=0.003, batch_size=512, max_epochs=3)
+FAST = TrainingSettings(batch_size=512)
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_learns_the_planted_signal_and_an_incremental_round_regains_most_of_a_dr
     lost = learned - roc_auc(labels, scores(first, world.slot_sizes, dense, ids))
     regained = roc_auc(labels, scores(second, world.slot_sizes, dense, ids)) - (learned - lost)
     assert lost > 0.08
-    assert regained > 0.7 * lost
+    assert regained > 0.6 * lost
 
 
 def test_a_round_in_an_unchanged_world_is_no_worse_than_its_parent(world, first, make_training_set, run):
@@ -112,10 +112,10 @@ def test_stopped_and_continued_equals_undisturbed_bit_for_bit(world, make_traini
             stops += 1
     assert stops > 5
     assert content(resumed.weights) == content(whole.weights)
-    assert resumed.early_stopping == whole.early_stopping
+    assert resumed.progressive == whole.progressive
 
 
-FLAGS = {"parent": "none", "embedding_dim": 4, "num_cross_layers": 2, "tower": "8", "dropout": 0.2, "max_epochs": 3}
+FLAGS = {"parent": "none", "embedding_dim": 4, "num_cross_layers": 2, "tower": "8", "dropout": 0.2}
 
 
 @pytest.fixture
@@ -218,10 +218,10 @@ def test_sigterm_saves_ends_with_the_code_for_a_retry_and_the_retry_ends_with_th
             if "fit begins" in line:
                 process.send_signal(signal.SIGTERM)
     assert process.returncode == ExitCode.PREEMPTED == os.EX_TEMPFAIL, said
-    assert "preempted: asked to stop: saved at epoch 1, batch " in said
+    assert "preempted: asked to stop: saved in pass 1, batch " in said
     (note,) = read_notes(tmp_path / "stopped" / "store", "stopped")
     assert note.state == "preempted"
-    assert note.reason.startswith("asked to stop: saved at epoch 1")
+    assert note.reason.startswith("asked to stop: saved in pass 1")
     progress = json.loads((tmp_path / "work" / "stopped" / "training" / "checkpoint" / "progress.json").read_text())
     assert progress["now"]["batches"] > 0
     assert not (tmp_path / "stopped" / "store" / "models").exists()

@@ -7,7 +7,7 @@ import pytest
 
 from components.runtime.errors import ContractError
 from components.training.config import TrainingSettings
-from components.training.hugectr.settings import SolverSettings, given_rate, parse_solver, smallest_workspace_mb
+from components.training.hugectr.settings import SolverSettings, parse_solver, rate_correction, smallest_workspace_mb
 
 
 def test_a_document_overrides_the_defaults():
@@ -35,9 +35,9 @@ def test_a_wrong_document_is_refused_by_name(text, message):
         parse_solver(text)
 
 
-def test_the_given_rate_makes_good_for_the_step_count_that_hugectr_forgets():
+def test_the_corrected_rate_makes_good_for_the_step_count_that_hugectr_forgets():
     # Adam of one number, restarted after 30 steps as HugeCTR does, against one that was not.
-    settings = TrainingSettings(learning_rate=0.1)
+    settings = TrainingSettings()
     random = np.random.default_rng(0)
     gradients = random.normal(size=60)
     weights = {"unbroken": 1.0, "restarted": 1.0}
@@ -46,7 +46,7 @@ def test_the_given_rate_makes_good_for_the_step_count_that_hugectr_forgets():
         for step, g in enumerate(gradients, start=1):
             t = step - 30 if name == "restarted" and step > 30 else step
             m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-            rate = given_rate(settings, step=step, model_step=t)
+            rate = 0.1 * rate_correction(settings, step=step, model_step=t)
             weights[name] -= rate * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-7)
     assert weights["unbroken"] == pytest.approx(weights["restarted"], rel=1e-12)
     assert abs(weights["unbroken"] - 1.0) > 0.01

@@ -35,7 +35,7 @@ def run(tmp_path, training_set, validation_report):
             parent="none",
             backend="pytorch",
             config=dcn(embedding_dim=4, num_cross_layers=1, tower=(8,)),
-            settings=TrainingSettings(max_epochs=1, seed=seed),
+            settings=TrainingSettings(seed=seed),
         )
         now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
         return train(asked, training_set, validation_report, clock=lambda: now, **keywords)[0]

@@ -9,11 +9,8 @@ from components.training import row_order
 from components.training.row_order import PassOrder, PassRows
 
 
-def part(num_new, num_replayed=0, available=0, first=0):
-    stop = first + num_new
-    return PassRows(
-        first=first, stop=stop, replay_first=stop + 7, replay_stop=stop + 7 + available, num_replayed=num_replayed
-    )
+def part(num_new, num_replayed=0, available=0):
+    return PassRows(num_new=num_new, num_old=available, num_replayed=num_replayed)
 
 
 @pytest.fixture
@@ -24,9 +21,10 @@ def small_windows(monkeypatch):
 
 
 @pytest.mark.parametrize("num_rows", [1, 64, 65, 128, 129, 1000, 1003])
-def test_every_row_comes_once_also_in_a_long_pass(small_windows, num_rows):
-    rows = PassOrder(part(num_rows, first=3), 1).rows(0, num_rows)
-    assert sorted(rows) == list(range(3, 3 + num_rows))
+@pytest.mark.parametrize("in_time_order", [False, True], ids=["shuffled", "in time order"])
+def test_every_row_comes_once_also_in_a_long_pass(small_windows, num_rows, in_time_order):
+    rows = PassOrder(part(num_rows), 1, in_time_order=in_time_order).rows(0, num_rows)
+    assert sorted(rows) == list(range(num_rows))
 
 
 def test_pieces_make_the_same_order_wherever_a_reader_begins(small_windows):
@@ -48,17 +46,24 @@ def test_the_last_window_of_a_long_pass_is_no_leftover(small_windows):
     assert len(np.unique(rows // 8)) == 4  # nine runs: five, then four
 
 
-def test_replay_rows_are_spread_over_all_of_them_and_over_the_pass():
-    order = PassOrder(part(900, num_replayed=100, available=1000), 1).rows(0, 1000)
-    drawn = order[order >= 907] - 907
+@pytest.mark.parametrize("in_time_order", [False, True], ids=["shuffled", "in time order"])
+def test_replay_rows_are_spread_over_all_of_them_and_over_the_pass(in_time_order):
+    order = PassOrder(part(900, num_replayed=100, available=1000), 1, in_time_order=in_time_order).rows(0, 1000)
+    drawn = order[order >= 900] - 900
     assert sorted(drawn // 10) == list(range(100))
-    positions = np.flatnonzero(order >= 907)
+    positions = np.flatnonzero(order >= 900)
     assert 20 < (positions < 500).sum() < 80
+
+
+def test_in_time_order_no_row_is_further_from_its_place_than_a_tenth_of_the_pass():
+    rows = PassOrder(part(2_005), 1, in_time_order=True).rows(0, 2_005)
+    assert np.abs(rows - np.arange(2_005)).max() < 201
+    assert (np.diff(rows) != 1).mean() > 0.9
 
 
 def test_other_passes_draw_other_replay_rows():
     drawn = [
-        {row for row in PassOrder(part(900, num_replayed=100, available=1000), seed).rows(0, 1000) if row >= 907}
+        {row for row in PassOrder(part(900, num_replayed=100, available=1000), seed).rows(0, 1000) if row >= 900}
         for seed in range(20)
     ]
     assert len(set.union(*drawn)) > 700

@@ -29,7 +29,7 @@ from components.training.engine import make_engine
 from components.training.step import TrainingRun, train
 from tests.support.training_world import dcn
 
-FLAGS = {"embedding_dim": 4, "num_cross_layers": 1, "tower": "8", "max_epochs": 2, "batch_size": 256}
+FLAGS = {"embedding_dim": 4, "num_cross_layers": 1, "tower": "8", "batch_size": 256}
 
 
 @pytest.fixture
@@ -80,10 +80,11 @@ def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, t
     scorer = load_scorer(folder / Model.WEIGHTS, config_from_document(model.config), model.slot_sizes)
     _, dense, ids, _ = world.rows(10)
     assert np.isfinite(scorer.probabilities(dense, ids)).all()
-    assert metrics["stopping_log_loss"] == model.early_stopping["log_loss"]
+    assert metrics["progressive_log_loss"] == model.progressive["log_loss"]
     assert all(np.isfinite(v) for v in metrics.values())
     lines = (tmp_path / "a work" / "r1" / "training" / "metrics.jsonl").read_text().splitlines()
-    assert {"step", "epoch", "log_loss", "auc", "rows_per_second"} <= json.loads(lines[-1]).keys()
+    assert {"step", "log_loss", "auc"} <= json.loads(lines[0]).keys()
+    assert {"step", "pass", "training_loss", "rows_per_second"} <= json.loads(lines[-1]).keys()
     (note,) = read_notes(tmp_path / "a store", "r1")
     assert (note.state, note.facts["model"]) == ("done", model.model_id)
 
@@ -168,7 +169,7 @@ def test_a_loss_that_is_not_finite_is_a_failure_and_no_bad_input(step, world, ma
     labels, dense, ids, _ = world.rows(1_000)
     dense[123] = 3e38
     assert step(make_training_set(labels, dense, ids))[0] == ExitCode.FAILED
-    assert "error: loss is not finite at epoch 1" in capsys.readouterr().err
+    assert "error: loss is not finite in pass 1" in capsys.readouterr().err
 
 
 def test_a_missing_validation_artefact_leaves_no_model(training_set, validation_report, tmp_path):
@@ -180,7 +181,7 @@ def test_a_missing_validation_artefact_leaves_no_model(training_set, validation_
         parent="none",
         backend="pytorch",
         config=dcn(embedding_dim=4, num_cross_layers=1, tower=(8,)),
-        settings=TrainingSettings(max_epochs=1),
+        settings=TrainingSettings(),
     )
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
     with pytest.raises(ContractError, match=r"schema\.pbtxt is absent"):

@@ -1,0 +1,224 @@
+"""How good a first model of few rows is, beside peers that learn the same rows: `make benchmark-quality`.
+
+Windows of 2,000, 5,000 and 20,000 rows: of the demo's simulated world, of a long-tailed one, and of a file of real
+Criteo rows where `--data` names one. Each is learned by this project's training step as it ships (preprocessing's
+vocabularies, `fit` with its default settings), by DeepCTR-Torch's DCN and by LightGBM; the same other rows judge all
+three. Figures are means over seeds, which draw rows and initial weights anew, with the least and the most.
+
+Both peers are favoured: of one, two and three passes of DeepCTR-Torch (in batches as small as this project's) and of
+25, 50, 100 and 200 trees of LightGBM (its defaults otherwise) the one counts whose log loss on the judging rows is the
+least, and only its seconds. DeepCTR-Torch gets the encoded rows, LightGBM the raw numbers with their gaps and the ids
+as categories.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.command import benchmark_parser, documented
+from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit
+from benchmarks.freshness import CONFIG, Learner
+from benchmarks.peers import DeepCtr
+from benchmarks.spread import spread
+from components.contracts.criteo import MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.metrics import Z_95, auc_difference, calibration, log_loss, roc_auc, row_log_losses
+from components.training.config import TrainingSettings
+from components.training.rows import Rows
+from inference_client.simulation.world import World, WorldRows
+
+OURS, DEEPCTR, LIGHTGBM = "evergreen", "DeepCTR-Torch", "LightGBM"
+SIZES = (2_000, 5_000, 20_000)
+JUDGING_ROWS = 50_000
+PASSES, TREES = (1, 2, 3), (25, 50, 100, 200)
+_DENSE_MEAN = 4.0
+"""Of the long-tailed world's dense values on the logarithmic scale, so that none is negative."""
+
+
+class Split(NamedTuple):
+    """Rows to learn, and rows that judge."""
+
+    window: WorldRows
+    judging: WorldRows
+
+
+class ContestantScores(NamedTuple):
+    """What a contestant said of the judging rows, and what it cost to learn the window."""
+
+    scores: NDArray[np.float64]
+    seconds: float
+
+
+def demo_world(num_rows: int, seed: int) -> Split:
+    """Rows of the demo's simulated world of this seed."""
+    world, random = World.create(seed), np.random.default_rng([seed, 31])
+    return Split(world.draw(num_rows, random), world.draw(JUDGING_ROWS, random))
+
+
+def long_tail(num_rows: int, seed: int) -> Split:
+    """Rows whose ids are drawn from 1.2 million by Zipf's law, every id with a weight of its own."""
+    planted = PlantedLogit(SAMPLE_SLOT_SIZES, seed)
+
+    def drawn(count: int, part: int) -> WorldRows:
+        rows, logits = planted.draw(count, 10 * seed + part)
+        dense = np.expm1(np.maximum(rows.dense + _DENSE_MEAN, 0))
+        probability = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        return WorldRows(dense, rows.ids.astype(np.int64), probability, rows.labels.astype(np.int32))
+
+    return Split(drawn(num_rows, 1), drawn(JUDGING_ROWS, 2))
+
+
+def criteo_file(path: Path) -> WorldRows:
+    """The rows of a tab-separated Criteo file without a header; their probabilities are not known."""
+    fields = [line.rstrip("\n").split("\t") for line in path.open()]
+    dense = [[float(value) if value else np.nan for value in row[1 : 1 + NUM_DENSE]] for row in fields]
+    ids = [[int(value, 16) if value else MISSING_CATEGORY for value in row[-NUM_CATEGORICAL:]] for row in fields]
+    label = np.array([int(row[0]) for row in fields], np.int32)
+    return WorldRows(np.array(dense, np.float32), np.array(ids, np.int64), np.full(len(label), np.nan), label)
+
+
+def folds(rows: WorldRows, num_folds: int) -> Iterator[Split]:
+    """Each fold's rows judge once, and the others are learned; rows fall into folds at random."""
+    fold = np.random.default_rng(0).integers(num_folds, size=len(rows.label))
+    for number in range(num_folds):
+        yield Split(*(WorldRows(*(column[chosen] for column in rows)) for chosen in (fold != number, fold == number)))
+
+
+def contestants(split: Split, seed: int) -> dict[str, ContestantScores]:
+    """Everybody's scores of the judging rows, by name."""
+    torch.manual_seed(seed)
+    with tempfile.TemporaryDirectory(prefix="quality-") as scratch:
+        ours = Learner(Path(scratch), TrainingSettings(seed=seed))
+        began = time.perf_counter()
+        ours.learn(split.window, hour=1)
+        seconds = time.perf_counter() - began
+        window, judging = ours.encoded(split.window), ours.encoded(split.judging)
+        found = {OURS: ContestantScores(ours.score(split.judging).astype(np.float64), seconds)}
+        sizes = ours.slot_sizes
+    labels = split.judging.label
+    found[DEEPCTR] = _best(labels, _deepctr(sizes, window, judging))
+    found[LIGHTGBM] = _best(labels, _lightgbm(split, window, judging, seed=seed))
+    return found
+
+
+def _deepctr(sizes: list[int], window: Rows, judging: Rows) -> Iterator[ContestantScores]:
+    """After each pass."""
+    settings = TrainingSettings()
+    peer, seconds = DeepCtr(CONFIG, sizes, max(settings.min_batch_size, len(window) // settings.min_steps)), 0.0
+    prepared = peer.prepare(window)
+    for _ in PASSES:
+        began = time.perf_counter()
+        peer.learn(prepared)
+        seconds += time.perf_counter() - began
+        yield ContestantScores(peer.score(judging).astype(np.float64), seconds)
+
+
+def _lightgbm(split: Split, window: Rows, judging: Rows, *, seed: int) -> Iterator[ContestantScores]:
+    """With each number of trees; a table of numbers, the last 26 of which are categories."""
+    import lightgbm
+
+    learned, judged = (
+        np.hstack([raw.dense, rows.ids]) for raw, rows in ((split.window, window), (split.judging, judging))
+    )
+    parameters = {"objective": "binary", "seed": seed, "num_threads": 1, "verbose": -1}
+    for number in TREES:
+        data = lightgbm.Dataset(learned, split.window.label, categorical_feature=[*range(NUM_DENSE, learned.shape[1])])
+        began = time.perf_counter()
+        booster = lightgbm.train(parameters, data, number)
+        yield ContestantScores(np.asarray(booster.predict(judged, num_threads=1)), time.perf_counter() - began)
+
+
+def _best(labels: NDArray[np.int32], found: Iterator[ContestantScores]) -> ContestantScores:
+    return min(found, key=lambda each: log_loss(labels, each.scores) or 0.0)
+
+
+def figures(splits: Sequence[Split], found: Sequence[dict[str, ContestantScores]]) -> dict[str, Any]:
+    """JSON-ready figures over seeds or folds: of each contestant, and ours less each peer's with its 95 % interval."""
+    labels = [split.judging.label for split in splits]
+    document: dict[str, Any] = {"contestants": {}, "differences": {}}
+    for name in (OURS, DEEPCTR, LIGHTGBM):
+        of: dict[str, Callable[[NDArray[np.int32], ContestantScores], float | None]] = {
+            "auc": lambda label, each: roc_auc(label, each.scores),
+            "log_loss": lambda label, each: log_loss(label, each.scores),
+            "mean_over_rate": lambda label, each: calibration(label, each.scores),
+            "seconds": lambda _, each: each.seconds,
+        }
+        values = {key: [of[key](label, each[name]) for label, each in zip(labels, found)] for key in of}
+        document["contestants"][name] = {
+            key: {"mean": float(np.mean(each)), **spread(each)._asdict()} for key, each in values.items()
+        }
+    for name in (DEEPCTR, LIGHTGBM):
+        aucs, losses = [], []
+        for label, each in zip(labels, found):
+            auc = auc_difference(label, each[OURS].scores, each[name].scores)
+            assert auc is not None, "the judging rows hold both classes"
+            aucs.append((auc.auc, auc.standard_error))
+            rows = row_log_losses(label, each[OURS].scores) - row_log_losses(label, each[name].scores)
+            losses.append((float(rows.mean()), float(rows.std()) / len(rows) ** 0.5))
+        document["differences"][name] = {"auc": _interval(aucs), "log_loss": _interval(losses)}
+    return document
+
+
+def _interval(found: list[tuple[float, float]]) -> dict[str, float]:
+    """The mean of differences with their standard errors, and its 95 % interval.
+
+    The error is the larger one of what the judging rows leave open and of what differs between seeds.
+    """
+    differences, errors = np.array(found).T
+    by_rows = float(np.sqrt((errors**2).sum())) / len(errors)
+    by_seeds = float(differences.std(ddof=1)) / len(errors) ** 0.5 if len(errors) > 1 else 0.0
+    mean, error = float(differences.mean()), Z_95 * max(by_rows, by_seeds)
+    return {"mean": mean, "low": mean - error, "high": mean + error}
+
+
+def print_case(name: str, result: dict[str, Any]) -> None:
+    """One world and size as a table."""
+    print(f"\n{name}\n  {'':<14}{'AUC':>8}{'log loss':>10}{'mean prediction over rate':>32}{'seconds':>9}")
+    for contestant, values in result["contestants"].items():
+        ratio = values["mean_over_rate"]
+        shown = f"{ratio['mean']:.3f} ({ratio['least']:.3f} to {ratio['most']:.3f})"
+        print(
+            f"  {contestant:<14}{values['auc']['mean']:>8.4f}{values['log_loss']['mean']:>10.4f}{shown:>32}"
+            f"{values['seconds']['mean']:>9.2f}"
+        )
+    for peer, of in result["differences"].items():
+        texts = [f"{key} {of[key]['mean']:+.4f} [{of[key]['low']:+.4f}, {of[key]['high']:+.4f}]" for key in of]
+        is_behind = of["auc"]["high"] < 0 or of["log_loss"]["low"] > 0
+        print(f"  less {peer}: {', '.join(texts)}{' BEHIND' if is_behind else ''}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs all cases; 0 = all figures are there, whoever is ahead."""
+    parser = benchmark_parser("quality", __doc__, quick="a minute: 2,000 rows and one seed, whether it runs")
+    parser.add_argument("--data", help="Criteo rows, tab-separated without a header; judged in five folds")
+    flags = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    seeds = range(1, 2 if flags.quick else 4)
+    cases: dict[str, Callable[[], list[Split]]] = {
+        f"{world.__name__}, {size:,} rows": lambda world=world, size=size: [world(size, seed) for seed in seeds]
+        for world in (demo_world, long_tail)
+        for size in (SIZES[:1] if flags.quick else SIZES)
+    }
+    if flags.data is not None:
+        rows = criteo_file(Path(flags.data))
+        cases[f"Criteo's rows, four fifths of {len(rows.label):,}"] = lambda: list(folds(rows, 5))
+    with documented(flags) as document:
+        results = document["results"] = {}
+        for name, make in cases.items():
+            splits = make()
+            found = [contestants(split, seed) for seed, split in enumerate(splits, start=1)]
+            results[name] = figures(splits, found)
+            print_case(name, results[name])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The last step of a fit: the bias at which the predictions' mean is the click rate of the learned rows.
+
+What an optimizer learned last leaves a model's mean prediction several percent off, in either direction. The bias alone
+corrects it, and no ranking changes. The correction for thinned rows is `start`'s.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PRIOR_DEVIATION = 0.1
+"""Standard deviation of the shift, as fits without the correction showed it. A few dozen clicks, whose rate is known to
+some ten percent, then hardly move a parent that many more had calibrated."""
+_CLIPPED = 1e-7
+
+
+def bias_shift(labels: NDArray[np.float32], probabilities: NDArray[np.float32]) -> float:
+    """What to add to every logit: the most likely shift, given a normal prior around 0.
+
+    Minimises the log loss' sum over the rows plus shift^2 / (2 * 0.1^2) by Newton's method; the sum is convex.
+
+    Args:
+        labels: 0 or 1, [n].
+        probabilities: In [0, 1], [n].
+
+    >>> labels, probabilities = np.repeat([0.0, 1.0], [30_000, 10_000]), np.full(40_000, 0.2)
+    >>> round(bias_shift(labels, probabilities), 3)  # log(0.25 / 0.75) - log(0.2 / 0.8) is 0.288
+    0.284
+    >>> round(bias_shift(labels[29_990:30_010], probabilities[:20]), 3)  # a few rows hardly count
+    0.059
+    """
+    clipped = np.clip(probabilities.astype(np.float64), _CLIPPED, 1 - _CLIPPED)
+    logits, clicks, precision = (
+        np.log(clipped / (1 - clipped)),
+        float(labels.sum(dtype=np.float64)),
+        _PRIOR_DEVIATION**-2,
+    )
+    shift = 0.0
+    for _ in range(50):
+        expected = 1 / (1 + np.exp(-logits - shift))
+        slope = float(expected.sum()) - clicks + precision * shift
+        step = slope / (float((expected * (1 - expected)).sum()) + precision)
+        shift -= min(max(step, -1.0), 1.0)
+        if abs(step) < 1e-9:
+            break
+    return shift
