@@ -59,7 +59,7 @@ class Evergreen:
         """Starts from the model in the folder `weights`."""
         self.name = f"evergreen {precision}"
         self._batch_size, self._passes = batch_size, 0
-        settings = TrainingSettings(precision=precision)
+        settings = TrainingSettings(precision=precision, learning_rate=0.001)
         self.engine = PytorchEngine(config, slot_sizes, settings, device="cpu")
         self.engine.restore(weights)
 

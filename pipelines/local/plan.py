@@ -122,7 +122,6 @@ def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int, c
             "min_auc": 0.55,
             "seed": settings.seed,
             "frequency_threshold": 5 if lake_rows > 100_000 else 2,
-            "batch_size": 2048 if lake_rows > 100_000 else 256,
             "holdout_fraction": 0.1 if lake_rows > 20_000 else 0.2,
         },
     )
