@@ -11,7 +11,7 @@
 # make benchmark-monitor    rows/s of the whole monitor on one core, and its memory (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-preprocessing  preprocessing's rows/s, fixed cost and memory against a stock NVTabular script (BENCHMARK_FLAGS=--quick: two minutes)
 # make benchmark-policies   false alarms and delays of the monitor's policies on planted streams (BENCHMARK_FLAGS=--quick: a minute)
-# make benchmark-gate     how often the gate releases, refuses and cannot tell, and what follows (BENCHMARK_FLAGS=--quick: five minutes)
+# make benchmark-gate     how often the gate releases, refuses and cannot tell, and what follows (BENCHMARK_FLAGS=--quick: two minutes)
 # make benchmark-round      seconds from trigger to serving, by step, for rounds of 1k to 1M rows (BENCHMARK_FLAGS=--quick: three minutes)
 # make benchmark-extraction rows/s and memory of Criteo TSV.gz to Parquet beside pyarrow (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-validation validation's false alarms and power beside TFDV's (BENCHMARK_FLAGS=--quick: two minutes)

@@ -10,9 +10,9 @@ from components.store.runs import find_outcome
 
 @pytest.fixture(scope="module")
 def small_lake(tmp_path_factory, run_to_end):
-    """A folder with a compiled pipeline and a lake of few rows."""
+    """A folder with a compiled pipeline and a lake of few rows, of which the gate can tell nevertheless."""
     root = tmp_path_factory.mktemp("runs") / "a folder"
-    lake = ["--lake", str(root / "lake"), "--rows", "3000", "--days", "2", "--last-day", "2026-01-02", "--seed", "5"]
+    lake = ["--lake", str(root / "lake"), "--rows", "12000", "--days", "2", "--last-day", "2026-01-02", "--seed", "5"]
     for words in (
         ["simulate", *lake, "--world", str(root / "world.json")],
         ["compile", "--output", str(root / "pipeline.yaml")],
