@@ -192,6 +192,7 @@ class Learner:
             optimizer_step=result.optimizer_step,
             progressive=dict(result.progressive),
             last_event_time="",
+            last_learned_time="",
             raw_digest="",
             sha256={},
             created_at="",
@@ -239,6 +240,7 @@ def _training_set(folder: Path, features: FeatureWorkflow, rows: WorldRows, *, p
         workflow_uri=(folder / Model.WORKFLOW).absolute().as_uri(),
         raw_digest="",
         last_event_time="",
+        last_learned_time="",
         parent_model_uri=parent.uri if parent else None,
         tombstones=features.tombstones,
     )

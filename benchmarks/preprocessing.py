@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from benchmarks import raw_windows, same_encoding
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import Target, spread
 from benchmarks.stock_nvtabular import FREQUENCY_THRESHOLD
-from components.contracts.manifests import Model, TrainingSet
+from components.contracts.manifests import Model, RawDataset, TrainingSet
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
 from components.store.models import model_folder
@@ -53,9 +54,10 @@ class Run(NamedTuple):
     """Bytes."""
 
 
-def step(raw: Path, bench: Path, run: str, *, parent: str = "none", flags: tuple[str, ...] = ()) -> Run:
+def step(raw: Path, bench: Path, run: str, *, parent: str | None = None, flags: tuple[str, ...] = ()) -> Run:
     """The step on the raw rows of a manifest; writes `bench/work/<run>/preprocessing` and `bench/<run>.json`."""
-    command = [sys.executable, "-m", "components.preprocessing", f"--run={run}", f"--parent={parent}"]
+    replace(RawDataset.read(raw), parent_model_id=parent).write(raw)
+    command = [sys.executable, "-m", "components.preprocessing", f"--run={run}"]
     command += [f"--store={bench / 'store'}", f"--work={bench / 'work'}", f"--raw-dataset={raw}"]
     command += [f"--output={bench / run}.json", f"--frequency-threshold={FREQUENCY_THRESHOLD}", *flags]
     return _measure(command)
@@ -77,6 +79,7 @@ def keep_as_model(bench: Path, run: str, model_id: str) -> None:
         model_id,
         slot_sizes=training_set.slot_sizes,
         last_event_time=training_set.last_event_time,
+        last_learned_time=training_set.last_learned_time,
         raw_digest=training_set.raw_digest,
         sha256={"workflow": sha256_tree(folder / Model.WORKFLOW)},
     )

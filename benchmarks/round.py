@@ -115,7 +115,7 @@ class Bench:
 
     def round(self, rows: int) -> RoundSeconds:
         """The next `rows` rows of the lake, from trigger to serving."""
-        first, before = self._num_learned(), promotion_journal.current(self._folders.store)
+        first, before = self._num_read(), promotion_journal.current(self._folders.store)
         parameters = [*ACCEPT_ALL, f"triton_urls={self._server.grpc_url}"]
         if first + rows < len(self._times):
             parameters.append(f"window_end={self._times[first + rows].isoformat()}")
@@ -128,18 +128,18 @@ class Bench:
             raise RuntimeError(f"a round of {rows} rows released no version")
         run = max((self._folders.store / "runs").iterdir(), key=lambda path: path.stat().st_mtime).name
         notes = read_notes(self._folders.store, run)
-        learned = self._num_learned() - first
-        if learned != rows:
-            raise RuntimeError(f"a round of {rows} rows read {learned}")
+        read = self._num_read() - first
+        if read != rows:
+            raise RuntimeError(f"a round of {rows} rows read {read}")
         return round_seconds(rows, notes, triggered=triggered, serving=moment_of(live.time))
 
-    def _num_learned(self) -> int:
-        """Rows up to the live model's watermark."""
+    def _num_read(self) -> int:
+        """Rows up to the newest that was read for the live model."""
         live = promotion_journal.current(self._folders.store)
         if live is None:
             return 0
-        watermark = datetime.fromisoformat(Model.read(local_path(live.model_uri) / Model.MANIFEST).last_event_time)
-        return bisect_right(self._times, watermark)
+        newest = datetime.fromisoformat(Model.read(local_path(live.model_uri) / Model.MANIFEST).last_event_time)
+        return bisect_right(self._times, newest)
 
 
 def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list[RoundSeconds]]:

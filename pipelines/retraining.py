@@ -51,6 +51,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         replay_share: float = 0.0,
         replay_days: int = 7,
         window_days: float = 0.0,
+        full_days: float = 0.0,
         late_days: int = 1,
         columns: str = "",
         negative_rate: float = 1.0,
@@ -98,19 +99,21 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             response_cache: Whether servers that have a response cache may answer from it.
             trigger_id: Who asked for the run; the monitor's request id. Empty for a run started by hand.
             trigger_reason: Why the run was asked for.
-            window_start: First event time to learn from, ISO 8601 UTC; empty = the row after the live model's last.
+            window_start: First event time to learn from, ISO 8601 UTC; empty = after the last row that the parent
+                learned, or the first row.
             window_end: End of the window, exclusive; empty = the newest row.
             parent: Model to continue: current (the live one, if any), none (from scratch), or a model id.
             champion: Model to beat: current, none, or a released model's id.
-            holdout_fraction: Share of the newest rows kept for the gate.
+            holdout_fraction: Share of the newest rows kept for the gate; fewer where parent or champion learned some.
             max_malformed_fraction: Share of malformed rows that stops the run.
             replay_share: Share of rows from days before the window among those learned, against forgetting; 0 = the
                 window alone.
             replay_days: Newest days with rows before the window, from which old rows are drawn: those to replay, and
                 (whatever the share) some to measure what is remembered; 0 = none is read.
             window_days: Days that the window has, counted back from its end; 0 = `window_start` says.
-            late_days: Days before the live model's last row of which rows are learned, too, that came to the lake
-                later, where neither `window_start` nor `window_days` says; 0 = none.
+            full_days: The same for a run from scratch, where neither of the two says; 0 = from the first row.
+            late_days: Days before the last row that the parent learned of which rows are learned, too, that came to the
+                lake later, where neither `window_start` nor `window_days` says; 0 = none.
             columns: Features to learn from, comma-separated; empty = all 39. Must equal the parent's.
             negative_rate: Share of the training rows without a click that is kept; scores are corrected for it.
             attribution_hours: Hours after a row in which its click may still come; younger rows wait for a later round.
@@ -152,12 +155,14 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 lake=lake,
                 window_start=window_start,
                 window_end=window_end,
+                parent=parent,
                 champion=champion,
                 holdout_fraction=holdout_fraction,
                 max_malformed_fraction=max_malformed_fraction,
                 replay_share=replay_share,
                 replay_days=replay_days,
                 window_days=window_days,
+                full_days=full_days,
                 late_days=late_days,
                 columns=columns,
                 negative_rate=negative_rate,
@@ -181,7 +186,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     run=run,
                     store=store,
                     work=work,
-                    parent=parent,
                     frequency_threshold=frequency_threshold,
                     category_ttl_days=category_ttl_days,
                     dask_scheduler=dask_scheduler,
@@ -193,7 +197,6 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     run=run,
                     store=store,
                     work=work,
-                    parent=parent,
                     backend=backend,
                     network=network,
                     learning_rate=learning_rate,

@@ -60,7 +60,14 @@ def raw_table():
     pyarrow = pytest.importorskip("pyarrow")
     from components.contracts import criteo
 
-    def make(n: int = 1000, *, seed: int = 0, start: float = 1_760_000_000.0, seconds: float = 86_400.0):
+    def make(
+        n: int = 1000,
+        *,
+        seed: int = 0,
+        start: float = 1_760_000_000.0,
+        seconds: float = 86_400.0,
+        request_rows: int = 10,
+    ):
         random = np.random.default_rng(seed)
         types = {name: _arrow_type(pyarrow, text) for name, text in criteo.RAW_TYPES.items()}
         columns = {}
@@ -77,8 +84,8 @@ def raw_table():
             logit += weights[ranks]
             columns[name] = pyarrow.array(keys[ranks], mask=random.random(n) < 0.02 * (i % 4))
         columns[criteo.LABEL] = (random.random(n) < 1 / (1 + np.exp(-logit))).astype(np.int32)
-        columns[criteo.REQUEST_ID] = [f"request-{seed}-{i // 10}" for i in range(n)]
-        columns[criteo.ROW] = (np.arange(n) % 10).astype(np.int32)
+        columns[criteo.REQUEST_ID] = [f"request-{seed}-{i // request_rows}" for i in range(n)]
+        columns[criteo.ROW] = (np.arange(n) % request_rows).astype(np.int32)
         times = (start + np.arange(n) * (seconds / max(n, 1))) * 1e6
         columns[criteo.EVENT_TIME] = times.astype(np.int64)
         columns |= dict.fromkeys(criteo.SERVED_BY, pyarrow.nulls(n))

@@ -124,8 +124,8 @@ class RawDataset(Manifest):
 
     source_uri: str
     window_start: str | None
-    """Where the window begins, ISO 8601 UTC, inclusive: as asked for, `window_days` before its end, or after the
-    champion's last row; None = from the first row."""
+    """Where the window begins, ISO 8601 UTC, inclusive: as asked for, a number of days before its end, or after the
+    parent's last learned row; None = from the first row."""
     window_end: str | None
     """Where it ends, exclusive: as asked for, less the hours of rows that are left for the next round; None = to the
     last row."""
@@ -133,11 +133,15 @@ class RawDataset(Manifest):
     """Oldest row read of the window; the late rows (`num_late_rows`) are older."""
     last_event_time: str
     """Newest row read of the window."""
+    last_learned_time: str
+    """Newest row that the model of this round will have learned, late and replayed rows aside: of `train_uri`, or of
+    the parent's rows where those are newer. Every row held out is newer, and is in the next round's window."""
     train_uri: str
     """Folder of Parquet files in the raw schema (`contracts.criteo.RAW_TYPES`), in time order of file names: the late
     rows, then those of the window."""
     holdout_uri: str
-    """Folder of the newest rows, kept from training; same schema."""
+    """Folder of the newest rows, kept from training; same schema. Neither the candidate nor its parent nor the champion
+    learned a row that is as new, and no request has rows here and in `train_uri` or `replay_uri`."""
     num_train_rows: int
     num_holdout_rows: int
     num_malformed: int
@@ -147,6 +151,13 @@ class RawDataset(Manifest):
     """Rows dropped because their (request_id, row) had been read already."""
     digest: str
     """SHA-256 over the Parquet files: the version of the data."""
+    parent_model_id: str | None = None
+    """The model that the round continues; None = from scratch."""
+    champion_model_id: str | None = None
+    """The model that the candidate must beat; None = it is judged alone."""
+    num_straddling_rows: int = 0
+    """Rows newer than `last_learned_time` that are not held out either, because training rows belong to their requests.
+    Like the rows held out they are in the window of the next round."""
     replay_uri: str | None = None
     """Folder of rows drawn from days before the window, to be learned beside it; same schema. None = no replay."""
     num_replay_rows: int = 0
@@ -164,8 +175,6 @@ class RawDataset(Manifest):
     excluded_columns: list[str] = field(default_factory=list)
     """Features that the run left out, in the order of files: nothing that is learned, judged or served depends on them.
     Null in the rows, but where the champion learns from them, which the gate must score fairly; so go by this list."""
-    unread_columns: list[str] = field(default_factory=list)
-    """Those of them that are null in all rows: no model that learns from one can be scored on these rows."""
     negative_rate: float = 1.0
     """Share of the training and replayed rows without a click that preprocessing is to keep, in (0, 1]. Here all rows
     are there, so that statistics, rules and click rates are of all of them."""
@@ -173,15 +182,16 @@ class RawDataset(Manifest):
     """Time after a row in which its click may still come; younger rows were left for the next round. 0 = none were."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """What was read of each day of the window, and of days with late rows: day (YYYY-MM-DD), version (int), digest
-    (SHA-256), num_rows; and num_late_rows, how many of them, where there are any."""
+    (SHA-256), num_rows; where there are any, num_late_rows, how many of them came late, and num_holdout_rows, how many
+    are newer than `last_learned_time` and so are not learned in this round."""
     num_late_rows: int = 0
     """The first rows of `train_uri` as extraction wrote it, counted in `num_train_rows`: older than the window, and of
-    files that came to the lake after the champion's line had learned newer rows. Never held out, and never among the
+    files that came to the lake after the parent's line had learned newer rows. Never held out, and never among the
     rows replayed beside them."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What the lake's days up to the last row read consisted of, as far back as a later round asks: bytes by file name
-    by day (YYYY-MM-DD), back-filled versions aside. Files that are not here are late. A day without files has an entry;
-    one without an entry is unknown. Empty for Criteo's own files and where the run does not read late rows."""
+    """What the lake's days up to the last row learned consisted of, as far back as a later round asks: bytes by file
+    name by day (YYYY-MM-DD), back-filled versions aside. Files that are not here are late. A day without files has an
+    entry; one without an entry is unknown. Empty for Criteo's own files and where the run does not read late rows."""
     schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
     """Columns of the window's files that nobody agreed on, or that hold no numbers where numbers were agreed on (they
     were cast): column, arrow_type, expected (None for a new one), file, the first that has it so. Each column once."""
@@ -255,7 +265,9 @@ class TrainingSet(Manifest):
     """Folder of the fitted feature workflow (`contracts.workflow`)."""
     raw_digest: str
     last_event_time: str
-    """Newest row of the raw window, training and held-out rows alike; the model keeps it as its watermark."""
+    """See `RawDataset.last_event_time`."""
+    last_learned_time: str
+    """See `RawDataset.last_learned_time`; the model keeps it as its watermark."""
     parent_model_uri: str | None
     replay_uri: str | None = None
     """The rows of `RawDataset.replay_uri`, encoded as the others are; None = no replay."""
@@ -286,7 +298,7 @@ class Model(Manifest):
     The folder holds `model.json` (this manifest) and the parts named by the constants below.
     """
 
-    FORMAT_VERSION: ClassVar[int] = 2
+    FORMAT_VERSION: ClassVar[int] = 3
     MANIFEST: ClassVar[str] = "model.json"
     WEIGHTS: ClassVar[str] = "weights"
     """Weights, optimizer state and the network's own graph (`components.models.files`)."""
@@ -317,7 +329,10 @@ class Model(Manifest):
     """AUC and log loss of the last tenth of the training rows just before it was learned; of thinned rows where
     `negative_rate` is below 1, so the log loss compares with no held-out rows' then."""
     last_event_time: str
-    """Newest row read for this model, learned, held out or thinned away: the next round's watermark."""
+    """Newest row read for this model; those after `last_learned_time` judged it."""
+    last_learned_time: str
+    """Newest row that it learned, itself or through its parent: the watermark of the round that continues it. Rows
+    thinned away and quarantined ones count as learned; late and replayed rows do not move it."""
     raw_digest: str
     sha256: dict[str, str]
     """Hash of each part's tree: `weights`, `workflow`, `statistics`."""

@@ -82,8 +82,7 @@ def evaluate(
         ContractError: the inputs do not belong together, or one is damaged.
     """
     _expect_same_round(raw, training_set, model)
-    if champion is not None and raw.unread_columns:
-        _expect_its_columns(champion, raw)
+    _expect_same_champion(raw, champion)
     score = partial(
         score_holdout,
         score_candidate=candidate_scorer(model),
@@ -159,13 +158,13 @@ def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model)
         )
 
 
-def _expect_its_columns(champion: Release, raw: RawDataset) -> None:
-    """Refuses rows without a feature of the champion's; extraction reads those of the champion of its own time."""
-    excluded = FeatureWorkflow.load(local_path(champion.model_uri) / Model.WORKFLOW).excluded
-    if lacking := [name for name in raw.unread_columns if name not in excluded]:
+def _expect_same_champion(raw: RawDataset, champion: Release | None) -> None:
+    """Refuses another champion than extraction's: it may have learned rows that judge, or from columns not read."""
+    found = champion.model_id if champion else None
+    if found != raw.champion_model_id:
         raise ContractError(
-            f"champion {champion.model_id} learns from {lacking}, which were not read for these rows, expected the "
-            "champion that was live when they were extracted; run the pipeline again"
+            f"champion is {found or 'none'}, expected {raw.champion_model_id or 'none'} as when the rows were "
+            "extracted, since another one may have learned rows that judge; run the pipeline again"
         )
 
 

@@ -14,11 +14,17 @@ STEP = "extraction"
 
 
 FLAGS: tuple[tuple[str, Any, str], ...] = (
-    ("window-start", "", "ISO 8601 UTC, inclusive; empty: after the champion's last trained row, or the first row"),
+    ("window-start", "", "ISO 8601 UTC, inclusive; empty: after the last row that the parent learned"),
     ("window-end", "", "ISO 8601 UTC, exclusive; empty: to the last row"),
     ("window-days", 0.0, "days that the window has, counted back from its end; 0: --window-start says"),
-    ("champion", "current", "current, none, or a released model's id"),
-    ("holdout-fraction", 0.1, "share of the newest rows kept from training"),
+    (
+        "full-days",
+        0.0,
+        "the same without a parent, where neither --window-start nor --window-days says; 0: from the first row",
+    ),
+    ("parent", "current", "model to continue: current, none, or a model's id"),
+    ("champion", "current", "model to beat: current, none, or a released model's id"),
+    ("holdout-fraction", 0.1, "share of the newest rows kept from training; fewer where a rival learned some"),
     ("max-malformed-fraction", 0.01, "share of a file's rows that may be malformed before the step stops"),
     ("replay-share", 0.0, "share of older rows among those learned, in [0, 1)"),
     (
@@ -30,7 +36,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     (
         "late-days",
         1,
-        "days before the champion's last trained row of which rows are learned, too, that came to the lake later, "
+        "days before the last row that the parent learned of which rows are learned, too, that came to the lake later, "
         "where neither --window-start nor --window-days says; 0: none",
     ),
     ("columns", "", "features to learn from, comma-separated; empty: all 39"),
@@ -83,14 +89,14 @@ def _extract_window(arguments: argparse.Namespace) -> None:
     from components.extraction.extract import ExtractionSettings, extract
     from components.extraction.lake import Lake
     from components.extraction.lake_files import opened_lake
-    from components.extraction.window import accepted_model, attribution_micros, resolve_window, seen_files
+    from components.extraction.window import attribution_micros, find_rivals, resolve_window, seen_files
     from components.storage.uris import local_path
     from components.store.runs import noted
 
     store = local_path(arguments.store)
     with noted(store, arguments.run, STEP) as note:
+        rivals = find_rivals(store, parent=arguments.parent, champion=arguments.champion)
         excluded = excluded_columns(arguments.columns)
-        unread = unread_columns(excluded, store, arguments.champion)
         settings = ExtractionSettings(
             holdout_fraction=arguments.holdout_fraction,
             max_malformed_fraction=arguments.max_malformed_fraction,
@@ -98,25 +104,25 @@ def _extract_window(arguments: argparse.Namespace) -> None:
             replay_days=arguments.replay_days,
             negative_rate=arguments.negative_rate,
             excluded=tuple(excluded),
-            unread=unread,
             attribution=attribution_micros(arguments.attribution_hours),
             late_days=arguments.late_days,
         )
         asked = arguments.window_start or arguments.window_days
-        accepted = None if asked else accepted_model(store, arguments.champion)
-        seen = seen_files(accepted, settings.late_days)
+        seen = seen_files(None if asked else rivals.parent, settings.late_days)
         work = local_path(arguments.work)
         with opened_lake(arguments.lake, work=work) as files:
-            lake = Lake(files=files, unread=unread, seen=seen)
+            lake = Lake(files=files, unread=unread_columns(excluded, rivals.champion), seen=seen)
             window = resolve_window(
                 start=arguments.window_start,
                 end=arguments.window_end,
-                accepted=accepted,
+                parent=rivals.parent,
                 days=arguments.window_days,
+                full_days=arguments.full_days,
                 attribution=settings.attribution,
                 newest=lake.newest,
             )
-            dataset = extract(lake, window, folder=work / arguments.run / STEP, settings=settings)
+            folder = work / arguments.run / STEP
+            dataset = extract(lake, window, folder=folder, settings=settings, rivals=rivals)
         dataset.write(arguments.output)
         note.facts = {
             "train_rows": dataset.num_train_rows,
@@ -127,6 +133,10 @@ def _extract_window(arguments: argparse.Namespace) -> None:
             "duplicates": dataset.num_duplicates,
             "first_event_time": dataset.first_event_time,
             "last_event_time": dataset.last_event_time,
+            "last_learned_time": dataset.last_learned_time,
+            "straddling_rows": dataset.num_straddling_rows,
+            "parent": dataset.parent_model_id,
+            "champion": dataset.champion_model_id,
             "late_clicks": dataset.num_late_clicks,
             "late_rows": dataset.num_late_rows,
         }

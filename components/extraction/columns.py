@@ -24,7 +24,6 @@ from components.contracts.manifests import Model
 from components.contracts.workflow import FeatureWorkflow
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from components.store import models as model_store
 
 
 def excluded_columns(columns: str) -> list[str]:
@@ -47,18 +46,15 @@ def excluded_columns(columns: str) -> list[str]:
     return [name for name in FEATURES if name not in names]
 
 
-def unread_columns(excluded: Collection[str], store: Path, champion: str) -> frozenset[str]:
-    """Those of the excluded features that the champion (`current`, `none` or a model's id) does without, too.
+def unread_columns(excluded: Collection[str], champion: Model | None) -> frozenset[str]:
+    """Those of the excluded features that the champion does without, too; without one, all of them.
 
     Raises:
-        ContractError: the champion is unknown, or its workflow is damaged.
+        ContractError: the champion's workflow is damaged.
     """
-    if not excluded:
-        return frozenset()
-    release = model_store.champion(store, champion)
-    if release is None:
+    if not excluded or champion is None:
         return frozenset(excluded)
-    workflow = FeatureWorkflow.load(local_path(release.model_uri) / Model.WORKFLOW)
+    workflow = FeatureWorkflow.load(local_path(champion.uri) / Model.WORKFLOW)
     return frozenset(excluded) & frozenset(workflow.excluded)
 
 

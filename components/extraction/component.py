@@ -12,12 +12,14 @@ def extraction(
     lake: str,
     window_start: str,
     window_end: str,
+    parent: str,
     champion: str,
     holdout_fraction: float,
     max_malformed_fraction: float,
     replay_share: float,
     replay_days: int,
     window_days: float,
+    full_days: float,
     late_days: int,
     columns: str,
     negative_rate: float,
@@ -32,15 +34,18 @@ def extraction(
         store: Model store; file:// URI or absolute path.
         work: Folder for big data; file:// URI or absolute path.
         lake: Lake with day=YYYY-MM-DD folders of Parquet; absolute path, file:// or gs://.
-        window_start: ISO 8601 UTC, inclusive; empty = after the champion's last trained row, or the first row.
+        window_start: ISO 8601 UTC, inclusive; empty = after the last row that the parent learned.
         window_end: ISO 8601 UTC, exclusive; empty = to the last row.
-        champion: `current`, `none`, or a released model's id.
-        holdout_fraction: Share of the rows, the newest ones, that are kept from training.
+        parent: Model to continue: `current`, `none`, or a model's id.
+        champion: Model to beat: `current`, `none`, or a released model's id.
+        holdout_fraction: Share of the rows, the newest ones, that are kept from training; fewer where parent or
+            champion learned some of them.
         max_malformed_fraction: Share of a file's rows that may be malformed before the step stops.
         replay_share: Share of rows from days before the window among those that training learns from; 0 = none.
         replay_days: Newest days with rows before the window, of which old rows are drawn, also to measure; 0 = none.
         window_days: Days that the window has, counted back from its end; 0 = `window_start` says.
-        late_days: Days before the champion's last row of which rows that came later are learned, too; 0 = none.
+        full_days: The same without a parent, where neither of the two says; 0 = from the first row.
+        late_days: Days before the last row that the parent learned of which late rows are learned, too; 0 = none.
         columns: Features to learn from, comma-separated; empty = all 39.
         negative_rate: Share of the training rows without a click that is kept; 1 = all.
         attribution_hours: Hours after a row in which its click may still come; younger rows wait for a later round.
@@ -55,6 +60,6 @@ def extraction(
     if code := main([*argv, f"--output={raw_dataset.path}"]):
         raise SystemExit(code)
     dataset = RawDataset.read(raw_dataset.path)
-    counted = ("train_rows", "holdout_rows", "late_rows", "replay_rows", "replay_holdout_rows")
+    counted = ("train_rows", "holdout_rows", "straddling_rows", "late_rows", "replay_rows", "replay_holdout_rows")
     for name in (*counted, "malformed", "duplicates"):
         metrics.log_metric(f"num_{name}", getattr(dataset, f"num_{name}"))

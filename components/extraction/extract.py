@@ -1,4 +1,4 @@
-"""The step's work: one window of rows, in time order, split into training rows and the newest as holdout.
+"""The step's work: one window of rows, in time order, split into training rows and those that judge (see `holdout`).
 
 Late rows (see `seen_files`) come before the others in training and are never held out.
 
@@ -11,23 +11,25 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from components.contracts.criteo import EVENT_TIME
 from components.contracts.manifests import RawDataset
+from components.extraction.holdout import Cut, event_times, find_cut, remove_straddling, rows_until
 from components.extraction.lake import Lake
 from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows
-from components.extraction.part_files import PartWriter, cut_newest
+from components.extraction.part_files import PartFile, PartWriter, cut_newest
 from components.extraction.replay import HELD_OUT, REPLAYED, draw_replay
 from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
-from components.extraction.window import days_asked
+from components.extraction.window import NO_RIVALS, Rivals, days_asked, watermark
 from components.runtime.durable import sha256_tree, whole_directory
 from components.runtime.errors import ContractError
 
@@ -50,7 +52,8 @@ class ExtractionSettings:
     """
 
     holdout_fraction: float = 0.1
-    """Share of the window's rows, the newest ones, kept from training; in (0, 1). Each side gets one at least."""
+    """Share of the window's rows, the newest ones, kept from training; in (0, 1). Each side gets one at least. Fewer
+    are kept where a rival learned some of them."""
     max_malformed_fraction: float = DEFAULT_MAX_MALFORMED_FRACTION
     """Share of a file's rows that may be malformed before the step stops; in [0, 1]."""
     replay_share: float = 0.0
@@ -63,11 +66,9 @@ class ExtractionSettings:
     """Share of the training rows without a click that preprocessing is to keep, in (0, 1]."""
     excluded: tuple[str, ...] = ()
     """Features that the run does not learn from, in the order of files."""
-    unread: frozenset[str] = frozenset()
-    """Those of them that are not read from the lake."""
     late_days: int = 1
-    """Days before the last row read whose files are noted, so that a later round knows which rows of them come late; 0
-    = none. Which rows are late in this round the lake knows."""
+    """Days before the last row learned whose files are noted, so that a later round knows which rows of them come late;
+    0 = none. Which rows are late in this round the lake knows."""
     attribution: int = 0
     """Microseconds after a row in which its click may still come; the window ends that long before its request."""
 
@@ -115,11 +116,14 @@ class _CopiedRows:
         self.days.update(dict(zip(numbers.tolist(), counts.tolist())))
 
 
-def extract(lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionSettings) -> RawDataset:
+def extract(
+    lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionSettings, rivals: Rivals = NO_RIVALS
+) -> RawDataset:
     """Writes the window's rows below `folder`, replacing what was there, and returns their manifest.
 
     Raises:
-        ContractError: the window holds too few rows, or a file of the lake is damaged or too malformed.
+        ContractError: the window holds too few rows, or too few that no rival learned; or a file of the lake is damaged
+            or too malformed.
     """
     with whole_directory(folder, replace=True) as aside:
         with MalformedRows(
@@ -128,30 +132,35 @@ def extract(lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionS
             count, parts = _copy_window(lake, window, malformed, folder=aside)
             late = _copy_late(lake, window, malformed, folder=aside)
             malformed.judge()
-        _expect_rows(count, window, lake)
-        num_holdout = min(max(1, round(count.num_rows * settings.holdout_fraction)), count.num_rows - 1)
-        cut_newest(parts.parts, num_holdout, older=aside / "train", newest=aside / "holdout")
-        _prepend_late(aside)
-        num_train = late.num_rows + count.num_rows - num_holdout
         num_late_clicks = lake.late.num_joined
-        num_drawn = {"num_rows": settings.num_replayed(num_train), "num_holdout_rows": num_holdout}
+        _expect_rows(count, window, lake)
+        cut = _cut(parts, window, lake=lake, settings=settings, rivals=rivals)
+        split = _split(parts, cut, num_late=late.num_rows, folder=aside)
+        num_drawn = {"num_rows": settings.num_replayed(split.num_train), "num_holdout_rows": split.num_newer}
         replay = draw_replay(lake, count.first, **num_drawn, num_days=settings.replay_days, folder=aside)
+        num_straddling = _remove_straddling(aside, split.num_newer, window)
         digest = data_digest(aside)
-    logger.info("%s: %d rows to learn, %d of them late; %d held out", window, num_train, late.num_rows, num_holdout)
+    last_learned = max(cut.last_learned, watermark(rivals.parent) if rivals.parent else 0)
+    num_holdout = split.num_newer - num_straddling
+    logger.info("%s: %d rows to learn, %d late; %d held out", window, split.num_train, late.num_rows, num_holdout)
     return RawDataset(
         source_uri=lake.files.uri,
         window_start=to_iso(window.start) if window.start is not None else None,
         window_end=to_iso(window.end) if window.end is not None else None,
         first_event_time=to_iso(count.first),
         last_event_time=to_iso(count.last),
+        last_learned_time=to_iso(last_learned),
         train_uri=(folder / "train").as_uri(),
         holdout_uri=(folder / "holdout").as_uri(),
-        num_train_rows=num_train,
+        num_train_rows=split.num_train,
         num_holdout_rows=num_holdout,
         num_malformed=malformed.num_rows,
         malformed_uri=(folder / MALFORMED_FILE).as_uri() if malformed.num_rows else None,
         num_duplicates=count.num_duplicates + late.num_duplicates,
         digest=digest,
+        parent_model_id=rivals.parent.model_id if rivals.parent else None,
+        champion_model_id=rivals.champion.model_id if rivals.champion else None,
+        num_straddling_rows=num_straddling,
         replay_uri=(folder / REPLAYED).as_uri() if replay.num_rows else None,
         num_replay_rows=replay.num_rows,
         replay_holdout_uri=(folder / HELD_OUT).as_uri() if replay.num_holdout_rows else None,
@@ -161,12 +170,11 @@ def extract(lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionS
         num_late_clicks=num_late_clicks,
         outcomes_digest=lake.late.digest(),
         excluded_columns=list(settings.excluded),
-        unread_columns=[name for name in settings.excluded if name in settings.unread],
         negative_rate=settings.negative_rate,
         attribution_seconds=settings.attribution / 1e6,
-        days=_days_read(lake, window, num_rows=count.days, num_late=late.days),
+        days=_days_read(lake, window, num_rows=count.days, num_late=late.days, num_newer=split.newer_days),
         num_late_rows=late.num_rows,
-        files=_files_seen(lake, count.last, settings.late_days),
+        files=_files_seen(lake, last_learned, settings.late_days),
         schema_mismatches=malformed.schema_mismatches,
     )
 
@@ -180,7 +188,7 @@ def data_digest(folder: Path) -> str:
 
 def _copy_window(
     lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path
-) -> tuple[_CopiedRows, PartWriter]:
+) -> tuple[_CopiedRows, list[PartFile]]:
     """Writes the window's rows below `folder`/all."""
     count = _CopiedRows()
     with PartWriter(folder / WINDOW) as writer:
@@ -191,7 +199,7 @@ def _copy_window(
             count.last = int(times[-1])
             count.add(table, num_duplicates)
             writer.write(table)
-    return count, writer
+    return count, writer.parts
 
 
 def _copy_late(lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path) -> _CopiedRows:
@@ -204,31 +212,95 @@ def _copy_late(lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder
     return count
 
 
-def _days_read(lake: Lake, window: TimeSpan, *, num_rows: Counter[int], num_late: Counter[int]) -> list[dict[str, Any]]:
+def _days_read(
+    lake: Lake, window: TimeSpan, *, num_rows: Counter[int], num_late: Counter[int], num_newer: Counter[int]
+) -> list[dict[str, Any]]:
     """See `RawDataset.days`."""
     days = []
     for number, num in sorted((num_rows + num_late).items()):
         day = date.fromisoformat(to_iso(number * DAY_MICROS)[:10])
         state = {"day": str(day), "version": lake.version_of(day), "digest": lake.digest_of(day, window)}
-        of_late = {"num_late_rows": num_late[number]} if num_late[number] else {}
-        days.append({**state, "num_rows": num, **of_late})
+        among = {"num_late_rows": num_late[number], "num_holdout_rows": num_newer[number]}
+        days.append({**state, "num_rows": num, **{name: part for name, part in among.items() if part}})
     return days
 
 
-def _files_seen(lake: Lake, newest: int, late_days: int) -> dict[str, dict[str, int]]:
+def _files_seen(lake: Lake, last_learned: int, late_days: int) -> dict[str, dict[str, int]]:
     """See `RawDataset.files`."""
-    return {str(day): lake.files_of(day) for day in days_asked(newest, late_days)} if late_days else {}
+    return {str(day): lake.files_of(day) for day in days_asked(last_learned, late_days)} if late_days else {}
 
 
-def _prepend_late(folder: Path) -> None:
-    """Moves the late rows' files to the training rows, where their names come first; nothing is left beside them."""
+class _Split(NamedTuple):
+    """The two sides of the cut."""
+
+    num_train: int
+    """Late rows are among them."""
+    num_newer: int
+    newer_days: Counter[int]
+    """Rows newer than the cut of each day, by its number since 1970."""
+
+
+def _split(parts: list[PartFile], cut: Cut, *, num_late: int, folder: Path) -> _Split:
+    """Moves the window's rows to `folder`/train and `folder`/holdout, and late ones, first by name, to the former."""
+    num_newer = sum(part.num_rows for part in parts) - cut.num_older
+    cut_newest(parts, num_newer, older=folder / "train", newest=folder / "holdout")
     for path in sorted((folder / LATE).iterdir()):
         path.rename(folder / "train" / path.name)
     (folder / LATE).rmdir()
     (folder / WINDOW).rmdir()
+    days: Counter[int] = Counter()
+    for path in (folder / "holdout").iterdir():
+        days.update((event_times(path) // DAY_MICROS).tolist())
+    return _Split(num_late + cut.num_older, num_newer, days)
+
+
+def _remove_straddling(folder: Path, num_newer: int, window: TimeSpan) -> int:
+    """Removes the rows of requests of which rows are learned from `folder`/holdout; how many.
+
+    Raises:
+        ContractError: none would be left.
+    """
+    num_straddling = remove_straddling(folder / "holdout", [folder / "train", folder / REPLAYED])
+    if num_straddling == num_newer:
+        raise ContractError(
+            f"window {window} has {num_newer} newest rows whose requests have older rows, too, expected a request "
+            "whose rows are all new, to judge by"
+        )
+    return num_straddling
 
 
 def _expect_rows(count: _CopiedRows, window: TimeSpan, lake: Lake) -> None:
     if count.num_rows < MIN_ROWS:
         found = f"{count.num_rows} rows" if count.num_rows else "no rows"
         raise ContractError(f"window {window} holds {found}, expected at least {MIN_ROWS}; {lake.describe()}")
+
+
+def _cut(parts: list[PartFile], window: TimeSpan, *, lake: Lake, settings: ExtractionSettings, rivals: Rivals) -> Cut:
+    """Where the rows that are learned end.
+
+    Raises:
+        ContractError: too few rows are newer than what the rivals learned, or all rows are of one time.
+    """
+    num_rows, learned = sum(part.num_rows for part in parts), rivals.learned
+    if learned is not None and (num_newer := num_rows - rows_until(parts, learned)) < MIN_ROWS:
+        raise ContractError(
+            f"window {window} holds {num_newer} rows newer than {to_iso(learned)}, up to which "
+            f"{' or '.join(model.model_id for model in rivals.models)} learned, expected at least {MIN_ROWS}: rows "
+            f"that one of the compared models learned cannot judge; {_enough(lake, learned, settings.attribution)}"
+        )
+    num_wanted = min(max(1, round(num_rows * settings.holdout_fraction)), num_rows - 1)
+    cut = find_cut(parts, num_wanted, learned=learned)
+    if cut is None:
+        raise ContractError(f"window {window} holds {num_rows} rows of one time, expected older and newer ones")
+    return cut
+
+
+def _enough(lake: Lake, learned: int, attribution: int) -> str:
+    """Which window's end leaves enough rows newer than `learned`; for messages."""
+    newer: list[int] = []
+    with MalformedRows(Path(os.devnull), max_fraction=1.0) as ignored:
+        for table, _ in lake.tables(TimeSpan(learned + 1, None), ignored):
+            newer += table.column(EVENT_TIME).cast(pa.int64()).to_pylist()[:MIN_ROWS]
+            if len(newer) >= MIN_ROWS:
+                return f"a window_end of {to_iso(newer[MIN_ROWS - 1] + 1 + attribution)} or later would do"
+    return f"the lake holds {len(newer)} such rows, so no window would do before more have come"

@@ -122,7 +122,7 @@ class Lake:
     unread: frozenset[str] = frozenset()
     """See `RawParquet.unread`."""
     seen: SeenFiles | None = None
-    """What the champion's line saw; None = no row is late."""
+    """What the parent's line saw; None = no row is late."""
     late: LateClicks = field(init=False, repr=False)
     """Clicks that came after their rows were written, joined to the rows as they are read."""
 
@@ -150,7 +150,7 @@ class Lake:
         return digest.hexdigest()
 
     def files_of(self, day: date) -> dict[str, int]:
-        """Bytes by name of all files that are version 0 of a day, or were when the champion's line saw it."""
+        """Bytes by name of all files that are version 0 of a day, or were when the parent's line saw it."""
         here = {base_name(file): file.size for file in self.files.of_day(day).own}
         return dict(sorted({**(self.seen.by_day.get(day, {}) if self.seen else {}), **here}.items()))
 

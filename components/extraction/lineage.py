@@ -1,4 +1,4 @@
-"""Which model saw which version of which day: `evergreen lineage`. Nothing is changed here.
+"""Which model saw which version of which day, and which rows judged it: `evergreen lineage`. Nothing is changed here.
 
 A model that continues a parent keeps what the parent learned; so the rows of a day that has been back-filled since are
 in every model down its line, until one starts from scratch.
@@ -35,6 +35,8 @@ class ModelLineage:
     is_live: bool
     lost: str | None
     """The ancestor after the last of `models` that is not in the store any more; None = the line is whole."""
+    learned_later: list[str]
+    """Models that continue this one and learned all rows that judged it."""
 
     def document(self, day: str | None, versions: dict[str, int] | None) -> dict[str, Any]:
         """What it saw, as JSON holds it.
@@ -44,14 +46,15 @@ class ModelLineage:
             versions: Newest version of each day of the lake; None = the lake was not named.
 
         Returns:
-            model_id, parent_model_id, is_live; `days`, of the model's own round first, each: day, version, num_rows,
-            num_late_rows of these, replay, the model_id that saw it, and where the lake was named its lake_version
-            (None: the lake has no such day) and whether the rows are outdated; `unknown`: ids in the line whose days
-            nobody noted.
+            model_id, parent_model_id, is_live; last_learned_time and last_event_time, between which lie the rows that
+            judged it, and learned_later; `days`, of the model's own round first, each: day, version, num_rows,
+            num_late_rows and num_holdout_rows of these, replay, the model_id that saw it, and where the lake was named
+            its lake_version (None: the lake has no such day) and whether the rows are outdated; `unknown`: ids in the
+            line whose days nobody noted.
         """
         days = []
         for model, entry in [(each, entry) for each in self.models for entry in each.days]:
-            seen = {"num_late_rows": 0, "replay": False, **entry, "model_id": model.model_id}
+            seen = {"num_late_rows": 0, "num_holdout_rows": 0, "replay": False, **entry, "model_id": model.model_id}
             seen.pop("digest", None)
             if versions is not None:
                 newest = versions.get(entry["day"])
@@ -63,6 +66,9 @@ class ModelLineage:
             "model_id": self.models[0].model_id,
             "parent_model_id": self.models[0].parent_model_id,
             "is_live": self.is_live,
+            "last_learned_time": self.models[0].last_learned_time,
+            "last_event_time": self.models[0].last_event_time,
+            "learned_later": self.learned_later,
             "days": days,
             "unknown": unknown,
         }
@@ -110,7 +116,11 @@ def _descent(model_id: str, models: dict[str, Model], *, is_live: bool) -> Model
     while parent in models and models[parent] not in line:
         line.append(models[parent])
         parent = models[parent].parent_model_id
-    return ModelLineage(models=line, is_live=is_live, lost=parent)
+    judged_until = models[model_id].last_event_time
+    # Of times in ISO 8601 and UTC that one function wrote, the texts have the order of the times.
+    children = [each for each in models.values() if each.parent_model_id == model_id]
+    later = [each.model_id for each in children if each.last_learned_time >= judged_until]
+    return ModelLineage(models=line, is_live=is_live, lost=parent, learned_later=later)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -152,11 +162,16 @@ def _lines(document: dict[str, Any]) -> list[str]:
     """What people read of one model."""
     continued = f", continues {document['parent_model_id']}" if document["parent_model_id"] else ", from scratch"
     lines = [f"{document['model_id']}{' (live)' if document['is_live'] else ''}{continued}"]
+    later = f", learned later by {', '.join(document['learned_later'])}" if document["learned_later"] else ""
+    until = document["last_learned_time"]
+    lines.append(f"  learned rows up to {until}, judged by rows up to {document['last_event_time']}{later}")
     for seen in document["days"]:
         through = "" if seen["model_id"] == document["model_id"] else f", through {seen['model_id']}"
         replayed = ", replayed" if seen["replay"] else ""
         late = f", {seen['num_late_rows']} of them late" if seen["num_late_rows"] else ""
-        lines.append(f"  {seen['day']} version {seen['version']}: {seen['num_rows']} rows{late}{replayed}{through}")
+        judging = f", {seen['num_holdout_rows']} of them held out" if seen["num_holdout_rows"] else ""
+        rows = f"{seen['num_rows']} rows{late}{judging}"
+        lines.append(f"  {seen['day']} version {seen['version']}: {rows}{replayed}{through}")
         if seen.get("outdated"):
             lines.append(f"    OUTDATED: the lake has version {seen['lake_version']}")
     return lines + [f"  what {model_id} saw is not known" for model_id in document["unknown"]]

@@ -1,11 +1,13 @@
 """Which rows a round learns: the window, the watermark behind it, late rows, and rows whose label is not final.
 
-This module holds the semantics of rounds and reads no rows; `lake` applies it to files.
+This module holds the semantics of rounds and reads no rows; `lake` applies it to files, `holdout` says which judge.
 
-- Watermark: without an explicit window a round begins after the champion's newest row read. A round that failed, or
-  that validation or the gate refused, leaves no champion, so the next round reads its rows again.
-- Late rows: a row at or before the watermark that arrives in a file which the champion's line has not seen. The
-  champion's manifest names the files of the newest days (`Model.files`); so every row is newer than the watermark, or
+- Watermark: without an explicit window a round begins after the newest row that its parent learned. The rows that
+  judged the parent are newer, so this round learns them. A round that failed, or that validation or the gate refused,
+  becomes nobody's parent, so the next round reads its rows again. Without a parent a round begins with the lake's first
+  row, or `full_days` before its end.
+- Late rows: a row at or before the watermark that arrives in a file which the parent's line has not seen. The
+  parent's manifest names the files of the newest days (`Model.files`); so every row is newer than the watermark, or
   in a seen file, or late. A file belongs to one day, and all of its rows up to the watermark are late, or none.
   Back-filled versions are not late: a window or replay learns them again.
 - Maturity: a row is mature once it is `attribution_hours` old, counted back from the window's end; a younger row
@@ -37,7 +39,7 @@ class SeenFiles:
     """What one line of models saw of the days before its watermark."""
 
     watermark: int
-    """Newest row that it read, microseconds since the epoch."""
+    """Newest row that it learned, microseconds since the epoch."""
     by_day: Mapping[date, Mapping[str, int]]
     """Bytes by name, of the days considered whose files are known; no row of another day is late."""
     unknown: tuple[date, ...] = ()
@@ -56,7 +58,7 @@ class SeenFiles:
         """Logs what cannot be known, and which of the files of `days` were changed since they were seen."""
         if self.unknown:
             logger.warning(
-                "which files of %s the champion's line has seen is not known: no row of them counts as late",
+                "which files of %s the parent's line has seen is not known: no row of them counts as late",
                 ", ".join(map(str, self.unknown)),
             )
         for day, files in days.items():
@@ -80,21 +82,21 @@ def days_asked(newest: int, late_days: int) -> list[date]:
     return [last - timedelta(days=back) for back in range(late_days, -1, -1)]
 
 
-def seen_files(accepted: Model | None, late_days: int) -> SeenFiles | None:
-    """What the champion's line saw of the days that a round asks about; None where it asks about none.
+def seen_files(parent: Model | None, late_days: int) -> SeenFiles | None:
+    """What the parent's line saw of the days that a round asks about; None where it asks about none.
 
     Args:
-        accepted: The champion's model, whose watermark the window begins after; None = there is none, or another
-            window was asked for.
+        parent: The model whose watermark the window begins after; None = there is none, or another window was asked
+            for.
         late_days: Days before the watermark's; 0 = late rows are not learned.
 
     Raises:
         ContractError: the model's manifest names no time, or something else than days.
     """
-    if accepted is None or not late_days:
+    if parent is None or not late_days:
         return None
-    newest = watermark(accepted)
-    known = {parse_day(f"files of model {accepted.model_id}", day): files for day, files in accepted.files.items()}
+    newest = watermark(parent)
+    known = {parse_day(f"files of model {parent.model_id}", day): files for day, files in parent.files.items()}
     asked = days_asked(newest, late_days)
     return SeenFiles(
         watermark=newest,
@@ -118,8 +120,9 @@ def resolve_window(
     *,
     start: str,
     end: str,
-    accepted: Model | None,
+    parent: Model | None,
     days: float = 0.0,
+    full_days: float = 0.0,
     attribution: int = 0,
     newest: Callable[[], int | None] = lambda: None,
 ) -> TimeSpan:
@@ -129,22 +132,26 @@ def resolve_window(
     round. A row's age counts from there and not from this machine's clock, so a retry reads the same rows.
 
     Args:
-        start: ISO 8601, inclusive; empty = after the last row of `accepted`, or from the first row without one.
+        start: ISO 8601, inclusive; empty = after the last row that `parent` learned.
         end: ISO 8601, exclusive; empty = to the last row.
-        accepted: The champion's model; looked at only where neither `start` nor `days` says.
+        parent: The model that the round continues; looked at only where neither `start` nor `days` says.
         days: Length of the window, counted back from its end; 0 = `start` says.
+        full_days: The same for a round without a parent where neither `start` nor `days` says; 0 = from the first row.
         attribution: Microseconds after which a row's label is final.
         newest: Time of the newest row, microseconds since the epoch, None where there is none. Asked only where the
             window depends on it, since it may cost a transfer.
 
     Raises:
-        ContractError: a time is not ISO 8601, `days` contradicts `start` or is no length of time, or the window is
-            empty by its bounds.
+        ContractError: a time is not ISO 8601, `days` contradicts `start`, `days` or `full_days` is no length of time,
+            or the window is empty by its bounds.
     """
-    if not (math.isfinite(days) and days >= 0):
-        raise ContractError(f"window_days is {days}, expected 0 (window_start says) or more")
+    for name, length in (("window_days", days), ("full_days", full_days)):
+        if not (math.isfinite(length) and length >= 0):
+            raise ContractError(f"{name} is {length}, expected 0 (not stated) or more")
     if days and start:
         raise ContractError(f"window_days is {days} with window_start {start!r}, expected one of the two")
+    if not start and not days and parent is None:
+        days = full_days
     requested = parse_time("window_end", end) if end else None
     if requested is None and (days or attribution) and (newest_row := newest()) is not None:
         requested = newest_row + 1
@@ -152,8 +159,8 @@ def resolve_window(
     first = parse_time("window_start", start) if start else None
     if days:
         first = None if last is None else last - round(days * DAY_MICROS)
-    elif not start and accepted:
-        first = watermark(accepted) + 1
+    elif not start and parent:
+        first = watermark(parent) + 1
     window = TimeSpan(first, last)
     if window.is_empty and attribution:
         raise ContractError(
@@ -165,20 +172,46 @@ def resolve_window(
     return window
 
 
-def accepted_model(store: Path, champion: str) -> Model | None:
-    """The model behind the champion (`current`, `none` or a released model's id); None where there is none.
+@dataclass(frozen=True, kw_only=True)
+class Rivals:
+    """The stored models that the round's candidate is compared with, found once for all steps of the run."""
+
+    parent: Model | None = None
+    """The model that it continues."""
+    champion: Model | None = None
+    """The model that it must beat."""
+
+    @property
+    def models(self) -> list[Model]:
+        """Each once."""
+        return list({model.model_id: model for model in (self.parent, self.champion) if model}.values())
+
+    @property
+    def learned(self) -> int | None:
+        """Time of the newest row that one of them learned, microseconds since the epoch; None without any."""
+        return max(map(watermark, self.models), default=None)
+
+
+NO_RIVALS = Rivals()
+
+
+def find_rivals(store: Path, *, parent: str, champion: str) -> Rivals:
+    """The models that `parent` (`current`, `none` or a model's id) and `champion` (a released one's) name.
 
     Raises:
-        ContractError: the champion is unknown, or its manifest is damaged.
+        ContractError: a model is unknown, or its manifest is damaged.
     """
     release = model_store.champion(store, champion)
-    return Model.read(local_path(release.model_uri) / Model.MANIFEST) if release else None
+    return Rivals(
+        parent=model_store.parent(store, parent),
+        champion=Model.read(local_path(release.model_uri) / Model.MANIFEST) if release else None,
+    )
 
 
 def watermark(model: Model) -> int:
-    """Time of the newest row that was read for the model, microseconds since the epoch.
+    """Time of the newest row that the model learned, microseconds since the epoch.
 
     Raises:
         ContractError: the manifest holds no time.
     """
-    return parse_time(f"last_event_time of model {model.model_id}", model.last_event_time)
+    return parse_time(f"last_learned_time of model {model.model_id}", model.last_learned_time)

@@ -58,7 +58,7 @@ def inspect_model(folder: Path) -> Inspection:
     lines = [
         f"folder   {folder}",
         f"model    {manifest.model_id} of backend {manifest.backend}, parent {parent}, seed {manifest.seed}",
-        f"rows     {manifest.num_train_rows:,} up to {manifest.last_event_time}, created {manifest.created_at}",
+        f"rows     {manifest.num_train_rows:,} up to {manifest.last_learned_time}, created {manifest.created_at}",
         f"steps    {manifest.optimizer_step:,} of the optimizer, over all rounds",
         f"network  {network}: " + ", ".join(f"{name} {value}" for name, value in settings.items()),
     ]

@@ -30,7 +30,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="folder URI of the model store")
     parser.add_argument("--work", required=True, help="folder URI for big data; <work>/<run>/preprocessing is written")
-    parser.add_argument("--parent", default="current", help="model to continue: current, none or a model's id")
     parser.add_argument("--raw-dataset", required=True, help="path of the RawDataset manifest")
     parser.add_argument("--output", required=True, help="path of the TrainingSet manifest to write")
     for name, text in SETTINGS.items():
@@ -59,7 +58,7 @@ def _encode_dataset(arguments: argparse.Namespace) -> None:
         from components.preprocessing.preprocess import preprocess
 
         raw = RawDataset.read(arguments.raw_dataset)
-        parent = find_parent(store, arguments.parent)
+        parent = find_parent(store, raw.parent_model_id)
         training_set, note.facts = preprocess(raw, parent=parent, final=final, settings=settings)
         training_set.write(arguments.output)
 

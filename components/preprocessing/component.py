@@ -9,7 +9,6 @@ def preprocessing(
     run: str,
     store: str,
     work: str,
-    parent: str,
     frequency_threshold: int,
     category_ttl_days: float,
     dask_scheduler: str,
@@ -23,7 +22,6 @@ def preprocessing(
         run: Name of the run.
         store: Folder URI of the model store.
         work: Folder URI for big data; the step writes below <work>/<run>/preprocessing.
-        parent: Model whose workflow is extended: current, none or a model's id.
         frequency_threshold: Sightings in training rows, summed over rounds, that a category needs to get an id.
         category_ttl_days: Days unseen after which a category loses its id; 0 = never.
         dask_scheduler: Address of a running Dask scheduler; empty = this machine.

@@ -88,18 +88,15 @@ def expect_parents_columns(excluded_columns: list[str], parent: ParentWorkflow |
         )
 
 
-def find_parent(store: Path, reference: str) -> ParentWorkflow | None:
-    """The parent that `reference` names (`current`, `none` or a model's id); None where there is none.
+def find_parent(store: Path, model_id: str | None) -> ParentWorkflow | None:
+    """The workflow of the parent that extraction found; None where there is none.
 
     Raises:
         ContractError: the model or its workflow is missing, or the workflow is not the one it was trained with.
     """
-    try:
-        model = model_store.parent(store, reference)
-    except OSError as error:
-        raise ContractError(f"parent {reference!r} cannot be read: {error}") from error
-    if model is None:
+    if model_id is None:
         return None
+    model = model_store.stored_model(store, model_id, role="parent")
     folder = local_path(model.uri) / Model.WORKFLOW
     features = FeatureWorkflow.load(folder)
     found, expected = sha256_tree(folder), model.sha256.get("workflow")

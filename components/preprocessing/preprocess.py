@@ -90,6 +90,7 @@ def preprocess(
         workflow_uri=(final / WORKFLOW).as_uri(),
         raw_digest=raw.digest,
         last_event_time=raw.last_event_time,
+        last_learned_time=raw.last_learned_time,
         parent_model_uri=parent.model.uri if parent else None,
         replay_uri=(final / REPLAY).as_uri() if REPLAY in plans else None,
         num_replay_rows=rows.get(REPLAY, 0),

@@ -43,7 +43,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--store", required=True, default=argparse.SUPPRESS, help="model store, an absolute path or file:// URI")
     add("--work", required=True, default=argparse.SUPPRESS, help="intermediate files, an absolute path or file:// URI")
-    add("--parent", default="current", help="model to continue: current, none, or a model id")
     add("--backend", default="pytorch", help="trainer: pytorch or hugectr")
     add("--network", default=network.network, help=f"one of {', '.join(NETWORKS)}; hugectr trains dcn only")
     add(
@@ -109,7 +108,6 @@ def _training_run(flags: argparse.Namespace, store: Path, work: Path) -> Trainin
         run=flags.run,
         store=store,
         work=work,
-        parent=flags.parent,
         backend=flags.backend,
         config=network_config(
             flags.network,

@@ -9,7 +9,6 @@ def training(
     run: str,
     store: str,
     work: str,
-    parent: str,
     backend: str,
     network: str,
     learning_rate: float,
@@ -35,7 +34,6 @@ def training(
         run: Name of the run; a retried task of the same run (preempted ones exit with 75) goes on from its last save.
         store: Folder of the model store.
         work: Folder for intermediate files.
-        parent: Model to continue: current (live when the rows were encoded), none (from scratch), or a model id.
         backend: Trainer: pytorch or hugectr (needs an image with HugeCTR and a GPU).
         network: dcn (Deep & Cross Network), deepfm or dlrm; the parent's, where one is continued.
         learning_rate: Adam's; a first model's at its begin; rounds try shares of it.
@@ -59,7 +57,7 @@ def training(
     from components.training.__main__ import main
 
     flags = run_flags(
-        run=run, store=store, work=work, parent=parent, backend=backend, network=network, learning_rate=learning_rate,
+        run=run, store=store, work=work, backend=backend, network=network, learning_rate=learning_rate,
         batch_size=batch_size, passes=passes, embedding_dim=embedding_dim, num_cross_layers=num_cross_layers,
         tower=tower, dropout=dropout, projection_dim=projection_dim, seed=seed, precision=precision, solver=solver,
         checkpoint_minutes=checkpoint_minutes, training_set=training_set.path,

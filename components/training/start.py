@@ -1,7 +1,7 @@
 """The weights that a fit starts from: fresh ones, or a parent's laid out for this round's vocabularies.
 
 A parent's table is written piece by piece from one mapped file into another, so that no table is held in memory. Which
-model an id names is `store.models`'s, what changed in the vocabularies is `contracts.vocabulary_changes`'.
+model is the parent is extraction's choice, what changed in the vocabularies is `contracts.vocabulary_changes`'.
 
 Here is also the correction for training rows of which only a share without a click was kept
 (`TrainingSet.negative_rate`). Rows without a click that are kept with probability r, whatever their features, have 1/r
@@ -22,7 +22,6 @@ import numpy as np
 
 from components.contracts.criteo import CATEGORICAL
 from components.contracts.manifests import Model, TrainingSet
-from components.contracts.retrain_request import CURRENT
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.models.configs import NetworkConfig, config_from_document
@@ -30,7 +29,6 @@ from components.models.files import TABLE, StoredModel, add_to_bias, chunks, new
 from components.runtime.durable import whole_directory
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from components.store import models as model_store
 
 logger = logging.getLogger(__name__)
 
@@ -71,17 +69,12 @@ def write_initial(folder: Path, config: NetworkConfig, slot_sizes: list[int], *,
                 fresh.weights.table[part] = random.uniform(-(size**-0.5), size**-0.5, shape)
 
 
-def find_parent(store: Path, reference: str, training_set: TrainingSet) -> Model | None:
-    """The model that `reference` names (`current`, `none` or a model's id); None where there is none.
-
-    `current` is what was live when the rows were encoded. Another run's release or a rollback may have come since: the
-    ids are not that model's, and a retry that took it would throw the first try's fit away.
+def read_parent(training_set: TrainingSet) -> Model | None:
+    """The model that the round continues, which the rows were encoded for; None = from scratch.
 
     Raises:
-        ContractError: the model is not there.
+        ContractError: its manifest is absent or damaged.
     """
-    if reference != CURRENT:
-        return model_store.parent(store, reference)
     uri = training_set.parent_model_uri
     return Model.read(local_path(uri) / Model.MANIFEST) if uri else None
 

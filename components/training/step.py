@@ -23,7 +23,7 @@ from components.training.engine import Engine, make_engine, require_backend
 from components.training.fit import FitJob, FitResult, fit
 from components.training.preemption import StopRequest
 from components.training.publish import publish
-from components.training.start import continue_from, find_parent
+from components.training.start import continue_from, read_parent
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,6 @@ class TrainingRun:
     """Model store."""
     work: Path
     """Folder for intermediate files."""
-    parent: str
-    """`current`, `none`, or a model's id."""
     backend: str
     """`pytorch` or `hugectr`."""
     config: NetworkConfig
@@ -69,7 +67,7 @@ def train(
         Preempted: `stop` came; the fit is saved.
     """
     require_backend(asked.backend, asked.config, solver=asked.solver)
-    parent = find_parent(asked.store, asked.parent, training_set)
+    parent = read_parent(training_set)
     folder = asked.work / asked.run / "training"
     created_at = _begin(folder, _fingerprint(asked, training_set, parent), clock)
     result = _fitted(asked, training_set, parent, folder=folder, stop=stop or StopRequest())
@@ -87,6 +85,7 @@ def train(
             optimizer_step=result.optimizer_step,
             progressive=dict(result.progressive),
             last_event_time=training_set.last_event_time,
+            last_learned_time=training_set.last_learned_time,
             raw_digest=training_set.raw_digest,
             sha256=sha256,
             created_at=created_at.isoformat(),

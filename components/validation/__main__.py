@@ -93,6 +93,7 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
             store=store,
             rules=rules,
             champion=read_champion(model) if model else None,
+            parent=model_store.model_folder(store, raw.parent_model_id) if raw.parent_model_id else None,
             schema_path=schema_in_force(store, model / Model.SCHEMA if model else None),
             served=open_served(arguments.served) if arguments.served else None,
             summarize=_choose_summarizer(arguments.beam_options),

@@ -68,7 +68,7 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
     store, run, raw, rules = round_.store, round_.run, round_.raw, round_.rules
     files = parquet_files(local_path(raw.train_uri))
     row_rules = make_row_rules(rules, schema, excluded=raw.excluded_columns)
-    returning = ReturningRows(store, round_.champion.folder if round_.champion else None, raw)
+    returning = ReturningRows(store, round_.parent, raw)
     tally, num_back, dataset = _RowTally(), 0, raw
     if row_rules or returning.taken:
         for name in (TRAIN, QUARANTINED):
@@ -86,7 +86,11 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
         shutil.rmtree(folder / TRAIN, ignore_errors=True)
     if num_gone:
         kept = quarantine_store.keep_quarantined(
-            store, run, folder / QUARANTINED, num_by_rule=dict(tally.quarantined), last_event_time=raw.last_event_time
+            store,
+            run,
+            folder / QUARANTINED,
+            num_by_rule=dict(tally.quarantined),
+            last_learned_time=raw.last_learned_time,
         )
         dataset = replace(dataset, quarantine_uri=kept.as_uri())
     else:
@@ -194,17 +198,17 @@ class ReturningRows:
     """The rows that people took out of quarantine, as one round meets them.
 
     A row in the round's window, or late beside it, comes from the lake: no rule touches it any more. An earlier one is
-    read from the store and learned beside the window, as long as no model of the champion's line has learned it: a
+    read from the store and learned beside the window, as long as no model of the parent's line has learned it: a
     round that took it and was refused has lost nothing. A model's line is known by its parents, what it learned by its
     dataset's digest.
     """
 
-    def __init__(self, store: Path, champion: Path | None, raw: RawDataset) -> None:
+    def __init__(self, store: Path, parent: Path | None, raw: RawDataset) -> None:
         """Reads what is stored.
 
         Args:
             store: The model store.
-            champion: Folder of the model whose line the round continues; None = none.
+            parent: Folder of the model whose line the round continues; None = none.
             raw: The round's rows.
 
         Raises:
@@ -212,13 +216,14 @@ class ReturningRows:
         """
         self._store, self._raw = store, raw
         replayed = quarantine_store.read_replayed(store)
-        learned = _learned_batches(store, champion) if replayed else set()
+        learned = _learned_batches(store, parent) if replayed else set()
         runs = {kept.run: kept for kept in quarantine_store.read_quarantined_runs(store)} if replayed else {}
-        end = moment_of(raw.last_event_time)
-        # Rows later than the window are not learned by this round; they wait for one that reaches them.
-        self.taken = sorted(each for each in replayed - learned if moment_of(runs[each.run].last_event_time) <= end)
+        end = moment_of(raw.last_learned_time)
+        # Rows newer than those that this round learns wait for a round that reaches them.
+        self.taken = sorted(each for each in replayed - learned if moment_of(runs[each.run].last_learned_time) <= end)
         """What is all in this round's dataset, from the store or from the lake."""
-        self._replayed, self._seen = self._read_keys(replayed), self._read_keys(learned)
+        self._seen = self._read_keys(learned)
+        self._replayed = self._read_keys(self.taken) | self._seen
 
     def _read_keys(self, batches: Iterable[QuarantinedBatch]) -> set[RowKey]:
         return {key for rows in self._read_rows(batches) for key in _row_keys(rows)}
@@ -258,9 +263,9 @@ def _row_keys(batch: pa.RecordBatch) -> list[RowKey]:
     return list(zip(batch.column(criteo.REQUEST_ID).to_pylist(), batch.column(criteo.ROW).to_pylist()))
 
 
-def _learned_batches(store: Path, champion: Path | None) -> set[QuarantinedBatch]:
-    """What the champion or a model before it in its line has learned."""
-    line, folder = set(), champion
+def _learned_batches(store: Path, parent: Path | None) -> set[QuarantinedBatch]:
+    """What the parent or a model before it in its line has learned."""
+    line, folder = set(), parent
     while folder is not None and (folder / Model.MANIFEST).exists():
         model = Model.read(folder / Model.MANIFEST)
         line.add(model.raw_digest)

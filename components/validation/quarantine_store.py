@@ -33,8 +33,8 @@ class QuarantinedRun:
     time: str
     num_rows: int
     num_by_rule: dict[str, int]
-    last_event_time: str
-    """Of the run's window."""
+    last_learned_time: str
+    """Of the run's rows; see `manifests.RawDataset`."""
 
 
 class QuarantinedBatch(NamedTuple):
@@ -66,7 +66,7 @@ def rows_folder(store: Path, run: str) -> Path:
     return quarantine_folder(store) / "runs" / run_folder(store, run).name / "rows"
 
 
-def keep_quarantined(store: Path, run: str, rows: Path, *, num_by_rule: dict[str, int], last_event_time: str) -> Path:
+def keep_quarantined(store: Path, run: str, rows: Path, *, num_by_rule: dict[str, int], last_learned_time: str) -> Path:
     """Copies the Parquet files in `rows`, replacing those of an earlier try of the run; returns their folder."""
     final = rows_folder(store, run)
     kept = QuarantinedRun(
@@ -74,7 +74,7 @@ def keep_quarantined(store: Path, run: str, rows: Path, *, num_by_rule: dict[str
         time=datetime.now(timezone.utc).isoformat(),
         num_rows=sum(num_by_rule.values()),
         num_by_rule=num_by_rule,
-        last_event_time=last_event_time,
+        last_learned_time=last_learned_time,
     )
     with whole_directory(final.parent, replace=True) as folder:
         shutil.copytree(rows, folder / final.name)

@@ -47,6 +47,8 @@ class Round:
     """The model store, which keeps quarantined rows."""
     rules: RuleSet
     champion: Champion | None = None
+    parent: Path | None = None
+    """Folder of the model that the round continues; None = from scratch."""
     schema_path: Path | None = None
     """The schema in force; None infers it from these rows."""
     served: Objects | None = None

@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from components.contracts.manifests import RawDataset, ValidationReport
+from components.contracts.manifests import Model, RawDataset, ValidationReport
 from components.runtime.durable import whole_directory
 from components.validation.judge import judge
 from components.validation.measure import Measured, measure
@@ -29,7 +29,7 @@ from components.validation.report import (
 from components.validation.report_page import draw_page
 from components.validation.round import Round
 from components.validation.schema_versions import format_schema
-from components.validation.windows import KeptWindows
+from components.validation.windows import KeptWindows, read_windows
 
 logger = logging.getLogger(__name__)
 
@@ -69,5 +69,5 @@ def _write_measured(round_: Round, measured: Measured, folder: Path) -> None:
     (folder / STATISTICS_FILE).write_bytes(measured.statistics.SerializeToString(deterministic=True))
     measured.counter.statistics().write(folder / REFERENCE_FILE)
     if measured.window.rows:
-        line = round_.champion.windows if round_.champion else KeptWindows(())
+        line = read_windows(round_.parent / Model.WINDOWS) if round_.parent else KeptWindows(())
         line.followed_by(measured.window).write(folder / WINDOWS_FILE)

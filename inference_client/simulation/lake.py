@@ -86,11 +86,12 @@ def _write_day(world: World, lake: Objects, *, day: str, count: int, random: Gen
     for part, start in enumerate(range(0, count, ROWS_PER_FILE)):
         number = np.arange(start, min(start + ROWS_PER_FILE, count))
         drawn = world.draw(len(number), random)
+        request = number // ROWS_PER_REQUEST
         table = raw_table(
             drawn,
-            request_ids=[f"simulated-{world.seed}-{day}-{i // ROWS_PER_REQUEST}" for i in number.tolist()],
+            request_ids=[f"simulated-{world.seed}-{day}-{i}" for i in request.tolist()],
             row=(number % ROWS_PER_REQUEST).astype(np.int32),
-            times=midnight + (number.astype(np.float64) + 0.5) * (86_400.0 / count),
+            times=midnight + (request * ROWS_PER_REQUEST + 0.5) * (86_400.0 / count),
         )
         content = BytesIO()
         pq.write_table(table, content)

@@ -66,9 +66,9 @@ def test_absent_number_stays_none(path):
     assert manifests.Verdict.read(path) == verdict
 
 
-@pytest.mark.parametrize("version", [3, "2", None])
+@pytest.mark.parametrize("version", [4, "3", None])
 def test_unknown_format_version_is_refused(path, version):
-    with pytest.raises(ContractError, match=f"format_version {version}, expected 2"):
+    with pytest.raises(ContractError, match=f"format_version {version}, expected 3"):
         manifests.Model.read(changed(example(manifests.Model), path, format_version=version))
 
 

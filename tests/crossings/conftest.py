@@ -123,19 +123,21 @@ class Chain:
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         subprocess.run([*command, "--reason", "a test"], env=environment, check=True, capture_output=True, timeout=60)
 
-    def turn_to_training(self, run: str, *, validation_report: Path | None = None, **common: object) -> Round:
+    def turn_to_training(
+        self, run: str, *, validation_report: Path | None = None, parent: str = "current", **common: object
+    ) -> Round:
         """Runs the steps up to training and returns their manifests; with a report, all of them but validation."""
         this = Round(run)
-        self._step_of(this, "extraction", lake=self.uri("lake"), champion="current", **self.window, **common)
+        self._step_of(this, "extraction", lake=self.uri("lake"), parent=parent, **self.window, **common)
         raw = this.paths["extraction"]
         if validation_report is None:
             self._step_of(this, "validation", champion="current", raw_dataset=raw, **common)
-        self._step_of(this, "preprocessing", parent="current", raw_dataset=raw, **self.vocabularies, **common)
+        self._step_of(this, "preprocessing", raw_dataset=raw, **self.vocabularies, **common)
         inputs = {
             "training_set": this.paths["preprocessing"],
             "validation_report": validation_report or this.paths["validation"],
         }
-        self._step_of(this, "training", parent="current", **self.fit, **inputs, **common)
+        self._step_of(this, "training", **self.fit, **inputs, **common)
         return this
 
     def turn(self, run: str, *, validation_report: Path | None = None) -> Round:
@@ -185,6 +187,10 @@ def chain(tmp_path_factory, warm):
     write_lake(world, str(chain.root / "lake"), rows=ROWS, days=3, last_day=date(2026, 1, 3), seed=3)
     chain.turn("round-1")
     chain.warm = warm
+    # As if the rows had been extracted when the first model was live already: it is compared with itself.
+    first = chain.rounds[0]
+    live_first = first.paths["extraction"].with_name("live first.json")
+    replace(first.extraction, champion_model_id=first.training.model_id).write(live_first)
     chain.same_rows, _ = chain.step(
         "evaluation",
         "round-1-again",
@@ -192,9 +198,9 @@ def chain(tmp_path_factory, warm):
             "champion": "current",
             "min-auc": 0.0,
             "max-auc-loss": 1.0,
-            "raw-dataset": chain.rounds[0].paths["extraction"],
-            "training-set": chain.rounds[0].paths["preprocessing"],
-            "model": chain.rounds[0].paths["training"],
+            "raw-dataset": live_first,
+            "training-set": first.paths["preprocessing"],
+            "model": first.paths["training"],
         },
     )
     later = world.drifted(Drift(seed=5))

@@ -72,7 +72,8 @@ def test_raw_rows_of_the_driver_are_the_same_rows_to_older_readers(chain, enviro
 
 
 def test_rows_are_neither_lost_nor_made_on_the_way(chain):
-    for this, rows in zip(chain.rounds, (3000, 2000)):
+    held_out = chain.rounds[0].extraction.num_holdout_rows
+    for this, rows in zip(chain.rounds, (3000, held_out + 2000)):
         raw, encoded = this.extraction, this.preprocessing
         assert raw.num_train_rows + raw.num_holdout_rows == rows
         assert (encoded.num_train_rows, encoded.num_holdout_rows) == (raw.num_train_rows, raw.num_holdout_rows)
@@ -85,13 +86,13 @@ def test_every_manifest_names_the_same_data(chain):
         digests = {getattr(this, step).raw_digest for step in ("validation", "preprocessing", "training", "deployment")}
         assert digests == {this.extraction.digest}
         assert this.training.last_event_time == this.extraction.last_event_time
+        assert this.training.last_learned_time == this.extraction.last_learned_time < this.extraction.last_event_time
     assert chain.rounds[0].extraction.digest != chain.rounds[1].extraction.digest
 
 
-def test_second_round_starts_where_the_first_one_ended(chain):
+def test_second_round_starts_where_the_first_one_stopped_to_learn(chain):
     first, second = (this.extraction for this in chain.rounds)
-    assert first.last_event_time < second.first_event_time
-    assert second.window_start is not None
+    assert first.last_learned_time < second.window_start <= second.first_event_time <= first.last_event_time
 
 
 @pytest.mark.parametrize("turn", [0, 1])

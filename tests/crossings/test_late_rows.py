@@ -52,11 +52,17 @@ def test_a_model_names_the_files_that_lay_in_the_lake_in_its_round(chain, third)
 
 def test_late_rows_are_learnt_before_the_windows_and_encoded_as_these_are(chain, third):
     raw = _rows(third.extraction.train_uri)
-    late = raw.slice(0, NUM_LATE)
-    assert third.extraction.num_late_rows == NUM_LATE
+    num_late = third.extraction.num_late_rows
+    late = raw.slice(0, num_late)
+    # Those that are newer than what the second round learned are among the window's.
+    assert NUM_LATE / 2 < num_late < NUM_LATE
+    names = raw[criteo.REQUEST_ID].to_pylist()
+    assert sum(name.startswith("late-") for name in names) == NUM_LATE
     assert all(name.startswith("late-") for name in late[criteo.REQUEST_ID].to_pylist())
-    assert max(late[criteo.EVENT_TIME].to_pylist()).isoformat() <= chain.rounds[1].training.last_event_time
-    assert third.training.num_train_rows == raw.num_rows == NUM_LATE + 750
+    assert max(late[criteo.EVENT_TIME].to_pylist()).isoformat() <= chain.rounds[1].training.last_learned_time
+    judged_before = chain.rounds[1].extraction.num_holdout_rows
+    assert third.training.num_train_rows == raw.num_rows
+    assert raw.num_rows + third.extraction.num_holdout_rows == NUM_LATE + judged_before + 1000
     encoded = _rows(third.preprocessing.train_uri)
     workflow = FeatureWorkflow.load(local_path(third.preprocessing.workflow_uri))
     values = np.stack([raw[n].fill_null(criteo.MISSING_CATEGORY).to_numpy() for n in criteo.CATEGORICAL], axis=1)
@@ -65,6 +71,7 @@ def test_late_rows_are_learnt_before_the_windows_and_encoded_as_these_are(chain,
 
 
 def test_validation_judges_them_with_the_window_and_lineage_tells_their_days(third):
-    assert third.validation.num_rows == NUM_LATE + 750
+    assert third.validation.num_rows == third.extraction.num_train_rows
     told = {each["day"]: each.get("num_late_rows") for each in third.training.days if not each.get("replay")}
-    assert told == {"2026-01-04": NUM_LATE // 2, "2026-01-05": NUM_LATE // 2, "2026-01-06": None}
+    on_second_day = third.extraction.num_late_rows - NUM_LATE // 2
+    assert told == {"2026-01-04": NUM_LATE // 2, "2026-01-05": on_second_day, "2026-01-06": None}

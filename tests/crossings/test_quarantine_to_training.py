@@ -26,15 +26,13 @@ def learn(chain, run, rules):
     Returns:
         The rows that came in, those that validation handed on, training set and model.
     """
-    raw, raw_path = chain.step(
-        "extraction", run, {"lake": chain.uri("lake"), "champion": "current", "holdout-fraction": 0.25}
-    )
+    raw, raw_path = chain.step("extraction", run, {"lake": chain.uri("lake"), "holdout-fraction": 0.25})
     valid_path = chain.root / "manifests" / run / "valid.json"
     flags = {"champion": "current", "raw-dataset": raw_path, "rules": json.dumps(rules), "valid-dataset": valid_path}
     _, report = chain.step("validation", run, flags)
-    flags = {"parent": "current", "raw-dataset": valid_path, "frequency-threshold": 2}
+    flags = {"raw-dataset": valid_path, "frequency-threshold": 2}
     encoded, encoded_path = chain.step("preprocessing", run, flags)
-    flags = {"parent": "current", "training-set": encoded_path, "validation-report": report, **FIT}
+    flags = {"training-set": encoded_path, "validation-report": report, **FIT}
     model, model_path = chain.step("training", run, flags)
     gate = {
         "champion": "current",
@@ -79,7 +77,7 @@ def test_later_steps_learn_from_the_rest_and_the_next_round_from_what_was_taken_
     world = World.create(seed=3)
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=11)
     # Which requests a window's training rows hold is not known before the first look.
-    raw, _ = own.step("extraction", "look", {"lake": own.uri("lake"), "champion": "current", "holdout-fraction": 0.25})
+    raw, _ = own.step("extraction", "look", {"lake": own.uri("lake"), "holdout-fraction": 0.25})
     before = requests_of(raw.train_uri)
     named = sorted(set(before))[:2]
     num_named = sum(name in named for name in before)

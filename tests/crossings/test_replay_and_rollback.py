@@ -49,7 +49,7 @@ def test_old_rows_are_the_lakes_and_reach_training_encoded_as_its_own(chain):
         old, rows = _rows(getattr(raw, f"{name}_uri")), _rows(getattr(encoded, f"{name}_uri"))
         count = getattr(raw, f"num_{name}_rows")
         assert count == getattr(encoded, f"num_{name}_rows") == old.num_rows == rows.num_rows > 0
-        assert max(old[criteo.EVENT_TIME].to_pylist()).isoformat() <= chain.rounds[0].extraction.last_event_time
+        assert max(old[criteo.EVENT_TIME].to_pylist()).isoformat() <= chain.rounds[0].extraction.last_learned_time
         np.testing.assert_array_equal(_ids(rows), workflow.encode_categorical(_raw_categories(old)))
         np.testing.assert_array_equal(rows[criteo.LABEL].to_numpy(), old[criteo.LABEL].to_numpy())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from components.contracts.retrain_request import RetrainRequest
-from components.extraction.window import accepted_model, resolve_window
+from components.extraction.window import find_rivals, resolve_window
 from components.runtime.errors import PermanentError
 from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger
 from monitoring.acting.local_trigger import LocalTrigger
@@ -114,8 +114,8 @@ def test_request_decides_only_what_the_pipeline_asks_for(monitor_asks, inputs, t
 
 def test_extraction_understands_the_requests_window(monitor_asks, tmp_path):
     request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
-    accepted = accepted_model(tmp_path / "store", request.champion)
-    window = resolve_window(start=request.window_start, end=request.window_end, accepted=accepted)
+    rivals = find_rivals(tmp_path / "store", parent=request.parent, champion=request.champion)
+    window = resolve_window(start=request.window_start, end=request.window_end, parent=rivals.parent)
     assert window.start is None
     assert window.end == round(NOW * 1e6) + 1  # the row at that very time belongs to the run
 

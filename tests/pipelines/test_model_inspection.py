@@ -50,7 +50,8 @@ def store_model(tmp_path, tensors):
         Model(
             model_id="m1", uri=folder.as_uri(), backend="pytorch", config=CONFIG.as_document(), slot_sizes=SLOT_SIZES,
             parent_model_id=None, seed=1, num_train_rows=1234, optimizer_step=56, progressive={},
-            last_event_time="2026-01-01T00:00:00+00:00", raw_digest="", created_at="2026-01-02T00:00:00+00:00",
+            last_event_time="2026-01-01T01:00:00+00:00", last_learned_time="2026-01-01T00:00:00+00:00",
+            raw_digest="", created_at="2026-01-02T00:00:00+00:00",
             sha256={part: sha256_tree(folder / part) for part in (Model.WEIGHTS, Model.WORKFLOW)},
         ).write(folder / Model.MANIFEST)  # fmt: skip
         return folder

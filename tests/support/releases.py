@@ -16,7 +16,7 @@ def keep_model(store, model_id, **changes):
     values = {
         "model_id": model_id, "uri": folder.as_uri(), "backend": "pytorch", "config": {}, "slot_sizes": [4] * 26,
         "parent_model_id": None, "seed": 0, "num_train_rows": 12_345, "optimizer_step": 1, "progressive": {},
-        "last_event_time": "", "raw_digest": "", "sha256": {}, "created_at": "",
+        "last_event_time": "", "last_learned_time": "", "raw_digest": "", "sha256": {}, "created_at": "",
     }  # fmt: skip
     Model(**{**values, **changes}).write(folder / Model.MANIFEST)
 

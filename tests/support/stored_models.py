@@ -61,6 +61,7 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
             optimizer_step=1,
             progressive={"auc": None, "log_loss": None},
             last_event_time="2026-01-01T00:00:00+00:00",
+            last_learned_time="2026-01-01T00:00:00+00:00",
             raw_digest="digest",
             sha256={part: sha256_tree(folder / part) for part in (Model.WEIGHTS, Model.WORKFLOW)},
             created_at="2026-01-01T00:00:00+00:00",
@@ -73,8 +74,9 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
         pq.write_table(table.slice(n // 2), holdout / "part-1.parquet")
         raw = RawDataset(
             source_uri="file:///lake", window_start=None, window_end=None, first_event_time="", last_event_time="",
-            train_uri=holdout.as_uri(), holdout_uri=holdout.as_uri(), num_train_rows=n, num_holdout_rows=n,
-            num_malformed=0, malformed_uri=None, num_duplicates=0, digest="digest",
+            last_learned_time="", train_uri=holdout.as_uri(), holdout_uri=holdout.as_uri(),
+            num_train_rows=n, num_holdout_rows=n, num_malformed=0, malformed_uri=None, num_duplicates=0,
+            digest="digest",
         )  # fmt: skip
         scores = tmp_path / f"scores-{seed}.npz"
         np.savez(scores, candidate=toy.scores(workflow, *raw_rows(n, seed)).astype(np.float32))

@@ -99,6 +99,7 @@ def training_sets(root: Path):
             workflow_uri=write_workflow(folder / "workflow", slot_sizes, workflow_start).as_uri(),
             raw_digest=f"digest of {name}",
             last_event_time="2026-01-02T03:04:05+00:00",
+            last_learned_time="2026-01-02T03:04:04+00:00",
             parent_model_uri=None,
         )
 

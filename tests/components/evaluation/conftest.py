@@ -220,6 +220,7 @@ class Round:
         hashes = {"graph": sha256_file(graph)}
         made = release(self.store, version, model_id, graph_uri=graph.as_uri(), sha256=hashes)
         make_live(self.store, made)
+        self.change("raw", champion_model_id=model_id)
         return made
 
 
@@ -297,6 +298,7 @@ def make_round(raw_table, tmp_path):
                 workflow_uri=(root / "workflow").as_uri(),
                 raw_digest="digest",
                 last_event_time="",
+                last_learned_time="",
                 parent_model_uri=(root / "parent").as_uri(),
             ),
             model=Model.read(model_folder / Model.MANIFEST),

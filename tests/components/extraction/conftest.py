@@ -8,6 +8,7 @@ import io
 import json
 import random
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +22,12 @@ from components.store import promotion_journal
 from components.store.models import model_folder, release_path
 from tests.support.releases import keep_model
 from tests.support.releases import release as write_release
+
+
+@pytest.fixture
+def raw_table(raw_table):
+    """Rows of different times, each a request of its own unless a test says otherwise."""
+    return partial(raw_table, request_rows=1)
 
 
 @pytest.fixture
@@ -132,12 +139,12 @@ def flags(tmp_path, raw_table, write_lake):
 
 @pytest.fixture
 def released(tmp_path):
-    """Releases a model whose newest row is of `last_event_time`, and which has `more` in its manifest."""
+    """Releases a model whose newest learned row is of `last_learned_time`, and which has `more` in its manifest."""
 
-    def release(last_event_time: str, *, model_id: str = "m1", version: int = 1, **more) -> None:
+    def release(last_learned_time: str, *, model_id: str = "m1", version: int = 1, **more) -> None:
         store = tmp_path / "my store"
         folder = model_folder(store, model_id)
-        keep_model(store, model_id, last_event_time=last_event_time, **more)
+        keep_model(store, model_id, last_learned_time=last_learned_time, **more)
         write_release(store, version, model_id)
         promotion = promotion_journal.Promotion(
             time="2026-03-03T00:00:00+00:00", action="release", version=version, previous_version=None,

@@ -12,7 +12,7 @@ from components.contracts.manifests import Model, RawDataset
 from components.contracts.workflow import FeatureWorkflow
 from components.extraction.columns import unread_columns
 from components.storage.uris import local_path
-from components.store.models import model_folder
+from components.store.models import model_folder, stored_model
 
 EXCLUDED = ["I2", "I13", "C7", "C26"]
 ASKED = ",".join(name for name in FEATURES if name not in EXCLUDED)
@@ -50,7 +50,7 @@ def values_in(dataset, names):
 def test_excluded_columns_are_null_in_the_rows_and_named_in_the_manifest(flags, run_main):
     assert run_main(flags, columns=ASKED) == 0
     dataset = RawDataset.read(flags["--output"])
-    assert dataset.excluded_columns == dataset.unread_columns == EXCLUDED
+    assert dataset.excluded_columns == EXCLUDED
     found = values_in(dataset, FEATURES)
     for part in found.values():
         assert {name for name, num in part.items() if num == 0} == set(EXCLUDED)
@@ -70,7 +70,6 @@ def test_what_the_champion_learns_from_is_read_all_the_same(flags, run_main, cha
     assert run_main(flags, columns=ASKED) == 0
     dataset = RawDataset.read(flags["--output"])
     assert dataset.excluded_columns == EXCLUDED
-    assert dataset.unread_columns == ["I13", "C26"]
     found = values_in(dataset, EXCLUDED)
     for part in found.values():
         assert (part["I13"], part["C26"]) == (0, 0)
@@ -79,7 +78,6 @@ def test_what_the_champion_learns_from_is_read_all_the_same(flags, run_main, cha
 
 def test_a_chain_of_rounds_without_a_column_reads_it_in_none(tmp_path, champion_without):
     champion_without(*EXCLUDED)
-    store = tmp_path / "my store"
-    assert unread_columns(EXCLUDED, store, "current") == set(EXCLUDED)
-    assert unread_columns(EXCLUDED, store, "none") == set(EXCLUDED)
-    assert unread_columns([], store, "no such model") == set()
+    champion = stored_model(tmp_path / "my store", "m1")
+    assert unread_columns(EXCLUDED, champion) == unread_columns(EXCLUDED, None) == set(EXCLUDED)
+    assert unread_columns([], champion) == set()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
 
 import pytest
 from kfp import dsl
 
+from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.extraction.component import extraction
 from components.store.runs import read_notes
+from tests.support.lakes import rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
@@ -23,25 +26,81 @@ def test_paths_with_spaces_and_uris_are_served(flags, tmp_path, run_main):
     assert (note.step, note.state, note.facts["train_rows"]) == ("extraction", "done", 900)
 
 
-def test_the_window_starts_after_the_champions_last_trained_row(flags, released, run_main):
-    first_half = RawDataset
+def test_the_window_starts_after_the_last_row_that_the_parent_learned(flags, released, run_main):
     assert run_main(flags, window_end="2026-03-02T00:00:00Z") == 0
-    trained = first_half.read(flags["--output"])
-    released(trained.last_event_time)
+    first = RawDataset.read(flags["--output"])
+    judged_by = rows_in(first.holdout_uri)
+    assert (first.num_train_rows, first.num_holdout_rows) == (450, 50)
+    assert first.last_learned_time < first.last_event_time
+    released(first.last_learned_time)
     assert run_main(flags) == 0
     dataset = RawDataset.read(flags["--output"])
-    assert dataset.num_train_rows + dataset.num_holdout_rows == 500
+    assert dataset.num_train_rows + dataset.num_holdout_rows == 550, "those that judged the first are learned now"
     assert dataset.window_start is not None
-    assert trained.last_event_time < dataset.window_start <= dataset.first_event_time
+    assert first.last_learned_time < dataset.window_start <= dataset.first_event_time
+    assert (dataset.parent_model_id, dataset.champion_model_id) == ("m1", "m1")
+    assert dataset.first_event_time == judged_by[0][criteo.EVENT_TIME].isoformat()
+
+
+def test_a_run_from_scratch_reads_the_whole_lake_or_a_span_and_is_judged_by_what_nobody_learned(
+    flags, released, run_main
+):
+    released("2026-03-02T21:36:00+00:00")  # 50 rows are newer
+    assert run_main(flags, parent="none") == 0
+    full = RawDataset.read(flags["--output"])
+    assert (full.window_start, full.num_train_rows, full.num_holdout_rows) == (None, 951, 49)
+    assert (full.parent_model_id, full.champion_model_id) == (None, "m1")
+    assert full.last_learned_time == "2026-03-02T21:36:00+00:00"
+    assert run_main(flags, parent="none", full_days="0.5") == 0
+    half = RawDataset.read(flags["--output"])
+    assert (half.num_train_rows, half.num_holdout_rows) == (225, 25), "a tenth, all newer"
+    assert run_main(flags, parent="none", full_days="0.5", window_days="1") == 0
+    assert RawDataset.read(flags["--output"]).num_train_rows == 451
+    assert run_main(flags, full_days="0.1") == 0
+    assert RawDataset.read(flags["--output"]).num_train_rows == 44, "a round with a parent follows it"
+
+
+def test_an_older_parent_learns_all_that_came_since_it(flags, released, run_main):
+    released("2026-03-01T12:00:00+00:00", model_id="m1", version=1)
+    released("2026-03-02T12:00:00+00:00", model_id="m2", version=2)
+    assert run_main(flags, parent="m1") == 0
+    dataset = RawDataset.read(flags["--output"])
+    assert dataset.window_start == "2026-03-01T12:00:00.000001+00:00"
+    assert (dataset.num_train_rows, dataset.num_holdout_rows) == (674, 75)
+    assert (dataset.parent_model_id, dataset.champion_model_id) == ("m1", "m2")
+
+
+def test_a_window_without_rows_that_nobody_learned_is_refused_with_one_that_would_do(flags, released, run_main, capsys):
+    released("2026-03-02T12:00:00+00:00")
+    asked = {"window_start": "2026-03-01", "window_end": "2026-03-02T12:20:00Z"}
+    assert run_main(flags, **asked) == 2
+    message = capsys.readouterr().err
+    assert "holds 6 rows newer than 2026-03-02T12:00:00+00:00, up to which m1 learned, expected at least 10" in message
+    (would_do,) = re.findall(r"a window_end of (\S+) or later would do", message)
+    assert run_main(flags, **{**asked, "window_end": would_do}) == 0
+    dataset = RawDataset.read(flags["--output"])
+    assert (dataset.num_train_rows, dataset.num_holdout_rows) == (751, 10)
+    released("2026-03-02T23:50:00+00:00", model_id="m2", version=2)
+    assert run_main(flags, parent="none") == 2
+    assert "the lake holds 3 such rows, so no window would do before more have come" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reference", ["m1,m2", "current, m2", "m1 m2"])
+def test_two_parents_are_refused_as_such(flags, run_main, capsys, reference):
+    assert run_main(flags, parent=reference) == 2
+    expected = f"parent is {reference!r}, which names 2 models, expected one: models cannot be merged"
+    assert expected in capsys.readouterr().err
 
 
 REFUSED = {
     "nothing new": ({"window_start": "2026-05-01"}, "holds no rows, expected at least 10"),
     "start after end": ({"window_start": "2026-03-02", "window_end": "2026-03-01"}, "is empty, expected its start"),
     "not a time": ({"window_start": "yesterday"}, "window_start is 'yesterday', expected an ISO 8601 time"),
+    "unknown parent": ({"parent": "m9"}, "parent 'm9' is not in the model store"),
     "unknown champion": ({"champion": "m9"}, "champion 'm9' was never released"),
     "holdout of all": ({"holdout_fraction": "1"}, "holdout_fraction is 1.0, expected"),
     "days and a start": ({"window_days": "2", "window_start": "2026-03-01"}, "window_days is 2.0 with window_start"),
+    "negative full days": ({"full_days": "-1"}, "full_days is -1.0, expected 0"),
     "no column": ({"columns": "I1,label"}, "columns name ['label'], expected some of I1 to I13 and C1 to C26"),
     "rate above one": ({"negative_rate": "1.5"}, "negative_rate is 1.5, expected more than 0 and at most 1"),
     "negative late days": ({"late_days": "-1"}, "late_days is -1, expected 0"),
@@ -79,15 +138,16 @@ def test_the_component_writes_the_manifest_and_counts(flags, tmp_path):
     metrics = dsl.Metrics(name="metrics", uri=str(tmp_path / "metrics"), metadata={})
     arguments = {
         "run": "r", "store": flags["--store"], "work": flags["--work"], "lake": flags["--lake"], "window_start": "",
-        "window_end": "", "champion": "current", "holdout_fraction": 0.2, "max_malformed_fraction": 0.0,
-        "replay_share": 0.0, "replay_days": 7, "window_days": 0.0, "late_days": 1, "columns": "", "negative_rate": 1.0,
-        "attribution_hours": 0.0,
+        "window_end": "", "parent": "current", "champion": "current", "holdout_fraction": 0.2,
+        "max_malformed_fraction": 0.0, "replay_share": 0.0, "replay_days": 7, "window_days": 0.0, "full_days": 0.0,
+        "late_days": 1, "columns": "", "negative_rate": 1.0, "attribution_hours": 0.0,
     }  # fmt: skip
     extraction.python_func(**arguments, raw_dataset=raw_dataset, metrics=metrics)
     assert RawDataset.read(raw_dataset.path).num_holdout_rows == 200
     assert metrics.metadata == {
         "num_train_rows": 800,
         "num_holdout_rows": 200,
+        "num_straddling_rows": 0,
         "num_replay_rows": 0,
         "num_replay_holdout_rows": 0,
         "num_late_rows": 0,

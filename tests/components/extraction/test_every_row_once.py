@@ -1,6 +1,9 @@
-"""Every row of the lake is learned exactly once, whatever files come late and whichever rounds fail or are refused.
+"""Every row of the lake is learned exactly once by the line of models that owns it.
 
-Judged by a ledger of its own: which row lies in which files, when these came, and what was learned by whom.
+Whatever files come late, whichever rounds fail, are refused or tried again, from scratch or from an older parent, and
+although the newest rows of every round are held out. Judged by a ledger of its own: which row lies in which files, when
+these came, and what each line learned, counted in the folders that preprocessing reads for training, not by manifests
+(`tests/crossings/test_rounds.py` counts by training's own reader).
 """
 
 from __future__ import annotations
@@ -10,17 +13,32 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
-from tests.support.lakes import keys_in
+from components.storage.uris import local_path
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
-DAYS, ROWS, ROUNDS = 4, 320, 6
+DAYS, ROWS, NEW_ROWS, ROUNDS = 4, 320, 20, 7
 File = tuple[date, str]
+NUMBER = "I1"
+"""The column that holds a row's number."""
+
+
+@dataclass
+class Line:
+    """What one model learned, itself or through the models that it continues."""
+
+    watermark: datetime | None = None
+    known: set[File] = field(default_factory=set)
+    """Files that were there in its round."""
+    learned: Counter[int] = field(default_factory=Counter)
+    passed_over: set[int] = field(default_factory=set)
+    """Rows that came when their day was too old, or older than the span of a run from scratch."""
 
 
 @dataclass
@@ -28,37 +46,38 @@ class Ledger:
     """What there is, what has come, and what the accepted rounds learned."""
 
     times: list[datetime]
+    requests: list[str]
     files: dict[File, list[int]] = field(default_factory=dict)
     """Rows, by number."""
     comes_at: dict[File, int] = field(default_factory=dict)
     """Round before which the file comes."""
-    watermark: datetime | None = None
-    known: set[File] = field(default_factory=set)
-    """Files that were there in the last accepted round."""
-    learned: Counter[int] = field(default_factory=Counter)
-    passed_over: set[int] = field(default_factory=set)
-    """Rows that came when their day was too old."""
+    lines: dict[str, Line] = field(default_factory=dict)
+    """By model id, the newest last."""
 
     def here(self, number: int) -> set[File]:
         return {file for file, at in self.comes_at.items() if at <= number}
 
-    def expected(self, number: int, late_days: int) -> tuple[set[int], set[int]]:
-        """Rows that the round is to learn by their time, and late ones."""
-        fresh, late = set(), set()
+    def expected(self, number: int, line: Line, late_days: int) -> tuple[set[int], set[int], set[int]]:
+        """Rows that a round of the line is to read by their time, late ones, and those that come too late."""
+        fresh, late, lost = set(), set(), set()
+        known = {row for file in line.known for row in self.files[file]}
         for file in self.here(number):
             for row in self.files[file]:
-                if self.watermark is None or self.times[row] > self.watermark:
+                if line.watermark is None or self.times[row] > line.watermark:
                     fresh.add(row)
-                elif file not in self.known and row not in self.learned:
-                    in_time = file[0] >= self.watermark.date() - timedelta(days=late_days)
-                    (late if in_time else self.passed_over).add(row)
-        return fresh, late
+                elif file not in line.known and row not in known:
+                    in_time = file[0] >= line.watermark.date() - timedelta(days=late_days)
+                    (late if in_time else lost).add(row)
+        return fresh, late, lost - line.learned.keys()
+
+    def requests_of(self, rows) -> set[str]:
+        return {self.requests[row] for row in rows}
 
 
-def make_ledger(source: random.Random, times: list[datetime]) -> Ledger:
+def make_ledger(source: random.Random, table) -> Ledger:
     """Each row in one file of its day, one in twelve in another too; files hold about five hours, and come anyhow."""
-    ledger = Ledger(times)
-    for row, time in enumerate(times):
+    ledger = Ledger(table[criteo.EVENT_TIME].to_pylist(), table[criteo.REQUEST_ID].to_pylist())
+    for row, time in enumerate(ledger.times[:ROWS]):
         hour = time.hour + source.gauss(0, 2)
         names = {f"part-{int(hour // 5) % 5}.parquet"} | ({"again.parquet"} if source.random() < 1 / 12 else set())
         for name in names:
@@ -66,19 +85,37 @@ def make_ledger(source: random.Random, times: list[datetime]) -> Ledger:
     for file in ledger.files:
         map_in_order = (file[0] - START.date()).days * ROUNDS / DAYS
         ledger.comes_at[file] = min(ROUNDS - 2, max(0, int(map_in_order + source.choice([-1, 0, 0, 0, 1, 2, 3]))))
+    # Something new, without which the last round has no window.
+    new = (START + timedelta(days=DAYS)).date(), "new.parquet"
+    ledger.files[new], ledger.comes_at[new] = list(range(ROWS, ROWS + NEW_ROWS)), ROUNDS - 1
     return ledger
 
 
-@pytest.mark.parametrize("seed", range(4))
+def numbered_rows(raw_table, seed: int, request_rows: int):
+    """A row every 18 minutes, then new ones; column `NUMBER` numbers them."""
+    old = raw_table(ROWS, seed=seed, start=START.timestamp(), seconds=DAYS * 86_400, request_rows=request_rows)
+    start = (START + timedelta(days=DAYS)).timestamp()
+    table = pa.concat_tables([old, raw_table(NEW_ROWS, seed=ROWS + seed, start=start, seconds=60, request_rows=2)])
+    numbers = pa.array(np.arange(len(table), dtype=np.float32))
+    return table.set_column(table.column_names.index(NUMBER), NUMBER, numbers)
+
+
+def rows_read(uri: str | None, num_rows: int) -> list[int]:
+    """The numbers of a folder's rows as preprocessing reads them: all files by name, as many rows as were stated."""
+    paths = sorted(local_path(uri).glob("*.parquet")) if uri else []
+    numbers = [int(number) for path in paths for number in pq.ParquetFile(path).read([NUMBER])[NUMBER].to_pylist()]
+    assert len(numbers) == num_rows
+    return numbers
+
+
+@pytest.mark.parametrize("seed", range(8))
 def test_a_chain_of_rounds_learns_each_row_once(seed, flags, run_main, released, raw_table, tmp_path):
     source = random.Random(seed)
-    table = raw_table(ROWS, seed=seed, start=START.timestamp(), seconds=DAYS * 86_400)
-    ledger = make_ledger(source, table[criteo.EVENT_TIME].to_pylist())
-    number_of = {key: i for i, key in enumerate(zip(table["request_id"].to_pylist(), table["row"].to_pylist()))}
+    table = numbered_rows(raw_table, seed, request_rows=source.choice([1, 3, 7]))
+    ledger = make_ledger(source, table)
     late_days, attribution_hours = source.choice([1, 2, DAYS]), source.choice([0, 8])
     flags |= {"--lake": (tmp_path / "chain").as_uri(), "--late-days": str(late_days), "--replay-share": "0.1"}
     flags |= {"--replay-days": "1"}
-    late_in_all = 0
     for number in range(ROUNDS):
         for day, name in sorted(ledger.here(number) - ledger.here(number - 1)):
             folder = tmp_path / "chain" / f"day={day}"
@@ -86,14 +123,11 @@ def test_a_chain_of_rounds_learns_each_row_once(seed, flags, run_main, released,
             rows = source.sample(ledger.files[day, name], len(ledger.files[day, name]))
             pq.write_table(table.take(pa.array(rows)), folder / name, row_group_size=16)
         last = number == ROUNDS - 1
-        asked = {"attribution_hours": "0" if last else str(attribution_hours)}
+        full_days = 0 if last else source.choice([0, 0, 2])
+        parent = source.choice(["current"] * 5 + ["none", *ledger.lines]) if not last else "current"
+        asked = {"parent": parent, "full_days": str(full_days), "holdout_fraction": str(source.choice([0.1, 0.3]))}
+        asked["attribution_hours"] = "0" if last else str(attribution_hours)
         fate = "accepted" if last or number == 0 else source.choice(["accepted", "accepted", "refused", "failed"])
-        if last:  # Something new, without which a round has no window.
-            next_day = START + timedelta(days=DAYS)
-            folder = tmp_path / "chain" / f"day={next_day.date()}"
-            folder.mkdir()
-            new = raw_table(20, seed=ROWS + seed, start=next_day.timestamp(), seconds=60)
-            pq.write_table(new, folder / "new.parquet")
         if fate == "failed":
             assert run_main(flags, run=f"round {number}", max_malformed_fraction="2") == 2
             continue
@@ -104,28 +138,39 @@ def test_a_chain_of_rounds_learns_each_row_once(seed, flags, run_main, released,
         if source.random() < 0.3:  # A task that is tried again.
             assert run_main(flags, run=f"round {number}", **asked) == 0
             assert RawDataset.read(flags["--output"]) == dataset
-        fresh, late = ledger.expected(number, late_days)
+        line = ledger.lines.get(dataset.parent_model_id or "", Line())
+        fresh, late, lost = ledger.expected(number, line, late_days)
         if not last:
-            newest = datetime.fromisoformat(dataset.last_event_time)
             youngest = max(ledger.times[row] for file in ledger.here(number) for row in ledger.files[file])
             mature = youngest - timedelta(hours=attribution_hours)
             fresh = {row for row in fresh if ledger.times[row] <= mature}
-            assert newest == max(ledger.times[row] for row in fresh)
-        found = [number_of.get(key) for uri in (dataset.train_uri, dataset.holdout_uri) for key in keys_in(uri)]
-        found = [row for row in found if row is not None]
-        assert Counter(found) == Counter({*fresh, *late})
-        assert set(found[: dataset.num_late_rows]) == late
-        assert sorted(found) == found, "rows come in the order of time"
-        assert not late & {number_of.get(key) for uri in (dataset.replay_uri,) if uri for key in keys_in(uri)}
+            if full_days and dataset.parent_model_id is None:
+                older = {row for row in fresh if ledger.times[row] <= mature - timedelta(days=full_days)}
+                fresh, lost = fresh - older, lost | older
+            assert datetime.fromisoformat(dataset.last_event_time) == max(ledger.times[row] for row in fresh)
+        watermark = datetime.fromisoformat(dataset.last_learned_time)
+        learned = rows_read(dataset.train_uri, dataset.num_train_rows)
+        judging = rows_read(dataset.holdout_uri, dataset.num_holdout_rows)
+        newer = {row for row in fresh if ledger.times[row] > watermark}
+        assert Counter(learned) == Counter({*fresh, *late} - newer)
+        assert set(learned[: dataset.num_late_rows]) == late
+        assert sorted(learned) == learned, "rows come in the order of time"
+        assert len(judging) + dataset.num_straddling_rows == len(newer)
+        assert judging
+        replayed = rows_read(dataset.replay_uri, dataset.num_replay_rows)
+        assert not {*learned, *judging} & {*replayed}
+        after = Line(watermark, ledger.here(number), line.learned + Counter(learned), line.passed_over | lost)
+        contestants = [after, *([ledger.lines[dataset.champion_model_id]] if dataset.champion_model_id else [])]
+        for each in contestants:
+            assert not ledger.requests_of(judging) & ledger.requests_of(each.learned)
+        assert ledger.requests_of(newer - {*judging}) <= ledger.requests_of([*learned, *replayed])
         if fate == "refused":
             continue
-        late_in_all += len(late)
-        ledger.learned.update(found)
-        ledger.watermark, ledger.known = datetime.fromisoformat(dataset.last_event_time), ledger.here(number)
-        released(dataset.last_event_time, model_id=f"m{number}", version=number + 1, files=dataset.files)
-    assert set(ledger.learned.values()) == {1}
-    lost = {*range(ROWS)} - ledger.learned.keys()
-    assert lost <= ledger.passed_over
-    assert late_in_all > 0
-    if late_days == DAYS:
-        assert not lost
+        ledger.lines[f"m{number}"] = after
+        released(dataset.last_learned_time, model_id=f"m{number}", version=number + 1, files=dataset.files)
+    for line in ledger.lines.values():
+        assert set(line.learned.values()) == {1}
+    newest = ledger.lines[f"m{ROUNDS - 1}"]
+    assert {row for row, time in enumerate(ledger.times) if time <= newest.watermark} - newest.learned.keys() <= (
+        newest.passed_over
+    )

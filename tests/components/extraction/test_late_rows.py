@@ -27,6 +27,7 @@ class Rounds:
     def __init__(self, root, flags, run_main, released):
         self.lake, self._run_main, self._released = root / "a lake", run_main, released
         self.flags = {**flags, "--lake": self.lake.as_uri(), "--replay-days": "0", "--late-days": "1"}
+        self.flags["--holdout-fraction"] = "1e-9"  # one row
         self.num = 0
 
     def add(self, table, name: str) -> None:
@@ -46,6 +47,7 @@ class Rounds:
         return dataset
 
     def accept(self, dataset: RawDataset, **changed) -> None:
+        """As if the model had learned the row held out, too: the watermark is the newest row read."""
         told = {"files": dataset.files, "days": dataset.days, **changed}
         self._released(dataset.last_event_time, model_id=f"m{self.num}", version=self.num, **told)
 
@@ -79,7 +81,7 @@ def test_rows_that_came_after_newer_ones_were_learnt_are_learnt_first_and_never_
     late = between(20, 30, step=2)
     rounds.add(late, "b.parquet")
     rounds.add(between(30, 48), "c.parquet")
-    dataset = rounds.turn()
+    dataset = rounds.turn(holdout_fraction="0.1")
     assert dataset.num_late_rows == late.num_rows == 50
     assert keys_in(dataset.train_uri)[:50] == keys_of(late)
     learned = keys_in(dataset.train_uri) + keys_in(dataset.holdout_uri)
@@ -251,7 +253,8 @@ def test_of_a_bucket_only_days_with_unseen_files_are_fetched(rounds, between, cl
     assert dataset.num_late_rows == 0
     assert {name.partition("/")[0] for name in fetched(cloud_storage.seen)} == {"day=2026-03-03"}
     # Known from their names, whether fetched or not, and whether the champion knew them or not.
-    own = rounds.turn("refused", lake=URI, window_start="2026-03-03T12:00:00Z", late_days="2")
+    alone = {"parent": "none", "champion": "none"}
+    own = rounds.turn("refused", lake=URI, window_start="2026-03-03T12:00:00Z", late_days="2", **alone)
     assert {day: set(files) for day, files in own.files.items()} == {
         "2026-03-01": {"a.parquet"},
         "2026-03-02": {"a.parquet"},

@@ -26,15 +26,16 @@ def saw(day: str, version: int, num_rows: int, **more) -> dict:
 def store(tmp_path):
     """m1 from scratch, m2 from m1 (live), m3 from m2, other from scratch; old from a model that is gone."""
     days = {
-        "m1": (None, [saw("2026-03-01", 0, 100), saw("2026-03-02", 0, 50)]),
+        "m1": (None, [saw("2026-03-01", 0, 100), saw("2026-03-02", 0, 50, num_holdout_rows=15)]),
         "m2": ("m1", [saw("2026-03-02", 0, 60), saw("2026-03-01", 1, 20, replay=True)]),
         "m3": ("m2", [saw("2026-03-03", 0, 70, num_late_rows=9)]),
         "other": (None, [saw("2026-03-02", 1, 110)]),
         "old": ("gone", []),
     }
     root = tmp_path / "my store"
-    for model_id, (parent, seen) in days.items():
-        keep_model(root, model_id, parent_model_id=parent, days=seen)
+    for number, (model_id, (parent, seen)) in enumerate(days.items()):
+        times = {"last_learned_time": f"{number}1", "last_event_time": f"{number}9"}
+        keep_model(root, model_id, parent_model_id=parent, days=seen, **times)
     promotion_journal.append_promotion(
         root,
         promotion_journal.Promotion(
@@ -83,6 +84,17 @@ def test_a_model_carries_what_its_line_of_descent_saw(told):
     ]
     assert (m3["parent_model_id"], m3["is_live"], m3["unknown"]) == ("m2", False, [])
     assert [each["num_late_rows"] for each in m3["days"]] == [9, 0, 0, 0, 0]
+    assert [each["num_holdout_rows"] for each in m3["days"]] == [0, 0, 0, 0, 15]
+
+
+def test_a_model_tells_which_of_those_that_continue_it_learned_the_rows_that_judged_it(told, store):
+    keep_model(store, "early", parent_model_id="m1", last_learned_time="08", last_event_time="09")
+    found = told()
+    assert {model_id: each["learned_later"] for model_id, each in found.items() if each["learned_later"]} == {
+        "m1": ["m2"],
+        "m2": ["m3"],
+    }
+    assert (found["m2"]["last_learned_time"], found["m2"]["last_event_time"]) == ("11", "19")
 
 
 def test_the_lake_tells_which_rows_are_outdated(told, lake):
@@ -111,12 +123,13 @@ def test_lines_for_people_say_the_same(store, lake, capsys):
     assert main(["--store", str(store), "--lake", str(lake), "--model", "m2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "m2 (live), continues m1",
+        "  learned rows up to 11, judged by rows up to 19, learned later by m3",
         "  2026-03-02 version 0: 60 rows",
         "    OUTDATED: the lake has version 2",
         "  2026-03-01 version 1: 20 rows, replayed",
         "  2026-03-01 version 0: 100 rows, through m1",
         "    OUTDATED: the lake has version 1",
-        "  2026-03-02 version 0: 50 rows, through m1",
+        "  2026-03-02 version 0: 50 rows, 15 of them held out, through m1",
         "    OUTDATED: the lake has version 2",
     ]
 
@@ -125,6 +138,7 @@ def test_a_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsy
     assert main(["--store", str(store), "--day", "2027-01-01"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "old, continues gone",
+        "  learned rows up to 41, judged by rows up to 49",
         "  what old saw is not known",
         "  what gone saw is not known",
     ]

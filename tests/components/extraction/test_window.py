@@ -27,7 +27,7 @@ def resolve():
     """The window of a store without a champion and a lake whose newest row is `NEWEST`."""
 
     def run(start="", end="", newest=NEWEST, **policy):
-        return resolve_window(start=start, end=end, accepted=None, newest=lambda: newest, **policy)
+        return resolve_window(start=start, end=end, parent=None, newest=lambda: newest, **policy)
 
     return run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,6 +42,7 @@ def write_raw(tmp_path):
             window_end=None,
             first_event_time="2025-10-09T00:00:00+00:00",
             last_event_time=last_event_time,
+            last_learned_time=last_event_time,
             train_uri=(tmp_path / name / "train").as_uri(),
             holdout_uri=(tmp_path / name / "holdout").as_uri(),
             num_train_rows=counts["train"],
@@ -61,12 +63,14 @@ def write_raw(tmp_path):
 def run_step(tmp_path):
     """Runs the step as its command line does; the store and the work folder have a space in their names."""
 
-    def run(raw_path, *, run="run-1", parent="none", frequency_threshold=2, extra=(), expect=0):
+    def run(raw_path, *, run="run-1", parent=None, frequency_threshold=2, extra=(), expect=0):
+        if parent:
+            replace(RawDataset.read(raw_path), parent_model_id=parent).write(raw_path)
         output = tmp_path / f"{run}.json"
         code = main(
             [
                 *("--run", run, "--store", str(tmp_path / "the store"), "--work", (tmp_path / "big data").as_uri()),
-                *("--parent", parent, "--frequency-threshold", str(frequency_threshold)),
+                *("--frequency-threshold", str(frequency_threshold)),
                 *("--raw-dataset", str(raw_path), "--output", str(output), *extra),
             ]
         )

@@ -35,7 +35,7 @@ def encoded(window, tmp_path_factory):
     """Our encoding of it, in five partitions by two processes."""
     folder = tmp_path_factory.mktemp("ours")
     flags = [f"--raw-dataset={window[0]}", f"--output={folder / 'out.json'}", "--partition-rows=4000", "--processes=2"]
-    flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r", "--parent=none", "--frequency-threshold=2"]
+    flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r", "--frequency-threshold=2"]
     assert main(flags) == 0
     return folder / "r" / "preprocessing"
 

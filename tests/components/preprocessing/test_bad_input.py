@@ -64,15 +64,6 @@ def test_a_damaged_parent_workflow(write_raw, keep_as_model, refuses, raw_table,
     refuses(raw, messages.get(damage, "cannot be read"), parent="m1")
 
 
-@pytest.mark.parametrize("reference", ["m1,m2", "current, m2", "m1 m2"])
-def test_two_parents_are_refused_as_such(write_raw, refuses, raw_table, reference):
-    refuses(
-        write_raw(raw_table(50)),
-        f"parent is {reference!r}, which names 2 models, expected one: models cannot be merged",
-        parent=reference,
-    )
-
-
 def with_column(name, values):
     """Gives the column these values."""
     return lambda table: table.set_column(table.column_names.index(name), name, values)

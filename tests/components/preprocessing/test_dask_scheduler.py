@@ -25,7 +25,7 @@ def cluster():
 def arguments(write_raw, run_step, raw_table):
     """The step's arguments but for the scheduler."""
     work = run_step.store.parent
-    known = ["--run=r", f"--store={run_step.store}", f"--work={work}", "--parent=none", f"--output={work / 'out.json'}"]
+    known = ["--run=r", f"--store={run_step.store}", f"--work={work}", f"--output={work / 'out.json'}"]
     return [*known, f"--raw-dataset={write_raw(raw_table(50))}"]
 
 

@@ -33,7 +33,7 @@ def run_elsewhere(tmp_path):
 
     def run(raw, run, variables, flags):
         output = tmp_path / f"{run}.json"
-        command = [sys.executable, "-m", "components.preprocessing", f"--run={run}", "--parent=none"]
+        command = [sys.executable, "-m", "components.preprocessing", f"--run={run}"]
         command += [f"--store={tmp_path / 'store'}", f"--work={tmp_path / 'work'}", "--frequency-threshold=2"]
         subprocess.run(
             [*command, f"--raw-dataset={raw}", f"--output={output}", *flags],

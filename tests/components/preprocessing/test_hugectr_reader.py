@@ -90,7 +90,7 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("written")
     raw = write_window(folder / "raw", 1000, seed=1, group_rows=100)
     flags = [f"--raw-dataset={raw}", f"--output={folder / 'out.json'}", f"--partition-rows={PARTITION_ROWS}"]
-    flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r", "--parent=none", "--processes=2"]
+    flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r", "--processes=2"]
     assert main([*flags, "--frequency-threshold=2"]) == 0
     return TrainingSet.read(folder / "out.json"), raw.parent
 

@@ -18,7 +18,7 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
     write_raw, run_step, keep_as_model, raw_table, reading
 ):
     windows = [[10, 20, 2**32 - 5], [20, 2**31 + 7, 99], [10, 99, 5, 2**32 - 5]]
-    parent, ids, before, sightings = "none", {}, None, Counter()
+    parent, ids, before, sightings = None, {}, None, Counter()
     for number, values in enumerate(windows):
         column = np.random.default_rng(number).choice(values, 400)
         column[0] = 777  # once a round: two rounds make the two sightings that it needs
@@ -67,7 +67,7 @@ def play(write_raw, run_step, keep_as_model, raw_table, reading):
 
 
 def test_nvtabular_encodes_as_the_contract_while_categories_leave_and_their_ids_are_reused(play, run_step, reading):
-    rounds = [play(0, "none", keep="m0"), play(1, "m0", keep="m1"), play(2, "m1")]
+    rounds = [play(0, None, keep="m0"), play(1, "m0", keep="m1"), play(2, "m1")]
     workflows = [reading.workflow(encoded_set) for encoded_set, _ in rounds]
     assert [w.vocabularies[1].tolist() for w in workflows] == [
         [10, 20, 30],
@@ -99,7 +99,7 @@ def carried(encoded_set):
 
 
 def test_going_back_to_an_older_model_gives_the_round_that_followed_it_again(play, run_step, reading):
-    play(0, "none", keep="m0")
+    play(0, None, keep="m0")
     kept = model_folder(run_step.store, "m0")
     before = sha256_tree(kept)
     first, _ = play(1, "m0", keep="m1")

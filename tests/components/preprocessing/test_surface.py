@@ -66,7 +66,6 @@ def test_component_writes_the_manifest_and_metrics(run_component, write_raw, raw
         run="run-1",
         store=str(tmp_path / "store"),
         work=str(tmp_path / "work"),
-        parent="current",
         frequency_threshold=3,
         category_ttl_days=30.0,
         dask_scheduler="",

@@ -51,12 +51,11 @@ def held_out(world):
 def run(tmp_path, validation_report, double):
     """A whole training step; gives the model in the store."""
 
-    def go(training_set, backend, name, parent="none"):
+    def go(training_set, backend, name):
         asked = TrainingRun(
             run=name,
             store=tmp_path / "store",
             work=tmp_path / "work",
-            parent=parent,
             backend=backend,
             config=CONFIG,
             settings=TrainingSettings(learning_rate=0.005, batch_size=128),
@@ -77,18 +76,19 @@ def calibration(weights, model, rows):
 def test_a_chain_of_rounds_on_thinned_rows_is_calibrated_on_all_held_out_rows_and_is_not_without_the_correction(
     backend, run, world, held_out, make_training_set, tmp_path
 ):
-    parent = "none"
+    parent = None
     for number, rate in enumerate([0.2, 0.2, 0.5]):
         rows = thinned(*world.rows(NUM_ROWS, number + 1)[:3], rate, seed=number)
         training_set = make_training_set(*rows, name=f"set {number}")
-        model = run(replace(training_set, negative_rate=rate), backend, f"round {number}", parent)
+        training_set = replace(training_set, negative_rate=rate, parent_model_uri=parent)
+        model = run(training_set, backend, f"round {number}")
         assert model.negative_rate == rate
         weights = local_path(model.uri) / Model.WEIGHTS
         assert calibration(weights, model, held_out) == pytest.approx(1, abs=bound(held_out.labels, rate))
         add_to_bias(weights, -np.log(rate))
         assert calibration(weights, model, held_out) > 1 + 1.5 * bound(held_out.labels, rate)
         add_to_bias(weights, np.log(rate))
-        parent = model.model_id
+        parent = model.uri
 
 
 def test_ranking_does_not_change_and_log_odds_move_by_the_logarithm_of_the_rate(world, make_training_set, tmp_path):

@@ -115,7 +115,7 @@ def test_stopped_and_continued_equals_undisturbed_bit_for_bit(world, make_traini
     assert resumed.progressive == whole.progressive
 
 
-FLAGS = {"parent": "none", "embedding_dim": 4, "num_cross_layers": 2, "tower": "8", "dropout": 0.2}
+FLAGS = {"embedding_dim": 4, "num_cross_layers": 2, "tower": "8", "dropout": 0.2}
 
 
 @pytest.fixture

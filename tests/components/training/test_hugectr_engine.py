@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -193,12 +194,11 @@ def test_scratch_is_empty_in_the_end(make_engine, initial, rows, tmp_path):
 def run(tmp_path, validation_report, double):
     """A whole training step by one backend; gives the model."""
 
-    def run(training_set, backend, name, parent="none"):
+    def run(training_set, backend, name):
         asked = TrainingRun(
             run=name,
             store=tmp_path / "store",
             work=tmp_path / "work",
-            parent=parent,
             backend=backend,
             config=CONFIG,
             settings=TrainingSettings(learning_rate=0.005, batch_size=128, min_steps=120, round_rates=(0.2, 1.0)),
@@ -227,7 +227,8 @@ def test_a_fit_by_hugectr_publishes_a_model_that_either_backend_continues(run, w
     twin = run(first_set, "pytorch", "twin")
     assert first.optimizer_step == twin.optimizer_step
     assert auc(first, judging) == pytest.approx(auc(twin, judging), abs=1e-4)
-    children = [run(second_set, backend, backend, parent=first.model_id) for backend in ("hugectr", "pytorch")]
+    second_set = replace(second_set, parent_model_uri=first.uri)
+    children = [run(second_set, backend, backend) for backend in ("hugectr", "pytorch")]
     scores = [auc(child, judging) for child in children]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
     assert min(scores) > auc(first, judging)

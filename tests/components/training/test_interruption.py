@@ -32,7 +32,6 @@ def run(tmp_path, training_set, validation_report):
             run="r",
             store=tmp_path / "store",
             work=tmp_path / "work",
-            parent="none",
             backend="pytorch",
             config=dcn(embedding_dim=4, num_cross_layers=1, tower=(8,)),
             settings=TrainingSettings(seed=seed),

@@ -184,7 +184,7 @@ def parent(tmp_path, make_training_set, world):
     model = Model(
         model_id="p", uri=(tmp_path / "parent").as_uri(), backend="pytorch", config=CONFIG.as_document(),
         slot_sizes=BEFORE, parent_model_id=None, seed=1, num_train_rows=20, optimizer_step=77, progressive={},
-        last_event_time="", raw_digest=old.raw_digest, sha256={}, created_at="",
+        last_event_time="", last_learned_time="", raw_digest=old.raw_digest, sha256={}, created_at="",
     )  # fmt: skip
     return model, new
 

@@ -44,7 +44,6 @@ def step(tmp_path, validation_report):
             "run": "r1",
             "store": (tmp_path / "a store").as_uri(),
             "work": str(tmp_path / "a work"),
-            "parent": "none",
             **FLAGS,
             "training_set": tmp_path / "training_set.json",
             "validation_report": tmp_path / "report.json",
@@ -77,6 +76,7 @@ def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, t
     assert (folder / Model.REFERENCE).read_text() == "reference"
     assert FeatureWorkflow.load(folder / Model.WORKFLOW).slot_sizes == training_set.slot_sizes
     assert model.last_event_time == training_set.last_event_time
+    assert model.last_learned_time == training_set.last_learned_time
     scorer = load_scorer(folder / Model.WEIGHTS, config_from_document(model.config), model.slot_sizes)
     _, dense, ids, _ = world.rows(10)
     assert np.isfinite(scorer.probabilities(dense, ids)).all()
@@ -126,25 +126,16 @@ def test_an_incremental_round_continues_its_parents_steps(step, training_set, wo
     _, first, _ = step(training_set)
     sizes = [s + 2 for s in training_set.slot_sizes]
     grown = make_training_set(*world.rows(2_000, seed=8)[:3], name="grown", slot_sizes=sizes)
-    code, second, _ = step(grown, run="r2", parent=first.model_id)
+    code, second, _ = step(replace(grown, parent_model_uri=first.uri), run="r2")
     assert code == 0
     assert second.parent_model_id == first.model_id
     assert second.slot_sizes == sizes
     assert second.optimizer_step >= first.optimizer_step
 
 
-def test_current_is_the_model_that_was_live_when_the_rows_were_encoded(step, training_set):
-    _, first, _ = step(training_set)
-    _, second, _ = step(replace(training_set, parent_model_uri=first.uri), run="r2", parent="current")
-    assert second.parent_model_id == first.model_id
-    _, fresh, _ = step(training_set, run="r3", parent="current")
-    assert fresh.parent_model_id is None, "its ids were given out when nothing was live"
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"parent": "nobody"}, "parent 'nobody' is not in the model store"),
         ({"solver": "{}"}, "solver is '{}' for backend 'pytorch', expected none"),
         ({"network": "dlrm", "num_cross_layers": 3, "backend": "hugectr"}, "network is 'dlrm', expected dcn"),
         ({"precision": "float8"}, "precision is 'float8', expected one of float32, tf32, bfloat16"),
@@ -178,7 +169,6 @@ def test_a_missing_validation_artefact_leaves_no_model(training_set, validation_
         run="r",
         store=tmp_path / "store",
         work=tmp_path / "work",
-        parent="none",
         backend="pytorch",
         config=dcn(embedding_dim=4, num_cross_layers=1, tower=(8,)),
         settings=TrainingSettings(),

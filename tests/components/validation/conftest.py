@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.manifests import ValidationReport
+from components.contracts.manifests import RawDataset, ValidationReport
+from components.store import models as model_store
 from components.store import runs
 from components.validation.__main__ import main
 from components.validation.reference import ReferenceCounter
@@ -65,6 +67,8 @@ def step(tmp_path, store):
 
     def run(manifest, *flags, run="r1", champion="current"):
         output = tmp_path / "out" / f"{run}.json"
+        if live := model_store.champion(store, champion):  # which the round continues, too
+            replace(RawDataset.read(manifest), parent_model_id=live.model_id).write(manifest)
         arguments = {"run": run, "store": store.as_uri(), "work": str(tmp_path / "work place"), "champion": champion}
         arguments |= {"raw-dataset": manifest, "output": output, "html": tmp_path / "out" / f"{run}.html"}
         arguments |= {"valid-dataset": tmp_path / "out" / f"{run}.valid.json"}

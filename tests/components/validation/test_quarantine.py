@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -248,6 +249,23 @@ def test_late_rows_that_a_refused_round_quarantined_come_from_the_lake_again_and
     found = [pq.read_table(path) for path in sorted(local_path(valid.train_uri).iterdir())]
     assert pa.concat_tables(found) == both
     assert valid.num_train_rows == 700
+
+
+def test_rows_taken_back_that_a_shorter_round_does_not_reach_are_learned_by_the_one_that_does(world):
+    """The first round was refused; the second learns half as many rows, and the third goes on from there."""
+    table, manifest = world.window(0)
+    named = [table[criteo.REQUEST_ID][at].as_py() for at in (20, 500)]
+    rules = {"named_rows": {"action": "quarantine", "request_ids": named}}
+    world.judge(manifest, "refused", **rules)
+    assert world.replay("refused") == 0
+    _, report, valid = world.judge(world.write(table.slice(0, 300), "half", 1), "half", **rules)
+    assert valid.num_train_rows == 290
+    world.release(report, valid, "m1")
+    _, report, valid = world.judge(world.write(table.slice(300), "rest", 1), "rest", **rules)
+    assert (valid.num_train_rows, report.num_rows) == (310, 310)
+    found = Counter(keys_of(rows_of(valid.train_uri)))
+    assert found.keys() == set(keys_of(table.slice(20, 10).to_pandas()) + keys_of(table.slice(300).to_pandas()))
+    assert set(found.values()) == {1}
 
 
 @pytest.mark.parametrize("learned_between", [False, True])

@@ -1,0 +1,92 @@
+"""No row that judges, and none of its request, was learned by one of the compared models, whatever window was asked."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from components.contracts import criteo
+from components.contracts.manifests import RawDataset
+from tests.support.lakes import rows_in
+
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+ROWS, DAYS = 240, 4
+REFUSALS = (
+    "expected at least 10",
+    "is empty, expected its start before its end",
+    "holds no mature row",
+    "expected older and newer ones",
+    "whose requests have older rows",
+)
+
+
+def moments():
+    """A time in the lake, or shortly before or after it; at rows and between them."""
+    return st.integers(-6, 2 * ROWS + 6).map(lambda half: START + half * timedelta(days=DAYS) / (2 * ROWS))
+
+
+@st.composite
+def asked_windows(draw):
+    """Flags of a window."""
+    kind = draw(st.sampled_from(["watermark", "start", "days", "full days"]))
+    flags = {"parent": draw(st.sampled_from(["current", "none", "m1"]))}
+    flags["champion"] = draw(st.sampled_from(["current", "current", "m1", "none"]))
+    flags["holdout_fraction"] = draw(st.sampled_from(["0.01", "0.1", "0.5", "0.9"]))
+    if draw(st.booleans()):
+        flags["window_end"] = draw(moments()).isoformat()
+    if kind == "start":
+        flags["window_start"] = draw(moments()).isoformat()
+    elif kind != "watermark":
+        flags["window_days" if kind == "days" else "full_days"] = str(draw(st.floats(0.1, DAYS + 1)))
+    if draw(st.integers(0, 3)) == 0:
+        flags["attribution_hours"] = "7"
+    return flags
+
+
+@pytest.mark.parametrize("request_rows", [1, 4], ids=["rows", "requests"])
+@given(asked=asked_windows(), learned=st.tuples(moments(), moments()))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_row_that_judges_was_learned_by_any_contestant(
+    asked, learned, request_rows, flags, run_main, released, raw_table, write_lake, tmp_path, capsys
+):
+    lake = tmp_path / "lake"
+    if not lake.exists():
+        table = raw_table(ROWS, start=START.timestamp(), seconds=DAYS * 86_400, request_rows=request_rows)
+        write_lake(lake, table)
+    (tmp_path / "my store" / "journal.jsonl").unlink(missing_ok=True)
+    watermarks = {f"m{number}": time for number, time in enumerate(learned, start=1)}
+    for number, (model_id, time) in enumerate(watermarks.items(), start=1):
+        released(time.isoformat(), model_id=model_id, version=number)
+    flags = {**flags, "--lake": lake.as_uri(), "--replay-days": "0"}
+    if run_main(flags, **asked) != 0:
+        message = capsys.readouterr().err
+        assert any(refusal in message for refusal in REFUSALS), message
+        if found := re.search(r"a window_end of (\S+) or later would do", message):
+            assert "window_end" in asked or "attribution_hours" in asked
+            code = run_main(flags, **{**asked, "window_end": found[1]})
+            assert code == 0 or "whose requests have older rows" in capsys.readouterr().err or "window_days" in asked
+        return
+    dataset = RawDataset.read(flags["--output"])
+    rivals = {dataset.parent_model_id, dataset.champion_model_id} - {None}
+    assert rivals == {{"current": "m2", "none": None}.get(asked[role], "m1") for role in ("parent", "champion")} - {
+        None
+    }
+    train, judging = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
+    newest_learned = max([row[criteo.EVENT_TIME] for row in train], default=START)
+    assert judging
+    for row in judging:
+        assert row[criteo.EVENT_TIME] > max([newest_learned, *(watermarks[rival] for rival in rivals)])
+    assert not {row[criteo.REQUEST_ID] for row in judging} & {row[criteo.REQUEST_ID] for row in train}
+    # Whatever is neither learned nor judges is in the window of the round that continues this one.
+    rows = [row for row in rows_in(*(day.as_uri() for day in sorted(lake.iterdir())))]
+    first, last = (datetime.fromisoformat(getattr(dataset, f"{end}_event_time")) for end in ("first", "last"))
+    learned_until = datetime.fromisoformat(dataset.last_learned_time)
+    window = [row for row in rows if first <= row[criteo.EVENT_TIME] <= last]
+    by_identity = {(row[criteo.REQUEST_ID], row[criteo.ROW]): row[criteo.EVENT_TIME] for row in window}
+    left = by_identity.keys() - {(row[criteo.REQUEST_ID], row[criteo.ROW]) for row in train + judging}
+    assert len(left) == dataset.num_straddling_rows
+    assert all(by_identity[key] > learned_until for key in left)
