@@ -184,7 +184,9 @@ def _version_table(summary: DemoSummary) -> str:
     rows = [
         [
             str(version.version),
-            f"{version.trained_rows:,}",
+            f"{version.trained_rows:,}, up to {version.learned_until[:19]}",
+            f"{version.judged_rows:,} newer ones, "
+            + (f"learned by version {version.learned_later}" if version.learned_later else "not learned yet"),
             version.parent or "from scratch",
             version.gate,
             version.reason,
@@ -194,7 +196,7 @@ def _version_table(summary: DemoSummary) -> str:
         for version in summary.versions
     ]
     old = "AUC on older rows, and of the version it replaced"
-    head = ["version", "rows learned from", "parent", "gate", "because", old, "parity"]
+    head = ["version", "rows learned from", "rows judged by", "parent", "gate", "because", old, "parity"]
     return _table(head, rows, caption="Released versions and what the gate said of them")
 
 

@@ -131,6 +131,12 @@ class VersionNumbers:
     version: int
     model_id: str
     trained_rows: int
+    learned_until: str
+    """Time of the newest row that it learned."""
+    judged_rows: int
+    """Rows that judged it, all newer."""
+    learned_later: int | None
+    """The version that learned all of those; None = no released one has."""
     parent: str | None
     gate: str
     reason: str
@@ -582,8 +588,8 @@ def _serving_promises(summary: DemoSummary) -> Iterator[tuple[bool, str]]:
 
 def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -> list[VersionNumbers]:
     found = []
-    for release in releases:
-        model = Model.read(local_path(release.model_uri) / Model.MANIFEST)
+    models = [Model.read(local_path(release.model_uri) / Model.MANIFEST) for release in releases]
+    for release, model in zip(releases, models):
         verdict = next((v for v in verdicts if v.candidate_model_id == release.model_id), None)
         old = verdict.old_distribution if verdict else None
         found.append(
@@ -591,6 +597,9 @@ def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -
                 version=release.version,
                 model_id=release.model_id,
                 trained_rows=model.num_train_rows,
+                learned_until=model.last_learned_time,
+                judged_rows=verdict.num_rows if verdict else 0,
+                learned_later=_learned_later(model, releases, models),
                 parent=model.parent_model_id,
                 gate=verdict.decision if verdict else "",
                 reason=verdict.reason if verdict else "",
@@ -601,6 +610,14 @@ def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -
             )
         )
     return found
+
+
+def _learned_later(model: Model, releases: Sequence[Release], models: Sequence[Model]) -> int | None:
+    """The first version that continues `model` and learned all rows that judged it."""
+    for release, other in zip(releases, models):
+        if other.parent_model_id == model.model_id and other.last_learned_time >= model.last_event_time:
+            return release.version
+    return None
 
 
 def _run_numbers(store: Path) -> list[RunNumbers]:

@@ -42,6 +42,9 @@ def test_loop_turns_and_holds_every_promise(turned):
     assert [run["state"] for run in summary["runs"]] == ["released", "released"]
     assert [version["version"] for version in summary["versions"]] == [1, 2]
     assert summary["versions"][1]["parent"] == summary["versions"][0]["model_id"]
+    assert [version["learned_later"] for version in summary["versions"]] == [2, None], (
+        "what judged the first is learned"
+    )
     assert summary["uncertain"] == []
     drift = summary["feature_drift"]
     assert drift["buckets_before"] == 0
@@ -102,6 +105,7 @@ def test_every_policys_say_is_kept_and_only_one_of_them_asked_for_a_run(turned):
 def test_report_needs_no_network(turned):
     folder, _, _ = turned
     page = (folder / "report.html").read_text()
+    assert "newer ones, learned by version 2" in page
     assert "rolled back" in page
     assert "logged scores recomputed offline" in page
     assert "decisions replayed from the lake, " in page

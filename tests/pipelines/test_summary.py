@@ -74,7 +74,8 @@ RUNS = [
 ]
 VERSIONS = [
     VersionNumbers(
-        version=n, model_id=f"m{n}", trained_rows=1, parent=None, gate="pass", reason="pass", parity_max_abs_diff=3e-7,
+        version=n, model_id=f"m{n}", trained_rows=1, learned_until="2026-01-01T00:00:00+00:00", judged_rows=1,
+        learned_later=None, parent=None, gate="pass", reason="pass", parity_max_abs_diff=3e-7,
     )
     for n in (1, 2)
 ]  # fmt: skip
