@@ -141,8 +141,7 @@ def extract(
         num_straddling = _remove_straddling(aside, split.num_newer, window)
         digest = data_digest(aside)
     last_learned = max(cut.last_learned, watermark(rivals.parent) if rivals.parent else 0)
-    num_holdout = split.num_newer - num_straddling
-    logger.info("%s: %d rows to learn, %d late; %d held out", window, split.num_train, late.num_rows, num_holdout)
+    logger.info("%s: %d rows to learn, %d late; %d newer ones", window, split.num_train, late.num_rows, split.num_newer)
     return RawDataset(
         source_uri=lake.files.uri,
         window_start=to_iso(window.start) if window.start is not None else None,
@@ -153,7 +152,7 @@ def extract(
         train_uri=(folder / "train").as_uri(),
         holdout_uri=(folder / "holdout").as_uri(),
         num_train_rows=split.num_train,
-        num_holdout_rows=num_holdout,
+        num_holdout_rows=split.num_newer - num_straddling,
         num_malformed=malformed.num_rows,
         malformed_uri=(folder / MALFORMED_FILE).as_uri() if malformed.num_rows else None,
         num_duplicates=count.num_duplicates + late.num_duplicates,

@@ -122,6 +122,7 @@ def test_champion_may_be_named_or_left_out(make_round):
     made.release_champion(made.planted.noisy(0.3, 1), "first", 1)
     made.release_champion(made.planted, "second", 2)
     for reference, expected in (("first", "first"), ("current", "second"), ("none", None)):
+        made.change("raw", champion_model_id=expected)
         main(made.flags(champion=reference))
         assert (verdict_of(made).champion_model_id, verdict_of(made).champion_reference) == (expected, reference)
 

@@ -1,0 +1,82 @@
+"""Seconds and peak memory of extraction where a round from scratch reads the whole lake.
+
+`python -m benchmarks.full_window [--rows N] [--days D]` writes a lake of a simulated world, of which one day is drawn;
+the others are the same rows at other times and of other requests. It extracts a quarter of the days, then all of them,
+each by the step's own command in a process of its own: memory that grew with the window would show in the second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import date, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from components.contracts.criteo import DAY_PARTITION, EVENT_TIME, REQUEST_ID
+from components.contracts.manifests import RawDataset
+from inference_client.simulation.lake import write_lake
+from inference_client.simulation.world import World
+
+_FIRST_DAY = date(2026, 1, 1)
+
+
+def write_days(lake: Path, *, rows: int, days: int) -> None:
+    """Writes `rows` rows evenly over `days` days."""
+    write_lake(World.create(1), str(lake), rows=rows // days, days=1, last_day=_FIRST_DAY, seed=1)
+    first = lake / DAY_PARTITION.format(day=_FIRST_DAY)
+    for number in range(1, days):
+        day = _FIRST_DAY + timedelta(days=number)
+        folder = lake / DAY_PARTITION.format(day=day)
+        folder.mkdir()
+        for path in sorted(first.iterdir()):
+            table = pq.ParquetFile(path).read()
+            moved = pc.add(table[EVENT_TIME], pa.scalar(timedelta(days=number)))
+            names = pc.replace_substring(table[REQUEST_ID], str(_FIRST_DAY), str(day))
+            for name, column in ((EVENT_TIME, moved), (REQUEST_ID, names)):
+                table = table.set_column(table.schema.get_field_index(name), name, column)
+            pq.write_table(table, folder / path.name)
+
+
+def extract(folder: Path, *, days: int) -> tuple[RawDataset, float, int]:
+    """The dataset of the first `days` days, the seconds that it took, and the bytes that its process held at most."""
+    output = folder / "raw.json"
+    command = [sys.executable, "-m", "components.extraction", "--run=full", "--parent=none", "--champion=none"]
+    command += [f"--store={folder / 'store'}", f"--work={folder / 'work'}", f"--lake={folder / 'lake'}"]
+    command += [f"--window-end={_FIRST_DAY + timedelta(days=days)}", f"--output={output}"]
+    began = time.perf_counter()
+    _, status, usage = os.wait4(subprocess.Popen(command, stderr=subprocess.DEVNULL).pid, 0)
+    if status:
+        raise RuntimeError(f"extraction ended with status {status}")
+    return RawDataset.read(output), time.perf_counter() - began, usage.ru_maxrss * 1024
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs both and prints a line for each."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.full_window", description=__doc__)
+    parser.add_argument("--rows", type=int, default=10_000_000, help="of the whole lake (default %(default)s)")
+    parser.add_argument("--days", type=int, default=20, help="a multiple of 4 (default %(default)s)")
+    flags = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="full-window-") as name:
+        folder = Path(name)
+        write_days(folder / "lake", rows=flags.rows, days=flags.days)
+        for days in (flags.days // 4, flags.days):
+            raw, seconds, peak = extract(folder, days=days)
+            print(
+                f"{days} days: {raw.num_train_rows:,} rows to learn from, {raw.num_holdout_rows:,} held out; "
+                f"{seconds:.0f} s, {peak / 1e6:,.0f} MB at the peak",
+                flush=True,
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
