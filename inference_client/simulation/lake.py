@@ -91,7 +91,7 @@ def _write_day(world: World, lake: Objects, *, day: str, count: int, random: Gen
             drawn,
             request_ids=[f"simulated-{world.seed}-{day}-{i}" for i in request.tolist()],
             row=(number % ROWS_PER_REQUEST).astype(np.int32),
-            times=midnight + (request * ROWS_PER_REQUEST + 0.5) * (86_400.0 / count),
+            times=midnight + (request.astype(np.float64) * ROWS_PER_REQUEST + 0.5) * (86_400.0 / count),
         )
         content = BytesIO()
         pq.write_table(table, content)
