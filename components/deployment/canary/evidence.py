@@ -71,7 +71,7 @@ def read_pairs(places: Sequence[Objects], *, stable: int, canary: int, since: da
         places: Archive, lake, or both; of a lake in a bucket the files of these days are fetched one by one.
         stable: Version of the stable arm.
         canary: Version of the canary.
-        since: When the stage began, with its time zone.
+        since: When the canary began, with its time zone.
 
     Raises:
         ContractError: a file is damaged.
