@@ -26,7 +26,7 @@ class RetrainRequest(Manifest):
     reason: str
     requested_at: str
     window_start: str
-    """ISO 8601 UTC, inclusive; empty = from the champion's last trained row, or the first row without a champion."""
+    """ISO 8601 UTC, inclusive; empty = after the last row that the parent learned; without a parent, the first row."""
     window_end: str
     """Exclusive; empty = to the last row."""
     parent: str = CURRENT
