@@ -56,7 +56,11 @@ class Judgement:
     scores: Mapping[str, float | None]
     """`auc` and `log_loss`."""
     row_losses: NDArray[np.float64]
-    """Log loss of each of the rows, the same rows in every trial."""
+    """Log loss of each of the rows, the same rows in every trial; none where the trial diverged."""
+
+
+DIVERGED = Judgement(scores={"auc": None, "log_loss": None}, row_losses=np.empty(0))
+"""Of a trial that is given up."""
 
 
 def best_of(judged: Sequence[Judgement]) -> int:
@@ -68,9 +72,10 @@ def best_of(judged: Sequence[Judgement]) -> int:
     """
     best = 0
     for number, judgement in enumerate(judged):
+        if len(judgement.row_losses) < 2:  # one row tells nothing of chance
+            continue
         gains = judged[best].row_losses - judgement.row_losses
-        # One row tells nothing of chance.
-        if len(gains) > 1 and float(gains.mean()) > float(gains.std()) / len(gains) ** 0.5:
+        if float(gains.mean()) > float(gains.std()) / len(gains) ** 0.5:
             best = number
     return best
 

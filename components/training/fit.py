@@ -31,7 +31,16 @@ from components.models.files import add_to_bias
 from components.runtime.errors import ContractError, PermanentError, Preempted
 from components.storage.uris import local_path
 from components.training.calibration import bias_shift
-from components.training.checkpoint import FINAL, START, Checkpoint, CheckpointFolder, Judgement, Position, best_of
+from components.training.checkpoint import (
+    DIVERGED,
+    FINAL,
+    START,
+    Checkpoint,
+    CheckpointFolder,
+    Judgement,
+    Position,
+    best_of,
+)
 from components.training.config import TrainingSettings
 from components.training.engine import Engine, Rate
 from components.training.row_order import PassOrder, PassRows, derived_seed, replayed
@@ -106,10 +115,14 @@ def fit(
 
     Raises:
         ContractError: the training set is not what its manifest says, or has labels of one class.
-        PermanentError: a loss or a score is not finite.
+        PermanentError: a loss or a score is not finite at the first of the rates; a later one is given up instead.
         Preempted: `should_stop` was true; the fit is saved, and goes on where it is called again.
     """
     return _Fit(job, engine, emit=emit, clock=clock, should_stop=should_stop).run()
+
+
+class _DivergedError(PermanentError):
+    """A loss or a score is not finite."""
 
 
 class _Fit:
@@ -159,10 +172,13 @@ class _Fit:
         if found:
             self._engine.restore(self._path(self._state.now.weights))
         while self._state.now.trial < len(self._learning_rates):
-            while self._state.now.passes < self._settings.passes:
-                now = self._learn_pass()
-                self._keep(replace(self._state, now=now))
-            self._end_trial()
+            try:
+                while self._state.now.passes < self._settings.passes:
+                    now = self._learn_pass()
+                    self._keep(replace(self._state, now=now))
+                self._end_trial()
+            except _DivergedError as error:
+                self._give_up_trial(error)
         self._finish()
         return self._result()
 
@@ -203,13 +219,26 @@ class _Fit:
         return self._folder.path / weights
 
     def _end_trial(self) -> None:
-        """Keeps the trial's weights where they are the best, and goes back to the start; after the last to the best."""
+        """Keeps the trial's weights where they are the best."""
         trial = self._state.now.trial
         if best_of(self._state.judged) == trial:
             self._scores(np.arange(min(self._num_new, _CHECKED_ROWS)))  # the last step may have gone wrong
             self._save(self._state)
             self._state = replace(self._state, best=self._state.now)
-        best = self._state.best
+        self._leave_trial()
+
+    def _give_up_trial(self, error: _DivergedError) -> None:
+        """Goes on without the trial where an earlier one ended; else the fit ends with its error."""
+        trial = self._state.now.trial
+        if self._state.best is None:
+            raise error
+        logger.warning("learning rate %g is given up: %s", self._learning_rates[trial], error)
+        self._state = replace(self._state, judged=(*self._state.judged[:trial], DIVERGED))
+        self._leave_trial()
+
+    def _leave_trial(self) -> None:
+        """Goes back to the start for the next trial; after the last to the best weights."""
+        trial, best = self._state.now.trial, self._state.best
         assert best is not None, "the first trial is the best of those before the second"
         if trial + 1 < len(self._learning_rates):
             now = self._at_start(trial + 1)
@@ -285,7 +314,7 @@ class _Fit:
         """The network's scores of these rows."""
         probabilities = self._engine.score(self._rows.take(numbers))
         if num_wrong := int((~np.isfinite(probabilities)).sum()):
-            raise PermanentError(
+            raise _DivergedError(
                 f"{num_wrong} of {len(probabilities)} scores are not finite after step {self._engine.num_steps}, "
                 "expected probabilities; try a smaller learning rate"
             )
@@ -321,7 +350,7 @@ class _Fit:
             numbers = order.rows(now.batches * batch_size, stop * batch_size)
             loss = self._learn_segment(numbers, now, rate)
             if not math.isfinite(loss):
-                raise PermanentError(
+                raise _DivergedError(
                     f"loss is not finite in pass {now.passes + 1}, batches {now.batches + 1} to {stop} of {num_batches}"
                     ", expected a finite number; look for values far from the others, or try a smaller learning rate"
                 )

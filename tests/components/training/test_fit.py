@@ -314,6 +314,49 @@ def test_a_loss_or_score_that_is_not_finite_stops_the_fit_before_anything_is_sav
         assert {p.name for p in path.iterdir() if p.is_dir()} == {"start"}
 
 
+class DivergingEngine(LogisticEngine):
+    """Its weights are no numbers after so many steps of a round at more than its settings' rate."""
+
+    def __init__(self, *arguments, steps, **keywords):
+        super().__init__(*arguments, **keywords)
+        self._steps = steps
+
+    def restore(self, weights):
+        super().restore(weights)
+        self._began = self.num_steps
+
+    def learn(self, *arguments, rate, **keywords):
+        loss = super().learn(*arguments, rate=rate, **keywords)
+        if rate(self.num_steps) > self._settings.learning_rate and self.num_steps - self._began >= self._steps:
+            self._flat[:] = np.nan
+        return loss
+
+
+@pytest.mark.parametrize("steps", [8, 29, 32], ids=["before it is judged", "as it is judged", "at its end"])
+def test_a_rate_that_diverges_is_given_up_for_the_ones_before_it(world, make_training_set, run, parent, caplog, steps):
+    training_set = make_training_set(*world.drifted(range(13)).rows(1_000)[:3])
+    low, _, _ = run(training_set, replace(SETTINGS, round_rates=(0.1,)), start=parent)
+    engine = DivergingEngine(training_set.slot_sizes, SETTINGS, steps=steps)
+    result, _, _ = run(training_set, replace(SETTINGS, round_rates=(0.1, 5.0)), start=parent, engine=engine)
+    assert "learning rate 0.5 is given up" in caplog.text
+    assert content(result.weights) == content(low.weights)
+    assert (result.learning_rate, result.progressive) == (low.learning_rate, low.progressive)
+
+
+def test_a_round_goes_on_after_a_break_that_follows_a_rate_given_up(world, make_training_set, run, parent, tmp_path):
+    training_set, path = make_training_set(*world.rows(1_000)[:3]), tmp_path / "broken off"
+    settings = replace(SETTINGS, round_rates=(0.1, 5.0, 0.2))
+    whole, _, _ = run(
+        training_set, settings, start=parent, engine=DivergingEngine(training_set.slot_sizes, SETTINGS, steps=8)
+    )
+    for looks in (12, 1):
+        engine = DivergingEngine(training_set.slot_sizes, SETTINGS, steps=8)
+        with pytest.raises(Preempted):
+            run(training_set, settings, path, start=parent, engine=engine, should_stop=StopAfter(looks))
+    again, _, _ = run(training_set, settings, path, start=parent)
+    assert content(again.weights) == content(whole.weights)
+
+
 def test_numbers_within_a_pass_are_emitted_every_ten_seconds(world, make_training_set, run, caplog):
     training_set, clock = make_training_set(*world.rows(2_000)[:3]), Clock()
     engine = TimedEngine(training_set.slot_sizes, SETTINGS, clock=clock)
