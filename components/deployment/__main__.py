@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         choices=ROLLOUTS,
         default=AUTO,
         help="auto: full after a pass or as the first version, canary where the verdict is inconclusive; full: all "
-        "traffic at once; canary: a small share first; shadow: scored beside the live one, not served",
+        "traffic at once, needs a pass; canary: a small share first; shadow: scored beside the live one, not served",
     )
     parser.add_argument(
         "--device", choices=DEVICES, default="cpu", help="what onnxruntime runs on; a MIG slice is a gpu"
@@ -82,6 +82,9 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     verdict = Verdict.read(arguments.verdict)
     if not verdict.accepted:
         raise Refused(f"verdict is {verdict.decision}: {verdict.reason}")
+    rollout = arguments.rollout
+    if rollout == FULL and verdict.decision != PASS:
+        raise Refused(f"rollout is {FULL} and the verdict {verdict.decision}, expected a pass: {verdict.reason}")
     settings = ReleaseSettings(
         store=local_path(arguments.store),
         repository=arguments.repository,
@@ -96,11 +99,12 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         who=arguments.who or arguments.run,
     )
     model, raw = Model.read(arguments.model), RawDataset.read(arguments.raw_dataset)
-    rollout = arguments.rollout
     if rollout == AUTO:
-        # The first version replaces nothing that it could be worse than, and a canary has nothing to stand beside.
-        is_first = promotion_journal.current(settings.store) is None
-        rollout = FULL if verdict.decision == PASS or is_first else CANARY
+        # The first version replaces nothing that it could be worse than, and a canary has nothing to stand beside. A
+        # step that is tried again finds its own model live.
+        live = promotion_journal.current(settings.store)
+        replaces = live is not None and live.model_id != model.model_id
+        rollout = CANARY if replaces and verdict.decision != PASS else FULL
     if rollout == FULL:
         done = release(model, verdict, raw, settings=settings)
     else:

@@ -139,6 +139,9 @@ def start(
         if at_work is not None:
             raise Refused(f"version {at_work.version} is a canary, expected it released or ended before another")
         check_may_replace(site, verdict, settings)
+        # A plan that could not be renewed may still lead clients to the canary before this one.
+        if site.reset_plan("no canary is at work"):
+            before = site.repository.read_plan()
         if site.repository.canary.whole() and _unload(site, before, None).action == DRAINING:
             raise TemporaryError("clients may still ask the canary before this one, try again in some seconds")
         done = prepare_version(site, model, verdict, raw=raw, settings=settings)

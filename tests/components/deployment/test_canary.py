@@ -420,6 +420,29 @@ def test_the_next_canary_unloads_the_one_before_where_no_controller_did(place, m
     assert all(set(s.models[CANARY_NAME]) == {done.version + 1} for s in place.servers.values())
 
 
+def test_a_canary_that_the_plan_still_names_is_not_unloaded_before_clients_have_left_it(
+    place, make_candidate, monkeypatch
+):
+    before = place.start().version
+    third, fourth = (judged(make_candidate(place.store, seed), "pass") for seed in (3, 4))
+
+    def unwritable(*_):
+        raise TemporaryError("the plan cannot be written")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ModelRepository, "write_plan", unwritable)
+        done = release(*third, settings=place.release_settings())
+    assert place.plan().canary.version == before, "the release stands, and the plan is out of date"
+    place.clock.advance(60)
+    verdict = dataclasses.replace(fourth[1], champion_model_id=done.model_id, decision="inconclusive")
+    with pytest.raises(TemporaryError, match="clients may still ask"):
+        start(fourth[0], verdict, fourth[2], settings=place.release_settings())
+    assert place.plan().canary is None
+    assert all(before in s.models[CANARY_NAME] for s in place.servers.values())
+    place.clock.advance(5)
+    assert start(fourth[0], verdict, fourth[2], settings=place.release_settings()).version == done.version + 1
+
+
 def test_a_person_may_try_what_is_undecided_and_nobody_what_failed(place):
     undecided = judged(place.candidates[2], "inconclusive")
     refused = dataclasses.replace(undecided[1], accepted=False)

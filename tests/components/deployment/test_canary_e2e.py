@@ -125,13 +125,12 @@ class Load:
 
 
 @pytest.fixture
-def beside(deploy, settings, make_candidate, triton, client, tmp_path, monkeypatch):
+def beside(deploy, settings, make_candidate, triton, client, tmp_path):
     """Version 1 is live; starts version 2 as a canary and answers its settings."""
     deploy(1)
     metrics = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
 
     def begin(**other):
-        monkeypatch.setattr(canary, "SHADOW_SHARE", 1.0)
         start(*make_candidate(settings.store, 2), settings=settings, **other)
         return canary.CanarySettings(
             site=settings,
