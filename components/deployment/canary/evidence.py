@@ -62,8 +62,8 @@ Fetch = Callable[[str], str]
 """The metrics text of host:port."""
 
 
-def read_pairs(places: Sequence[Objects], *, stable: int, canary: int, since: datetime) -> Pairs:
-    """The pairs of two versions in `places` with an event time of `since` or later.
+def read_pairs(places: Sequence[Objects], *, stable: int, canary: int, since: datetime, most: int) -> Pairs:
+    """The oldest pairs of two versions in `places` with an event time of `since` or later.
 
     A file may move from the archive to the lake meanwhile: name the archive first, and it is seen at least once.
 
@@ -72,6 +72,7 @@ def read_pairs(places: Sequence[Objects], *, stable: int, canary: int, since: da
         stable: Version of the stable arm.
         canary: Version of the canary.
         since: When the canary began, with its time zone.
+        most: Number of pairs that are wanted at most; memory grows with it and not with the lake.
 
     Raises:
         ContractError: a file is damaged.
@@ -79,20 +80,29 @@ def read_pairs(places: Sequence[Objects], *, stable: int, canary: int, since: da
     """
     types = {**criteo.RAW_TYPES, **criteo.SHADOW_TYPES}
     schema = arrow_schema({name: types[name] for name in COLUMNS})
-    tables = [schema.empty_table()]
+    found = [schema.empty_table()]
     first_day = since.astimezone(timezone.utc).date().isoformat()
     for place in places:
         for archived in archived_files(place, first_day=first_day):
-            if (table := _shadow_rows(archived)) is not None:
-                tables.append(table.cast(schema))
-    rows = pa.concat_tables(tables)
+            if (rows := _shadow_rows(archived)) is not None:
+                found.append(_rows_of_pair(rows.cast(schema), stable=stable, canary=canary, since=since))
+                if sum(table.num_rows for table in found) > 4 * most:
+                    found = [_oldest(found, most)]
+    return _paired(_oldest(found, most), stable).first(most)
+
+
+def _rows_of_pair(rows: Any, *, stable: int, canary: int, since: datetime) -> Any:
     served, shadow = rows[criteo.MODEL_VERSION], rows[criteo.SHADOW_VERSION]
     by_stable = pc.and_(pc.equal(served, stable), pc.equal(shadow, canary))
     by_canary = pc.and_(pc.equal(served, canary), pc.equal(shadow, stable))
-    recent = pc.greater_equal(rows[criteo.EVENT_TIME], pa.scalar(since, schema.field(criteo.EVENT_TIME).type))
-    rows = rows.filter(pc.and_(recent, pc.or_(by_stable, by_canary)))
+    recent = pc.greater_equal(rows[criteo.EVENT_TIME], pa.scalar(since, rows.schema.field(criteo.EVENT_TIME).type))
+    return rows.filter(pc.and_(recent, pc.or_(by_stable, by_canary)))
+
+
+def _oldest(tables: Sequence[Any], most: int) -> Any:
+    """Twice as many rows as are wanted, sorted by time: archive and lake may both hold a row."""
     keys = [criteo.EVENT_TIME, criteo.REQUEST_ID, criteo.ROW]
-    return _paired(rows.sort_by([(key, "ascending") for key in keys]), stable)
+    return pa.concat_tables(tables).sort_by([(key, "ascending") for key in keys]).slice(0, 2 * most)
 
 
 def _shadow_rows(archived: ArchivedFile) -> Any:

@@ -414,6 +414,7 @@ def _judge(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryJudgement
         stable=plan.stable.version,
         canary=plan.canary.version,
         since=_began(plan, settings.site.store),
+        most=settings.policy.looks[-1],
     )
     counts = None if seen is None else counts_since(plan.baseline, seen)
     found = judge(pairs, counts, settings.policy, unread=unread)

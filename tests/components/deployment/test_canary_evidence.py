@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -39,9 +40,9 @@ def write(path, rows, *, shadow=True):
     write_shadow_rows(path, **kept)
 
 
-def read(*folders, at=BEGIN):
+def read(*folders, at=BEGIN, most=1_000):
     places = [FolderObjects(each) if isinstance(each, Path) else each for each in folders]
-    return read_pairs(places, stable=3, canary=4, since=at)
+    return read_pairs(places, stable=3, canary=4, since=at, most=most)
 
 
 def test_no_files_are_no_pairs(tmp_path):
@@ -58,6 +59,26 @@ def test_both_directions_are_distinguished_and_sorted_by_time(tmp_path):
     assert found.stable.tolist() == [0.625, 0.75, 0.25]
     assert found.canary.tolist() == [0.375, 0.125, 0.5]
     assert found.requests.tolist() == [0, 0, 1]
+
+
+def test_no_more_pairs_are_held_than_the_last_look_asks_for_and_they_are_the_oldest(tmp_path, monkeypatch):
+    """A canary that holds for days must not outgrow its step's memory; archive and lake may both hold a row."""
+    archive, lake, held = tmp_path / "archive", tmp_path / "lake", []
+    for part in reversed(range(50)):
+        rows = [(f"r{10 * part + i:03}", 0, 10 * part + i, i % 2, 3, part / 64, 4, 0.5) for i in range(10)]
+        for place in (archive, lake):
+            write(place / "day=2026-01-01" / f"{part}.parquet", rows)
+    whole, concat = read(archive, lake), pa.concat_tables
+
+    def counted(tables):
+        held.append(sum(table.num_rows for table in tables))
+        return concat(tables)
+
+    monkeypatch.setattr(pa, "concat_tables", counted)
+    found = read(archive, lake, most=25)
+    assert (len(whole), len(found), max(held) <= 5 * 25) == (500, 25, True)
+    assert found.stable.tolist() == whole.stable.tolist()[:25]
+    assert found.requests.tolist() == whole.requests.tolist()[:25]
 
 
 def test_rows_of_other_versions_other_times_and_no_shadow_are_no_pairs(tmp_path):
