@@ -326,8 +326,8 @@ class Model(Manifest):
     optimizer_step: int
     """Optimizer steps taken so far, over all incremental rounds."""
     progressive: dict[str, float | None]
-    """AUC and log loss of the last tenth of the training rows just before it was learned; of thinned rows where
-    `negative_rate` is below 1, so the log loss compares with no held-out rows' then."""
+    """AUC and log loss of a tenth of the training rows just before it was learned: a round's newest, any of a first
+    model's. Of thinned rows where `negative_rate` is below 1, so the log loss compares with no held-out rows' then."""
     last_event_time: str
     """Newest row read for this model; those after `last_learned_time` judged it."""
     last_learned_time: str

@@ -201,12 +201,17 @@ def test_the_rows_of_an_incomplete_last_batch_are_learned(name, make_engine, ini
 
 
 @engines
-def test_a_loss_that_is_not_finite_is_returned(name, make_engine, initial, world):
-    rows = world.encoded(4_000)
+def test_a_loss_that_is_not_finite_is_returned_and_leaves_nothing_behind_in_restored_weights(
+    name, make_engine, initial, world
+):
+    rows, sound = world.encoded(4_000), world.encoded(128 * 10, 2)
     rows.dense[128 * 9 + 5] = np.inf
     engine = make_engine(name)
     engine.restore(initial())
     assert not np.isfinite(engine.learn(rows, np.arange(4_000), batch_size=128, seed=1))
+    again, fresh = trained(engine, initial(), sound), trained(make_engine(name), initial(), sound)
+    assert again.num_steps == fresh.num_steps == 10
+    np.testing.assert_array_equal(again.score(sound), fresh.score(sound))
 
 
 @engines
