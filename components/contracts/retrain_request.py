@@ -14,7 +14,7 @@ from components.runtime.errors import ContractError
 CURRENT = "current"
 """As parent or champion: whatever the promotion journal says is live; none where nothing is."""
 NONE = "none"
-"""As parent: train from scratch; as champion: judge by the floor alone."""
+"""As parent: train from scratch; as champion: judge by floor and calibration alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

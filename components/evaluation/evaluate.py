@@ -72,7 +72,7 @@ def evaluate(
         raw: The raw rows.
         training_set: The same rows, encoded with the candidate's workflow.
         model: The candidate.
-        champion: The release that it must not be worse than; None = judged by the floor alone.
+        champion: The release that it must not be worse than; None = judged by floor and calibration alone.
         champion_reference: The run's parameter that selected it, for the verdict.
         settings: The gate's thresholds.
         accepted: Decisions with which the candidate goes on to deployment.

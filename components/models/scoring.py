@@ -1,6 +1,6 @@
 """Click probabilities of encoded rows: a network with its table of vectors.
 
-Used by training to judge an epoch and by evaluation to judge a candidate, whatever engine made the model.
+Used by training to score rows before it learns them and by evaluation to judge a candidate, whatever engine made it.
 """
 
 from __future__ import annotations

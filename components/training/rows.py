@@ -70,7 +70,7 @@ def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) 
     """All rows of the folders, one after another, each in the order of its `_file_list.txt`.
 
     The flat files have no name once they are open: they end with the arrays, however the process ends, and no later
-    process can take them for those of another set. It decodes again, in less than a tenth of the time of one epoch.
+    process can take them for those of another set. It decodes again, in less than a tenth of the time of one pass.
 
     The folder `cache` is created if it is absent; it is on the disk that shall hold the flat files.
 

@@ -107,7 +107,7 @@ def headline_sentence(summary: DemoSummary) -> str:
                 f"The monitor asked for no run: {NOTIFY_ONLY} was sure that features moved, and only notifies people; "
                 "no policy was sure that the model is worse."
             )
-        return f"The monitor asked for no run, though {' and '.join(sure)} was sure of a change: the run was held back."
+        return f"The monitor asked for no run, though {' and '.join(sure)} confirmed a change: the run was held back."
     if auc.recovered is None:
         released = any(version.version > 1 for version in summary.versions)
         end = "whose new version came too late to be measured" if released else "which released no new version"

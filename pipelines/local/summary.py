@@ -493,9 +493,7 @@ def decision_sentences(summary: DemoSummary) -> Iterator[str]:
         more = f" and {len(drift.columns) - 5} more" if len(drift.columns) > 5 else ""
         yield f"features moved, seen without a label {drift.seconds:.1f} s after the change: {columns}{more}"
     elif planted := summary.drift.get("columns"):
-        yield (
-            f"the values of {len(planted)} columns changed, and too few rows came after that for a bucket that shows it"
-        )
+        yield f"the values of {len(planted)} columns changed, and no bucket of rows after that shows it"
     else:
         yield "no feature was seen to move"
     if (found := summary.decisions) is not None:
