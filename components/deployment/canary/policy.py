@@ -11,7 +11,7 @@ of `MIN_REQUESTS` requests must be there, however many rows are: by three clicks
 aborted at its first look. It grows when both losses are shown to be within their margins, each at a part of
 `growth_alpha` one-sided, which over all looks add up to it; both must hold, so they need no further correction. A look
 has its part in proportion to its pairs, because the late looks decide. What is undecided at the last look is taken
-back, so that no canary waits for a person and keeps the next one out.
+back. A canary whose requests make too few pairs for its looks waits for a person, or for a later candidate that passes.
 
 Errors are tested at every step: the test of `sequential_binomial` stays valid under any number of looks. Latency is a
 bound on the ratio of means and no test: Triton's counters have no medians and no spread. It is the time in the model of
@@ -302,6 +302,7 @@ def judge_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsJudgement:
         action, reason = _judge_differences(auc, log_loss, policy, look=look)
     if action == HOLD and look == policy.max_looks:
         action = ABORT
+        reason += "; that was the last look, so the canary is taken back"
     elif action == HOLD and look:
         reason += f"; {needed} more pairs until the next"
     return PairsJudgement(
