@@ -30,7 +30,7 @@ from components.models.configs import NetworkConfig
 from components.models.files import add_to_bias
 from components.runtime.errors import ContractError, PermanentError, Preempted
 from components.storage.uris import local_path
-from components.training.calibration import bias_shift
+from components.training.calibration import newest_bias_shift
 from components.training.checkpoint import (
     DIVERGED,
     FINAL,
@@ -251,7 +251,7 @@ class _Fit:
     def _finish(self) -> None:
         """Keeps the best weights with their bias corrected."""
         numbers = _sample(np.arange(self._num_new))
-        shift = bias_shift(self._rows.labels[numbers], self._scores(numbers))
+        shift = newest_bias_shift(self._rows.labels[numbers], self._scores(numbers))
         # Weights of thinned rows become those of all rows: once, on the way to the final folder.
         shift += log_odds_correction(self._job.training_set.negative_rate)
 
