@@ -59,6 +59,8 @@ def evaluation(
     flags |= {"output": verdict.path, "metrics": metrics.path, "roc": roc.path, "html": report.path}
     if (code := main([f"--{name}={value}" for name, value in flags.items()])) > 1:
         raise SystemExit(code)
+    if code and not Path(metrics.path).exists():
+        return False  # refused before it was scored: another champion than extraction's
     for name, value in json.loads(Path(metrics.path).read_text()).items():
         metrics.log_metric(name, value)
     curve = json.loads(Path(roc.path).read_text())

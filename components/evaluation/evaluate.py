@@ -37,7 +37,7 @@ from components.evaluation.gate import Estimates, GateJudgement, GateSettings, e
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
 from components.evaluation.slices import SliceMetrics, cut_slices, measure_slices
 from components.runtime.durable import whole_directory, write_whole
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, Refused
 from components.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ def evaluate(
 
     Raises:
         ContractError: the inputs do not belong together, or one is damaged.
+        Refused: the champion changed since extraction.
     """
     _expect_same_round(raw, training_set, model)
     _expect_same_champion(raw, champion)
@@ -162,7 +163,7 @@ def _expect_same_champion(raw: RawDataset, champion: Release | None) -> None:
     """Refuses another champion than extraction's: it may have learned rows that judge, or from columns not read."""
     found = champion.model_id if champion else None
     if found != raw.champion_model_id:
-        raise ContractError(
+        raise Refused(
             f"champion is {found or 'none'}, expected {raw.champion_model_id or 'none'} as when the rows were "
             "extracted, since another one may have learned rows that judge; run the pipeline again"
         )

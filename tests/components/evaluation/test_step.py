@@ -242,7 +242,8 @@ def test_a_champion_that_extraction_did_not_know_is_no_opponent(make_round, caps
     made = make_round(500)
     made.release_champion(made.planted)
     made.change("raw", champion_model_id=extracted)
-    assert main(made.flags(champion=asked)) == 2
+    assert main(made.flags(champion=asked)) == 1
+    assert note_of(made).state == "refused"
     found = "champion-model" if asked == "current" else "none"
     assert f"champion is {found}, expected {extracted or 'none'} as when" in capsys.readouterr().err
 
@@ -259,20 +260,35 @@ def test_metrics_are_finite_and_named(make_round):
     assert own | champion | difference <= set(metrics)
 
 
-def test_component_logs_metrics_curve_and_matrix_and_returns_the_answer(make_round):
-    made = make_round(1000)
-    made.release_champion(made.planted)
+def run_as_component(made):
+    """The component's process, as Kubeflow starts it, and what it recorded."""
     made.raw.write(made.path("raw_dataset"))
     parameters = {"run": made.run, "store": str(made.store), "work": str(made.root / "work"), "champion": "current"}
     parameters |= {"min_auc": 0.6, "max_auc_loss": 0.01, "rollout": "auto"}
     parameters |= {"max_slice_loss": 0.02, "max_calibration_factor": 1.5}
-    done, recorded = run_component(
+    return run_component(
         "evaluation",
         made.root / "artifacts",
         parameters,
         inputs={"raw_dataset": "Dataset", "training_set": "Dataset", "model": "Model"},
         outputs={"verdict": "Artifact", "metrics": "Metrics", "roc": "ClassificationMetrics", "report": "HTML"},
     )
+
+
+def test_component_answers_no_where_another_model_went_live_during_the_run(make_round):
+    made = make_round(500)
+    made.release_champion(made.planted)
+    made.change("raw", champion_model_id="another")
+    done, recorded = run_as_component(made)
+    assert done.returncode == 0, done.stderr
+    assert recorded["parameterValues"] == {"Output": False}
+    assert not made.path("verdict").exists()
+
+
+def test_component_logs_metrics_curve_and_matrix_and_returns_the_answer(make_round):
+    made = make_round(1000)
+    made.release_champion(made.planted)
+    done, recorded = run_as_component(made)
     assert done.returncode == 0, done.stderr
     assert recorded["parameterValues"] == {"Output": True}
     assert verdict_of(made).accepted
