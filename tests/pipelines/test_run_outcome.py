@@ -3,8 +3,23 @@
 import pytest
 
 from components.run_outcome.outcome import record
-from components.runtime.errors import Preempted
+from components.runtime.errors import Preempted, Refused
+from components.store.promotion_journal import Promotion, append_promotion
 from components.store.runs import find_outcome, noted
+
+
+def promotion(action, *, version):
+    return Promotion(
+        time="2026-03-01T00:00:00+00:00",
+        action=action,
+        version=version,
+        previous_version=2,
+        model_id=f"m{version}",
+        model_uri="file:///m",
+        release_uri="file:///r",
+        trigger_id=None,
+        reason="undecided",
+    )
 
 
 def _end(store, run="run", kfp_state="SUCCEEDED"):
@@ -40,6 +55,17 @@ def test_refusal_names_the_gate_and_its_reason(tmp_path):
         "auc 0.70 trails 0.75",
         None,
     )
+
+
+@pytest.mark.parametrize(("ended", "state"), [(False, "canary"), (True, "refused")])
+def test_a_round_that_gives_way_to_a_canary_ends_as_that_canary_and_any_other_refusal_as_one(tmp_path, ended, state):
+    for action in ("canary", *(["canary_ended"] if ended else [])):
+        append_promotion(tmp_path, promotion(action, version=3))
+    with pytest.raises(Refused), noted(tmp_path, "run", "deployment"):
+        raise Refused("version 3 is a canary and goes on")
+    outcome = _end(tmp_path)
+    assert (outcome.state, outcome.step, outcome.version) == (state, "deployment", None if ended else 3)
+    assert outcome.reason == "version 3 is a canary and goes on"
 
 
 def test_step_that_was_killed_is_a_failure_of_that_step(tmp_path):
