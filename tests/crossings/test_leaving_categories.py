@@ -32,7 +32,7 @@ def leaving(chain, tmp_path_factory):
     world = World.create(seed=3)
     for number, day in ((3, date(2026, 1, 6)), (4, date(2026, 1, 7))):
         drift = Drift(seed=number, new_category_columns=("C3", "C4"), new_category_share=0.5, new_categories=40)
-        write_lake(world.drifted(drift), str(later.root / "lake"), rows=1000, days=1, last_day=day, seed=number)
+        write_lake(world.drifted(drift), str(later.root / "lake"), rows=2000, days=1, last_day=day, seed=number)
         later.turn(f"round-{number}", validation_report=chain.rounds[1].paths["validation"])
     return later
 
