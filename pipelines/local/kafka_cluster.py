@@ -1,7 +1,8 @@
-"""librdkafka's mock Kafka cluster as a process of the demo: `python -m pipelines.local.kafka_cluster --address FILE`.
+"""librdkafka's mock Kafka cluster as a process of the demo, with one topic of four partitions.
 
-It speaks Kafka's protocol on loopback, makes topics of four partitions by itself, and forgets everything at its end. It
-keeps 5 MB a partition and drops what is older, read or not: enough for a demo whose monitor keeps up, for nothing else.
+It speaks Kafka's protocol on loopback, and forgets everything at its end. A topic is made when a producer asks for it:
+by this process at its start, so that a reader that comes before the first writer finds it. It keeps 5 MB a partition
+and drops what is older, read or not: enough for a demo whose monitor keeps up, for nothing else.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ def main(argv: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m pipelines.local.kafka_cluster", description=__doc__)
     parser.add_argument("--address", type=Path, required=True, help="file to write the brokers' addresses to")
+    parser.add_argument("--topic", required=True, help="topic to make")
     arguments = parser.parse_args(argv)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     # The cluster lives as long as this client.
     producer = Producer({"bootstrap.servers": "mock:1", "test.mock.num.brokers": 1})
-    brokers = producer.list_topics(timeout=START_SECONDS).brokers.values()
+    brokers = producer.list_topics(arguments.topic, timeout=START_SECONDS).brokers.values()
     write_whole(arguments.address, ",".join(f"{broker.host}:{broker.port}" for broker in brokers) + "\n")
     stop.wait()
     return 0

@@ -94,7 +94,8 @@ def start_log(kind: str, root: Path, stack: Stack) -> LogPlace:
     if kind == "kafka":
         address = root / "kafka.brokers"
         address.unlink(missing_ok=True)
-        stack.start("kafka", [executable, "-m", "pipelines.local.kafka_cluster", "--address", str(address)])
+        cluster = [executable, "-m", "pipelines.local.kafka_cluster", "--address", str(address), "--topic", "clicks"]
+        stack.start("kafka", cluster)
         stack.wait_until(address.exists, what="the start of the Kafka cluster", seconds=READY_SECONDS)
         return LogPlace(url=f"kafka://{address.read_text().strip()}/clicks")
     return sqlite_log(root)

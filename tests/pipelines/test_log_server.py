@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from components.logs.locations import open_subscriber
 from components.runtime.errors import ContractError
 from pipelines.local.log_server import HOST_VARIABLE, find_emulator, start_log
 from pipelines.local.stack import Stack, tagged_processes
@@ -62,6 +64,19 @@ def exchange(place, monkeypatch):
         return [(d.message_id, d.payload) for d in pulled]
     finally:
         log.close()
+
+
+def test_a_reader_of_the_demos_kafka_knows_what_it_has_read_before_anything_is_written(tmp_path):
+    """The demo's traffic waits for this."""
+    with (
+        Stack(logs=tmp_path / "logs", variables={}) as stack,
+        closing(open_subscriber(start_log("kafka", tmp_path, stack).url)) as reader,
+    ):
+        deadline = time.monotonic() + 60
+        while reader.read_up_to() is None and time.monotonic() < deadline:
+            assert reader.pull(10) == []
+            time.sleep(0.01)
+        assert reader.read_up_to() is not None, reader.problem()
 
 
 def test_kafka_cluster_of_the_demo_carries_messages_and_ends_with_the_stack(tmp_path, monkeypatch):

@@ -258,7 +258,7 @@ def test_topic_that_does_not_exist_is_a_problem_until_it_does(cluster):
 def frozen_cluster(tmp_path):
     """A cluster in a process of its own, which can be stopped, and the location of a topic there."""
     address = tmp_path / "brokers"
-    command = [sys.executable, "-m", "pipelines.local.kafka_cluster", "--address", str(address)]
+    command = [sys.executable, "-m", "pipelines.local.kafka_cluster", "--address", str(address), "--topic", "clicks"]
     process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
     try:
         until(address.exists)
