@@ -346,6 +346,13 @@ class Model(Manifest):
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files that were in the lake in its round: what is not among them is late. See `RawDataset.files`."""
 
+    def learned_judging_rows_of(self, parent: Model) -> bool:
+        """Whether this model continues `parent` and learned all rows that judged it.
+
+        Times in ISO 8601 and UTC that one function wrote have the order of their texts.
+        """
+        return self.parent_model_id == parent.model_id and self.last_learned_time >= parent.last_event_time
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelQuality:

@@ -51,13 +51,14 @@ def evaluation(
     from pathlib import Path
 
     from components.evaluation.__main__ import main
+    from components.runtime.flags import run_flags
 
-    flags = {"run": run, "store": store, "work": work, "champion": champion, "min-auc": min_auc}
-    flags |= {"max-auc-loss": max_auc_loss, "max-slice-loss": max_slice_loss}
-    flags |= {"max-calibration-factor": max_calibration_factor, "rollout": rollout}
-    flags |= {"raw-dataset": raw_dataset.path, "training-set": training_set.path, "model": model.path}
-    flags |= {"output": verdict.path, "metrics": metrics.path, "roc": roc.path, "html": report.path}
-    if (code := main([f"--{name}={value}" for name, value in flags.items()])) > 1:
+    flags = run_flags(
+        run=run, store=store, work=work, champion=champion, min_auc=min_auc, max_auc_loss=max_auc_loss,
+        max_slice_loss=max_slice_loss, max_calibration_factor=max_calibration_factor, rollout=rollout,
+        raw_dataset=raw_dataset.path, training_set=training_set.path, model=model.path, output=verdict.path,
+        metrics=metrics.path, roc=roc.path, html=report.path)  # fmt: skip
+    if (code := main(flags)) > 1:
         raise SystemExit(code)
     if code and not Path(metrics.path).exists():
         return False  # refused before it was scored: another champion than extraction's

@@ -55,9 +55,9 @@ def extraction(
     flags = {name: value for name, value in locals().items() if name not in ("raw_dataset", "metrics")}
     from components.contracts.manifests import RawDataset
     from components.extraction.__main__ import main
+    from components.runtime.flags import run_flags
 
-    argv = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    if code := main([*argv, f"--output={raw_dataset.path}"]):
+    if code := main(run_flags(**flags, output=raw_dataset.path)):
         raise SystemExit(code)
     dataset = RawDataset.read(raw_dataset.path)
     counted = ("train_rows", "holdout_rows", "straddling_rows", "late_rows", "replay_rows", "replay_holdout_rows")

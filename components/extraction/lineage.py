@@ -116,10 +116,7 @@ def _descent(model_id: str, models: dict[str, Model], *, is_live: bool) -> Model
     while parent in models and models[parent] not in line:
         line.append(models[parent])
         parent = models[parent].parent_model_id
-    judged_until = models[model_id].last_event_time
-    # Of times in ISO 8601 and UTC that one function wrote, the texts have the order of the times.
-    children = [each for each in models.values() if each.parent_model_id == model_id]
-    later = [each.model_id for each in children if each.last_learned_time >= judged_until]
+    later = [each.model_id for each in models.values() if each.learned_judging_rows_of(line[0])]
     return ModelLineage(models=line, is_live=is_live, lost=parent, learned_later=later)
 
 

@@ -31,11 +31,11 @@ def preprocessing(
     """
     flags = {name: value for name, value in locals().items() if name not in ("raw_dataset", "training_set", "metrics")}
     from components.preprocessing.__main__ import main
+    from components.runtime.flags import run_flags
     from components.storage.uris import local_path
     from components.store.runs import read_notes
 
-    argv = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    if code := main([*argv, f"--raw-dataset={raw_dataset.path}", f"--output={training_set.path}"]):
+    if code := main(run_flags(**flags, raw_dataset=raw_dataset.path, output=training_set.path)):
         raise SystemExit(code)
     for note in read_notes(local_path(store), run):
         if note.step == "preprocessing":

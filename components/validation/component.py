@@ -39,12 +39,13 @@ def validation(
         Output: True unless the rows must not be trained on.
     """
     from components.contracts.manifests import ValidationReport
+    from components.runtime.flags import run_flags
     from components.validation.__main__ import main, metric_values
 
-    flags = {"run": run, "store": store, "work": work, "champion": champion, "raw-dataset": raw_dataset.path}
-    flags |= {"rules": rules, "served": served, "beam-options": beam_options, "valid-dataset": valid_dataset.path}
-    code = main([f"--{k}={v}" for k, v in flags.items()] + [f"--output={report.path}", f"--html={html.path}"])
-    if code > 1:
+    flags = run_flags(
+        run=run, store=store, work=work, champion=champion, rules=rules, served=served, beam_options=beam_options,
+        raw_dataset=raw_dataset.path, valid_dataset=valid_dataset.path, output=report.path, html=html.path)  # fmt: skip
+    if (code := main(flags)) > 1:
         raise SystemExit(code)
     for name, value in metric_values(ValidationReport.read(report.path)).items():
         metrics.log_metric(name, value)

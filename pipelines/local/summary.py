@@ -587,6 +587,7 @@ def _serving_promises(summary: DemoSummary) -> Iterator[tuple[bool, str]]:
 def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -> list[VersionNumbers]:
     found = []
     models = [Model.read(local_path(release.model_uri) / Model.MANIFEST) for release in releases]
+    versions = {release.version: model for release, model in zip(releases, models)}
     for release, model in zip(releases, models):
         verdict = next((v for v in verdicts if v.candidate_model_id == release.model_id), None)
         old = verdict.old_distribution if verdict else None
@@ -597,7 +598,7 @@ def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -
                 trained_rows=model.num_train_rows,
                 learned_until=model.last_learned_time,
                 judged_rows=verdict.num_rows if verdict else 0,
-                learned_later=_learned_later(model, releases, models),
+                learned_later=next((v for v, later in versions.items() if later.learned_judging_rows_of(model)), None),
                 parent=model.parent_model_id,
                 gate=verdict.decision if verdict else "",
                 reason=verdict.reason if verdict else "",
@@ -608,14 +609,6 @@ def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -
             )
         )
     return found
-
-
-def _learned_later(model: Model, releases: Sequence[Release], models: Sequence[Model]) -> int | None:
-    """The first version that continues `model` and learned all rows that judged it."""
-    for release, other in zip(releases, models):
-        if other.parent_model_id == model.model_id and other.last_learned_time >= model.last_event_time:
-            return release.version
-    return None
 
 
 def _run_numbers(store: Path) -> list[RunNumbers]:
