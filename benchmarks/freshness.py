@@ -37,10 +37,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.charts.line_chart import HEIGHT, WIDTH, Line, line_chart
-from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.criteo import CATEGORICAL, DENSE, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.hugectr_folder import write_file_list
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.metrics import Z_95, auc_difference, normalized_entropy, roc_auc
+from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FeatureWorkflow
 from components.models import share_cores
 from components.models.configs import DcnConfig

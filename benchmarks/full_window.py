@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import DAY_PARTITION, EVENT_TIME, REQUEST_ID
 from components.contracts.manifests import RawDataset
+from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, REQUEST_ID
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import World
 

@@ -29,7 +29,8 @@ from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit
 from benchmarks.freshness import CONFIG, Learner
 from benchmarks.peers import DeepCtr
 from benchmarks.spread import spread
-from components.contracts.criteo import MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.metrics import Z_95, auc_difference, calibration, log_loss, roc_auc, row_log_losses
 from components.training.config import TrainingSettings
 from components.training.rows import Rows

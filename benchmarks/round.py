@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.command import benchmark_parser, documented, run_to_end
 from benchmarks.spread import Target, spread
-from components.contracts.criteo import DAY_PARTITION, EVENT_TIME
 from components.contracts.manifests import Model
+from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME
 from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.store.promotion_journal import moment_of

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import FEATURES, LABEL
+from components.contracts.criteo import FEATURES
+from components.contracts.raw_rows import LABEL
 from components.runtime.errors import ContractError, first_line
 from inference_client.rows import FeatureRows, WrongValue, feature_rows, numbers
 

@@ -1,6 +1,6 @@
 """Feature rows: from columns by name to the matrices that the model takes, with errors that name column, row and value.
 
-The names are those of `contracts.criteo`. Reading files is left to `row_files`; which tensors the server takes is
+The names are those of `contracts.raw_rows`. Reading files is left to `row_files`; which tensors the server takes is
 stated in `contracts.serving`.
 """
 
@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, MAX_CATEGORY, MISSING_CATEGORY
+from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES
+from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.runtime.errors import ContractError
 
 _ALL_COLUMNS = f"the {len(FEATURES)} columns {FEATURES[0]}..{FEATURES[-1]}"

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY
+from components.contracts.criteo import CATEGORICAL
+from components.contracts.features import MISSING_CATEGORY
 from components.runtime.errors import ContractError
 from inference_client.row_files import concatenated, read_rows, row_files
 from inference_client.rows import FeatureRows

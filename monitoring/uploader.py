@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from components.contracts.criteo import DAY_PARTITION, OUTCOME_PARTITION
+from components.contracts.raw_rows import DAY_PARTITION, OUTCOME_PARTITION
 from components.runtime.durable import fsync_path, no_checkpoint, sha256_file, write_whole
 from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 from components.runtime.exit_codes import ExitCode, exits_with_code

@@ -56,9 +56,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture
 def raw_table():
-    """Makes a table of `n` raw rows as `contracts.criteo` describes them, with a planted signal; seeded."""
+    """Makes a table of `n` raw rows as `contracts.raw_rows` describes them, with a planted signal; seeded."""
     pyarrow = pytest.importorskip("pyarrow")
-    from components.contracts import criteo
+    from components.contracts import criteo, raw_rows
+    from components.contracts.features import MAX_CATEGORY
 
     def make(
         n: int = 1000,
@@ -79,16 +80,16 @@ def raw_table():
         for i, name in enumerate(criteo.CATEGORICAL):
             cardinality = 3 + 7 * i
             ranks = np.minimum(random.zipf(1.5, n) - 1, cardinality - 1)
-            keys = np.random.default_rng(1000 + i).integers(0, criteo.MAX_CATEGORY, cardinality)
+            keys = np.random.default_rng(1000 + i).integers(0, MAX_CATEGORY, cardinality)
             weights = np.random.default_rng(2000 + i).normal(0, 0.5, cardinality)
             logit += weights[ranks]
             columns[name] = pyarrow.array(keys[ranks], mask=random.random(n) < 0.02 * (i % 4))
-        columns[criteo.LABEL] = (random.random(n) < 1 / (1 + np.exp(-logit))).astype(np.int32)
-        columns[criteo.REQUEST_ID] = [f"request-{seed}-{i // request_rows}" for i in range(n)]
-        columns[criteo.ROW] = (np.arange(n) % request_rows).astype(np.int32)
+        columns[raw_rows.LABEL] = (random.random(n) < 1 / (1 + np.exp(-logit))).astype(np.int32)
+        columns[raw_rows.REQUEST_ID] = [f"request-{seed}-{i // request_rows}" for i in range(n)]
+        columns[raw_rows.ROW] = (np.arange(n) % request_rows).astype(np.int32)
         times = (start + np.arange(n) * (seconds / max(n, 1))) * 1e6
-        columns[criteo.EVENT_TIME] = times.astype(np.int64)
-        columns |= dict.fromkeys(criteo.SERVED_BY, pyarrow.nulls(n))
+        columns[raw_rows.EVENT_TIME] = times.astype(np.int64)
+        columns |= dict.fromkeys(raw_rows.SERVED_BY, pyarrow.nulls(n))
         # pyarrow 10 does not take an Array for an array's values.
         arrays = {n: c if isinstance(c, pyarrow.Array) else pyarrow.array(c) for n, c in columns.items()}
         return pyarrow.table({name: arrays[name].cast(types[name]) for name in criteo.RAW_TYPES})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from components.contracts.criteo import LABEL
+from components.contracts.raw_rows import LABEL
 from components.preprocessing import feature_graph, raw_partitions
 from components.preprocessing.settings import PreprocessingSettings
 

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
+from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.features import MISSING_CATEGORY
 from inference_client.simulation.lake import raw_table
 from inference_client.simulation.world import World, WorldRows, sigmoid
 
@@ -63,7 +64,7 @@ def draw_window(world: World, rows: int, random: Generator, *, requests: str = E
 
 
 def column_of(window: DrawnWindow, name: str) -> NDArray[np.float32] | NDArray[np.int64]:
-    """The values [n] of a feature; missing as in tensors (`contracts.criteo`)."""
+    """The values [n] of a feature; missing as in tensors (`contracts.features`)."""
     if name in DENSE:
         return window.rows.dense[:, DENSE.index(name)]
     return window.rows.categorical[:, CATEGORICAL.index(name)]

@@ -1,143 +1,18 @@
-"""The Criteo click log: columns, types and the convention for missing values.
+"""The features of the Criteo click log, under the names that a recommender without a file of its own has.
 
-Joins everything that writes raw rows (users' files, the simulated world, the monitor's archive) to everything
-that reads them (extraction, validation, preprocessing, serving). Reading files is left to extraction.
-
-Raw rows are Parquet: `label` int32, `I1..I13` float32 with null for missing, `C1..C26` int64 with null for
-missing (the value of the 8 hex digits), then the log columns. In tensors and log records, which have no null, a
-missing integer is NaN and a missing category is `MISSING_CATEGORY`.
+Leaves what a feature is to `contracts.features`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from components.contracts.features import Features
+from components.contracts.raw_rows import known_columns, raw_types
 
-import numpy as np
-from numpy.typing import NDArray
-
-LABEL = "label"
-DENSE = tuple(f"I{i}" for i in range(1, 14))
-CATEGORICAL = tuple(f"C{i}" for i in range(1, 27))
-FEATURES = DENSE + CATEGORICAL
+CRITEO = Features(numeric=tuple(f"I{i}" for i in range(1, 14)), categorical=tuple(f"C{i}" for i in range(1, 27)))
+DENSE = CRITEO.numeric
+CATEGORICAL = CRITEO.categorical
+FEATURES = CRITEO.names
 NUM_DENSE = len(DENSE)
 NUM_CATEGORICAL = len(CATEGORICAL)
-NUM_TSV_FIELDS = 1 + NUM_DENSE + NUM_CATEGORICAL
-
-MISSING_CATEGORY = -1
-"""A missing category in an int64 tensor; no hash of 32 bits has this value."""
-MAX_CATEGORY = 2**32 - 1
-
-REQUEST_ID = "request_id"
-ROW = "row"
-EVENT_TIME = "event_time"
-MODEL_VERSION = "model_version"
-SCORE = "score"
-POSITION = "position"
-PROPENSITY = "propensity"
-
-RAW_TYPES: dict[str, str] = {
-    LABEL: "int32",
-    **dict.fromkeys(DENSE, "float32"),
-    **dict.fromkeys(CATEGORICAL, "int64"),
-    REQUEST_ID: "string",
-    ROW: "int32",
-    EVENT_TIME: "timestamp[us, tz=UTC]",
-    MODEL_VERSION: "int32",
-    SCORE: "float32",
-    POSITION: "int32",
-    PROPENSITY: "float64",
-}
-"""Arrow type of each raw column, in file order. Only the features may be null, and the last four columns:
-`model_version` and `score` in rows that no model of ours served, `position` in rows outside ranked lists, `propensity`
-where no client explored. `request_id` and `row` together identify a row. `position` is the row's place in the list that
-the request showed, from 1; `propensity` the probability with which it stood there (`contracts.exploration`)."""
-SERVED_BY = (MODEL_VERSION, SCORE, POSITION, PROPENSITY)
-"""Columns that a file may lack, and that are null then."""
-
-SHADOW_VERSION = "shadow_version"
-SHADOW_SCORE = "shadow_score"
-SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"}
-"""Columns after the raw ones in files that hold a row scored in the shadow too (`store.traffic_plan`), null in its
-other rows. Readers of raw rows ask for columns by name and do not meet them; the canary's evidence does."""
-
-CANARY = "canary"
-CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
-"""Column in files that hold a row that a canary answered; false in other rows. Optional groups follow the raw columns
-in this order: shadow, canary."""
-KNOWN_COLUMNS = frozenset({*RAW_TYPES, *SHADOW_TYPES, *CANARY_TYPES})
-"""What a raw file may hold without being asked."""
-
-
-def microseconds(time: float) -> int:
-    """Seconds since the epoch as `event_time` keeps them, in whole microseconds.
-
-    Whoever compares a live time with an archived one counts so: in floats, an archived row could fall on the other side
-    of a bound than the live row.
-
-    >>> microseconds(1763000000.25), microseconds(1.0000006)
-    (1763000000250000, 1000001)
-    """
-    return round(time * 1e6)
-
-
-def is_visible(name: str) -> bool:
-    """Whether a file of a lake or an archive is there for readers: a dot or underscore starts unfinished work or notes.
-
-    >>> is_visible("part-00000.parquet"), is_visible(".part-00000.parquet"), is_visible("_SUCCESS")
-    (True, False, False)
-    """
-    return not name.startswith((".", "_"))
-
-
-DAY_PARTITION = "day={day}"
-"""Lake folder of one UTC day; `day` is YYYY-MM-DD of `event_time`."""
-
-VERSION_PARTITION = "version={version}"
-"""Sub-folder of a day's folder with a back-filled version of the day, from 1 up; Parquet files directly in the day's
-folder are version 0, which the uploader goes on appending to. The highest complete version is the day, and beside it
-files of version 0 that its marker does not name: they came later (`extraction.day_versions`)."""
-VERSION_COMPLETE = "_SUCCESS"
-"""Marker in such a folder, written last, since a bucket has no rename: without it the version does not exist."""
-
-OUTCOME_PARTITION = "outcomes/day={day}"
-"""Folder, of an archive and of a lake, of outcomes that came after their rows were archived. `day` is YYYY-MM-DD, in
-UTC, of the prediction where it is known, else of the outcome."""
-EVENT = "event"
-OUTCOME_TIME = "outcome_time"
-STORED_AT = "stored_at"
-WINDOW_SECONDS = "window_seconds"
-OUTCOME_TYPES: dict[str, str] = {
-    REQUEST_ID: "string",
-    ROW: "int32",
-    EVENT: "string",
-    OUTCOME_TIME: "timestamp[us, tz=UTC]",
-    STORED_AT: "timestamp[us, tz=UTC]",
-    WINDOW_SECONDS: "float64",
-}
-"""Arrow type of each column of a late outcome's file, in file order; none is null. `request_id` and `row` name the
-raw row; `event` is one of `records.EVENTS`; `stored_at` is when the monitor stored it, `outcome_time` when it
-happened. `window_seconds` is the attribution window of its kind that the monitor had when it wrote the file, 0 where it
-awaits none of the kind: the outcome counts if `outcome_time` is at most that long after its row's `event_time`,
-both in whole microseconds. The same outcome may be there more than once."""
-
-
-def feature_matrix(batch: Any, names: Sequence[str], dtype: str, *, missing: float) -> NDArray[Any]:
-    """Columns `names` of an Arrow record batch as one array [n, len(names)] of `dtype`, nulls as `missing`.
-
-    The batch is only asked what pyarrow's answers, which is no dependency of the contracts.
-    """
-    columns = [batch.column(name).cast(dtype).fill_null(missing).to_numpy(zero_copy_only=False) for name in names]
-    return np.stack(columns, axis=1)
-
-
-INTEGER_PATTERN = r"^-?[0-9]{1,18}(\.0*)?$"
-"""An integer as text: `.0` because pandas writes an integer column with missing values so; 18 digits fit an int64."""
-HEX_PATTERN = r"^[0-9a-fA-F]{1,8}$"
-"""A category as text."""
-EXPECTED_TEXT = {
-    LABEL: "0 or 1",
-    **dict.fromkeys(DENSE, "an integer or nothing"),
-    **dict.fromkeys(CATEGORICAL, "1 to 8 hex digits or nothing"),
-}
-"""What each column of a text file holds."""
+RAW_TYPES = raw_types(CRITEO)
+KNOWN_COLUMNS = known_columns(CRITEO)

@@ -24,15 +24,8 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import (
-    CATEGORICAL,
-    DENSE,
-    FEATURES,
-    MAX_CATEGORY,
-    MISSING_CATEGORY,
-    NUM_CATEGORICAL,
-    NUM_DENSE,
-)
+from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 

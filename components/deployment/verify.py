@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from components.contracts.criteo import (
-    CATEGORICAL,
-    DENSE,
-    MISSING_CATEGORY,
+from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.features import MISSING_CATEGORY
+from components.contracts.manifests import Model, Release
+from components.contracts.raw_rows import (
     MODEL_VERSION,
     REQUEST_ID,
     ROW,
@@ -36,7 +36,6 @@ from components.contracts.criteo import (
     SHADOW_VERSION,
     feature_matrix,
 )
-from components.contracts.manifests import Model, Release
 from components.deployment.graph.export import export
 from components.deployment.graph.parity import GoldenRows, check_scores, open_graph, score
 from components.deployment.repository.version_files import GOLDEN_FILE

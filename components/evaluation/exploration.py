@@ -34,9 +34,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import POSITION, PROPENSITY, SCORE, feature_matrix
 from components.contracts.exploration import MAX_SHARE
 from components.contracts.manifests import ReorderingGain
+from components.contracts.raw_rows import POSITION, PROPENSITY, SCORE, feature_matrix
 from components.evaluation.scoring import ScoredHoldout, column_batches
 
 _COLUMNS = [POSITION, PROPENSITY, SCORE]

@@ -21,18 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import (
-    CATEGORICAL,
-    DENSE,
-    EVENT_TIME,
-    LABEL,
-    MISSING_CATEGORY,
-    POSITION,
-    REQUEST_ID,
-    feature_matrix,
-)
+from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.hugectr_folder import FILE_LIST, listed_files
 from components.contracts.manifests import Model, Release
+from components.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID, feature_matrix
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from components.contracts.workflow import OOV_ID
 from components.models.configs import config_from_document

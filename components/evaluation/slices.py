@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY
+from components.contracts.criteo import CATEGORICAL
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.metrics import (
     AucDifference,
     AucEstimate,

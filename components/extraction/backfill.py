@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from components.contracts.criteo import DAY_PARTITION, VERSION_COMPLETE, VERSION_PARTITION
+from components.contracts.raw_rows import DAY_PARTITION, VERSION_COMPLETE, VERSION_PARTITION
 from components.extraction.day_versions import FileMark, VersionMarker, is_own_file, version_of_folder
 from components.extraction.ingest import dated, name_of, spool_rows
 from components.extraction.lake import PIECE_ROWS, cut_evenly, sorted_once

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.criteo import FEATURES
 from components.contracts.manifests import Model
 from components.contracts.workflow import FeatureWorkflow
@@ -58,7 +58,7 @@ def unread_columns(excluded: Collection[str], champion: Model | None) -> frozens
     return frozenset(excluded) & frozenset(workflow.excluded)
 
 
-NUMBERS = (criteo.LABEL, *criteo.FEATURES)
+NUMBERS = (raw_rows.LABEL, *criteo.FEATURES)
 
 
 class SchemaMismatch(NamedTuple):

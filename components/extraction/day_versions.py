@@ -16,7 +16,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.contracts.criteo import DAY_PARTITION, VERSION_COMPLETE, VERSION_PARTITION, is_visible
+from components.contracts.raw_rows import DAY_PARTITION, VERSION_COMPLETE, VERSION_PARTITION, is_visible
 from components.extraction.times import parse_day
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from components.contracts.criteo import EVENT_TIME
 from components.contracts.manifests import RawDataset
+from components.contracts.raw_rows import EVENT_TIME
 from components.extraction.holdout import Cut, event_times, find_cut, remove_straddling, rows_until
 from components.extraction.lake import Lake
 from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import EVENT_TIME, REQUEST_ID
+from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID
 from components.extraction.part_files import PartFile, PartWriter
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts.criteo import EVENT_TIME, REQUEST_ID, ROW
+from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID, ROW
 from components.extraction.day_versions import base_name
 from components.extraction.lake_files import LakeFiles
 from components.extraction.late_clicks import LateClicks

@@ -18,7 +18,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from components.contracts.criteo import DAY_PARTITION, OUTCOME_PARTITION, VERSION_COMPLETE
+from components.contracts.raw_rows import DAY_PARTITION, OUTCOME_PARTITION, VERSION_COMPLETE
 from components.extraction.day_versions import DayFiles, base_name, files_of_day, objects_by_day
 from components.extraction.download_cache import DownloadCache
 from components.runtime.durable import write_whole

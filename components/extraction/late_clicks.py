@@ -1,7 +1,7 @@
 """Clicks that arrived after their rows were archived: the lake's `outcomes/day=*/`, joined to the rows when read.
 
 The monitor writes a row once, with the label that it had when its window closed; what comes later goes into files of
-its own (`contracts.criteo.OUTCOME_TYPES`). A row with a click among them has label 1 if the click happened within the
+its own (`contracts.raw_rows.OUTCOME_TYPES`). A row with a click among them has label 1 if the click happened within the
 attribution window that the file names, however late it was reported: a label means the same here as in the monitor. A
 click after the window, other events, outcomes of rows that are not read, and repetitions change nothing. Without such a
 folder nothing is read and no row is changed.
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts.criteo import (
+from components.contracts.raw_rows import (
     EVENT,
     EVENT_TIME,
     LABEL,

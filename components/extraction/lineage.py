@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.contracts.criteo import DAY_PARTITION
 from components.contracts.manifests import Model
+from components.contracts.raw_rows import DAY_PARTITION
 from components.contracts.retrain_request import CURRENT
 from components.extraction.day_versions import newest_complete, objects_by_day
 from components.extraction.times import parse_day

@@ -1,6 +1,6 @@
 """The raw schema as Arrow types, and the row checks that every Parquet form shares.
 
-Takes its facts from `contracts.criteo`. Opening Parquet lives here too, so that pyarrow's exceptions are translated
+Takes its facts from `contracts.raw_rows`. Opening Parquet lives here too, so that pyarrow's exceptions are translated
 once.
 """
 
@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
+from components.contracts.features import MAX_CATEGORY
 from components.extraction.malformed_rows import MalformedRows
 from components.runtime.errors import ContractError, first_line
 from components.store.archived_rows import arrow_schema
@@ -26,9 +27,9 @@ BATCH_ROWS = 65_536
 
 
 RAW_SCHEMA = arrow_schema(criteo.RAW_TYPES)
-CLICK_COLUMNS = (criteo.LABEL, *criteo.FEATURES)
+CLICK_COLUMNS = (raw_rows.LABEL, *criteo.FEATURES)
 """What Criteo publishes; the other columns of the raw schema say where a row came from."""
-KEY_COLUMNS = (criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME)
+KEY_COLUMNS = (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME)
 
 
 def open_parquet(path: Path) -> Any:
@@ -77,13 +78,13 @@ def find_malformed(batch: Any, *, keys: bool) -> dict[int, str]:
             for at in np.flatnonzero(wrong.fill_null(False).to_numpy(zero_copy_only=False)):
                 reasons.setdefault(int(at), f"{name} is {batch.column(name)[int(at)].as_py()!r}, expected {expected}")
 
-    label = batch.column(criteo.LABEL)
-    note(pc.invert(pc.is_in(label, value_set=pa.array([0, 1], label.type))), criteo.LABEL, "0 or 1")
+    label = batch.column(raw_rows.LABEL)
+    note(pc.invert(pc.is_in(label, value_set=pa.array([0, 1], label.type))), raw_rows.LABEL, "0 or 1")
     for name in criteo.DENSE:
         note(pc.invert(pc.is_finite(batch.column(name))), name, "a finite number")
     for name in criteo.CATEGORICAL:
         values = batch.column(name)
-        note(pc.or_(pc.less(values, 0), pc.greater(values, criteo.MAX_CATEGORY)), name, "a hash of 32 bits")
+        note(pc.or_(pc.less(values, 0), pc.greater(values, MAX_CATEGORY)), name, "a hash of 32 bits")
     for name in KEY_COLUMNS if keys else ():
         note(pc.is_null(batch.column(name)), name, "a value")
     return reasons

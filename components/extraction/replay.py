@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.contracts.criteo import REQUEST_ID, ROW
+from components.contracts.raw_rows import REQUEST_ID, ROW
 from components.contracts.row_hash import mix, row_identities
 from components.extraction.lake import Lake, Piece
 from components.extraction.malformed_rows import MalformedRows

@@ -24,8 +24,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY
+from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.hugectr_folder import write_file_list
+from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing import feature_graph
 from components.preprocessing.raw_partitions import Partition, read_partition

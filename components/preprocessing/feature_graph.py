@@ -21,7 +21,9 @@ from merlin.schema import ColumnSchema, Schema
 from numpy.typing import NDArray
 from nvtabular import ops
 
-from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, MISSING_CATEGORY
+from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.features import MISSING_CATEGORY
+from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
 from components.preprocessing import operators
 from components.preprocessing.operators import Counts, DistinctCategorify, Emptied, Moments, RoundedLogOp

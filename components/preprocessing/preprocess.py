@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.contracts.manifests import RawDataset, TrainingSet
 from components.contracts.vocabulary_changes import VocabularyChange, vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
@@ -162,7 +162,7 @@ def _fit_workflow(
     folder: Path,
 ) -> tuple[FeatureWorkflow, list[Column]]:
     """Writes this round's workflow, with what the next one should know, into `folder`."""
-    now = criteo.microseconds(moment_of(raw.last_event_time).timestamp())
+    now = raw_rows.microseconds(moment_of(raw.last_event_time).timestamp())
     fit_share = partial(feature_graph.statistics_of, with_moments=parent is None)
     processes = _processes(settings)
     shares = forked.shares(plan, processes, weight=lambda partition: partition.num_rows)

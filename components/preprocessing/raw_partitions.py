@@ -16,7 +16,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, LABEL, RAW_TYPES
+from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, RAW_TYPES
+from components.contracts.raw_rows import LABEL
 from components.runtime.errors import ContractError, first_line
 
 

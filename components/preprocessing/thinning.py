@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import FEATURES, LABEL, REQUEST_ID, ROW
+from components.contracts.criteo import FEATURES
+from components.contracts.raw_rows import LABEL, REQUEST_ID, ROW
 from components.contracts.row_hash import row_identities, uniforms
 from components.preprocessing.raw_partitions import open_raw, raw_files, unreadable
 from components.runtime.errors import ContractError

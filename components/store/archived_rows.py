@@ -2,7 +2,7 @@
 
 Every reader of archived rows goes through here: the backtest, the canary's evidence, the verification of a version and
 validation's skew. The files are those that `monitoring.memory.archive` wrote and its uploader moved,
-`day=YYYY-MM-DD/*.parquet` in the types of `contracts.criteo`, in a folder or a bucket. A later version of a day
+`day=YYYY-MM-DD/*.parquet` in the types of `contracts.raw_rows`, in a folder or a bucket. A later version of a day
 (`day=D/version=N/`) is a correction of what was served, and is left out. What is read of a file is left to the callers.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import DAY_PARTITION, is_visible
+from components.contracts.raw_rows import DAY_PARTITION, is_visible
 from components.runtime.errors import ContractError, TemporaryError, first_line
 from components.storage.downloads import local_copy
 from components.storage.objects import ObjectInfo, Objects
@@ -85,7 +85,7 @@ def archived_files(
 
 
 def arrow_schema(types: dict[str, str]) -> pa.Schema:
-    """The schema of these columns, types as `contracts.criteo` spells them.
+    """The schema of these columns, types as `contracts.raw_rows` spells them.
 
     >>> str(arrow_schema({"a": "int32", "b": "bool"})).split()
     ['a:', 'int32', 'b:', 'bool']

@@ -1,8 +1,8 @@
 """Encoded rows from HugeCTR's Parquet folders: decoded once, into flat files that are mapped and not held in memory.
 
 A row takes 160 bytes (ids as int32). What the fit then touches are pages that the kernel may drop again, so rows may
-outgrow memory; decoding holds some ten thousand rows per thread. What the columns mean is `contracts.criteo`'s; what is
-wrong with a folder is reported here, before a long fit starts. The order in which rows are learned is `row_order`'s.
+outgrow memory; decoding holds some ten thousand rows per thread. What the columns mean is `contracts.features`'; what
+is wrong with a folder is reported here, before a long fit starts. The order in which rows are learned is `row_order`'s.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, LABEL, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.criteo import CATEGORICAL, DENSE, NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.hugectr_folder import listed_files
+from components.contracts.raw_rows import LABEL
 from components.runtime.errors import ContractError, PermanentError, first_line
 
 _DECODED_ROWS = 1 << 14

@@ -6,7 +6,7 @@ from typing import Any
 
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.validation.drift import DriftEntry, LabelShift
 from components.validation.measure import Measured
 from components.validation.rules import BLOCK, DATASET, INFO, WARN, Finding, RuleSet
@@ -77,9 +77,9 @@ def _judge_anomalies(measured: Measured, rules: RuleSet) -> list[Finding]:
             kind = anomalies_pb2.AnomalyInfo.Type.Name(reason.type)
             if kind in _COVERED_BY_RULES or name in measured.rows.dataset.excluded_columns:
                 continue
-            rule = "label_invalid" if name == criteo.LABEL else _RULE_OF_ANOMALY.get(kind, "anomaly")
+            rule = "label_invalid" if name == raw_rows.LABEL else _RULE_OF_ANOMALY.get(kind, "anomaly")
             text = f"{name}: {reason.short_description}. {reason.description}".strip()
-            is_share = kind == "FEATURE_TYPE_LOW_FRACTION_PRESENT" and name != criteo.LABEL
+            is_share = kind == "FEATURE_TYPE_LOW_FRACTION_PRESENT" and name != raw_rows.LABEL
             is_chance = is_share and _may_be_chance(features.get(name), wanted[name].presence.min_fraction)
             text += " In so few rows that may be chance." if is_chance else ""
             found += rules.find(rule, name, text, kind="anomaly", at_most=INFO if is_chance else None)
@@ -102,7 +102,7 @@ def _judge_values(measured: Measured, rules: RuleSet) -> list[Finding]:
     now, before = by_feature(measured.statistics), {}
     if measured.champion is not None:
         before = by_feature(measured.champion.statistics)
-    found = _judge_label(now[criteo.LABEL], rows, rules)
+    found = _judge_label(now[raw_rows.LABEL], rows, rules)
     for name in criteo.FEATURES:
         if name in measured.rows.dataset.excluded_columns:
             continue
@@ -118,11 +118,11 @@ def _judge_values(measured: Measured, rules: RuleSet) -> list[Finding]:
 
 def _judge_label(label: Any, rows: int, rules: RuleSet) -> list[Finding]:
     if not num_values(label):
-        return rules.find("label_invalid", criteo.LABEL, f"label is missing in all {rows} rows")
+        return rules.find("label_invalid", raw_rows.LABEL, f"label is missing in all {rows} rows")
     numbers = label.num_stats
     if numbers.min == numbers.max:
         text = f"label is {numbers.min:g} in all {rows} rows, expected both classes: nothing can be learned from them"
-        return rules.find("label_one_class", criteo.LABEL, text)
+        return rules.find("label_one_class", raw_rows.LABEL, text)
     return []
 
 
@@ -165,7 +165,7 @@ def judge_click_rate(label: LabelShift | None, rules: RuleSet) -> list[Finding]:
         f"the share of clicks is {label.rate_now:.2%}, was {label.rate_before:.2%} (change {label.low:+.2%} "
         f"to {label.high:+.2%}): look for labels that have not arrived"
     )
-    return rules.find("click_rate", criteo.LABEL, text)
+    return rules.find("click_rate", raw_rows.LABEL, text)
 
 
 # -- drift and skew

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.manifests import Model, RawDataset
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
@@ -246,7 +246,7 @@ class ReturningRows:
         """Writes the rows that lie before the window, each once and ordered by time; 0 = none, and no file."""
         begin, found = moment_of(self._raw.first_event_time), []
         for batch in self._read_rows(self.taken):
-            times, fresh = batch.column(criteo.EVENT_TIME).to_pylist(), []
+            times, fresh = batch.column(raw_rows.EVENT_TIME).to_pylist(), []
             for at, key in enumerate(_row_keys(batch)):
                 if key not in self._seen and times[at] < begin:
                     self._seen.add(key)
@@ -255,12 +255,12 @@ class ReturningRows:
         rows = pa.concat_tables(found).drop([RULE_COLUMN, REASON_COLUMN]) if found else None
         if rows is None or not rows.num_rows:
             return 0
-        pq.write_table(rows.take(pc.sort_indices(rows, [(criteo.EVENT_TIME, "ascending")])), path)
+        pq.write_table(rows.take(pc.sort_indices(rows, [(raw_rows.EVENT_TIME, "ascending")])), path)
         return int(rows.num_rows)
 
 
 def _row_keys(batch: pa.RecordBatch) -> list[RowKey]:
-    return list(zip(batch.column(criteo.REQUEST_ID).to_pylist(), batch.column(criteo.ROW).to_pylist()))
+    return list(zip(batch.column(raw_rows.REQUEST_ID).to_pylist(), batch.column(raw_rows.ROW).to_pylist()))
 
 
 def _learned_batches(store: Path, parent: Path | None) -> set[QuarantinedBatch]:
@@ -306,8 +306,8 @@ def make_row_rules(rules: RuleSet, schema: Any | None, *, excluded: Collection[s
 
 def _make_named_rows(request_ids: tuple[str, ...], days: tuple[str, ...]) -> Callable[[pa.RecordBatch], Offences]:
     def find(batch: pa.RecordBatch) -> Offences:
-        columns = {"request": batch.column(criteo.REQUEST_ID)}
-        columns["day"] = pc.strftime(batch.column(criteo.EVENT_TIME), format="%Y-%m-%d")
+        columns = {"request": batch.column(raw_rows.REQUEST_ID)}
+        columns["day"] = pc.strftime(batch.column(raw_rows.EVENT_TIME), format="%Y-%m-%d")
         for (kind, column), named in zip(columns.items(), (request_ids, days)):
             for at in _positions(pc.is_in(column, value_set=pa.array(named, pa.string()))):
                 yield at, f"{kind} {column[at].as_py()!r} is named by the rule"

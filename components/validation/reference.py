@@ -23,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.reference_statistics import (
     DENSE_EDGES,
     LISTED_VALUES,
@@ -106,7 +107,7 @@ class BatchRequests:
 
     def __init__(self, batch: pa.RecordBatch, first_row: int) -> None:
         """Sorts the rows of a batch, at least one, whose first has the number `first_row` in the window."""
-        column = batch.column(criteo.REQUEST_ID)
+        column = batch.column(raw_rows.REQUEST_ID)
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         blocks = np.arange(first_row, first_row + batch.num_rows) // BLOCK_ROWS
         keys = blocks * len(encoded.dictionary) + encoded.indices.to_numpy()
@@ -164,7 +165,7 @@ class ReferenceCounter:
         # By blocks, because rows of one request lie together and are alike: cut between them, no half would be fair.
         requests = BatchRequests(batch, self.rows if first_row is None else first_row)
         dense = _feature_matrix(batch, self._dense, "float32", missing=np.nan)[requests.order]
-        missing = criteo.MISSING_CATEGORY
+        missing = MISSING_CATEGORY
         categorical = _feature_matrix(batch, self._categorical, "int64", missing=missing)[requests.order]
         present = np.concatenate([~np.isnan(dense), categorical != missing], axis=1)
         with_value = requests.sums(present)
@@ -184,7 +185,7 @@ class ReferenceCounter:
     def _add_rows(self, batch: pa.RecordBatch, requests: BatchRequests, with_value: Ints) -> None:
         sizes, halves = requests.sizes, requests.halves
         self._sums["rows"] += [batch.num_rows, len(sizes), (sizes**2).sum()]
-        label = batch.column(criteo.LABEL).fill_null(0).to_numpy(zero_copy_only=False)
+        label = batch.column(raw_rows.LABEL).fill_null(0).to_numpy(zero_copy_only=False)
         clicks = requests.sums(label[requests.order] == 1)
         self._sums["clicks"] += _request_totals(clicks[:, None], sizes)[:, 0]
         self._sums["missing"] += _request_totals(sizes[:, None] - with_value, sizes)
@@ -318,7 +319,7 @@ class ReferenceCounter:
 def _feature_matrix(batch: pa.RecordBatch, names: tuple[str, ...], dtype: str, *, missing: float) -> NDArray[Any]:
     if not names:
         return np.zeros((batch.num_rows, 0), dtype)
-    return criteo.feature_matrix(batch, names, dtype, missing=missing)
+    return raw_rows.feature_matrix(batch, names, dtype, missing=missing)
 
 
 def _run_starts(ascending: Ints) -> Ints:

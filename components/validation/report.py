@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.contracts.manifests import Model, ValidationReport
 from components.contracts.reference_statistics import DENSE_EDGES
 from components.validation.measure import Measured
@@ -120,12 +120,12 @@ def _describe_column(
     is_category = now.WhichOneof("stats") == "string_stats"
     column: dict[str, Any] = {
         "column": name,
-        "kind": "label" if name == criteo.LABEL else "category" if is_category else "number",
+        "kind": "label" if name == raw_rows.LABEL else "category" if is_category else "number",
         "num_values": num_values(now),
         "missing": missing_share(now),
         "missing_before": missing_share(before),
     }
-    if name == criteo.LABEL:
+    if name == raw_rows.LABEL:
         column["bars"] = _label_bars(*windows)
     else:
         of_now, of_before = (window.columns.get(name) if window is not None else None for window in windows)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.runtime.errors import ContractError, first_line
 
-COLUMNS = (criteo.LABEL, *criteo.FEATURES)
+COLUMNS = (raw_rows.LABEL, *criteo.FEATURES)
 """The columns that validation judges."""
 BATCH_ROWS = 65_536
 """Rows in memory at a time; 10 MB of Criteo columns."""
@@ -76,9 +76,9 @@ def read_part(part: FilePart, *, opened: Any = None) -> Iterator[pa.RecordBatch]
     Raises:
         ContractError: the file is damaged.
     """
-    columns = [*COLUMNS, criteo.REQUEST_ID]
+    columns = [*COLUMNS, raw_rows.REQUEST_ID]
     with reading_parquet(part.path):
-        file = pq.ParquetFile(part.path if opened is None else opened, read_dictionary=[criteo.REQUEST_ID])
+        file = pq.ParquetFile(part.path if opened is None else opened, read_dictionary=[raw_rows.REQUEST_ID])
         # Without threads: a process forked later would inherit their pool without the threads themselves.
         yield from file.iter_batches(BATCH_ROWS, row_groups=[part.row_group], columns=columns, use_threads=False)
 

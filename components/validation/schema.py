@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow_data_validation as tfdv
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.manifests import RawDataset
 from components.drift_statistics.effects import wilson_interval
 from components.validation.schema_versions import SERVING, TRAINING
@@ -43,7 +43,7 @@ def infer_schema(statistics: Any, *, range_factor: float, excluded: Container[st
     schema.default_environment.extend([TRAINING, SERVING])
     observed = by_feature(statistics)
     for feature in schema.feature:
-        if feature.name == criteo.LABEL:
+        if feature.name == raw_rows.LABEL:
             feature.presence.min_fraction, feature.presence.min_count = 1.0, 1
             feature.int_domain.min, feature.int_domain.max = 0, 1
             feature.not_in_environment.append(SERVING)
@@ -114,7 +114,7 @@ def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
     known, observed = {feature.name: feature for feature in schema.feature}, by_feature(statistics)
     for feature in proposed.feature:
         old, seen = known[feature.name], observed.get(feature.name)
-        if seen is None or not num_values(seen) or feature.name in (criteo.LABEL, *raw.excluded_columns):
+        if seen is None or not num_values(seen) or feature.name in (raw_rows.LABEL, *raw.excluded_columns):
             # TFDV would call a column without values deprecated, so that nothing of it is checked any more.
             feature.CopyFrom(old)
         if seen is not None and feature.name in criteo.FEATURES and feature.name not in raw.excluded_columns:

@@ -26,7 +26,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
+from components.contracts.features import MISSING_CATEGORY
 from components.drift_statistics.clustered import Clustered, correlations, own_designs
 from components.drift_statistics.effects import wilson_interval
 from components.runtime.errors import ContractError
@@ -150,7 +151,7 @@ def measure_skew(
     mine = theirs = _sample_requests(_read_training(training, features), one_in)
     span = None
     if mine.num_rows:
-        ends = pc.min_max(mine.column(criteo.EVENT_TIME)).as_py()
+        ends = pc.min_max(mine.column(raw_rows.EVENT_TIME)).as_py()
         span = EventSpan(ends["min"], ends["max"])
         theirs = _sample_requests(read_served(archive, span, features), one_in)
     joined = JoinedRows.of(mine, theirs) if mine.num_rows and theirs.num_rows else None
@@ -183,12 +184,12 @@ def read_served(archive: Objects, span: EventSpan, features: Sequence[str]) -> I
     for archived in archived_files(archive, days=span.days()):
         with archived.opened() as file:
             for batch in _read_columns(file, archived.uri, features):
-                times = batch.column(criteo.EVENT_TIME)
+                times = batch.column(raw_rows.EVENT_TIME)
                 yield batch.filter(pc.and_(pc.greater_equal(times, span.first), pc.less_equal(times, span.last)))
 
 
 def _read_columns(file: pq.ParquetFile, origin: str, features: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    names = [criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME, *features]
+    names = [raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME, *features]
     found = file.schema_arrow
     for column in arrow_schema({name: criteo.RAW_TYPES[name] for name in names}):
         kind = found.field(column.name).type if column.name in found.names else None
@@ -204,7 +205,7 @@ def _sample_requests(batches: Iterable[pa.RecordBatch], one_in: int) -> pa.Table
     kept = []
     for batch in batches:
         if one_in > 1:
-            encoded = batch.column(criteo.REQUEST_ID).dictionary_encode()
+            encoded = batch.column(raw_rows.REQUEST_ID).dictionary_encode()
             chosen = [zlib.crc32(text.encode()) % one_in == 0 for text in encoded.dictionary.to_pylist()]
             batch = batch.filter(pa.array(chosen, pa.bool_()).take(encoded.indices))
         if batch.num_rows:
@@ -230,10 +231,10 @@ class JoinedRows:
     def of(cls, training: pa.Table, served: pa.Table) -> JoinedRows:
         """Joins by request id and row, in the order of the training rows."""
         ids = pa.concat_arrays(
-            [chunk for table in (training, served) for chunk in table.column(criteo.REQUEST_ID).chunks]
+            [chunk for table in (training, served) for chunk in table.column(raw_rows.REQUEST_ID).chunks]
         ).dictionary_encode()
         requests = ids.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        rows = np.concatenate([table.column(criteo.ROW).to_numpy() for table in (training, served)]).astype(np.int64)
+        rows = np.concatenate([table.column(raw_rows.ROW).to_numpy() for table in (training, served)]).astype(np.int64)
         names = (requests << 32) | rows.astype(np.uint32).astype(np.int64)
         mine, first_mine = np.unique(names[: training.num_rows], return_index=True)
         theirs, first_theirs = np.unique(names[training.num_rows :], return_index=True)
@@ -251,7 +252,7 @@ class JoinedRows:
         """What differs of the feature; there must be rows."""
         mine, theirs = _column_values(self.training, name), _column_values(self.served, name)
         is_dense = name in criteo.DENSE
-        missing = [np.isnan(v) if is_dense else v == criteo.MISSING_CATEGORY for v in (mine, theirs)]
+        missing = [np.isnan(v) if is_dense else v == MISSING_CATEGORY for v in (mine, theirs)]
         differs = (mine != theirs) & ~(missing[0] & missing[1])
         low, high = self.interval(differs)
         return SkewEntry(
@@ -289,12 +290,12 @@ class JoinedRows:
         return wilson_interval(float(differs.mean()), len(differs) / float(design[0]))
 
     def _describe_row(self, at: int, mine: NDArray[Any], theirs: NDArray[Any]) -> dict[str, Any]:
-        names = {column: self.training.column(column)[at].as_py() for column in (criteo.REQUEST_ID, criteo.ROW)}
+        names = {column: self.training.column(column)[at].as_py() for column in (raw_rows.REQUEST_ID, raw_rows.ROW)}
         return {**names, "training": _plain_value(mine[at]), "served": _plain_value(theirs[at])}
 
 
 def _column_values(table: pa.Table, name: str) -> NDArray[Any]:
-    kind, missing = ("float32", np.nan) if name in criteo.DENSE else ("int64", criteo.MISSING_CATEGORY)
+    kind, missing = ("float32", np.nan) if name in criteo.DENSE else ("int64", MISSING_CATEGORY)
     values: NDArray[Any] = table.column(name).cast(kind).fill_null(missing).to_numpy()
     return values
 
@@ -311,5 +312,5 @@ def _common_factor(mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> fl
 
 def _plain_value(value: Any) -> float | int | None:
     if isinstance(value, np.integer):
-        return None if value == criteo.MISSING_CATEGORY else int(value)
+        return None if value == MISSING_CATEGORY else int(value)
     return float(value) if math.isfinite(value) else None

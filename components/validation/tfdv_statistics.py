@@ -20,7 +20,7 @@ from tensorflow_data_validation.statistics import stats_impl
 from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 from tfx_bsl.arrow.table_util import CanonicalizeRecordBatch
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.runtime.errors import ContractError
 from components.runtime.forked import MAX_PROCESSES, available_cores, run_all, shares
 from components.validation.reference import ReferenceCounter
@@ -32,7 +32,7 @@ ROWS_PER_PROCESS = 50_000
 
 def make_options() -> Any:
     """TFDV's options for the training rows: its defaults, and the types, by which it knows which hold categories."""
-    types = {criteo.LABEL: schema_pb2.INT}
+    types = {raw_rows.LABEL: schema_pb2.INT}
     types |= dict.fromkeys(criteo.DENSE, schema_pb2.FLOAT) | dict.fromkeys(criteo.CATEGORICAL, schema_pb2.BYTES)
     features = [schema_pb2.Feature(name=name, type=kind) for name, kind in types.items()]
     return tfdv.StatsOptions(schema=schema_pb2.Schema(feature=features))

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.metrics import roc_auc
 from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
@@ -53,7 +54,7 @@ def write_lake(world: World, uri: str, *, rows: int, days: int, last_day: date, 
         raise ContractError(f"asked for {rows} rows over {days} days, expected at least one row a day")
     lake, random = open_objects(uri), np.random.default_rng([seed, 6])
     names = [str(last_day - timedelta(days=back)) for back in reversed(range(days))]
-    if existing := [name for name in names if lake.list(f"{criteo.DAY_PARTITION.format(day=name)}/")]:
+    if existing := [name for name in names if lake.list(f"{raw_rows.DAY_PARTITION.format(day=name)}/")]:
         raise ContractError(f"lake {uri} holds day {existing[0]} already, expected none of {names}")
     written: list[WorldRows] = []
     for number, name in enumerate(names):
@@ -66,17 +67,17 @@ def write_lake(world: World, uri: str, *, rows: int, days: int, last_day: date, 
 
 def raw_table(rows: WorldRows, *, request_ids: list[str], row: NDArray[np.int32], times: NDArray[np.float64]) -> Any:
     """The rows as an Arrow table in the raw schema; `times` are seconds since the epoch. No model scored them."""
-    columns: dict[str, Any] = {criteo.LABEL: pa.array(rows.label)}
+    columns: dict[str, Any] = {raw_rows.LABEL: pa.array(rows.label)}
     for i, name in enumerate(criteo.DENSE):
         values = rows.dense[:, i]
         columns[name] = pa.array(values, mask=np.isnan(values))
     for i, name in enumerate(criteo.CATEGORICAL):
         keys = rows.categorical[:, i]
-        columns[name] = pa.array(keys, mask=keys == criteo.MISSING_CATEGORY)
-    columns[criteo.REQUEST_ID] = pa.array(request_ids)
-    columns[criteo.ROW] = pa.array(row)
-    columns[criteo.EVENT_TIME] = pa.array((times * 1e6).astype(np.int64))
-    columns |= dict.fromkeys(criteo.SERVED_BY, pa.nulls(len(row)))
+        columns[name] = pa.array(keys, mask=keys == MISSING_CATEGORY)
+    columns[raw_rows.REQUEST_ID] = pa.array(request_ids)
+    columns[raw_rows.ROW] = pa.array(row)
+    columns[raw_rows.EVENT_TIME] = pa.array((times * 1e6).astype(np.int64))
+    columns |= dict.fromkeys(raw_rows.SERVED_BY, pa.nulls(len(row)))
     return pa.table([columns[field.name].cast(field.type) for field in _SCHEMA], schema=_SCHEMA)
 
 
@@ -95,6 +96,6 @@ def _write_day(world: World, lake: Objects, *, day: str, count: int, random: Gen
         )
         content = BytesIO()
         pq.write_table(table, content)
-        lake.write(f"{criteo.DAY_PARTITION.format(day=day)}/part-{part:05d}.parquet", content.getvalue())
+        lake.write(f"{raw_rows.DAY_PARTITION.format(day=day)}/part-{part:05d}.parquet", content.getvalue())
         written.append(drawn)
     return written

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.criteo import MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.features import MISSING_CATEGORY
 from inference_client.simulation.columns import INTERACTION_BUCKETS, WorldCategoryColumn, WorldDenseColumn
 
 _QUANTILES = 1 << 16

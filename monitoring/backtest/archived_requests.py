@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.records import PredictionBatch
 from components.runtime.errors import ContractError
 from components.storage.objects import Objects
@@ -23,8 +24,15 @@ from components.store.archived_rows import ArchivedFile, archived_files, arrow_s
 from components.store.promotion_journal import moment_of
 from monitoring.rows import MaturedRequest
 
-_NEEDED = (criteo.LABEL, criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME, criteo.MODEL_VERSION, criteo.SCORE)
-_TYPES = arrow_schema({**criteo.RAW_TYPES, **criteo.CANARY_TYPES})
+_NEEDED = (
+    raw_rows.LABEL,
+    raw_rows.REQUEST_ID,
+    raw_rows.ROW,
+    raw_rows.EVENT_TIME,
+    raw_rows.MODEL_VERSION,
+    raw_rows.SCORE,
+)
+_TYPES = arrow_schema({**criteo.RAW_TYPES, **raw_rows.CANARY_TYPES})
 
 
 class ArchivedRequest(NamedTuple):
@@ -103,7 +111,7 @@ def _raw_columns(archived: ArchivedFile, features: bool) -> pa.Table:
         found = file.schema_arrow.names
         if missing := [column for column in columns if column not in found]:
             raise ContractError(f"{archived.uri} lacks column {missing[0]}, expected the raw columns")
-        columns += [column for column in (criteo.CANARY,) if column in found]
+        columns += [column for column in (raw_rows.CANARY,) if column in found]
         try:
             return file.read(columns=columns).select(columns).cast(pa.schema(map(_TYPES.field, columns)))
         except ValueError as error:
@@ -113,31 +121,31 @@ def _raw_columns(archived: ArchivedFile, features: bool) -> pa.Table:
 def _served_rows(tables: Sequence[pa.Table], span: Span) -> pa.Table:
     """The rows of a day that a model of ours served in `span`, in order."""
     table = pa.concat_tables(tables, promote_options="default")
-    served = pc.and_(pc.is_valid(table[criteo.SCORE]), pc.is_valid(table[criteo.MODEL_VERSION]))
-    micros = pc.cast(table[criteo.EVENT_TIME], pa.int64())
+    served = pc.and_(pc.is_valid(table[raw_rows.SCORE]), pc.is_valid(table[raw_rows.MODEL_VERSION]))
+    micros = pc.cast(table[raw_rows.EVENT_TIME], pa.int64())
     for bound, keeps in ((span.start, pc.greater_equal), (span.end, pc.less)):
         if bound is not None:
-            served = pc.and_(served, keeps(micros, criteo.microseconds(bound)))
-    order = [(criteo.EVENT_TIME, "ascending"), (criteo.REQUEST_ID, "ascending"), (criteo.ROW, "ascending")]
+            served = pc.and_(served, keeps(micros, raw_rows.microseconds(bound)))
+    order = [(raw_rows.EVENT_TIME, "ascending"), (raw_rows.REQUEST_ID, "ascending"), (raw_rows.ROW, "ascending")]
     return table.filter(served).sort_by(order).combine_chunks()
 
 
 def _requests(table: pa.Table) -> Iterator[ArchivedRequest]:
     if not len(table):
         return
-    times = table[criteo.EVENT_TIME].cast(pa.int64()).to_numpy()
-    names = np.asarray(table[criteo.REQUEST_ID].to_pylist(), object)
+    times = table[raw_rows.EVENT_TIME].cast(pa.int64()).to_numpy()
+    names = np.asarray(table[raw_rows.REQUEST_ID].to_pylist(), object)
     starts = np.flatnonzero(np.r_[True, (times[1:] != times[:-1]) | (names[1:] != names[:-1])])
     ends = np.r_[starts[1:], len(table)]
-    labels = table[criteo.LABEL].to_numpy().astype(np.uint8)
-    scores = table[criteo.SCORE].to_numpy().astype(np.float32)
-    versions = table[criteo.MODEL_VERSION].to_numpy()
-    canary = table[criteo.CANARY].fill_null(False).to_numpy() if criteo.CANARY in table.column_names else None
+    labels = table[raw_rows.LABEL].to_numpy().astype(np.uint8)
+    scores = table[raw_rows.SCORE].to_numpy().astype(np.float32)
+    versions = table[raw_rows.MODEL_VERSION].to_numpy()
+    canary = table[raw_rows.CANARY].fill_null(False).to_numpy() if raw_rows.CANARY in table.column_names else None
     dense = categorical = None
     if criteo.DENSE[0] in table.column_names:
         batch = table.to_batches()[0]
-        dense = criteo.feature_matrix(batch, criteo.DENSE, "float32", missing=np.nan)
-        categorical = criteo.feature_matrix(batch, criteo.CATEGORICAL, "int64", missing=criteo.MISSING_CATEGORY)
+        dense = raw_rows.feature_matrix(batch, criteo.DENSE, "float32", missing=np.nan)
+        categorical = raw_rows.feature_matrix(batch, criteo.CATEGORICAL, "int64", missing=MISSING_CATEGORY)
     for start, end in zip(starts.tolist(), ends.tolist()):
         rows = slice(start, end)
         matured = MaturedRequest(

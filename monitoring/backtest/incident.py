@@ -25,7 +25,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.contracts.manifests import Model, Release
 from components.contracts.reference_statistics import ReferenceStatistics, read_reference
 from components.runtime.durable import fsync_path, sha256_file
@@ -252,11 +252,11 @@ def _copy_rows(archive: Objects, folder: Path, *, window_rows: int, judged: floa
     window: Counter[int] = Counter()
     needed: set[int] = set()
     for day, table in read_days(archive, Span(end=until), features=True, newest_first=True):
-        versions = table[criteo.MODEL_VERSION].to_numpy()
-        times = table[criteo.EVENT_TIME].cast("int64").to_numpy()
+        versions = table[raw_rows.MODEL_VERSION].to_numpy()
+        times = table[raw_rows.EVENT_TIME].cast("int64").to_numpy()
         window.update(versions[times <= (judged or 0.0) * 1e6].tolist())
         needed |= set(versions.tolist())
-        target = folder / criteo.DAY_PARTITION.format(day=day)
+        target = folder / raw_rows.DAY_PARTITION.format(day=day)
         target.mkdir()
         pq.write_table(table, target / "part.parquet")
         if judged is not None and all(window[version] >= window_rows for version in needed):

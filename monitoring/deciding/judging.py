@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from components.contracts.criteo import microseconds
+from components.contracts.raw_rows import microseconds
 from monitoring.deciding.policy import (
     Baseline,
     DecisionPoint,

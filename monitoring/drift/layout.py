@@ -12,12 +12,8 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import (
-    CATEGORICAL,
-    FEATURES,
-    MISSING_CATEGORY,
-    NUM_DENSE,
-)
+from components.contracts.criteo import CATEGORICAL, FEATURES, NUM_DENSE
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.reference_statistics import ReferenceStatistics, bucket_of
 
 SCORE = "score"

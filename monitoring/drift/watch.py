@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from components.contracts.criteo import microseconds
+from components.contracts.raw_rows import microseconds
 from components.contracts.records import PredictionBatch
 from components.contracts.reference_statistics import ReferenceStatistics
 from monitoring.drift.comparison import compare

@@ -26,7 +26,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.runtime.durable import fsync_path, no_checkpoint
 from components.runtime.errors import TemporaryError
 from monitoring.memory.archive_tables import build_outcome_table, build_row_table, utc_day
@@ -105,7 +105,7 @@ class Archive:
         self._finish_intended()
         store, written = self._store, list[ArchivedPart]()
         while store.num_unarchived_rows >= self._roll_rows:
-            written += self._write_files(store.oldest_unarchived(self._roll_rows), criteo.DAY_PARTITION)
+            written += self._write_files(store.oldest_unarchived(self._roll_rows), raw_rows.DAY_PARTITION)
         if self._is_overdue(store.oldest_unarchived_at(), now):
             written += self._write_all_rows()
         if self._is_overdue(store.oldest_late_at(), now) or store.num_late(self._roll_rows) >= self._roll_rows:
@@ -138,13 +138,13 @@ class Archive:
     def _write_all_rows(self) -> list[ArchivedPart]:
         written: list[ArchivedPart] = []
         while rows := self._store.oldest_unarchived(self._roll_rows):
-            written += self._write_files(rows, criteo.DAY_PARTITION)
+            written += self._write_files(rows, raw_rows.DAY_PARTITION)
         return written
 
     def _write_all_outcomes(self) -> list[ArchivedPart]:
         written: list[ArchivedPart] = []
         while outcomes := self._store.oldest_late(self._roll_rows):
-            written += self._write_files(outcomes, criteo.OUTCOME_PARTITION)
+            written += self._write_files(outcomes, raw_rows.OUTCOME_PARTITION)
         return written
 
     def _write_files(self, items: Sequence[Unarchived], partition: str) -> list[ArchivedPart]:

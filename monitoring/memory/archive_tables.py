@@ -1,4 +1,4 @@
-"""What is archived, as Arrow tables of `contracts.criteo`: matured requests, and late outcomes.
+"""What is archived, as Arrow tables of `contracts.raw_rows`: matured requests, and late outcomes.
 
 Matured requests have the raw schema and the optional groups of columns that any of the rows needs. A ranked list's
 shadow scores stay in the log: the arm that served the list chose its rows, and on rows that one model chose, another
@@ -16,18 +16,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from components.contracts import criteo
-from components.contracts.criteo import microseconds
+from components.contracts import criteo, raw_rows
+from components.contracts.features import MISSING_CATEGORY
+from components.contracts.raw_rows import microseconds
 from components.contracts.records import PredictionBatch, decode
 from components.store.archived_rows import arrow_schema
 from monitoring.rows import ArchiveOutcome, ArchiveRow
 
 SCHEMA = arrow_schema(criteo.RAW_TYPES)
-OUTCOME_SCHEMA = arrow_schema(criteo.OUTCOME_TYPES)
+OUTCOME_SCHEMA = arrow_schema(raw_rows.OUTCOME_TYPES)
 _OPTIONAL: dict[str, Callable[[PredictionBatch], Any]] = {
-    criteo.SHADOW_VERSION: lambda batch: batch.shadow_version,
-    criteo.SHADOW_SCORE: lambda batch: batch.shadow_scores,
-    criteo.CANARY: lambda batch: batch.canary,
+    raw_rows.SHADOW_VERSION: lambda batch: batch.shadow_version,
+    raw_rows.SHADOW_SCORE: lambda batch: batch.shadow_scores,
+    raw_rows.CANARY: lambda batch: batch.canary,
 }
 """Where the optional columns come from."""
 _DAY_SECONDS = 86_400
@@ -36,7 +37,7 @@ _DAY_SECONDS = 86_400
 def build_row_table(rows: Sequence[ArchiveRow]) -> pa.Table:
     """The rows of these requests in the raw schema, in the order given; missing features are null.
 
-    With each optional group of `contracts.criteo` that any of the rows has, null in the others.
+    With each optional group of `contracts.raw_rows` that any of the rows has, null in the others.
     """
     batches = [_without_chosen_shadow(batch) for batch in _predictions(rows)]
     sizes = [len(batch) for batch in batches]
@@ -45,22 +46,22 @@ def build_row_table(rows: Sequence[ArchiveRow]) -> pa.Table:
     dense = np.concatenate([batch.dense for batch in batches])
     categorical = np.concatenate([batch.categorical for batch in batches])
     columns: dict[str, Any] = {
-        criteo.LABEL: np.concatenate([row.labels for row in rows]).astype(np.int32),
-        criteo.REQUEST_ID: pa.array([batch.request_id for batch in batches]).take(pa.array(request)),
-        criteo.ROW: np.concatenate([np.arange(size, dtype=np.int32) for size in sizes]),
-        criteo.EVENT_TIME: times[request],
-        criteo.MODEL_VERSION: np.array([batch.model_version for batch in batches], np.int32)[request],
-        criteo.SCORE: np.concatenate([batch.scores for batch in batches]),
-        criteo.POSITION: _column([batch.positions for batch in batches], batches, pa.int32()),
-        criteo.PROPENSITY: _column([batch.propensities for batch in batches], batches, pa.float64()),
+        raw_rows.LABEL: np.concatenate([row.labels for row in rows]).astype(np.int32),
+        raw_rows.REQUEST_ID: pa.array([batch.request_id for batch in batches]).take(pa.array(request)),
+        raw_rows.ROW: np.concatenate([np.arange(size, dtype=np.int32) for size in sizes]),
+        raw_rows.EVENT_TIME: times[request],
+        raw_rows.MODEL_VERSION: np.array([batch.model_version for batch in batches], np.int32)[request],
+        raw_rows.SCORE: np.concatenate([batch.scores for batch in batches]),
+        raw_rows.POSITION: _column([batch.positions for batch in batches], batches, pa.int32()),
+        raw_rows.PROPENSITY: _column([batch.propensities for batch in batches], batches, pa.float64()),
     }
     for i, name in enumerate(criteo.DENSE):
         columns[name] = pa.array(np.ascontiguousarray(dense[:, i]), mask=np.isnan(dense[:, i]))
     for i, name in enumerate(criteo.CATEGORICAL):
         values = np.ascontiguousarray(categorical[:, i])
-        columns[name] = pa.array(values, mask=values == criteo.MISSING_CATEGORY)
+        columns[name] = pa.array(values, mask=values == MISSING_CATEGORY)
     schema = SCHEMA
-    for types in (criteo.SHADOW_TYPES, criteo.CANARY_TYPES):
+    for types in (raw_rows.SHADOW_TYPES, raw_rows.CANARY_TYPES):
         group = {field: [_OPTIONAL[field.name](batch) for batch in batches] for field in arrow_schema(types)}
         if any(given is not None and given is not False for each in group.values() for given in each):
             for field, each in group.items():
@@ -99,12 +100,12 @@ def build_outcome_table(outcomes: Sequence[ArchiveOutcome], windows: Mapping[str
         windows: Attribution window of each event in seconds, written beside its outcomes; 0 where absent.
     """
     columns = {
-        criteo.REQUEST_ID: [each.outcome.request_id for each in outcomes],
-        criteo.ROW: [each.outcome.row for each in outcomes],
-        criteo.EVENT: [each.outcome.event for each in outcomes],
-        criteo.OUTCOME_TIME: np.array([microseconds(each.outcome.time) for each in outcomes], np.int64),
-        criteo.STORED_AT: np.array([microseconds(each.stored_at) for each in outcomes], np.int64),
-        criteo.WINDOW_SECONDS: np.array([windows.get(each.outcome.event, 0.0) for each in outcomes], np.float64),
+        raw_rows.REQUEST_ID: [each.outcome.request_id for each in outcomes],
+        raw_rows.ROW: [each.outcome.row for each in outcomes],
+        raw_rows.EVENT: [each.outcome.event for each in outcomes],
+        raw_rows.OUTCOME_TIME: np.array([microseconds(each.outcome.time) for each in outcomes], np.int64),
+        raw_rows.STORED_AT: np.array([microseconds(each.stored_at) for each in outcomes], np.int64),
+        raw_rows.WINDOW_SECONDS: np.array([windows.get(each.outcome.event, 0.0) for each in outcomes], np.float64),
     }
     return pa.table([pa.array(columns[field.name]).cast(field.type) for field in OUTCOME_SCHEMA], schema=OUTCOME_SCHEMA)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from components.contracts.criteo import OUTCOME_PARTITION
+from components.contracts.raw_rows import OUTCOME_PARTITION
 from monitoring.measures.window import MAX_VERSIONS
 from monitoring.memory.database import Database
 from monitoring.rows import ArchiveOutcome, ArchiveRow, LateOutcome, Unarchived

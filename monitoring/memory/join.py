@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import microseconds
+from components.contracts.raw_rows import microseconds
 from components.contracts.records import CLICK
 from monitoring.memory.database import add_to
 from monitoring.rows import Event, LateOutcome, MaturedRequest, Waiting

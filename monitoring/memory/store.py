@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import microseconds
+from components.contracts.raw_rows import microseconds
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
 from monitoring.memory.database import add_to
 from monitoring.memory.file_tables import FileTables

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow.dataset as ds
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.contracts.manifests import Model, Release, Verdict
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
@@ -395,7 +395,7 @@ def rollback_numbers(walks: Sequence[RollbackWalk], traffic: Lines) -> RollbackN
 
 def count_served_rows(lake: Path) -> int:
     """Rows in the lake that a model of ours served, distinct by (request_id, row)."""
-    key, is_served = [criteo.REQUEST_ID, criteo.ROW], ds.field(criteo.MODEL_VERSION).is_valid()
+    key, is_served = [raw_rows.REQUEST_ID, raw_rows.ROW], ds.field(raw_rows.MODEL_VERSION).is_valid()
     files = [str(path) for path in lake.glob("day=*/*.parquet")]
     count: int = ds.dataset(files).to_table(key, is_served).group_by(key).aggregate([]).num_rows
     return count

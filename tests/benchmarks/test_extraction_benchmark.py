@@ -12,7 +12,7 @@ import pytest
 from benchmarks import extraction
 from benchmarks.criteo_text import CATEGORIES, CLICK_RATE, INTEGERS, write_tsv_gz
 from benchmarks.extraction import CATEGORICAL, DENSE, NAMES, pyarrow_stream, pyarrow_whole
-from components.contracts import criteo
+from components.extraction.readers.text import INTEGER_PATTERN
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_rows_have_the_published_shape(file):
     assert abs(np.mean([label == "1" for label in columns[0]]) - CLICK_RATE) < 0.01
     for values, stated in zip(columns[1:14], INTEGERS):
         assert abs(np.mean([value == "" for value in values]) - stated.missing) < 0.02
-        assert all(re.fullmatch(criteo.INTEGER_PATTERN, value) for value in values if value)
+        assert all(re.fullmatch(INTEGER_PATTERN, value) for value in values if value)
     for values, (missing, size) in zip(columns[14:], CATEGORIES):
         assert abs(np.mean([value == "" for value in values]) - missing) < 0.02
         assert all(re.fullmatch("[0-9a-f]{8}", value) for value in values if value)

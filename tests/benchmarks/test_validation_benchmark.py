@@ -22,6 +22,7 @@ from benchmarks.validation_study.shifts import (
     write_window,
 )
 from components.contracts import criteo
+from components.contracts.features import MISSING_CATEGORY
 from inference_client.simulation.world import World
 
 ROWS = 64_000
@@ -94,11 +95,11 @@ def before_and_after(window, kind, column):
 @pytest.mark.parametrize("column", ["C14", "C26"])
 def test_one_category_doubles_at_the_others_cost(window, column):
     before, after = before_and_after(window, "one category doubles", column)
-    chosen, share = doubled_category(column_of(window, column)[before != criteo.MISSING_CATEGORY])
-    had = before[before != criteo.MISSING_CATEGORY]
+    chosen, share = doubled_category(column_of(window, column)[before != MISSING_CATEGORY])
+    had = before[before != MISSING_CATEGORY]
     values, counts = np.unique(had, return_counts=True)
     assert share == counts[values == chosen][0] / len(had) == max(c / len(had) for c in counts if c <= 0.3 * len(had))
-    has = after[after != criteo.MISSING_CATEGORY]
+    has = after[after != MISSING_CATEGORY]
     assert len(has) == len(had), "nothing is lost"
     error = np.sqrt(share / len(had))
     assert (has == chosen).mean() == pytest.approx(2 * share, abs=5 * error)
@@ -110,7 +111,7 @@ def test_one_category_doubles_at_the_others_cost(window, column):
 def test_a_tenth_of_the_rows_loses_its_value(window, column):
     before, after = before_and_after(window, "10 % null", column)
     lost = (np.isnan(after) & ~np.isnan(before)) | ((after == -1) & (before != -1) & (column in criteo.CATEGORICAL))
-    had = ~np.isnan(before) if column in criteo.DENSE else before != criteo.MISSING_CATEGORY
+    had = ~np.isnan(before) if column in criteo.DENSE else before != MISSING_CATEGORY
     trials = had.sum() / (64 if column in USER_COLUMNS else 1)
     assert lost.sum() / had.sum() == pytest.approx(0.1, abs=5 * np.sqrt(0.09 / trials))
 
@@ -125,7 +126,7 @@ def test_what_is_written_is_the_window_in_the_raw_schema(world, tmp_path):
     assert same(np.array([int(request.removeprefix("w-")) for request, _ in names]), drawn.request)
     for name in ("I1", "C26"):
         values = column_of(drawn, name)
-        missing = np.isnan(values) if name in criteo.DENSE else values == criteo.MISSING_CATEGORY
+        missing = np.isnan(values) if name in criteo.DENSE else values == MISSING_CATEGORY
         assert same(table.column(name).is_null().to_numpy(), missing)
         assert same(table.column(name).drop_null().to_numpy(), values[~missing])
 

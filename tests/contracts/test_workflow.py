@@ -10,7 +10,8 @@ import shutil
 import numpy as np
 import pytest
 
-from components.contracts import criteo, workflow
+from components.contracts import workflow
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.runtime.errors import ContractError
 
@@ -38,7 +39,7 @@ def raw_rows(encoder, n=300, seed=1):
         if len(vocabulary):
             known = random.random(n) < 0.6
             categorical[known, column] = random.choice(vocabulary, known.sum())
-    categorical[random.random((n, 26)) < 0.1] = criteo.MISSING_CATEGORY
+    categorical[random.random((n, 26)) < 0.1] = MISSING_CATEGORY
     dense = random.integers(-3, 10_000, (n, 13)).astype(np.float32)
     dense[random.random((n, 13)) < 0.2] = np.nan
     return dense, categorical
@@ -118,7 +119,7 @@ def test_an_excluded_column_is_missing_whatever_the_rows_hold_and_others_are_as_
     ids, values = encoder.encode_categorical(categorical), encoder.encode_dense(dense)
     excluding = without_columns(encoder)
     blanked_dense, blanked_categorical = dense.copy(), categorical.copy()
-    blanked_dense[:, [2, 12]], blanked_categorical[:, [0, 3]] = np.nan, criteo.MISSING_CATEGORY
+    blanked_dense[:, [2, 12]], blanked_categorical[:, [0, 3]] = np.nan, MISSING_CATEGORY
     np.testing.assert_array_equal(
         excluding.encode_dense(dense).view(np.int32), encoder.encode_dense(blanked_dense).view(np.int32)
     )

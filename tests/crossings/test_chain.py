@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.manifests import Model
 from components.contracts.metrics import roc_auc
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
@@ -103,7 +103,7 @@ def test_nvtabulars_ids_are_the_contracts_ids(chain, held_out_rows, turn):
     encoded = _encoded(this.preprocessing.holdout_uri)
     np.testing.assert_array_equal(_stack(encoded, criteo.CATEGORICAL), workflow.encode_categorical(categorical))
     np.testing.assert_allclose(_stack(encoded, criteo.DENSE), workflow.encode_dense(dense), atol=1e-5, rtol=1e-5)
-    np.testing.assert_array_equal(encoded[criteo.LABEL].to_numpy(), labels)
+    np.testing.assert_array_equal(encoded[raw_rows.LABEL].to_numpy(), labels)
 
 
 @pytest.mark.parametrize("turn", [0, 1])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.logs.locations import open_subscriber
 from components.storage.uris import local_path
 from inference_client import Outcome, RecommenderClient
@@ -45,7 +45,7 @@ def _talk(url, rows, clock):
                 clock.now += 1
                 part = rows.slice(number * PLACES, PLACES)
                 ranking = await client.rank(part.select(criteo.FEATURES), PLACES, explore=SHARE)
-                labels = part[criteo.LABEL].to_numpy()[ranking.candidates]
+                labels = part[raw_rows.LABEL].to_numpy()[ranking.candidates]
                 clicks = [place for place in range(PLACES) if labels[place] and chance.random() < 0.9**place]
                 for place in clicks:
                     client.tell(Outcome(request_id=ranking.request_id, row=place))
@@ -86,7 +86,7 @@ def told(tmp_path, raw_table, chain_of):
 def test_what_explored_lists_tell_of_the_candidate_stands_in_the_verdict(told):
     asked, held_out, verdict = told
     with np.load(local_path(verdict.scores_uri)) as scores:
-        keys = zip(held_out[criteo.REQUEST_ID].to_pylist(), held_out[criteo.ROW].to_pylist())
+        keys = zip(held_out[raw_rows.REQUEST_ID].to_pylist(), held_out[raw_rows.ROW].to_pylist())
         candidate = dict(zip(keys, scores["candidate"].tolist()))
     lists = [(r, c) for r, c in asked if all((r.request_id, row) in candidate for row in range(PLACES))]
     assert 0.4 * LISTS < len(lists) < 0.6 * LISTS

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.criteo import MISSING_CATEGORY
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.deployment.graph.encoding import DENSE
 from components.deployment.graph.export import read_network, write_graph
@@ -51,7 +51,8 @@ ENCODE = """
 import sys
 from pathlib import Path
 import numpy as np, nvtabular, pandas
-from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
+from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.feature_graph import explicit_workflow
 from components.preprocessing.raw_partitions import READ_TYPES

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.records import PredictionBatch
 from inference_client.publisher import Outcome, RecordPublisher
 from tests.support.kafka_cluster import KafkaCluster
@@ -38,7 +38,7 @@ def prediction(number: int) -> PredictionBatch:
 
 def archived(folder: Path) -> list[tuple[str, int, int]]:
     """(request, row, label) of every archived row, read by pyarrow alone."""
-    columns = [criteo.REQUEST_ID, criteo.ROW, criteo.LABEL]
+    columns = [raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.LABEL]
     tables = [pq.ParquetFile(path).read(columns) for path in sorted((folder / "archive").glob("day=*/*.parquet"))]
     return [tuple(row[name] for name in columns) for table in tables for row in table.to_pylist()]
 

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.workflow import FeatureWorkflow
 from components.storage.uris import local_path
 from inference_client.simulation.lake import write_lake
@@ -33,9 +34,9 @@ def third(chain, tmp_path_factory):
     write_lake(world, str(later.root / "aside"), rows=NUM_LATE, days=2, last_day=date(2026, 1, 5), seed=8)
     for path in sorted((later.root / "aside").rglob("*.parquet")):
         table = pq.ParquetFile(path).read()
-        at = table.schema.get_field_index(criteo.REQUEST_ID)
-        names = pa.array([f"late-{name}" for name in table[criteo.REQUEST_ID].to_pylist()])
-        moved = table.set_column(at, criteo.REQUEST_ID, names)
+        at = table.schema.get_field_index(raw_rows.REQUEST_ID)
+        names = pa.array([f"late-{name}" for name in table[raw_rows.REQUEST_ID].to_pylist()])
+        moved = table.set_column(at, raw_rows.REQUEST_ID, names)
         pq.write_table(moved, later.root / "lake" / path.parent.name / f"late-{path.name}")
     write_lake(world, str(later.root / "lake"), rows=1000, days=1, last_day=date(2026, 1, 6), seed=9)
     return later.turn_to_training("round-3")
@@ -56,16 +57,16 @@ def test_late_rows_are_learnt_before_the_windows_and_encoded_as_these_are(chain,
     late = raw.slice(0, num_late)
     # Those that are newer than what the second round learned are among the window's.
     assert NUM_LATE / 2 < num_late < NUM_LATE
-    names = raw[criteo.REQUEST_ID].to_pylist()
+    names = raw[raw_rows.REQUEST_ID].to_pylist()
     assert sum(name.startswith("late-") for name in names) == NUM_LATE
-    assert all(name.startswith("late-") for name in late[criteo.REQUEST_ID].to_pylist())
-    assert max(late[criteo.EVENT_TIME].to_pylist()).isoformat() <= chain.rounds[1].training.last_learned_time
+    assert all(name.startswith("late-") for name in late[raw_rows.REQUEST_ID].to_pylist())
+    assert max(late[raw_rows.EVENT_TIME].to_pylist()).isoformat() <= chain.rounds[1].training.last_learned_time
     judged_before = chain.rounds[1].extraction.num_holdout_rows
     assert third.training.num_train_rows == raw.num_rows
     assert raw.num_rows + third.extraction.num_holdout_rows == NUM_LATE + judged_before + 1000
     encoded = _rows(third.preprocessing.train_uri)
     workflow = FeatureWorkflow.load(local_path(third.preprocessing.workflow_uri))
-    values = np.stack([raw[n].fill_null(criteo.MISSING_CATEGORY).to_numpy() for n in criteo.CATEGORICAL], axis=1)
+    values = np.stack([raw[n].fill_null(MISSING_CATEGORY).to_numpy() for n in criteo.CATEGORICAL], axis=1)
     ids = np.stack([encoded[name].to_numpy() for name in criteo.CATEGORICAL], axis=1)
     np.testing.assert_array_equal(ids, workflow.encode_categorical(values))
 

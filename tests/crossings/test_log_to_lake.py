@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
+from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CONVERSION, OutcomeBatch, PredictionBatch, decode, encode, record_id
 from components.extraction.__main__ import main as extraction
@@ -37,8 +38,8 @@ def _prediction(number: int) -> PredictionBatch:
     dense[0, : len(ODD_VALUES)] = ODD_VALUES
     dense[random.random(dense.shape) < 0.2] = np.nan
     categorical = random.integers(0, 2**32, (ROWS, criteo.NUM_CATEGORICAL), dtype=np.int64)
-    categorical[1, :3] = (0, criteo.MAX_CATEGORY, criteo.MISSING_CATEGORY)
-    categorical[random.random(categorical.shape) < 0.2] = criteo.MISSING_CATEGORY
+    categorical[1, :3] = (0, MAX_CATEGORY, MISSING_CATEGORY)
+    categorical[random.random(categorical.shape) < 0.2] = MISSING_CATEGORY
     return PredictionBatch(
         request_id=f"request {number}",
         time=BEGIN + number,
@@ -116,7 +117,7 @@ def rows(extracted):
     uris = (extracted.train_uri, extracted.holdout_uri)
     paths = [path for uri in uris for path in sorted(local_path(uri).glob("*.parquet"))]
     read = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
-    found = {(row[criteo.REQUEST_ID], row[criteo.ROW]): row for row in read}
+    found = {(row[raw_rows.REQUEST_ID], row[raw_rows.ROW]): row for row in read}
     assert len(found) == len(read)
     return found
 
@@ -142,7 +143,7 @@ def test_categories_are_the_same_and_missing_ones_are_null(rows, predictions):
     for prediction in predictions:
         for row in range(ROWS):
             read = [rows[prediction.request_id, row][name] for name in criteo.CATEGORICAL]
-            back = [criteo.MISSING_CATEGORY if value is None else value for value in read]
+            back = [MISSING_CATEGORY if value is None else value for value in read]
             assert back == prediction.categorical[row].tolist()
 
 
@@ -150,15 +151,15 @@ def test_scores_versions_and_times_are_the_predictions_own(rows, predictions):
     for prediction in predictions:
         for row in range(ROWS):
             read = rows[prediction.request_id, row]
-            assert np.float32(read[criteo.SCORE]) == prediction.scores[row]
-            assert read[criteo.MODEL_VERSION] == prediction.model_version
-            assert round(read[criteo.EVENT_TIME].timestamp() * 1e6) == round(prediction.time * 1e6)
+            assert np.float32(read[raw_rows.SCORE]) == prediction.scores[row]
+            assert read[raw_rows.MODEL_VERSION] == prediction.model_version
+            assert round(read[raw_rows.EVENT_TIME].timestamp() * 1e6) == round(prediction.time * 1e6)
 
 
 def test_labels_are_the_clicks_within_the_window_each_counted_once_and_one_after_it_is_none(rows, predictions):
     clicked = {(p.request_id, row) for p in predictions for row in (2, 3)}
-    assert {identity for identity, row in rows.items() if row[criteo.LABEL] == 1} == clicked
-    assert {row[criteo.LABEL] for row in rows.values()} == {0, 1}
+    assert {identity for identity, row in rows.items() if row[raw_rows.LABEL] == 1} == clicked
+    assert {row[raw_rows.LABEL] for row in rows.values()} == {0, 1}
 
 
 def test_message_of_the_client_is_the_monitors_record(tmp_path, predictions):

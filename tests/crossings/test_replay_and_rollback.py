@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import Model
 from components.contracts.workflow import FeatureWorkflow
 from components.runtime.durable import sha256_tree
@@ -27,7 +28,7 @@ def _ids(table):
 
 
 def _raw_categories(table):
-    return np.stack([table[name].fill_null(criteo.MISSING_CATEGORY).to_numpy() for name in criteo.CATEGORICAL], axis=1)
+    return np.stack([table[name].fill_null(MISSING_CATEGORY).to_numpy() for name in criteo.CATEGORICAL], axis=1)
 
 
 def test_first_round_has_no_old_rows_and_the_second_has_the_share_asked_for(chain):
@@ -49,16 +50,16 @@ def test_old_rows_are_the_lakes_and_reach_training_encoded_as_its_own(chain):
         old, rows = _rows(getattr(raw, f"{name}_uri")), _rows(getattr(encoded, f"{name}_uri"))
         count = getattr(raw, f"num_{name}_rows")
         assert count == getattr(encoded, f"num_{name}_rows") == old.num_rows == rows.num_rows > 0
-        assert max(old[criteo.EVENT_TIME].to_pylist()).isoformat() <= chain.rounds[0].extraction.last_learned_time
+        assert max(old[raw_rows.EVENT_TIME].to_pylist()).isoformat() <= chain.rounds[0].extraction.last_learned_time
         np.testing.assert_array_equal(_ids(rows), workflow.encode_categorical(_raw_categories(old)))
-        np.testing.assert_array_equal(rows[criteo.LABEL].to_numpy(), old[criteo.LABEL].to_numpy())
+        np.testing.assert_array_equal(rows[raw_rows.LABEL].to_numpy(), old[raw_rows.LABEL].to_numpy())
 
 
 def test_old_rows_are_judged_by_candidate_and_live_model(chain):
     second = chain.rounds[1]
     old = second.evaluation.old_distribution
     assert old.num_rows == second.extraction.num_replay_holdout_rows
-    assert old.num_clicks == sum(_rows(second.extraction.replay_holdout_uri)[criteo.LABEL].to_pylist())
+    assert old.num_clicks == sum(_rows(second.extraction.replay_holdout_uri)[raw_rows.LABEL].to_pylist())
     assert 0.5 < old.candidate.auc < 1
     assert old.difference.auc == pytest.approx(old.candidate.auc - old.champion.auc)
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import EVENT_TIME, FEATURES, REQUEST_ID, ROW
+from components.contracts.criteo import FEATURES
+from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID, ROW
 from components.storage.uris import local_path
 from components.training.rows import RowFolder, open_rows
 from inference_client.simulation.lake import write_lake

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import ValidationReport
 from components.contracts.metrics import calibration, normalized_entropy
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
@@ -63,7 +64,7 @@ def read(folder):
 
 def held_out(this):
     """Labels of the held-out rows and the candidate's scores of them, which are the stored weights'."""
-    labels = read(local_path(this.extraction.holdout_uri))[criteo.LABEL].to_numpy()
+    labels = read(local_path(this.extraction.holdout_uri))[raw_rows.LABEL].to_numpy()
     with np.load(local_path(this.evaluation.scores_uri), allow_pickle=False) as arrays:
         return labels, arrays["candidate"].astype(np.float64)
 
@@ -87,7 +88,7 @@ def test_scores_of_unthinned_held_out_rows_are_calibrated_and_would_not_be_witho
 def test_the_counts_of_thinning_and_the_left_out_columns_reach_the_model(rounds, turn):
     this, rate = rounds.rounds[turn], RATES[turn]
     raw, encoded = this.extraction, this.preprocessing
-    labels = read(local_path(raw.train_uri))[criteo.LABEL].to_numpy()
+    labels = read(local_path(raw.train_uri))[raw_rows.LABEL].to_numpy()
     negatives = int((labels == 0).sum())
     assert len(labels) == raw.num_train_rows == encoded.num_train_rows + encoded.num_sampled_out
     assert raw.negative_rate == encoded.negative_rate == this.training.negative_rate == rate
@@ -95,8 +96,8 @@ def test_the_counts_of_thinning_and_the_left_out_columns_reach_the_model(rounds,
     kept = negatives - encoded.num_sampled_out
     assert kept == pytest.approx(negatives * rate, abs=4 * np.sqrt(negatives * rate * (1 - rate)))
     if turn:
-        old = read(local_path(raw.replay_uri))[criteo.LABEL].to_numpy()
-        clicks = read(local_path(encoded.replay_uri))[criteo.LABEL].to_numpy().sum()
+        old = read(local_path(raw.replay_uri))[raw_rows.LABEL].to_numpy()
+        clicks = read(local_path(encoded.replay_uri))[raw_rows.LABEL].to_numpy().sum()
         assert clicks == old.sum()
         assert encoded.num_replay_rows - clicks == pytest.approx((old == 0).sum() * rate, rel=0.2)
 
@@ -107,9 +108,9 @@ def test_every_row_that_was_mature_in_time_is_learned_by_one_round_or_judges_the
     found = []
     for uri in (first.train_uri, second.train_uri, second.holdout_uri):
         rows = read(local_path(uri))
-        found += zip(rows[criteo.REQUEST_ID].to_pylist(), rows[criteo.ROW].to_pylist())
-    times = np.array(lake[criteo.EVENT_TIME].to_pylist())
-    keys = np.array(list(zip(lake[criteo.REQUEST_ID].to_pylist(), lake[criteo.ROW].to_pylist())), dtype=object)
+        found += zip(rows[raw_rows.REQUEST_ID].to_pylist(), rows[raw_rows.ROW].to_pylist())
+    times = np.array(lake[raw_rows.EVENT_TIME].to_pylist())
+    keys = np.array(list(zip(lake[raw_rows.REQUEST_ID].to_pylist(), lake[raw_rows.ROW].to_pylist())), dtype=object)
     mature = times <= times.max() - timedelta(hours=HOURS)
     assert len(found) == len(set(found)) == mature.sum()
     assert set(found) == {tuple(key) for key in keys[mature]}
@@ -125,14 +126,14 @@ def test_the_served_graph_scores_rows_with_values_in_left_out_columns_as_trainin
     raw = read(local_path(this.extraction.holdout_uri))
     assert all(raw[name].null_count == raw.num_rows for name in EXCLUDED)
     whole = read(rounds.root / "lake")
-    places = {key: i for i, key in enumerate(zip(*(whole[n].to_pylist() for n in (criteo.REQUEST_ID, criteo.ROW))))}
-    rows = whole.take([places[key] for key in zip(*(raw[n].to_pylist() for n in (criteo.REQUEST_ID, criteo.ROW)))])
+    places = {key: i for i, key in enumerate(zip(*(whole[n].to_pylist() for n in (raw_rows.REQUEST_ID, raw_rows.ROW))))}
+    rows = whole.take([places[key] for key in zip(*(raw[n].to_pylist() for n in (raw_rows.REQUEST_ID, raw_rows.ROW)))])
     assert all(rows[name].null_count < rows.num_rows / 2 for name in EXCLUDED)
     dense, categorical = (
         np.stack([rows[name].cast(kind).fill_null(missing).to_numpy() for name in names], axis=1)
         for names, kind, missing in (
             (criteo.DENSE, "float32", float("nan")),
-            (criteo.CATEGORICAL, "int64", criteo.MISSING_CATEGORY),
+            (criteo.CATEGORICAL, "int64", MISSING_CATEGORY),
         )
     )
     session = onnxruntime.InferenceSession(

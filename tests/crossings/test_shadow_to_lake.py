@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode, record_id
 from components.deployment.canary.evidence import read_pairs
@@ -139,7 +139,7 @@ def test_extraction_makes_the_same_rows_of_a_lake_with_shadow_scores(places):
     rows = _extracted(folder)
     assert rows == _extracted(without)
     assert len(rows) == NUM_REQUESTS * ROWS
-    assert not {criteo.SHADOW_VERSION, criteo.SHADOW_SCORE} & set(rows[0])
+    assert not {raw_rows.SHADOW_VERSION, raw_rows.SHADOW_SCORE} & set(rows[0])
 
 
 def test_files_without_a_shadow_score_are_what_they_were_before_there_were_any(places):

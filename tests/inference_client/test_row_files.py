@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
+from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.raw_rows import LABEL
 from components.runtime.errors import ContractError
 from inference_client.row_files import concatenated, first_rows, read_rows, row_files
 from inference_client.rows import WrongValue, categories

@@ -14,7 +14,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import OneHotEncoder
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
+from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.metrics import roc_auc
 from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
@@ -62,8 +63,8 @@ def test_alias_draws_the_stated_distribution():
 def test_rows_have_the_contracts_shapes(rows):
     assert (rows.dense.dtype, rows.dense.shape) == (np.float32, (ROWS, 13))
     assert (rows.categorical.dtype, rows.categorical.shape) == (np.int64, (ROWS, 26))
-    assert rows.categorical.min() == criteo.MISSING_CATEGORY
-    assert rows.categorical.max() <= criteo.MAX_CATEGORY
+    assert rows.categorical.min() == MISSING_CATEGORY
+    assert rows.categorical.max() <= MAX_CATEGORY
     assert set(np.unique(rows.label)) == {0, 1}
 
 
@@ -225,11 +226,11 @@ def test_lake_holds_the_raw_schema_day_by_day(world, tmp_path):
         (path,) = (tmp_path / "lake" / f"day={day}").iterdir()
         table = pq.ParquetFile(path).read()
         assert table.schema.equals(arrow_schema(criteo.RAW_TYPES))
-        assert {str(t.as_py().date()) for t in table[criteo.EVENT_TIME]} == {day}
-        assert table[criteo.EVENT_TIME].to_pylist() == sorted(table[criteo.EVENT_TIME].to_pylist())
-        assert table[criteo.MODEL_VERSION].null_count == len(table)
-        keys |= set(zip(table[criteo.REQUEST_ID].to_pylist(), table[criteo.ROW].to_pylist()))
-        clicks += sum(table[criteo.LABEL].to_pylist())
+        assert {str(t.as_py().date()) for t in table[raw_rows.EVENT_TIME]} == {day}
+        assert table[raw_rows.EVENT_TIME].to_pylist() == sorted(table[raw_rows.EVENT_TIME].to_pylist())
+        assert table[raw_rows.MODEL_VERSION].null_count == len(table)
+        keys |= set(zip(table[raw_rows.REQUEST_ID].to_pylist(), table[raw_rows.ROW].to_pylist()))
+        clicks += sum(table[raw_rows.LABEL].to_pylist())
         assert 0.4 < table["I1"].null_count / len(table) < 0.5
     assert len(keys) == report.rows == 3001
     assert clicks == report.clicks

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.records import decode, encode
 from components.runtime.errors import ContractError
 from monitoring.memory.archive_tables import SCHEMA, build_row_table
@@ -89,7 +89,7 @@ def test_a_file_has_the_shadow_columns_where_a_row_has_a_shadow_and_nulls_beside
 
     assert build_row_table(archive_rows(plain)).schema.equals(SCHEMA)
     table = build_row_table(archive_rows(plain, shadowed))
-    assert table.column_names == [*criteo.RAW_TYPES, *criteo.SHADOW_TYPES]
+    assert table.column_names == [*criteo.RAW_TYPES, *raw_rows.SHADOW_TYPES]
     assert table["shadow_version"].to_pylist() == [None, None, 9, 9, 9]
     assert table["shadow_score"].to_pylist() == [None, None, 0.25, 0.5, 0.75]
     assert table.select(SCHEMA.names).slice(0, 2).equals(build_row_table(archive_rows(plain)))

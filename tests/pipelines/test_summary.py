@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
 from components.store.promotion_journal import Promotion, append_promotion
@@ -218,8 +218,8 @@ def test_served_rows_are_counted_by_identity(tmp_path, raw_table):
     day = tmp_path / "day=2026-01-01"
     day.mkdir()
     table = raw_table(40)
-    version = table.schema.get_field_index(criteo.MODEL_VERSION)
-    served = table.set_column(version, criteo.MODEL_VERSION, pa.array([1] * 40, pa.int32()))
+    version = table.schema.get_field_index(raw_rows.MODEL_VERSION)
+    served = table.set_column(version, raw_rows.MODEL_VERSION, pa.array([1] * 40, pa.int32()))
     pq.write_table(table, day / "simulated.parquet")
     pq.write_table(served, day / "a.parquet")
     pq.write_table(served.slice(0, 10), day / "b.parquet")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.contracts.manifests import RawDataset
 from components.extraction.extract import ExtractionSettings, extract
 from components.extraction.lake import Lake
@@ -20,7 +20,7 @@ from components.storage.uris import local_path
 from components.store.archived_rows import arrow_schema
 
 URI = "gs://models/a lake"
-OUTCOMES = arrow_schema(criteo.OUTCOME_TYPES)
+OUTCOMES = arrow_schema(raw_rows.OUTCOME_TYPES)
 
 
 def folder_lake(folder: Path, **settings) -> Lake:
@@ -51,7 +51,7 @@ def extract_lake(uri: str, work: Path, window, *, run: str = "run", opened=None,
 def fetched(seen) -> Counter:
     """How often each object was asked for, by its name within the lake; markers of versions are read, not fetched."""
     names = [request.name.removeprefix("a lake/") for request in seen if request.is_download]
-    return Counter(name for name in names if not name.endswith(criteo.VERSION_COMPLETE))
+    return Counter(name for name in names if not name.endswith(raw_rows.VERSION_COMPLETE))
 
 
 def is_fetch_of(name: str):
@@ -78,12 +78,12 @@ def rows_in(*uris: str | None) -> list[dict]:
 
 def keys_in(*uris: str | None) -> list[tuple[str, int]]:
     """(request id, row) of those rows."""
-    return [(row[criteo.REQUEST_ID], row[criteo.ROW]) for row in rows_in(*uris)]
+    return [(row[raw_rows.REQUEST_ID], row[raw_rows.ROW]) for row in rows_in(*uris)]
 
 
 def keys_of(table) -> list[tuple[str, int]]:
     """(request id, row) of a table's rows."""
-    return list(zip(table[criteo.REQUEST_ID].to_pylist(), table[criteo.ROW].to_pylist()))
+    return list(zip(table[raw_rows.REQUEST_ID].to_pylist(), table[raw_rows.ROW].to_pylist()))
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from components.contracts import criteo
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode, record_id
 from components.contracts.retrain_request import RetrainRequest
 from components.logs.sqlite import SqliteLog
@@ -57,7 +58,7 @@ def prediction(request_id: str, rows: int = 8, *, time: float = START, version: 
     dense = random.integers(0, 100, (rows, criteo.NUM_DENSE)).astype(np.float32)
     dense[random.random(dense.shape) < 0.2] = np.nan
     categorical = random.integers(0, 2**32, (rows, criteo.NUM_CATEGORICAL), dtype=np.int64)
-    categorical[random.random(categorical.shape) < 0.2] = criteo.MISSING_CATEGORY
+    categorical[random.random(categorical.shape) < 0.2] = MISSING_CATEGORY
     if scores is None:
         scores = random.random(rows)
     return PredictionBatch(

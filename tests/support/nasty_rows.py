@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from components.contracts.criteo import MAX_CATEGORY, MISSING_CATEGORY
+from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 
 INT64 = np.iinfo(np.int64)

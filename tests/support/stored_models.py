@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY
+from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import Model, RawDataset
 from components.runtime.durable import sha256_tree
 from components.store.models import model_folder

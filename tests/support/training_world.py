@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
+from components.contracts.criteo import CATEGORICAL, DENSE
 from components.contracts.manifests import TrainingSet
+from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
 from components.models.configs import DcnConfig
 from components.training.rows import Rows

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from prometheus_client.parser import text_string_to_metric_families
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.deployment.canary.policy import ArmCounts, BothCounts, Pairs
 from components.runtime.errors import TemporaryError, first_line
 from components.storage.objects import Objects
@@ -39,14 +39,14 @@ from components.store.archived_rows import ArchivedFile, MovedAway, archived_fil
 from components.store.traffic_plan import CANARY, STABLE, Arm, Baseline
 
 COLUMNS = (
-    criteo.REQUEST_ID,
-    criteo.ROW,
-    criteo.EVENT_TIME,
-    criteo.LABEL,
-    criteo.MODEL_VERSION,
-    criteo.SCORE,
-    criteo.SHADOW_VERSION,
-    criteo.SHADOW_SCORE,
+    raw_rows.REQUEST_ID,
+    raw_rows.ROW,
+    raw_rows.EVENT_TIME,
+    raw_rows.LABEL,
+    raw_rows.MODEL_VERSION,
+    raw_rows.SCORE,
+    raw_rows.SHADOW_VERSION,
+    raw_rows.SHADOW_SCORE,
 )
 COUNTERS = {
     "success": "nv_inference_request_success",
@@ -78,7 +78,7 @@ def read_pairs(places: Sequence[Objects], *, stable: int, canary: int, since: da
         ContractError: a file is damaged.
         TemporaryError, PermanentError: the bucket cannot be read.
     """
-    types = {**criteo.RAW_TYPES, **criteo.SHADOW_TYPES}
+    types = {**criteo.RAW_TYPES, **raw_rows.SHADOW_TYPES}
     schema = arrow_schema({name: types[name] for name in COLUMNS})
     found = [schema.empty_table()]
     first_day = since.astimezone(timezone.utc).date().isoformat()
@@ -92,16 +92,16 @@ def read_pairs(places: Sequence[Objects], *, stable: int, canary: int, since: da
 
 
 def _rows_of_pair(rows: Any, *, stable: int, canary: int, since: datetime) -> Any:
-    served, shadow = rows[criteo.MODEL_VERSION], rows[criteo.SHADOW_VERSION]
+    served, shadow = rows[raw_rows.MODEL_VERSION], rows[raw_rows.SHADOW_VERSION]
     by_stable = pc.and_(pc.equal(served, stable), pc.equal(shadow, canary))
     by_canary = pc.and_(pc.equal(served, canary), pc.equal(shadow, stable))
-    recent = pc.greater_equal(rows[criteo.EVENT_TIME], pa.scalar(since, rows.schema.field(criteo.EVENT_TIME).type))
+    recent = pc.greater_equal(rows[raw_rows.EVENT_TIME], pa.scalar(since, rows.schema.field(raw_rows.EVENT_TIME).type))
     return rows.filter(pc.and_(recent, pc.or_(by_stable, by_canary)))
 
 
 def _oldest(tables: Sequence[Any], most: int) -> Any:
     """Twice as many rows as are wanted, sorted by time: archive and lake may both hold a row."""
-    keys = [criteo.EVENT_TIME, criteo.REQUEST_ID, criteo.ROW]
+    keys = [raw_rows.EVENT_TIME, raw_rows.REQUEST_ID, raw_rows.ROW]
     return pa.concat_tables(tables).sort_by([(key, "ascending") for key in keys]).slice(0, 2 * most)
 
 
@@ -109,7 +109,7 @@ def _shadow_rows(archived: ArchivedFile) -> Any:
     """The columns of one file; None where it holds no shadow scores, or has moved on."""
     try:
         with archived.opened() as file:
-            has_shadow = criteo.SHADOW_SCORE in file.schema_arrow.names
+            has_shadow = raw_rows.SHADOW_SCORE in file.schema_arrow.names
             return file.read(columns=list(COLUMNS)) if has_shadow else None
     except MovedAway:
         return None
@@ -117,15 +117,15 @@ def _shadow_rows(archived: ArchivedFile) -> Any:
 
 def _paired(rows: Any, stable: int) -> Pairs:
     """Both arms' scores of rows sorted by time; of rows with one identity the first stays."""
-    requests, codes = np.unique(rows[criteo.REQUEST_ID].to_numpy().astype(str), return_inverse=True)
+    requests, codes = np.unique(rows[raw_rows.REQUEST_ID].to_numpy().astype(str), return_inverse=True)
     codes = codes.reshape(-1).astype(np.int64)
-    positions = rows[criteo.ROW].to_numpy().astype(np.int64)
+    positions = rows[raw_rows.ROW].to_numpy().astype(np.int64)
     _, first = np.unique(np.stack([codes, positions], axis=1), axis=0, return_index=True)
     at = np.sort(first)
-    served, shadow = (rows[name].to_numpy()[at] for name in (criteo.SCORE, criteo.SHADOW_SCORE))
-    by_stable = rows[criteo.MODEL_VERSION].to_numpy()[at] == stable
+    served, shadow = (rows[name].to_numpy()[at] for name in (raw_rows.SCORE, raw_rows.SHADOW_SCORE))
+    by_stable = rows[raw_rows.MODEL_VERSION].to_numpy()[at] == stable
     return Pairs(
-        labels=rows[criteo.LABEL].to_numpy()[at].astype(np.uint8),
+        labels=rows[raw_rows.LABEL].to_numpy()[at].astype(np.uint8),
         stable=np.where(by_stable, served, shadow).astype(np.float32),
         canary=np.where(by_stable, shadow, served).astype(np.float32),
         requests=codes[at],

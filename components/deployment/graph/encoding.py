@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.criteo import CATEGORICAL, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.deployment.graph.parts import Parts

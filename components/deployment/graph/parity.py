@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, MISSING_CATEGORY, NUM_CATEGORICAL, NUM_DENSE, feature_matrix
+from components.contracts.criteo import CATEGORICAL, DENSE, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import RawDataset, Verdict
+from components.contracts.raw_rows import feature_matrix
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, first_line

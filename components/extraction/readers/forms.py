@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from components.contracts.criteo import NUM_TSV_FIELDS, RAW_TYPES, SERVED_BY, is_visible
+from components.contracts.criteo import RAW_TYPES
+from components.contracts.raw_rows import SERVED_BY, is_visible
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import CLICK_COLUMNS, open_parquet
 from components.extraction.readers.parquet import CriteoParquet, RawParquet
-from components.extraction.readers.text import CriteoText, TextLayout, blocks
+from components.extraction.readers.text import NUM_TSV_FIELDS, CriteoText, TextLayout, blocks
 from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts.criteo import CATEGORICAL, EVENT_TIME, LABEL, SERVED_BY
+from components.contracts.criteo import CATEGORICAL
+from components.contracts.raw_rows import EVENT_TIME, LABEL, SERVED_BY
 from components.extraction.columns import find_schema_mismatches
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import (

@@ -19,19 +19,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pv
 
-from components.contracts.criteo import (
-    CATEGORICAL,
-    DENSE,
-    EXPECTED_TEXT,
-    HEX_PATTERN,
-    INTEGER_PATTERN,
-    LABEL,
-    NUM_TSV_FIELDS,
-)
+from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES
+from components.contracts.raw_rows import LABEL
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import CLICK_COLUMNS, raw_batch, without_rows
 from components.runtime.errors import ContractError
 
+NUM_TSV_FIELDS = 1 + len(FEATURES)
+INTEGER_PATTERN = r"^-?[0-9]{1,18}(\.0*)?$"
+"""An integer as text: `.0` because pandas writes an integer column with missing values so; 18 digits fit an int64."""
+HEX_PATTERN = r"^[0-9a-fA-F]{1,8}$"
+"""A category as text."""
+EXPECTED_TEXT = {
+    LABEL: "0 or 1",
+    **dict.fromkeys(DENSE, "an integer or nothing"),
+    **dict.fromkeys(CATEGORICAL, "1 to 8 hex digits or nothing"),
+}
+"""What each column of a text file holds."""
 BLOCK_BYTES = 2 << 20
 """About 8,700 Criteo lines."""
 MAX_LINE_BYTES = 1 << 20

@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
+from components.contracts.criteo import CATEGORICAL, DENSE
 from components.contracts.hugectr_folder import FILE_LIST, write_file_list
+from components.contracts.raw_rows import LABEL
 from components.runtime.durable import write_whole
 from components.runtime.errors import PermanentError
 from components.training.rows import Rows

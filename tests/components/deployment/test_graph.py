@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.contracts.criteo import CATEGORICAL, MISSING_CATEGORY
+from components.contracts.criteo import CATEGORICAL
 from components.contracts.criteo import DENSE as DENSE_COLUMNS
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
 from components.contracts.workflow import TOMBSTONE
 from components.deployment.graph import encoding

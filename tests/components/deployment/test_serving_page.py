@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.serving import MODEL_NAME
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.triton_client import Triton
@@ -41,7 +41,7 @@ def _served(table, client, folder):
     dense = np.stack([table[c].to_numpy(zero_copy_only=False).astype(np.float32) for c in criteo.DENSE], axis=1)
     keys = np.stack([table[c].fill_null(-1).to_numpy() for c in criteo.CATEGORICAL], axis=1).astype(np.int64)
     scores, version = client.infer(MODEL_NAME, dense, keys)
-    for name, values in ((criteo.MODEL_VERSION, np.full(len(scores), version)), (criteo.SCORE, scores)):
+    for name, values in ((raw_rows.MODEL_VERSION, np.full(len(scores), version)), (raw_rows.SCORE, scores)):
         at = table.schema.get_field_index(name)
         table = table.set_column(at, name, pa.array(values).cast(table.schema.field(name).type))
     path = folder / "day=2026-01-01" / "part-a.parquet"

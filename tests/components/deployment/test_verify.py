@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.manifests import Model, Release
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment import verify as module
@@ -66,7 +66,7 @@ def truth(make_parts, store):
 
 def logged(table, version, scores):
     """The table as the monitor archives it: who scored each row, and how."""
-    for name, values in ((criteo.MODEL_VERSION, np.asarray(version, np.int32)), (criteo.SCORE, scores)):
+    for name, values in ((raw_rows.MODEL_VERSION, np.asarray(version, np.int32)), (raw_rows.SCORE, scores)):
         at = table.schema.get_field_index(name)
         column = pa.array(np.broadcast_to(values, table.num_rows)).cast(table.schema.field(name).type)
         table = table.set_column(at, name, column)
@@ -144,10 +144,10 @@ def test_a_row_without_a_score_differs(released, lake, store, score):
     folder = lake(done)
     path = folder / "day=2026-01-01" / "part-a.parquet"
     table = pq.read_table(path)
-    scores = table[criteo.SCORE].to_pylist()
+    scores = table[raw_rows.SCORE].to_pylist()
     scores[3] = score
-    at = table.schema.get_field_index(criteo.SCORE)
-    pq.write_table(table.set_column(at, criteo.SCORE, pa.array(scores, pa.float32())), path)
+    at = table.schema.get_field_index(raw_rows.SCORE)
+    pq.write_table(table.set_column(at, raw_rows.SCORE, pa.array(scores, pa.float32())), path)
     found = verify(VERSION, store, FolderObjects(folder))
     assert (found.num_different, found.max_abs_diff) == (1, None)
     assert (found.first_difference.position, found.first_difference.logged) == (3, None)
@@ -170,8 +170,8 @@ def test_scores_of_the_shadow_are_recomputed_too(released, lake, store, raw_tabl
     shadow = truth(done, table)
     shadow[60] += np.float32(0.01)
     of_version = pa.array([VERSION] * 100, pa.int32(), mask=np.arange(100) < 50)
-    table = table.append_column(criteo.SHADOW_VERSION, of_version)
-    table = table.append_column(criteo.SHADOW_SCORE, pa.array(shadow, mask=np.arange(100) < 50))
+    table = table.append_column(raw_rows.SHADOW_VERSION, of_version)
+    table = table.append_column(raw_rows.SHADOW_SCORE, pa.array(shadow, mask=np.arange(100) < 50))
     pq.write_table(table, folder / "day=2026-01-02" / "part-0.parquet")
     found = verify(VERSION, store, FolderObjects(folder))
     assert (found.num_rows, found.num_different) == (NUM_ROWS + 50, 1)

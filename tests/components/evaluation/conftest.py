@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.manifests import Model, RawDataset, Release, TrainingSet
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
 from components.models.configs import DcnConfig
@@ -204,10 +204,10 @@ class Round:
             return 1 / (1 + np.exp(-logits(linear, self.workflow, dense, categorical)))
 
         labels = (np.random.default_rng(77).random(len(dense)) < scores(truth)).astype(np.int32)
-        at = table.column_names.index(criteo.LABEL)
+        at = table.column_names.index(raw_rows.LABEL)
         raw, encoded = self.root / "old raw", self.root / "old encoded"
         raw.mkdir()
-        pq.write_table(table.set_column(at, criteo.LABEL, pa.array(labels)), raw / "0.parquet")
+        pq.write_table(table.set_column(at, raw_rows.LABEL, pa.array(labels)), raw / "0.parquet")
         ids = self.workflow.encode_categorical(categorical)
         write_encoded(encoded, labels, self.workflow.encode_dense(dense), ids)
         self.change("raw", replay_holdout_uri=raw.as_uri(), num_replay_holdout_rows=len(labels))
@@ -233,7 +233,7 @@ def write_encoded(folder: Path, labels, dense, ids) -> None:
     bounds = np.linspace(0, len(labels), 12).astype(int)
     names = [f"part_{i}.parquet" for i in range(len(bounds) - 1)]
     for name, start, end in zip(names, bounds, bounds[1:]):
-        columns = {criteo.LABEL: labels[start:end].astype(np.float32)}
+        columns = {raw_rows.LABEL: labels[start:end].astype(np.float32)}
         columns |= {c: dense[start:end, i].astype(np.float32) for i, c in enumerate(criteo.DENSE)}
         columns |= {c: ids[start:end, i] for i, c in enumerate(criteo.CATEGORICAL)}
         pq.write_table(pa.table(columns), folder / name)
@@ -256,8 +256,8 @@ def make_round(raw_table, tmp_path):
             random = np.random.default_rng(seed + 1)
             truth = 1 / (1 + np.exp(-logits(planted, workflow, dense, categorical)))
             labels = (random.random(n) < truth).astype(np.int32)
-        at = table.column_names.index(criteo.LABEL)
-        table = table.set_column(at, criteo.LABEL, pa.array(labels.astype(np.int32)))
+        at = table.column_names.index(raw_rows.LABEL)
+        table = table.set_column(at, raw_rows.LABEL, pa.array(labels.astype(np.int32)))
         holdout, encoded = root / "raw holdout", root / "encoded"
         holdout.mkdir(parents=True)
         pq.write_table(table.slice(0, n // 3), holdout / "0.parquet", row_group_size=700)

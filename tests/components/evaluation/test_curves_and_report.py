@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from components.contracts.criteo import MISSING_CATEGORY
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.metrics import auc_difference, auc_estimate
 from components.evaluation.__main__ import main
 from components.evaluation.report import calibration_bins, roc_curve

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.contracts.criteo import EVENT_TIME, REQUEST_ID
+from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID
 from components.evaluation.scoring import (
     candidate_scorer,
     champion_scorer,

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.extraction.__main__ import main
 from components.extraction.malformed_rows import MalformedRows
 from components.store import promotion_journal
@@ -94,7 +94,7 @@ def read(tmp_path):
 
 
 def click_tuples(table) -> list[tuple]:
-    columns = [table.column(name).to_pylist() for name in (criteo.LABEL, *criteo.FEATURES)]
+    columns = [table.column(name).to_pylist() for name in (raw_rows.LABEL, *criteo.FEATURES)]
     return list(zip(*columns))
 
 
@@ -109,10 +109,10 @@ def write_lake():
     """Writes a raw table into day partitions below a folder, `num_files` a day."""
 
     def write(folder: Path, table, *, num_files: int = 1, row_group_size: int = 100) -> Path:
-        days = [time.date().isoformat() for time in table.column(criteo.EVENT_TIME).to_pylist()]
+        days = [time.date().isoformat() for time in table.column(raw_rows.EVENT_TIME).to_pylist()]
         for day in sorted(set(days)):
             rows = [i for i, d in enumerate(days) if d == day]
-            partition = folder / criteo.DAY_PARTITION.format(day=day)
+            partition = folder / raw_rows.DAY_PARTITION.format(day=day)
             partition.mkdir(parents=True, exist_ok=True)
             for k in range(num_files):
                 part = table.take(pa.array(rows[k::num_files], pa.int64()))

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import components.extraction.backfill as backfill_module
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.extraction.backfill import backfill, main
 from components.extraction.day_versions import VersionMarker
 from components.extraction.extract import ExtractionSettings, extract
@@ -44,8 +44,8 @@ def lake(tmp_path, table, write_lake):
 
 def labelled(table, label: int):
     """The rows of the first day, all with one label."""
-    day = table.filter(pa.array([t.date() == DAY for t in table.column(criteo.EVENT_TIME).to_pylist()]))
-    return day.set_column(0, criteo.LABEL, pa.array([label] * day.num_rows, pa.int32()))
+    day = table.filter(pa.array([t.date() == DAY for t in table.column(raw_rows.EVENT_TIME).to_pylist()]))
+    return day.set_column(0, raw_rows.LABEL, pa.array([label] * day.num_rows, pa.int32()))
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_training_again_gets_the_back_filled_rows(lake, tmp_path, table, correct
 def test_the_marker_says_what_was_done(lake, corrected):
     backfill([corrected], lake=str(lake), day=DAY, reason="labels were wrong")
     folder = lake / "day=2026-03-01" / "version=1"
-    marker = VersionMarker.parse((folder / criteo.VERSION_COMPLETE).read_bytes(), "")
+    marker = VersionMarker.parse((folder / raw_rows.VERSION_COMPLETE).read_bytes(), "")
     assert (marker.day, marker.version, marker.num_rows, marker.reason) == ("2026-03-01", 1, 500, "labels were wrong")
     assert [(m.name, m.size, m.sha256) for m in marker.files] == [
         (path.name, path.stat().st_size, sha256_file(path)) for path in sorted(folder.glob("*.parquet"))
@@ -203,7 +203,7 @@ def test_criteo_rows_are_spread_over_the_day(lake, tmp_path, criteo_rows, write_
     backfill(files, lake=str(lake), day=date(2026, 4, 2))
     found = pa.concat_tables(pq.read_table(path, partitioning=None) for path in paths_of_day(lake, date(2026, 4, 2)))
     assert clicks(found) == truth(criteo_rows(30, seed=0) + criteo_rows(30, seed=1))
-    times = found.column(criteo.EVENT_TIME).to_pylist()
+    times = found.column(raw_rows.EVENT_TIME).to_pylist()
     assert {(b - a).total_seconds() for a, b in zip(times, times[1:])} == {86_400 / 60}
     assert {t.date() for t in times} == {date(2026, 4, 2)}
 
@@ -305,7 +305,7 @@ def test_a_version_that_somebody_removes_while_it_is_written_gets_no_marker(
     with monkeypatch.context() as patch:
         patch.setattr(BucketObjects, "upload", removed)
         assert main(["--lake", URI, "--day", "2026-03-01", str(corrected)]) == 3
-    assert not [info for info in open_storage(URI).list() if info.name.endswith(criteo.VERSION_COMPLETE)]
+    assert not [info for info in open_storage(URI).list() if info.name.endswith(raw_rows.VERSION_COMPLETE)]
     assert [each["version"] for each in extract_lake(URI, tmp_path / "work", TimeSpan()).days] == [0, 0]
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK
 from components.extraction.backfill import backfill
@@ -50,15 +50,15 @@ def folder(tmp_path, raw_table, write_lake):
     """Seven days of 200 rows in two files each, late clicks on every day's rows, and what nobody may read."""
     table = raw_table(1400, start=START.timestamp(), seconds=7 * 86_400)
     lake = write_lake(tmp_path / "la ke", table, num_files=2)
-    rows = table.select([criteo.REQUEST_ID, criteo.ROW, criteo.EVENT_TIME]).to_pylist()[::7]
+    rows = table.select([raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME]).to_pylist()[::7]
     for number in range(1, 8):
-        late = lake / criteo.OUTCOME_PARTITION.format(day=day(number))
+        late = lake / raw_rows.OUTCOME_PARTITION.format(day=day(number))
         late.mkdir(parents=True)
         outcomes = [
-            {"request_id": row[criteo.REQUEST_ID], "row": row[criteo.ROW], "event": CLICK, "window_seconds": 1800.0}
-            | {"outcome_time": row[criteo.EVENT_TIME] + timedelta(minutes=1), "stored_at": START + 9 * DAY}
+            {"request_id": row[raw_rows.REQUEST_ID], "row": row[raw_rows.ROW], "event": CLICK, "window_seconds": 1800.0}
+            | {"outcome_time": row[raw_rows.EVENT_TIME] + timedelta(minutes=1), "stored_at": START + 9 * DAY}
             for row in rows
-            if row[criteo.EVENT_TIME].date().isoformat() == day(number)
+            if row[raw_rows.EVENT_TIME].date().isoformat() == day(number)
         ]
         pq.write_table(pa.Table.from_pylist(outcomes, OUTCOMES), late / "part-0.parquet")
     (lake / f"day={day(5)}" / "_unfinished.parquet").write_bytes(b"someone's")
@@ -174,8 +174,8 @@ def test_a_lake_that_is_not_there_is_refused(cloud_storage, tmp_path, uri, kind,
 
 def test_errors_and_malformed_rows_name_the_object_they_came_from(lake, folder, tmp_path):
     table = pq.read_table(folder / part(5), partitioning=None)
-    labels = [7 if i == 60 else label for i, label in enumerate(table[criteo.LABEL].to_pylist())]
-    pq.write_table(table.set_column(0, criteo.LABEL, pa.array(labels, pa.int32())), folder / part(5))
+    labels = [7 if i == 60 else label for i, label in enumerate(table[raw_rows.LABEL].to_pylist())]
+    pq.write_table(table.set_column(0, raw_rows.LABEL, pa.array(labels, pa.int32())), folder / part(5))
     put(folder)
     extract_lake(URI, tmp_path / "work", WINDOW, max_malformed_fraction=0.02)
     (line,) = (tmp_path / "work" / "run" / "extraction" / "malformed.jsonl").read_text().splitlines()

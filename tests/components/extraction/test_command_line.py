@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 import pytest
 from kfp import dsl
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.contracts.manifests import RawDataset
 from components.extraction.component import extraction
 from components.store.runs import read_notes
@@ -39,7 +39,7 @@ def test_the_window_starts_after_the_last_row_that_the_parent_learned(flags, rel
     assert dataset.window_start is not None
     assert first.last_learned_time < dataset.window_start <= dataset.first_event_time
     assert (dataset.parent_model_id, dataset.champion_model_id) == ("m1", "m1")
-    assert dataset.first_event_time == judged_by[0][criteo.EVENT_TIME].isoformat()
+    assert dataset.first_event_time == judged_by[0][raw_rows.EVENT_TIME].isoformat()
 
 
 def test_a_run_from_scratch_reads_the_whole_lake_or_a_span_and_is_judged_by_what_nobody_learned(

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.contracts.manifests import RawDataset
 from components.storage.uris import local_path
 
@@ -76,7 +76,7 @@ class Ledger:
 
 def make_ledger(source: random.Random, table) -> Ledger:
     """Each row in one file of its day, one in twelve in another too; files hold about five hours, and come anyhow."""
-    ledger = Ledger(table[criteo.EVENT_TIME].to_pylist(), table[criteo.REQUEST_ID].to_pylist())
+    ledger = Ledger(table[raw_rows.EVENT_TIME].to_pylist(), table[raw_rows.REQUEST_ID].to_pylist())
     for row, time in enumerate(ledger.times[:ROWS]):
         hour = time.hour + source.gauss(0, 2)
         names = {f"part-{int(hour // 5) % 5}.parquet"} | ({"again.parquet"} if source.random() < 1 / 12 else set())

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.extraction.extract import ExtractionSettings, data_digest, extract
 from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
@@ -40,7 +40,7 @@ def test_the_newest_rows_are_held_out(lake, run_step, raw_table, fraction, num_h
     train, holdout = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
     assert len(holdout) == dataset.num_holdout_rows == num_holdout
     assert len(train) == dataset.num_train_rows == 1000 - num_holdout
-    times = [row[criteo.EVENT_TIME] for row in train + holdout]
+    times = [row[raw_rows.EVENT_TIME] for row in train + holdout]
     assert times == sorted(times)
     assert dataset.first_event_time == times[0].isoformat()
     assert dataset.last_event_time == times[-1].isoformat()
@@ -96,8 +96,8 @@ def spoilt(tmp_path, lake):
     """The lake with labels 7 in every 50th of the first day's 500 rows."""
     path = tmp_path / "la ke" / "day=2026-03-01" / "part-0.parquet"
     table = pq.read_table(path, partitioning=None)
-    labels = [7 if i % 50 == 0 else label for i, label in enumerate(table[criteo.LABEL].to_pylist())]
-    pq.write_table(table.set_column(0, criteo.LABEL, pa.array(labels, pa.int32())), path)
+    labels = [7 if i % 50 == 0 else label for i, label in enumerate(table[raw_rows.LABEL].to_pylist())]
+    pq.write_table(table.set_column(0, raw_rows.LABEL, pa.array(labels, pa.int32())), path)
     return folder_lake(tmp_path / "la ke")
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.extraction.readers.forms import click_log_files, find_reader
 from components.extraction.readers.parquet import CriteoParquet, RawParquet
 from components.runtime.errors import ContractError
@@ -48,7 +48,7 @@ def test_text_of_no_known_form_is_refused_by_name(tmp_path, text, message):
 
 def test_parquet_is_recognised_by_its_columns(tmp_path, raw_table):
     pq.write_table(raw_table(20), tmp_path / "raw.parquet")
-    pq.write_table(raw_table(20).select([criteo.LABEL, *criteo.FEATURES]), tmp_path / "day_0")
+    pq.write_table(raw_table(20).select([raw_rows.LABEL, *criteo.FEATURES]), tmp_path / "day_0")
     assert isinstance(find_reader(tmp_path / "raw.parquet"), RawParquet)
     assert isinstance(find_reader(tmp_path / "day_0"), CriteoParquet)
 

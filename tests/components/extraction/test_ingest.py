@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.extraction.ingest import main, spread
 from components.extraction.raw_schema import RAW_SCHEMA
 from components.storage.bucket import BucketObjects
@@ -44,7 +44,7 @@ def lake_rows(lake: Path) -> list[dict]:
         for path in sorted(partition.glob("*.parquet")):
             table = pq.read_table(path, partitioning=None)
             assert table.schema.equals(RAW_SCHEMA)
-            assert {f"day={t.date()}" for t in table.column(criteo.EVENT_TIME).to_pylist()} <= {partition.name}
+            assert {f"day={t.date()}" for t in table.column(raw_rows.EVENT_TIME).to_pylist()} <= {partition.name}
             rows += table.to_pylist()
     return rows
 
@@ -56,7 +56,7 @@ def replay_rows(tmp_path: Path) -> list[dict]:
 
 
 def clicks_of(rows: list[dict]) -> list[tuple]:
-    return [tuple(r[name] for name in (criteo.LABEL, *criteo.FEATURES)) for r in rows]
+    return [tuple(r[name] for name in (raw_rows.LABEL, *criteo.FEATURES)) for r in rows]
 
 
 def test_rows_lie_in_file_order_evenly_over_whole_days(tmp_path, criteo_rows, write_text, truth, run_ingest):
@@ -75,13 +75,13 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(tmp_path, criteo_rows, wr
     }
     rows = lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)
     assert clicks_of(rows) == expected
-    times = [r[criteo.EVENT_TIME] for r in rows]
+    times = [r[raw_rows.EVENT_TIME] for r in rows]
     assert times[0].isoformat() == "2026-03-07T00:00:00+00:00"
     assert {b - a for a, b in zip(times, times[1:])} == {timedelta(days=4) / 1000}
     assert times[-1].date() == date(2026, 3, 10)
-    assert [r[criteo.ROW] for r in rows] == [i % 100 for i in range(1000)]
-    assert len({r[criteo.REQUEST_ID] for r in rows}) == 10
-    assert {(r[criteo.MODEL_VERSION], r[criteo.SCORE]) for r in rows} == {(None, None)}
+    assert [r[raw_rows.ROW] for r in rows] == [i % 100 for i in range(1000)]
+    assert len({r[raw_rows.REQUEST_ID] for r in rows}) == 10
+    assert {(r[raw_rows.MODEL_VERSION], r[raw_rows.SCORE]) for r in rows} == {(None, None)}
 
 
 @given(
@@ -195,7 +195,7 @@ def test_files_of_mixed_forms_are_read_in_order(tmp_path, criteo_rows, write_tex
     write_text(folder / "b.tsv.gz", criteo_rows(30, seed=2))
     rows = truth(criteo_rows(30, seed=3))
     columns = zip(*rows)
-    table = pa.table({n: pa.array(v) for n, v in zip((criteo.LABEL, *criteo.FEATURES), columns)})
+    table = pa.table({n: pa.array(v) for n, v in zip((raw_rows.LABEL, *criteo.FEATURES), columns)})
     pq.write_table(table, folder / "c.parquet")
     run_ingest(folder)
     expected = truth(criteo_rows(30, seed=1)) + truth(criteo_rows(30, seed=2)) + rows
@@ -210,7 +210,7 @@ def test_a_file_that_begins_with_another_ones_rows_is_refused_and_both_are_named
     folder, rows = tmp_path / "twice", criteo_rows(num_rows)
     write_text(folder / "day_0", rows)
     if other.endswith("parquet"):
-        columns = dict(zip((criteo.LABEL, *criteo.FEATURES), zip(*truth(rows))))
+        columns = dict(zip((raw_rows.LABEL, *criteo.FEATURES), zip(*truth(rows))))
         pq.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), folder / other)
     else:
         write_text(folder / other, rows, delimiter="," if other.endswith("csv") else "\t")
@@ -247,7 +247,7 @@ def test_kaggles_archive_is_its_train_file_and_what_is_passed_over_is_said(
 
 def test_a_file_of_a_header_alone_is_named(tmp_path, run_ingest):
     path = tmp_path / "clicks.csv"
-    path.write_text(",".join((criteo.LABEL, *criteo.FEATURES)) + "\n")
+    path.write_text(",".join((raw_rows.LABEL, *criteo.FEATURES)) + "\n")
     code, _, error = run_ingest(path)
     assert code == 2
     assert f"{path} holds no row" in error

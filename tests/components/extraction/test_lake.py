@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.extraction.lake import Lake
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import RAW_SCHEMA
@@ -42,7 +42,7 @@ def read_lake(tmp_path):
 
 
 def identities(rows: list[dict]) -> list[tuple]:
-    return [(r[criteo.EVENT_TIME], r[criteo.REQUEST_ID], r[criteo.ROW]) for r in rows]
+    return [(r[raw_rows.EVENT_TIME], r[raw_rows.REQUEST_ID], r[raw_rows.ROW]) for r in rows]
 
 
 @pytest.fixture
@@ -57,7 +57,9 @@ def four_days_lake(tmp_path, four_days, write_lake):
 
 @pytest.fixture
 def four_days_in_order(four_days):
-    return sorted(four_days.to_pylist(), key=lambda r: (r[criteo.EVENT_TIME], r[criteo.REQUEST_ID], r[criteo.ROW]))
+    return sorted(
+        four_days.to_pylist(), key=lambda r: (r[raw_rows.EVENT_TIME], r[raw_rows.REQUEST_ID], r[raw_rows.ROW])
+    )
 
 
 @given(
@@ -75,8 +77,8 @@ def test_a_window_holds_its_rows_in_time_order(
     expected = [
         r
         for r in four_days_in_order
-        if (window.start is None or to_micros(r[criteo.EVENT_TIME]) >= window.start)
-        and (window.end is None or to_micros(r[criteo.EVENT_TIME]) < window.end)
+        if (window.start is None or to_micros(r[raw_rows.EVENT_TIME]) >= window.start)
+        and (window.end is None or to_micros(r[raw_rows.EVENT_TIME]) < window.end)
     ]
     rows, num_duplicates, malformed = read_lake(folder_lake(four_days_lake, piece_rows=piece_rows), window)
     assert rows == expected
@@ -100,7 +102,7 @@ def test_a_row_delivered_twice_is_read_once_across_files(tmp_path, four_days, wr
     lake = write_lake(tmp_path / "lake", four_days)
     again = four_days.slice(300, 500)
     path = lake / "day=2026-03-02" / "again.parquet"
-    day = [t.date().isoformat() == "2026-03-02" for t in again.column(criteo.EVENT_TIME).to_pylist()]
+    day = [t.date().isoformat() == "2026-03-02" for t in again.column(raw_rows.EVENT_TIME).to_pylist()]
     pq.write_table(again.filter(pa.array(day)), path)
     rows, num_duplicates, _ = read_lake(folder_lake(lake, piece_rows=piece_rows))
     assert num_duplicates == sum(day) > 0
@@ -109,7 +111,7 @@ def test_a_row_delivered_twice_is_read_once_across_files(tmp_path, four_days, wr
 
 def test_the_earliest_of_rows_with_one_identity_stays(tmp_path, raw_table, write_lake, read_lake):
     table = raw_table(20, start=START.timestamp(), seconds=20)
-    index = table.schema.get_field_index(criteo.EVENT_TIME)
+    index = table.schema.get_field_index(raw_rows.EVENT_TIME)
     later = pa.array([t + 1_000_000_000 for t in table.column(index).cast(pa.int64()).to_pylist()])
     moved = table.set_column(index, RAW_SCHEMA.field(index), later.cast(RAW_SCHEMA.field(index).type))
     lake = write_lake(tmp_path / "lake", pa.concat_tables([moved, table]))
@@ -169,7 +171,7 @@ def test_a_partition_without_a_date_is_refused(tmp_path, four_days, write_lake):
 
 @pytest.mark.parametrize("piece_rows", [30, 10_000])
 def test_rows_of_another_day_or_of_none_are_set_aside_once(tmp_path, four_days, read_lake, piece_rows):
-    index = four_days.schema.get_field_index(criteo.EVENT_TIME)
+    index = four_days.schema.get_field_index(raw_rows.EVENT_TIME)
     times = four_days.column(index).to_pylist()[:500]
     times[400], times[401] = None, times[401].replace(year=2031)
     table = four_days.slice(0, 500).set_column(index, RAW_SCHEMA.field(index), pa.array(times, RAW_SCHEMA[index].type))

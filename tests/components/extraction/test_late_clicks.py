@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.contracts.records import CLICK, CONVERSION
 from components.extraction.extract import ExtractionSettings, extract
 from components.extraction.times import TimeSpan, parse_time
@@ -43,7 +43,7 @@ def run_step(tmp_path):
 
 def write_outcomes(lake, day, outcomes, *, name="part-1", event=CLICK, time=START - HOUR, window=1800.0):
     """Outcomes at `time` of (request id, row) pairs as one file of the partition `day`; by default before any row."""
-    folder = lake / criteo.OUTCOME_PARTITION.format(day=day)
+    folder = lake / raw_rows.OUTCOME_PARTITION.format(day=day)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"request_id": request, "row": row, "event": event, "outcome_time": time, "stored_at": START + HOUR}

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.contracts.manifests import RawDataset
 from components.extraction.backfill import backfill
 from tests.support.lakes import URI, fetched, keys_in, keys_of, put
@@ -32,7 +32,7 @@ class Rounds:
 
     def add(self, table, name: str) -> None:
         """Puts the rows into the lake, those of each day as a file of this name."""
-        days = np.array([time.date().isoformat() for time in table[criteo.EVENT_TIME].to_pylist()])
+        days = np.array([time.date().isoformat() for time in table[raw_rows.EVENT_TIME].to_pylist()])
         for day in np.unique(days):
             folder = self.lake / f"day={day}"
             folder.mkdir(parents=True, exist_ok=True)
@@ -144,8 +144,8 @@ def test_a_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog)
 
 def test_a_row_whose_seen_copy_was_malformed_is_learnt_when_it_comes_in_order(rounds, between):
     good = between(24, 30)
-    labels = pa.array([7, *good[criteo.LABEL].to_pylist()[1:]], pa.int32())
-    rounds.add(good.set_column(0, criteo.LABEL, labels), "a.parquet")
+    labels = pa.array([7, *good[raw_rows.LABEL].to_pylist()[1:]], pa.int32())
+    rounds.add(good.set_column(0, raw_rows.LABEL, labels), "a.parquet")
     assert rounds.turn(max_malformed_fraction="0.5").num_malformed == 1
     rounds.add(good.slice(0, 5), "b.parquet")
     rounds.add(between(30, 48), "c.parquet")
@@ -173,19 +173,19 @@ def test_malformed_late_rows_are_set_aside_once_and_judged(rounds, between):
     rounds.add(between(20, 30, step=2, offset=1), "a.parquet")
     rounds.turn()
     late = between(20, 30, step=2)
-    at = late.column_names.index(criteo.EVENT_TIME)
+    at = late.column_names.index(raw_rows.EVENT_TIME)
     # On each day: one row of no time, and one without a label.
-    times = late[criteo.EVENT_TIME].to_pylist()
-    labels = late[criteo.LABEL].to_pylist()
+    times = late[raw_rows.EVENT_TIME].to_pylist()
+    labels = late[raw_rows.LABEL].to_pylist()
     days = [time.date() for time in times]
     for day in (START.date(), START.date() + DAY):
         labels[days.index(day) + 1] = None
-    late = late.set_column(0, criteo.LABEL, pa.array(labels, pa.int32()))
+    late = late.set_column(0, raw_rows.LABEL, pa.array(labels, pa.int32()))
     rounds.add(late, "b.parquet")
     for day in ("2026-03-01", "2026-03-02"):
         path = rounds.lake / f"day={day}" / "b.parquet"
         table = pq.read_table(path, partitioning=None)
-        kept = [None, *table[criteo.EVENT_TIME].to_pylist()[1:]]
+        kept = [None, *table[raw_rows.EVENT_TIME].to_pylist()[1:]]
         pq.write_table(table.set_column(at, table.schema.field(at), pa.array(kept, table.schema.field(at).type)), path)
     rounds.add(between(30, 48), "c.parquet")
     dataset = rounds.turn("refused", max_malformed_fraction="0.5")

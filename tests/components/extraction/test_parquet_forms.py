@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.extraction.readers.forms import find_reader
 from components.extraction.readers.parquet import RawParquet
 from components.extraction.times import TimeSpan
@@ -18,7 +18,7 @@ from components.runtime.errors import ContractError
 def nvidia_table(rows: list[tuple]) -> pa.Table:
     """Rows as NVIDIA stores them: everything int32, a hash by its bits."""
     columns = {}
-    for name, values in zip((criteo.LABEL, *criteo.FEATURES), zip(*rows)):
+    for name, values in zip((raw_rows.LABEL, *criteo.FEATURES), zip(*rows)):
         if name in criteo.CATEGORICAL:
             values = [None if v is None else struct.unpack("<i", struct.pack("<I", v))[0] for v in values]
         columns[name] = pa.array([None if v is None else int(v) for v in values], pa.int32())
@@ -86,7 +86,7 @@ def test_raw_schema_comes_back_as_written(tmp_path, raw_table, read, clicks):
 
 def test_raw_rows_without_identity_or_time_are_set_aside(tmp_path, raw_table, read):
     table = raw_table(20)
-    for name, at in ((criteo.REQUEST_ID, 3), (criteo.ROW, 5), (criteo.EVENT_TIME, 7)):
+    for name, at in ((raw_rows.REQUEST_ID, 3), (raw_rows.ROW, 5), (raw_rows.EVENT_TIME, 7)):
         values = table.column(name).to_pylist()
         values[at] = None
         field = table.schema.field(name)
@@ -103,8 +103,8 @@ def test_raw_rows_without_identity_or_time_are_set_aside(tmp_path, raw_table, re
 
 def test_raw_columns_of_another_type_are_refused_by_name(tmp_path, raw_table, read):
     table = raw_table(50)
-    index = table.schema.get_field_index(criteo.EVENT_TIME)
-    table = table.set_column(index, criteo.EVENT_TIME, table.column(criteo.EVENT_TIME).cast(pa.int64()))
+    index = table.schema.get_field_index(raw_rows.EVENT_TIME)
+    table = table.set_column(index, raw_rows.EVENT_TIME, table.column(raw_rows.EVENT_TIME).cast(pa.int64()))
     pq.write_table(table, tmp_path / "part.parquet")
     with pytest.raises(ContractError, match="part.parquet has event_time of type int64, expected a timestamp"):
         read(RawParquet(path=tmp_path / "part.parquet"))
@@ -113,9 +113,9 @@ def test_raw_columns_of_another_type_are_refused_by_name(tmp_path, raw_table, re
 @pytest.mark.parametrize("unit", ["ms", "ns"])
 def test_times_of_another_unit_are_converted(tmp_path, raw_table, read, clicks, unit):
     table = raw_table(50, seconds=50.0)
-    index = table.schema.get_field_index(criteo.EVENT_TIME)
-    times = table.column(criteo.EVENT_TIME).cast(pa.timestamp(unit, tz="UTC"))
-    pq.write_table(table.set_column(index, criteo.EVENT_TIME, times), tmp_path / "part.parquet")
-    start = table.column(criteo.EVENT_TIME)[10].cast(pa.int64()).as_py()
+    index = table.schema.get_field_index(raw_rows.EVENT_TIME)
+    times = table.column(raw_rows.EVENT_TIME).cast(pa.timestamp(unit, tz="UTC"))
+    pq.write_table(table.set_column(index, raw_rows.EVENT_TIME, times), tmp_path / "part.parquet")
+    start = table.column(raw_rows.EVENT_TIME)[10].cast(pa.int64()).as_py()
     reader = RawParquet(path=tmp_path / "part.parquet", span=TimeSpan(start, start + 5_000_000))
     assert read(reader) == (clicks(table)[10:15], [])

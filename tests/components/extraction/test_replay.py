@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.extraction import replay
 from components.extraction.extract import ExtractionSettings, data_digest, extract
 from components.extraction.lake import Lake
@@ -44,7 +44,7 @@ def run_step(tmp_path):
 
 
 def identities(*uris) -> list[tuple]:
-    return [(row[criteo.EVENT_TIME], row[criteo.REQUEST_ID], row[criteo.ROW]) for row in rows_in(*uris)]
+    return [(row[raw_rows.EVENT_TIME], row[raw_rows.REQUEST_ID], row[raw_rows.ROW]) for row in rows_in(*uris)]
 
 
 def days_of(rows) -> Counter:
@@ -151,8 +151,8 @@ def test_old_rows_delivered_twice_are_drawn_once_and_malformed_ones_never(tmp_pa
     lake = write_lake(tmp_path / "lake", pa.concat_tables([ten_days, ten_days]).sort_by("event_time"))
     path = lake / "day=2026-03-08" / "part-0.parquet"
     table = pq.read_table(path, partitioning=None)
-    labels = pa.array([7] * 100 + table.column(criteo.LABEL).to_pylist()[100:], pa.int32())
-    pq.write_table(table.set_column(table.column_names.index(criteo.LABEL), criteo.LABEL, labels), path)
+    labels = pa.array([7] * 100 + table.column(raw_rows.LABEL).to_pylist()[100:], pa.int32())
+    pq.write_table(table.set_column(table.column_names.index(raw_rows.LABEL), raw_rows.LABEL, labels), path)
     dataset = run_step(lake, replay_share=0.8, holdout_fraction=0.5)
     rows = identities(dataset.replay_uri) + identities(dataset.replay_holdout_uri)
     assert len(rows) == len(set(rows))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.contracts.manifests import RawDataset
 from tests.support.lakes import rows_in
 
@@ -76,17 +76,17 @@ def test_no_row_that_judges_was_learned_by_any_contestant(
         None
     }
     train, judging = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
-    newest_learned = max([row[criteo.EVENT_TIME] for row in train], default=START)
+    newest_learned = max([row[raw_rows.EVENT_TIME] for row in train], default=START)
     assert judging
     for row in judging:
-        assert row[criteo.EVENT_TIME] > max([newest_learned, *(watermarks[rival] for rival in rivals)])
-    assert not {row[criteo.REQUEST_ID] for row in judging} & {row[criteo.REQUEST_ID] for row in train}
+        assert row[raw_rows.EVENT_TIME] > max([newest_learned, *(watermarks[rival] for rival in rivals)])
+    assert not {row[raw_rows.REQUEST_ID] for row in judging} & {row[raw_rows.REQUEST_ID] for row in train}
     # Whatever is neither learned nor judges is in the window of the round that continues this one.
     rows = [row for row in rows_in(*(day.as_uri() for day in sorted(lake.iterdir())))]
     first, last = (datetime.fromisoformat(getattr(dataset, f"{end}_event_time")) for end in ("first", "last"))
     learned_until = datetime.fromisoformat(dataset.last_learned_time)
-    window = [row for row in rows if first <= row[criteo.EVENT_TIME] <= last]
-    by_identity = {(row[criteo.REQUEST_ID], row[criteo.ROW]): row[criteo.EVENT_TIME] for row in window}
-    left = by_identity.keys() - {(row[criteo.REQUEST_ID], row[criteo.ROW]) for row in train + judging}
+    window = [row for row in rows if first <= row[raw_rows.EVENT_TIME] <= last]
+    by_identity = {(row[raw_rows.REQUEST_ID], row[raw_rows.ROW]): row[raw_rows.EVENT_TIME] for row in window}
+    left = by_identity.keys() - {(row[raw_rows.REQUEST_ID], row[raw_rows.ROW]) for row in train + judging}
     assert len(left) == dataset.num_straddling_rows
     assert all(by_identity[key] > learned_until for key in left)

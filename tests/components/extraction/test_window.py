@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.contracts.manifests import RawDataset
 from components.extraction.times import DAY_MICROS, TimeSpan, parse_time
 from components.extraction.window import resolve_window
@@ -64,7 +64,7 @@ def test_days_that_are_no_length_are_refused(resolve, days):
 def test_the_newest_row_is_found_whatever_the_footers_say(tmp_path, raw_table, write_lake):
     table = raw_table(500, start=START.timestamp(), seconds=3 * 86_400)
     folder = write_lake(tmp_path / "lake", table, num_files=2)
-    times = table[criteo.EVENT_TIME].cast(pa.int64()).to_numpy()
+    times = table[raw_rows.EVENT_TIME].cast(pa.int64()).to_numpy()
     assert folder_lake(folder).newest() == times.max()
     newest_day = folder / "day=2026-03-03"
     for path in newest_day.iterdir():
@@ -72,9 +72,9 @@ def test_the_newest_row_is_found_whatever_the_footers_say(tmp_path, raw_table, w
     assert folder_lake(folder).newest() == times.max()
     # A row of another day in this one's folder, and a row without time, are malformed and tell nothing.
     stray = table.slice(0, 2)
-    of_stray = pa.array([np.datetime64("2026-04-01", "us"), None]).cast(stray.schema.field(criteo.EVENT_TIME).type)
-    at = stray.column_names.index(criteo.EVENT_TIME)
-    pq.write_table(stray.set_column(at, criteo.EVENT_TIME, of_stray), newest_day / "stray.parquet")
+    of_stray = pa.array([np.datetime64("2026-04-01", "us"), None]).cast(stray.schema.field(raw_rows.EVENT_TIME).type)
+    at = stray.column_names.index(raw_rows.EVENT_TIME)
+    pq.write_table(stray.set_column(at, raw_rows.EVENT_TIME, of_stray), newest_day / "stray.parquet")
     assert folder_lake(folder).newest() == times.max()
     for path in newest_day.iterdir():
         path.rename(path.with_name(f"_{path.name}"))
@@ -82,7 +82,7 @@ def test_the_newest_row_is_found_whatever_the_footers_say(tmp_path, raw_table, w
 
 
 def days_of(table):
-    return np.array([time.date().isoformat() for time in table[criteo.EVENT_TIME].to_pylist()])
+    return np.array([time.date().isoformat() for time in table[raw_rows.EVENT_TIME].to_pylist()])
 
 
 def test_the_last_days_are_read(flags, run_main):

@@ -6,7 +6,7 @@ import random
 import time
 import zlib
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.contracts.records import encode, record_id
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
@@ -50,9 +50,9 @@ def test_monitor_archives_every_published_row_once_and_dead_letters_the_unreadab
     store.close()
     rows = read_rows(settings.archive)
     assert len(rows) == REQUESTS * ROWS
-    assert sum(row[criteo.LABEL] for row in rows) == len(clicked)
+    assert sum(row[raw_rows.LABEL] for row in rows) == len(clicked)
     published = sorted(time for batch in batches for time in [round(batch.time * 1e6)] * ROWS)
-    assert sorted(round(row[criteo.EVENT_TIME].timestamp() * 1e6) for row in rows) == published
+    assert sorted(round(row[raw_rows.EVENT_TIME].timestamp() * 1e6) for row in rows) == published
     assert {kept.message_id: kept.payload for kept in subscriber.list_dead_letters()} == unreadable
     reasons = {kept.message_id: kept.reason for kept in subscriber.list_dead_letters()}
     assert "format version 200" in reasons["future"]

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.manifests import Model, RawDataset, TrainingSet
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.__main__ import main
@@ -105,7 +105,7 @@ def read_raw_arrays(tables) -> SimpleNamespace:
     dense = [table[name].combine_chunks().fill_null(np.nan).to_numpy(zero_copy_only=False) for name in criteo.DENSE]
     categorical = [table[name].combine_chunks().fill_null(-1).to_numpy() for name in criteo.CATEGORICAL]
     return SimpleNamespace(
-        label=table[criteo.LABEL].to_numpy(), dense=np.stack(dense, 1), categorical=np.stack(categorical, 1)
+        label=table[raw_rows.LABEL].to_numpy(), dense=np.stack(dense, 1), categorical=np.stack(categorical, 1)
     )
 
 
@@ -118,7 +118,7 @@ def read_encoded(uri) -> SimpleNamespace:
     columns = {name: table[name].to_numpy() for name in table.column_names}
     return SimpleNamespace(
         table=table,
-        label=columns[criteo.LABEL],
+        label=columns[raw_rows.LABEL],
         dense=np.stack([columns[name] for name in criteo.DENSE], 1),
         ids=np.stack([columns[name] for name in criteo.CATEGORICAL], 1),
     )

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, DENSE, LABEL
+from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.raw_rows import LABEL
 from components.preprocessing.encode import verify_file
 from components.runtime.errors import PermanentError
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import LABEL
 from components.contracts.manifests import RawDataset
+from components.contracts.raw_rows import LABEL
 from components.preprocessing.thinning import kept_rows, thin
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path

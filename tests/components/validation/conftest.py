@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.manifests import RawDataset, ValidationReport
 from components.store import models as model_store
 from components.store import runs
@@ -53,7 +53,7 @@ def judged(raw_table):
     """The judged columns and the request ids of `n` rows, with some columns replaced."""
 
     def make(n=2000, *, seed=0, **replaced):
-        table = raw_table(n, seed=seed).select([criteo.LABEL, *criteo.FEATURES, criteo.REQUEST_ID])
+        table = raw_table(n, seed=seed).select([raw_rows.LABEL, *criteo.FEATURES, raw_rows.REQUEST_ID])
         for name, column in replaced.items():
             table = table.set_column(table.schema.get_field_index(name), name, column)
         return table
@@ -99,8 +99,8 @@ def in_requests(judged):
         for name in alike:
             table = table.set_column(table.schema.get_field_index(name), name, table[name].take(pa.array(first)))
         ids = pa.array([f"request-{seed}-{i}" for i in range(-(-n // size))])
-        place = table.schema.get_field_index(criteo.REQUEST_ID)
-        return table.set_column(place, criteo.REQUEST_ID, ids.take(pa.array(np.arange(n) // size)))
+        place = table.schema.get_field_index(raw_rows.REQUEST_ID)
+        return table.set_column(place, raw_rows.REQUEST_ID, ids.take(pa.array(np.arange(n) // size)))
 
     return make
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import judge_click_rate
 from components.validation.reference import ReferenceCounter
@@ -243,7 +243,7 @@ def test_requests_of_two_sizes_are_no_drift_of_a_column_of_the_user(judged, wind
             users = random.integers(0, 400, 150) * 7919
             ids = pa.array([f"{number}-{i}" for i in range(150)]).take(pa.array(np.repeat(np.arange(150), sizes)))
             table = judged(int(sizes.sum()), seed=number, C3=pa.array(np.repeat(users, sizes), pa.int64()))
-            pair.append(window_of(table.drop([criteo.REQUEST_ID]).append_column(criteo.REQUEST_ID, ids)))
+            pair.append(window_of(table.drop([raw_rows.REQUEST_ID]).append_column(raw_rows.REQUEST_ID, ids)))
         entries = {e.feature: e for e in measure_drift(pair[0], KeptWindows((pair[1],)), SETTINGS)}
         found.append(entries["C3"].p_value)
     # Of 8 draws the least is below 0.001 in 1 of 125 cases.
@@ -256,15 +256,15 @@ def test_requests_of_two_sizes_are_no_drift_of_a_column_of_the_user(judged, wind
 @pytest.fixture
 def clicked(judged):
     """A window's summary whose clicks are these [n], in requests of `size` rows; its features play no part."""
-    features = judged(64, seed=0).drop([criteo.LABEL, criteo.REQUEST_ID])
+    features = judged(64, seed=0).drop([raw_rows.LABEL, raw_rows.REQUEST_ID])
 
     def make(clicks, size=1):
         n = len(clicks)
         table = features.take(pa.array(np.arange(n) % 64))
-        table = table.append_column(criteo.LABEL, pa.array(np.asarray(clicks, np.int32)))
+        table = table.append_column(raw_rows.LABEL, pa.array(np.asarray(clicks, np.int32)))
         ids = pa.array([f"r{i}" for i in range(-(-n // size))]).take(pa.array(np.arange(n) // size))
         counter = ReferenceCounter(excluded=criteo.FEATURES[2:])
-        for batch in table.append_column(criteo.REQUEST_ID, ids).combine_chunks().to_batches():
+        for batch in table.append_column(raw_rows.REQUEST_ID, ids).combine_chunks().to_batches():
             counter.add(batch)
         return counter.window()
 

@@ -11,7 +11,8 @@ import pytest
 import tensorflow_data_validation as tfdv
 from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.records import PredictionBatch
 from components.drift_statistics.effects import jensen_shannon
 from components.validation.reference import BLOCK_ROWS, ReferenceCounter
@@ -34,8 +35,8 @@ def compared(now, before):
                 request_id=f"r{number}",
                 time=0.0,
                 model_version=1,
-                dense=criteo.feature_matrix(batch, criteo.DENSE, "float32", missing=np.nan),
-                categorical=criteo.feature_matrix(batch, criteo.CATEGORICAL, "int64", missing=criteo.MISSING_CATEGORY),
+                dense=raw_rows.feature_matrix(batch, criteo.DENSE, "float32", missing=np.nan),
+                categorical=raw_rows.feature_matrix(batch, criteo.CATEGORICAL, "int64", missing=MISSING_CATEGORY),
                 scores=np.full(batch.num_rows, 0.5, np.float32),
             )
         )

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.manifests import RawDataset
 from components.storage.uris import local_path
 from components.validation.__main__ import metric_values
@@ -27,7 +27,7 @@ from tests.support.validation_models import make_dataset, release_validated
 
 START = 1_760_000_000.0
 NAMED = {"named_rows": {"action": "quarantine", "request_ids": ["bad", "worse"]}}
-KEYS = [criteo.REQUEST_ID, criteo.ROW]
+KEYS = [raw_rows.REQUEST_ID, raw_rows.ROW]
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ class QuarantineWorld:
         size = -(-table.num_rows // files)
         for i in range(files):
             pq.write_table(table.slice(i * size, size), folder / f"part-{i:05d}.parquet")
-        times = table[criteo.EVENT_TIME].to_pylist()
+        times = table[raw_rows.EVENT_TIME].to_pylist()
         manifest = self.folder / name / "raw.json"
         make_dataset(
             folder,
@@ -89,7 +89,7 @@ def rows_of(uri):
 
 
 def keys_of(frame):
-    return list(zip(frame[criteo.REQUEST_ID], frame[criteo.ROW]))
+    return list(zip(frame[raw_rows.REQUEST_ID], frame[raw_rows.ROW]))
 
 
 def test_without_a_rule_about_rows_the_valid_dataset_is_the_raw_one(world):
@@ -155,7 +155,7 @@ def test_a_rule_about_rows_that_only_reports_counts_them_and_moves_none(world):
     days = [datetime.fromtimestamp(START, timezone.utc).strftime("%Y-%m-%d")]
     table, manifest = world.window(0)
     answer = world.judge(manifest, "r1", named_rows={"action": "block", "days": days})
-    on_day = sum(time.strftime("%Y-%m-%d") == days[0] for time in table[criteo.EVENT_TIME].to_pylist())
+    on_day = sum(time.strftime("%Y-%m-%d") == days[0] for time in table[raw_rows.EVENT_TIME].to_pylist())
     assert 0 < on_day < 600
     assert (answer[0], answer[1].decision, answer[2]) == (1, "block", RawDataset.read(manifest))
     assert (
@@ -193,7 +193,7 @@ def test_rows_out_of_the_schemas_domain_are_quarantined(world):
 
 def test_rows_taken_back_are_learned_by_the_next_round_and_once(world, capsys):
     first, manifest = world.window(0)
-    named = [first[criteo.REQUEST_ID][at].as_py() for at in (20, 300)]  # twenty rows
+    named = [first[raw_rows.REQUEST_ID][at].as_py() for at in (20, 300)]  # twenty rows
     rules = {"named_rows": {"action": "quarantine", "request_ids": named}}
     _, report, valid = world.judge(manifest, "r1", **rules)
     assert valid.num_quarantined == 20
@@ -203,7 +203,7 @@ def test_rows_taken_back_are_learned_by_the_next_round_and_once(world, capsys):
     assert world.replay("r1") == 0
     assert "nothing changed" in capsys.readouterr().out
     second, manifest = world.window(1)
-    gone = first.filter(pa.array([name in named for name in first[criteo.REQUEST_ID].to_pylist()]))
+    gone = first.filter(pa.array([name in named for name in first[raw_rows.REQUEST_ID].to_pylist()]))
     wanted = pa.concat_tables([gone, second])
     # A round that is refused afterwards has lost nothing: the next one takes them again.
     for run in ("r2", "r2 again"):
@@ -240,9 +240,9 @@ def test_late_rows_that_a_refused_round_quarantined_come_from_the_lake_again_and
     both = pa.concat_tables([late, window])
     manifest = world.write(both, "both", 3)
     raw = RawDataset.read(manifest)
-    first = window[criteo.EVENT_TIME][0].as_py().isoformat()
+    first = window[raw_rows.EVENT_TIME][0].as_py().isoformat()
     replace(raw, first_event_time=first, num_late_rows=100).write(manifest)
-    rules = {"named_rows": {"action": "quarantine", "request_ids": [late[criteo.REQUEST_ID][50].as_py()]}}
+    rules = {"named_rows": {"action": "quarantine", "request_ids": [late[raw_rows.REQUEST_ID][50].as_py()]}}
     assert world.judge(manifest, "refused", **rules)[2].num_train_rows == 690
     assert world.replay("refused") == 0
     _, _, valid = world.judge(manifest, "r2", **rules)
@@ -254,7 +254,7 @@ def test_late_rows_that_a_refused_round_quarantined_come_from_the_lake_again_and
 def test_rows_taken_back_that_a_shorter_round_does_not_reach_are_learned_by_the_one_that_does(world):
     """The first round was refused; the second learns half as many rows, and the third goes on from there."""
     table, manifest = world.window(0)
-    named = [table[criteo.REQUEST_ID][at].as_py() for at in (20, 500)]
+    named = [table[raw_rows.REQUEST_ID][at].as_py() for at in (20, 500)]
     rules = {"named_rows": {"action": "quarantine", "request_ids": named}}
     world.judge(manifest, "refused", **rules)
     assert world.replay("refused") == 0
@@ -271,7 +271,7 @@ def test_rows_taken_back_that_a_shorter_round_does_not_reach_are_learned_by_the_
 @pytest.mark.parametrize("learned_between", [False, True])
 def test_a_row_quarantined_by_two_runs_comes_back_once(world, learned_between):
     table, manifest = world.window(0)
-    rules = {"named_rows": {"action": "quarantine", "request_ids": [table[criteo.REQUEST_ID][0].as_py()]}}
+    rules = {"named_rows": {"action": "quarantine", "request_ids": [table[raw_rows.REQUEST_ID][0].as_py()]}}
     _, report, valid = world.judge(manifest, "r1", **rules)
     world.judge(manifest, "r1 again", **rules)
     world.release(report, valid, "m1")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from components.charts.page import STYLE
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.reference_statistics import DENSE_EDGES
 from components.validation import report
 from components.validation.report_page import draw_bars, draw_page
@@ -45,7 +45,7 @@ def test_hostile_names_are_escaped_wherever_they_come_from(page):
 
 def test_every_column_has_a_card_and_the_strongest_evidence_comes_first(document, page):
     names = re.findall(r"<h3>(\w+) ", page)
-    assert sorted(names) == sorted([criteo.LABEL, *criteo.FEATURES])
+    assert sorted(names) == sorted([raw_rows.LABEL, *criteo.FEATURES])
     assert len(names) == NUM_CARDS
     drifted = {entry["feature"] for entry in document["drift"] if entry["drifted"]}
     assert {"I2", "C5"} <= drifted
@@ -136,7 +136,7 @@ def test_the_document_is_json_with_its_documented_keys(document):
 def test_the_documents_columns_are_numpys(judged):
     now, before = judged(3000, seed=1), judged(3000)
     columns = {column["column"]: column for column in document_of(now, before)["columns"]}
-    assert list(columns) == [criteo.LABEL, *criteo.FEATURES]
+    assert list(columns) == [raw_rows.LABEL, *criteo.FEATURES]
     for name in ("I1", "I7"):
         values = now.column(name).drop_null().to_numpy()
         column = columns[name]
@@ -155,7 +155,7 @@ def test_the_documents_columns_are_numpys(judged):
     assert {bar["label"]: pytest.approx(bar["now"]) for bar in columns["C3"]["bars"]} == {
         bar["label"]: shares.get(bar["label"], 0.0) for bar in columns["C3"]["bars"]
     }
-    assert sum(bar["now"] for bar in columns[criteo.LABEL]["bars"]) == pytest.approx(1)
+    assert sum(bar["now"] for bar in columns[raw_rows.LABEL]["bars"]) == pytest.approx(1)
 
 
 def test_bars_are_drawn_to_scale():

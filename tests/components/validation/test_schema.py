@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.runtime.errors import ContractError
 from components.validation.schema import infer_schema
 from components.validation.schema_versions import read_schema
@@ -31,7 +31,7 @@ def test_categories_are_strings_of_any_value(schema, features):
 
 
 def test_the_label_must_be_present_everywhere_and_0_or_1(features):
-    label = features[criteo.LABEL]
+    label = features[raw_rows.LABEL]
     assert (label.int_domain.min, label.int_domain.max, label.presence.min_fraction) == (0, 1, 1.0)
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.metrics import Z_95
 from components.runtime.errors import ContractError
 from components.validation.judge import judge_skew
@@ -26,17 +26,17 @@ START = dt.datetime(2026, 3, 1, 12, tzinfo=dt.timezone.utc)
 def make_frame(requests: int, seed: int = 0) -> pd.DataFrame:
     """Rows in requests of ten over two days, a fifth of each feature missing."""
     random, n = np.random.default_rng(seed), requests * ROWS_OF_REQUEST
-    frame = pd.DataFrame({criteo.LABEL: random.integers(0, 2, n)})
+    frame = pd.DataFrame({raw_rows.LABEL: random.integers(0, 2, n)})
     for name in criteo.DENSE:
         frame[name] = np.where(random.random(n) < 0.2, np.nan, random.integers(1, 500, n)).astype(np.float32)
     for name in criteo.CATEGORICAL:
         frame[name] = pd.array(random.integers(0, 2**32, n), dtype="Int64")
         frame.loc[random.random(n) < 0.2, name] = pd.NA
     number = np.arange(n)
-    frame[criteo.REQUEST_ID] = [f"r{i}" for i in number // ROWS_OF_REQUEST]
-    frame[criteo.ROW] = number % ROWS_OF_REQUEST
-    frame[criteo.EVENT_TIME] = [START + dt.timedelta(minutes=int(i)) for i in number // ROWS_OF_REQUEST]
-    frame[list(criteo.SERVED_BY)] = 1, 0.5, None, None
+    frame[raw_rows.REQUEST_ID] = [f"r{i}" for i in number // ROWS_OF_REQUEST]
+    frame[raw_rows.ROW] = number % ROWS_OF_REQUEST
+    frame[raw_rows.EVENT_TIME] = [START + dt.timedelta(minutes=int(i)) for i in number // ROWS_OF_REQUEST]
+    frame[list(raw_rows.SERVED_BY)] = 1, 0.5, None, None
     return frame
 
 
@@ -69,7 +69,7 @@ def archive(tmp_path):
     def write(frame):
         root = tmp_path / "archive"
         frame = frame.reset_index(drop=True)
-        days = pd.to_datetime(frame[criteo.EVENT_TIME]).dt.strftime("%Y-%m-%d")
+        days = pd.to_datetime(frame[raw_rows.EVENT_TIME]).dt.strftime("%Y-%m-%d")
         for day, rows in frame.sample(frac=1, random_state=1).groupby(days):
             folder = root / f"day={day}"
             folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def compare(training, archive, tmp_path, **options):
 
 def truth(mine: pd.DataFrame, theirs: pd.DataFrame, name: str) -> tuple[int, int]:
     """Rows joined, and rows of them that differ in `name`, by pandas."""
-    names = [criteo.REQUEST_ID, criteo.ROW]
+    names = [raw_rows.REQUEST_ID, raw_rows.ROW]
     both = mine[[*names, name]].merge(theirs[[*names, name]], on=names, suffixes=("_mine", "_theirs"))
     left, right = both[f"{name}_mine"], both[f"{name}_theirs"]
     same = (left.isna() & right.isna()) | (left.notna() & right.notna() & (left == right).fillna(False))
@@ -131,7 +131,7 @@ def test_a_feature_served_with_other_values_is_found_named_and_counted_as_pandas
 def test_equal_rows_give_no_skew_whatever_their_order_and_labels(training, archive, tmp_path):
     frame = make_frame(200)
     served = frame.copy()
-    served[criteo.LABEL] = 1 - served[criteo.LABEL]
+    served[raw_rows.LABEL] = 1 - served[raw_rows.LABEL]
     skew = compare(training(frame), archive(served), tmp_path)
     assert [entry.effect for entry in skew.entries] == [0.0] * len(criteo.FEATURES)
     assert not any(entry.drifted for entry in skew.entries)
@@ -141,7 +141,7 @@ def test_equal_rows_give_no_skew_whatever_their_order_and_labels(training, archi
 def test_rows_of_one_side_only_are_counted_and_a_name_counts_once(training, archive, tmp_path):
     frame = make_frame(200)
     mine, theirs = frame.iloc[:1500], pd.concat([frame.iloc[500:], frame.iloc[600:620]])
-    late = theirs[theirs[criteo.EVENT_TIME] > mine[criteo.EVENT_TIME].max()]
+    late = theirs[theirs[raw_rows.EVENT_TIME] > mine[raw_rows.EVENT_TIME].max()]
     skew = compare(training(mine), archive(theirs), tmp_path)
     assert skew.facts.num_joined == 1000
     assert skew.facts.num_only_training == 500
@@ -204,7 +204,7 @@ def test_interval_is_wider_where_the_rows_of_a_request_differ_together():
 def test_an_archive_without_the_days_is_reported_and_one_that_is_no_folder_is_refused(training, archive, tmp_path):
     frame = make_frame(20)
     served = frame.copy()
-    served[criteo.EVENT_TIME] = START - dt.timedelta(days=30)
+    served[raw_rows.EVENT_TIME] = START - dt.timedelta(days=30)
     skew = compare(training(frame), archive(served), tmp_path)
     assert skew.entries == ()
     (finding,) = judge_skew(skew, RuleSet())

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.storage.uris import local_path
 from components.store import runs
 from components.store.runs import report_path
@@ -33,7 +33,7 @@ def test_the_first_run_infers_a_schema_and_passes(step, write_rows, raw_table, s
     assert report.num_rows == 3000
     assert report.parent_statistics_uri is None
     schema = local_path(report.schema_uri).read_text()
-    assert re.findall(r'^  name: "(\w+)"', schema, re.M) == [criteo.LABEL, *criteo.FEATURES]
+    assert re.findall(r'^  name: "(\w+)"', schema, re.M) == [raw_rows.LABEL, *criteo.FEATURES]
     (note,) = runs.read_notes(store, "r1")
     assert note.state == "done"
     assert note.facts["num_rows"] == 3000

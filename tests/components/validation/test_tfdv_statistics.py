@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow_data_validation as tfdv
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
+from components.contracts.features import MAX_CATEGORY
 from components.runtime.errors import ContractError, TemporaryError
 from components.validation.rows import COLUMNS, parquet_files
 from components.validation.tfdv_statistics import (
@@ -34,7 +35,7 @@ def by_tfdv():
         frame = table.to_pandas()
         for name in criteo.CATEGORICAL:
             frame[name] = table[name].cast(pa.string()).to_pandas()
-        return tfdv.generate_statistics_from_dataframe(frame.drop(columns=criteo.REQUEST_ID), make_options())
+        return tfdv.generate_statistics_from_dataframe(frame.drop(columns=raw_rows.REQUEST_ID), make_options())
 
     return generate
 
@@ -45,7 +46,7 @@ def by_tfdv():
         {},
         {"I2": pa.nulls(5000, pa.float32()), "C3": pa.nulls(5000, pa.int64())},
         {"I2": pa.array([float("inf"), float("-inf"), 1.0, 2.0, None] * 1000, pa.float32())},
-        {"C3": pa.array([0, criteo.MAX_CATEGORY] * 2500, pa.int64())},
+        {"C3": pa.array([0, MAX_CATEGORY] * 2500, pa.int64())},
     ],
     ids=["ordinary", "empty", "infinite", "extreme"],
 )

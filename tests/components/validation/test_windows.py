@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.reference_statistics import DENSE_EDGES
 from components.runtime.errors import ContractError
 from components.validation import windows
@@ -20,7 +20,7 @@ from components.validation.windows import LISTED, KeptWindows, WindowSummary, fi
 def by_request(table, cut=BLOCK_ROWS):
     """A frame with one key per request, cut where blocks of rows are."""
     frame = table.to_pandas()
-    frame["key"] = frame[criteo.REQUEST_ID].astype(str) + "/" + (np.arange(len(frame)) // cut).astype(str)
+    frame["key"] = frame[raw_rows.REQUEST_ID].astype(str) + "/" + (np.arange(len(frame)) // cut).astype(str)
     return frame
 
 
@@ -43,7 +43,7 @@ def test_sums_over_requests_are_pandas(rows, window_of):
     found, frame = window_of(rows), by_request(rows)
     sizes = frame.groupby("key").size()
     assert (found.rows, found.requests, found.sizes) == (5000, len(sizes), (sizes**2).sum())
-    clicks = frame.groupby("key")[criteo.LABEL].sum()
+    clicks = frame.groupby("key")[raw_rows.LABEL].sum()
     assert found.clicks == windows.RowTotal(
         rows=clicks.sum(), squares=(clicks**2).sum(), products=(clicks * sizes).sum()
     )

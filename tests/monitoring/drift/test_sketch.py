@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from components.contracts import criteo
+from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.records import PredictionBatch
 from monitoring.drift.layout import COLUMNS, SCORE, Layout
 from monitoring.drift.sketch import Sketch
@@ -37,7 +38,7 @@ def test_every_row_is_counted_in_the_cell_that_numpy_says(layout, world):
         column, found = rows.categorical[:, i], cells[layout.slice_of(name)]
         listed = reference.categorical[name].values.tolist()
         expected = [np.count_nonzero(column == value) for value in listed]
-        missing = np.count_nonzero(column == criteo.MISSING_CATEGORY)
+        missing = np.count_nonzero(column == MISSING_CATEGORY)
         assert found.tolist() == [*expected, len(column) - sum(expected) - missing, missing]
     expected = np.histogram(rows.probability.astype(np.float32), reference.scores.edges)[0]
     np.testing.assert_array_equal(cells[layout.slice_of(SCORE)], expected)
@@ -51,7 +52,7 @@ def test_extreme_values_fall_into_the_outer_buckets_and_nan_is_missing(layout):
         time=0.0,
         model_version=1,
         dense=dense,
-        categorical=np.zeros((4, 26), np.int64) + criteo.MAX_CATEGORY,
+        categorical=np.zeros((4, 26), np.int64) + MAX_CATEGORY,
         scores=np.array([0.0, 1.0, 0.5, 0.5], np.float32),
     )
     sketch = sketch_of(layout, [batch])
@@ -91,7 +92,7 @@ def test_agreement_within_requests_is_measured_without_bias_whatever_their_order
         values = np.sort(listed[random.integers(0, 4, 10)])
         alike = values[:, None] == values[None, :]
         pairs_alike, pairs = pairs_alike + int(alike.sum()) - 10, pairs + 90
-        categorical = np.full((10, 26), criteo.MISSING_CATEGORY)
+        categorical = np.full((10, 26), MISSING_CATEGORY)
         categorical[:, 0] = values
         requests.append(
             PredictionBatch(

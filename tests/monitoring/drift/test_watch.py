@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from components.contracts import criteo
+from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from monitoring.drift.comparison import compare
 from monitoring.drift.layout import Layout
 from monitoring.drift.settings import DriftSettings
@@ -65,7 +66,7 @@ def test_a_category_that_doubles_is_found(reference, rows):
     ranked = reference.categorical["C14"].values
     value = int(ranked[2])
     now = int((values == value).sum())
-    others = np.flatnonzero((values != value) & (values != criteo.MISSING_CATEGORY))
+    others = np.flatnonzero((values != value) & (values != MISSING_CATEGORY))
     values[np.random.default_rng(0).choice(others, now, replace=False)] = value
     report = report_on(reference, rows)
     assert names(report.drifted) == {"C14"}
@@ -77,7 +78,7 @@ def test_a_category_that_doubles_is_found(reference, rows):
 def test_ten_points_more_of_missing_values_are_found_in_both_kinds_of_columns(reference, rows):
     lost = np.random.default_rng(1).random(len(rows.label)) < 0.1
     rows.dense[lost, criteo.DENSE.index("I2")] = np.nan
-    rows.categorical[lost, criteo.CATEGORICAL.index("C5")] = criteo.MISSING_CATEGORY
+    rows.categorical[lost, criteo.CATEGORICAL.index("C5")] = MISSING_CATEGORY
     report = report_on(reference, rows)
     assert names(report.drifted) == {"I2", "C5"}
     assert column(report, "I2").missing_share == pytest.approx(0.1, abs=0.01)
@@ -113,7 +114,7 @@ def test_new_categories_are_found(reference, rows):
 def test_a_flood_of_new_rare_categories_is_drift_though_none_is_frequent(reference, rows):
     place = criteo.CATEGORICAL.index("C14")
     new = np.random.default_rng(6).random(len(rows.label)) < 0.3
-    rows.categorical[new, place] = np.random.default_rng(7).integers(0, criteo.MAX_CATEGORY, int(new.sum()))
+    rows.categorical[new, place] = np.random.default_rng(7).integers(0, MAX_CATEGORY, int(new.sum()))
     report = report_on(reference, rows)
     assert names(report.drifted) == {"C14"}
 
@@ -297,7 +298,7 @@ def test_a_restart_with_other_statistics_of_a_version_forgets_its_bucket(referen
 
 def test_columns_without_values_have_no_distance(reference, rows):
     rows.dense[:, 0] = np.nan
-    rows.categorical[:, 0] = criteo.MISSING_CATEGORY
+    rows.categorical[:, 0] = MISSING_CATEGORY
     report = report_on(reference, rows)
     for name in ("I1", "C1"):
         assert column(report, name).distance is None

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import criteo, raw_rows
 from components.contracts.records import encode
 from components.runtime.errors import PermanentError, TemporaryError
 from monitoring.memory import archive
@@ -164,7 +164,7 @@ def test_optional_columns_are_in_the_files_whose_rows_need_them(tmp_path):
     assert found["position"].to_pylist() == [None, None, 3, 1, 2]
     assert found["propensity"].to_pylist() == [None, None, 0.9, 0.8, 0.9]
     every = table(plain, ranked, canary)
-    assert [(f.name, str(f.type)) for f in every.schema][len(raw) :] == list(criteo.CANARY_TYPES.items())
+    assert [(f.name, str(f.type)) for f in every.schema][len(raw) :] == list(raw_rows.CANARY_TYPES.items())
     assert every["canary"].to_pylist() == [False] * 5 + [True]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
+from components.contracts import raw_rows
 from components.contracts.records import CLICK, CONVERSION
 from monitoring.memory.archive_tables import OUTCOME_SCHEMA as SCHEMA
 from monitoring.monitor import FORGET_SECONDS, ORPHAN_SECONDS
@@ -53,7 +53,7 @@ def test_an_outcome_file_has_the_contracts_schema_and_values(bench):
     table = pq.ParquetFile(path).read()
     assert table.schema.equals(SCHEMA)
     told = [(field.name, str(field.type).replace("double", "float64")) for field in table.schema]
-    assert told == list(criteo.OUTCOME_TYPES.items())
+    assert told == list(raw_rows.OUTCOME_TYPES.items())
     (row,) = table.to_pylist()
     assert (row["request_id"], row["row"], row["event"]) == ("a", 1, CLICK)
     assert row["outcome_time"].timestamp() == START + 3.5
