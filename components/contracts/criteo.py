@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from components.contracts.features import Features
 from components.contracts.raw_rows import known_columns, raw_types
+from components.contracts.recommender import Recommender
 
 CRITEO = Features(numeric=tuple(f"I{i}" for i in range(1, 14)), categorical=tuple(f"C{i}" for i in range(1, 27)))
+CRITEO_RECOMMENDER = Recommender(name="click_model", features=CRITEO)
 DENSE = CRITEO.numeric
 CATEGORICAL = CRITEO.categorical
 FEATURES = CRITEO.names

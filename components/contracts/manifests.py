@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
+from components.contracts.recommender import Recommender
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 
@@ -198,6 +200,8 @@ class RawDataset(Manifest):
     num_quarantined: int = 0
     """Training rows that validation put into quarantine, with their reason, in `quarantine_uri`."""
     quarantine_uri: str | None = None
+    recommender: Recommender = CRITEO_RECOMMENDER
+    """Whose rows they are, with the settings of the run."""
 
     def seen_days(self) -> list[dict[str, Any]]:
         """`days`, then those of which rows are replayed, marked by `replay`: true; these have no digest."""
@@ -289,6 +293,8 @@ class TrainingSet(Manifest):
     """See `RawDataset.files`."""
     tombstones: list[int] = field(default_factory=list)
     """Per categorical column, ids whose category was evicted and that no category has now; empty = none anywhere."""
+    recommender: Recommender = CRITEO_RECOMMENDER
+    """See `RawDataset.recommender`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,6 +351,8 @@ class Model(Manifest):
     """Which version of which day it learned from in its own round; see `RawDataset.seen_days`."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files that were in the lake in its round: what is not among them is late. See `RawDataset.files`."""
+    recommender: Recommender = CRITEO_RECOMMENDER
+    """See `RawDataset.recommender`."""
 
     def learned_judging_rows_of(self, parent: Model) -> bool:
         """Whether this model continues `parent` and learned all rows that judged it.

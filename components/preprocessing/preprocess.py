@@ -101,6 +101,7 @@ def preprocess(
         negative_rate=raw.negative_rate,
         days=raw.seen_days(),
         files=raw.files,
+        recommender=raw.recommender,
         num_sampled_out=raw.num_train_rows - rows[TRAIN],
     )
     facts = _facts_of(training_set, changes, columns)

@@ -93,6 +93,7 @@ def train(
             excluded_columns=training_set.excluded_columns,
             days=training_set.days,
             files=training_set.files,
+            recommender=training_set.recommender,
         )
 
     model = publish(

@@ -9,6 +9,8 @@ import typing
 import pytest
 
 from components.contracts import manifests
+from components.contracts.features import Features
+from components.contracts.recommender import Recommender
 from components.contracts.retrain_request import RetrainRequest
 from components.runtime.errors import ContractError
 
@@ -21,6 +23,9 @@ KINDS = [
     manifests.Release,
     RetrainRequest,
 ]
+SHOP = Recommender(
+    name="shop", features=Features(numeric=("Preis in €",), categorical=("item",)), settings={"gate": {}}
+)
 
 
 def example(kind):
@@ -28,6 +33,8 @@ def example(kind):
     samples = {str: "text with ü and space", int: 3, float: 0.25, bool: True, list: ["a"], dict: {"a": None}}
 
     def fitting(annotation):
+        if annotation is Recommender:
+            return SHOP
         if dataclasses.is_dataclass(annotation):
             return example(annotation)
         options = [a for a in typing.get_args(annotation) if a is not type(None)]

@@ -1,0 +1,126 @@
+"""One recommender, as its file describes it: its name, its features, and the settings that differ from the defaults.
+
+Joins all rooms: the description enters a run at extraction and travels in the manifests, so each step reads its own
+section from what it is given. The class of a section is its room's, as are its defaults; reading and keeping files is
+left to others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+import msgspec
+
+from components.contracts.features import Features
+from components.runtime.errors import ContractError
+
+SECTIONS = ("extraction", "validation", "preprocessing", "model", "training", "gate", "release", "monitor")
+"""What settings there are: each section is read by the room of its name, `model` by `components.models`, `gate` by
+evaluation, `release` by deployment."""
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommender:
+    """What one file says of one recommender.
+
+    Raises:
+        ContractError: the name is none, or a section is unknown or no mapping.
+    """
+
+    name: str
+    """Of the served model, and the label of metrics."""
+    features: Features
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By section (`SECTIONS`) and name, what differs from the defaults."""
+
+    def __post_init__(self) -> None:
+        """Refuses what no room could read."""
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ContractError(
+                f"recommender name is {self.name!r}, expected a letter, then up to 62 letters, digits or underscores, "
+                "lower case"
+            )
+        for section, values in self.settings.items():
+            if section not in SECTIONS:
+                raise ContractError(f"{section} is no section{_nearest(section, SECTIONS)}")
+            if not isinstance(values, dict):
+                raise ContractError(f"section {section} is {values!r}, expected settings by name")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the description, whatever the order in which its file names things that have none."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def section(self, name: str, kind: type[T]) -> T:
+        """The settings of a section as its room's dataclass, with that class's defaults for what is not named.
+
+        Raises:
+            ContractError: a setting is unknown, of another type, or refused by the class; the message has its path.
+        """
+        return settings_of(kind, self.settings.get(name, {}), path=name)
+
+    def with_settings(self, changes: Mapping[str, Any]) -> Recommender:
+        """The same with single settings changed, each by its path, such as `training.learning_rate`.
+
+        Raises:
+            ContractError: a path does not name a section and a setting. The setting's own room checks the rest.
+
+        >>> shop = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))
+        >>> shop.with_settings({"training.seed": 7}).settings
+        {'training': {'seed': 7}}
+        """
+        settings = {section: dict(values) for section, values in self.settings.items()}
+        for path, value in changes.items():
+            section, _, name = path.partition(".")
+            if not name:
+                raise ContractError(f"setting is {path!r}, expected section.name, such as training.learning_rate")
+            settings.setdefault(section, {})[name] = value
+        return dataclasses.replace(self, settings=settings)
+
+
+def settings_of(kind: type[T], values: Mapping[str, Any], *, path: str) -> T:
+    """`values` as the dataclass `kind`, strictly typed; a list stands for a tuple, an integer for a float.
+
+    Args:
+        kind: The dataclass.
+        values: As JSON or YAML holds them.
+        path: Where they come from, named in errors.
+
+    Raises:
+        ContractError: a name is unknown, a value is of another type, or the class refuses it.
+    """
+    names = [each.name for each in dataclasses.fields(kind) if each.init]  # type: ignore[arg-type]
+    for name in values:
+        if name not in names:
+            raise ContractError(f"{path}.{name} is no setting{_nearest(name, names)}")
+    try:
+        return msgspec.convert(dict(values), kind)
+    except msgspec.ValidationError as error:
+        raise ContractError(_described(error, values, path)) from error
+
+
+def _described(error: msgspec.ValidationError, values: Mapping[str, Any], path: str) -> str:
+    if isinstance(error.__cause__, ContractError):
+        return f"{path}: {error.__cause__}"
+    problem, _, at = str(error).partition(" - at `$")
+    value: Any = values
+    for key in re.findall(r"[^.\[\]`]+", at):
+        value = value[int(key) if isinstance(value, (list, tuple)) else key]
+    expected = problem.replace("`", "").replace("Expected", "expected").partition(", got")[0]
+    return f"{path}{at.rstrip('`')} is {value!r}, {expected}"
+
+
+def _nearest(name: object, known: Any) -> str:
+    near = get_close_matches(str(name), list(known), n=1)
+    return f", expected {near[0]}" if near else f", expected one of {', '.join(known)}"

@@ -1,0 +1,78 @@
+"""A recommender's description: what is wrong with it is named by its path, and its digest is of its content."""
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from components.contracts.features import Features
+from components.contracts.manifests import Manifest
+from components.contracts.recommender import Recommender
+from components.runtime.errors import ContractError
+from components.training.config import TrainingSettings
+
+FEATURES = Features(numeric=("price",), categorical=("item", "shop"))
+
+
+def shop(**settings):
+    return Recommender(name="shop", features=FEATURES, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("training.learning_rate", "fast", "training.learning_rate is 'fast', expected float"),
+        ("training.seed", True, "training.seed is True, expected int"),
+        ("training.round_rates", [1, "a"], "training.round_rates[1] is 'a', expected float"),
+        ("training.learnin_rate", 1, "training.learnin_rate is no setting, expected learning_rate"),
+        ("training.batch_size", -3, "training: batch_size is -3, expected at least 1"),
+    ],
+)
+def test_a_wrong_setting_is_named_by_path_value_and_what_was_expected(path, value, message):
+    with pytest.raises(ContractError, match=re.escape(message)):
+        shop().with_settings({path: value}).section("training", TrainingSettings)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("trainin.seed", "trainin is no section, expected training"), ("training", "expected section.name")],
+)
+def test_a_path_to_nowhere_is_refused(path, message):
+    with pytest.raises(ContractError, match=message):
+        shop().with_settings({path: 1})
+
+
+def test_settings_that_are_not_named_are_the_defaults_of_their_class():
+    assert shop().section("training", TrainingSettings) == TrainingSettings()
+    assert shop(training={"seed": 7}).section("training", TrainingSettings) == TrainingSettings(seed=7)
+
+
+def test_changed_settings_leave_the_others_and_the_original_alone():
+    before = shop(training={"seed": 7, "passes": 2})
+    assert before.with_settings({"training.seed": 8}).settings == {"training": {"seed": 8, "passes": 2}}
+    assert before.settings == {"training": {"seed": 7, "passes": 2}}
+
+
+def test_the_digest_is_of_what_is_said_and_not_of_its_order():
+    one, other = shop(training={"seed": 7, "passes": 2}), shop(training={"passes": 2, "seed": 7})
+    assert one.digest == other.digest
+    assert len({one.digest, shop().digest, shop(training={"seed": 8, "passes": 2}).digest}) == 3
+    swapped = Recommender(name="shop", features=Features(numeric=("price",), categorical=("shop", "item")))
+    assert swapped.digest != shop().digest
+
+
+@pytest.mark.parametrize("name", ["", "Shop", "a-b", "7up", None])
+def test_names_that_no_server_or_metric_takes_are_refused(name):
+    with pytest.raises(ContractError, match="recommender name"):
+        Recommender(name=name, features=FEATURES)
+
+
+def test_the_description_survives_a_manifest():
+    @dataclass(frozen=True, kw_only=True)
+    class Note(Manifest):
+        recommender: Recommender
+
+    written = Note(recommender=shop(training={"round_rates": [0.1, 1.5]}))
+    read = Note.loads(written.dumps(), source="it")
+    assert read == written
+    assert read.recommender.digest == written.recommender.digest
