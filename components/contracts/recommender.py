@@ -56,11 +56,29 @@ class Recommender:
             if not isinstance(values, dict):
                 raise ContractError(f"section {section} is {values!r}, expected settings by name")
 
+    def dumps(self) -> bytes:
+        """The description as JSON, in one form whatever the order in which its file names things that have none."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False, separators=(",", ":")).encode()
+
+    @classmethod
+    def loads(cls, content: bytes, *, source: str) -> Recommender:
+        """What `dumps` wrote; `source` is named in errors.
+
+        Raises:
+            ContractError: the content is no description of a recommender.
+        """
+        try:
+            values = json.loads(content)
+        except ValueError as error:
+            raise ContractError(f"{source} is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ContractError(f"{source} is {values!r}, expected a recommender")
+        return settings_of(cls, values, path=source)
+
     @property
     def digest(self) -> str:
-        """SHA-256 of the description, whatever the order in which its file names things that have none."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        """SHA-256 of `dumps`."""
+        return hashlib.sha256(self.dumps()).hexdigest()
 
     def section(self, name: str, kind: type[T]) -> T:
         """The settings of a section as its room's dataclass, with that class's defaults for what is not named.

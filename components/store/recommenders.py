@@ -1,0 +1,129 @@
+"""The descriptions of a recommender that people accepted: what the rounds of a store learn and serve by.
+
+Joins `evergreen recommender`, which accepts a file, to extraction, where a description enters a run. Versions are
+`<store>/recommender/<n>.json`, numbered from 1, with who accepted which, when and why in
+`<store>/recommender/journal.jsonl`. A version counts from its line in the journal on: a file without one was left by an
+accept that was killed, and the next accept overwrites it. Reading a person's file is left to others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from components.contracts.recommender import Recommender
+from components.contracts.retrain_request import CURRENT
+from components.runtime.durable import append_line, read_records, write_whole
+from components.runtime.errors import ContractError
+
+JOURNAL = "journal.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptedRecommender:
+    """One line of the journal."""
+
+    version: int
+    time: str
+    """ISO 8601 UTC."""
+    who: str
+    reason: str
+    name: str
+    """The recommender's."""
+    digest: str
+    """`Recommender.digest`, which is the SHA-256 of the version's bytes."""
+
+
+def recommenders_folder(store: Path) -> Path:
+    """The folder of the versions."""
+    return store / "recommender"
+
+
+def read_accepted(store: Path) -> list[AcceptedRecommender]:
+    """Every accepted version, oldest first; empty where nobody accepted one.
+
+    Raises:
+        ContractError: a line of the journal is damaged; names the file and the line.
+    """
+    return read_records(recommenders_folder(store) / JOURNAL, AcceptedRecommender, name="an accepted recommender")
+
+
+def accepted(store: Path, reference: str) -> Recommender:
+    """The accepted description that `reference` names.
+
+    Args:
+        store: The model store.
+        reference: `current`, the newest; or a version's number; or its digest, of which 8 digits are enough.
+
+    Raises:
+        ContractError: nobody accepted such a version, or its file is absent or was changed.
+    """
+    lines = read_accepted(store)
+    if not lines:
+        raise ContractError(
+            f"{recommenders_folder(store)} holds no recommender: describe yours in a file and accept it with "
+            f"`evergreen recommender accept FILE --store {store}`"
+        )
+    found = [line for line in lines if _is_named(line, reference)] if reference != CURRENT else lines
+    if not found:
+        raise ContractError(
+            f"recommender is {reference!r}, expected {CURRENT}, the number of an accepted version (1 to "
+            f"{lines[-1].version}) or 8 digits of its digest at least"
+        )
+    return read_version(store, found[-1])
+
+
+def read_version(store: Path, line: AcceptedRecommender) -> Recommender:
+    """The description that a line of the journal accepted.
+
+    Raises:
+        ContractError: its file is absent or was changed.
+    """
+    path = _path(store, line.version)
+    content = path.read_bytes() if path.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != line.digest:
+        raise ContractError(f"recommender {path} is absent or was changed in place since it was accepted")
+    return Recommender.loads(content, source=str(path))
+
+
+def accept(store: Path, recommender: Recommender, *, who: str, why: str, now: datetime) -> int:
+    """Makes `recommender` the store's newest version, all of it or nothing; its number.
+
+    Args:
+        store: The model store.
+        recommender: What to accept.
+        who: Who accepts.
+        why: The reason.
+        now: Time of the acceptance, with its zone.
+
+    Raises:
+        ContractError: no reason is given, or the newest version says the same.
+    """
+    if not why.strip():
+        raise ContractError("reason is empty, expected why this recommender is accepted")
+    lines = read_accepted(store)
+    if lines and lines[-1].digest == recommender.digest:
+        raise ContractError(f"version {lines[-1].version} of the recommender says the same: nothing to accept")
+    version = lines[-1].version + 1 if lines else 1
+    write_whole(_path(store, version), recommender.dumps())
+    line = AcceptedRecommender(
+        version=version,
+        time=now.isoformat(),
+        who=who,
+        reason=why,
+        name=recommender.name,
+        digest=recommender.digest,
+    )
+    append_line(recommenders_folder(store) / JOURNAL, json.dumps(asdict(line)))
+    return version
+
+
+def _path(store: Path, version: int) -> Path:
+    return recommenders_folder(store) / f"{version}.json"
+
+
+def _is_named(line: AcceptedRecommender, reference: str) -> bool:
+    return reference == str(line.version) or (len(reference) >= 8 and line.digest.startswith(reference))
