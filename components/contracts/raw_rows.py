@@ -10,12 +10,14 @@ Raw rows are Parquet: `label` int32, the features with null for missing, then th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.features import Features
+from components.runtime.errors import ContractError
 
 LABEL = "label"
 REQUEST_ID = "request_id"
@@ -66,6 +68,33 @@ def raw_types(features: Features) -> dict[str, str]:
 def known_columns(features: Features) -> frozenset[str]:
     """What a raw file may hold without being asked."""
     return frozenset({*raw_types(features), *SHADOW_TYPES, *CANARY_TYPES})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnNames:
+    """What a user's files call the columns that every raw row has; features have their own names there.
+
+    A column with a name of its own must be in the files. One that has its default name may be absent from them, the
+    label aside: without `row` the rows of a request are numbered in file order, without `request_id` each row is a
+    request of its own, and without `event_time` rows have no time until they are given one.
+
+    Raises:
+        ContractError: a name is empty, or stands for two columns.
+
+    >>> ColumnNames(label="clicked", event_time="ts").request_id
+    'request_id'
+    """
+
+    label: str = LABEL
+    request_id: str = REQUEST_ID
+    row: str = ROW
+    event_time: str = EVENT_TIME
+
+    def __post_init__(self) -> None:
+        """Refuses names that could not be told apart."""
+        names = [self.label, self.request_id, self.row, self.event_time]
+        if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+            raise ContractError(f"columns are named {names}, expected a name for each of label, request, row and time")
 
 
 def microseconds(time: float) -> int:
