@@ -1,7 +1,7 @@
 """The real chain on a tiny lake: each step by its own command line, in its own environment, two rounds.
 
 Made once for all crossings. Round 1 starts from nothing; round 2 sees later days of a drifted world and continues
-from round 1's released model.
+from round 1's released model. `golden/criteo.json` holds what comes out, which no setting here may change.
 """
 
 from __future__ import annotations
