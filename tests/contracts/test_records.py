@@ -59,16 +59,20 @@ def assert_same(left, right):
 @st.composite
 def prediction_batches(draw):
     n = draw(st.integers(1, 5))
+    num_dense = draw(st.integers(0, 15))
+    num_categorical = draw(st.integers(0 if num_dense else 1, 30))
     return records.PredictionBatch(
         request_id=draw(st.text(min_size=1)),
         time=draw(TIMES),
         model_version=draw(st.integers(0, 2**31)),
-        dense=draw(hnp.arrays(np.float32, (n, 13), elements=st.floats(width=32))),
-        categorical=draw(hnp.arrays(np.int64, (n, 26), elements=INT64)),
+        dense=draw(hnp.arrays(np.float32, (n, num_dense), elements=st.floats(width=32))),
+        categorical=draw(hnp.arrays(np.int64, (n, num_categorical), elements=INT64)),
         scores=draw(hnp.arrays(np.float32, n, elements=st.floats(0, 1, width=32))),
         positions=draw(st.none() | hnp.arrays(np.int32, n, elements=INT32)),
         propensities=draw(st.none() | hnp.arrays(np.float64, n, elements=st.floats(0, 1))),
         canary=draw(st.booleans()),
+        recommender=draw(st.none() | st.just("shop")),
+        recommender_digest=draw(st.none() | st.text("0123456789abcdef", min_size=64, max_size=64)),
         **draw(
             st.just({})
             | st.fixed_dictionaries(
@@ -131,7 +135,7 @@ def forged(record, *, version=None, kind=None, header=None, tail=b""):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"version": 2}, "format version 2, expected 1"),
+        ({"version": 1}, "format version 1, expected 2"),
         ({"kind": 9}, "kind 9, expected 1 or 2"),
         ({"tail": b"xyz"}, "3 bytes left over"),
         ({"header": {"num_rows": 4}}, "bytes early"),
@@ -139,6 +143,12 @@ def forged(record, *, version=None, kind=None, header=None, tail=b""):
         ({"header": {"num_rows": "3"}}, "malformed header"),
         # 13 * this wraps around to a small number in 64 bits
         ({"header": {"num_rows": pow(13, -1, 2**64)}}, "bytes early"),
+        ({"header": {"num_dense": 12}}, "outside|left over"),
+        ({"header": {"num_categorical": 27}}, "bytes early"),
+        ({"header": {"num_rows": -3, "num_dense": -13}}, "malformed header"),
+        ({"header": {"num_dense": 2**70, "num_rows": 0}}, "malformed header"),
+        ({"header": {"num_dense": None}}, "malformed header"),
+        ({"header": {"recommender": 7}}, "recommender is 7, expected a text or none"),
         ({"header": ["no", "object"]}, "malformed header"),
         ({"header": {"canary": 1}}, "canary is 1, expected true or false"),
         ({"header": {"shadow_version": 8}}, "12 bytes early"),
@@ -171,8 +181,11 @@ def test_batch_of_64_rows_fits_far_below_the_limit():
         {"scores": np.zeros(0, np.float32)},
         {"propensities": np.array([0.5, 1.5, 0.5])},
         {"propensities": np.array([0.5, 0.5])},
-        {"dense": np.zeros((3, 12), np.float32)},
+        {"dense": np.zeros((2, 13), np.float32)},
+        {"dense": np.zeros(3, np.float32)},
         {"categorical": np.zeros((3, 26), np.int32)},
+        {"categorical": np.zeros((3, 26, 1), np.int64)},
+        {"dense": np.zeros((3, 0), np.float32), "categorical": np.zeros((3, 0), np.int64)},
         {"positions": np.arange(3)},
         {"shadow_version": 8},
         {"shadow_scores": np.zeros(3, np.float32)},
