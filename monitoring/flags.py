@@ -8,14 +8,12 @@ its field, which is the flag's help.
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
-import functools
-import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from components.runtime.docstrings import field_docstrings
 from components.runtime.errors import ContractError
 
 S = TypeVar("S")
@@ -36,7 +34,7 @@ def settings_of(kind: Any) -> dict[str, Setting]:
     Raises:
         TypeError: two parts have a setting of the same name.
     """
-    hints, texts = typing.get_type_hints(kind), _field_docstrings(kind)
+    hints, texts = typing.get_type_hints(kind), field_docstrings(kind)
     found: dict[str, Setting] = {}
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
@@ -153,15 +151,3 @@ def _parse_variable(variable: str, text: str, kind: type[Any]) -> Any:
         return kind(text)
     except ValueError as error:
         raise ContractError(f"{variable} is {text!r}, expected {kind.__name__}") from error
-
-
-@functools.cache
-def _field_docstrings(kind: type[Any]) -> dict[str, str]:
-    (definition,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(definition, ast.ClassDef)
-    texts: dict[str, str] = {}
-    for field, text in zip(definition.body, definition.body[1:]):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            assert isinstance(field.target, ast.Name)
-            texts[field.target.id] = str(text.value.value)
-    return texts

@@ -42,6 +42,9 @@ CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
 """Column in files that hold a row that a canary answered; false in other rows. Optional groups follow the raw columns
 in this order: shadow, canary."""
 
+OWN_COLUMNS = (LABEL, REQUEST_ID, ROW, EVENT_TIME, *SERVED_BY, *SHADOW_TYPES, *CANARY_TYPES)
+"""Columns that rows have whatever their features: no feature has one of these names."""
+
 
 def raw_types(features: Features) -> dict[str, str]:
     """Arrow type of each raw column, in file order.

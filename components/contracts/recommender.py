@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from components.contracts.features import Features
+from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
 from components.runtime.errors import ContractError
 
 SECTIONS = ("extraction", "validation", "preprocessing", "model", "training", "gate", "release", "monitor")
@@ -34,12 +35,15 @@ class Recommender:
     """What one file says of one recommender.
 
     Raises:
-        ContractError: the name is none, or a section is unknown or no mapping.
+        ContractError: the name is none, a feature is the label or named as a column of every row, or a section is
+            unknown or no mapping.
     """
 
     name: str
     """Of the served model, and the label of metrics."""
     features: Features
+    data: ColumnNames = ColumnNames()
+    """What the user's files call the columns that every row has."""
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By section (`SECTIONS`) and name, what differs from the defaults."""
 
@@ -50,9 +54,13 @@ class Recommender:
                 f"recommender name is {self.name!r}, expected a letter, then up to 62 letters, digits or underscores, "
                 "lower case"
             )
+        if taken := sorted(set(self.features.names) & set(OWN_COLUMNS)):
+            raise ContractError(f"features {taken} have the names of columns that every row has, expected other names")
+        if self.data.label in self.features.names:
+            raise ContractError(f"feature {self.data.label!r} is the label, expected features that are known before it")
         for section, values in self.settings.items():
             if section not in SECTIONS:
-                raise ContractError(f"{section} is no section{_nearest(section, SECTIONS)}")
+                raise ContractError(f"{section} is no section{nearest(section, SECTIONS)}")
             if not isinstance(values, dict):
                 raise ContractError(f"section {section} is {values!r}, expected settings by name")
 
@@ -121,7 +129,7 @@ def settings_of(kind: type[T], values: Mapping[str, Any], *, path: str) -> T:
     names = [each.name for each in dataclasses.fields(kind) if each.init]  # type: ignore[arg-type]
     for name in values:
         if name not in names:
-            raise ContractError(f"{path}.{name} is no setting{_nearest(name, names)}")
+            raise ContractError(f"{path}.{name} is no setting{nearest(name, names)}")
     try:
         return msgspec.convert(dict(values), kind)
     except msgspec.ValidationError as error:
@@ -139,6 +147,11 @@ def _described(error: msgspec.ValidationError, values: Mapping[str, Any], path: 
     return f"{path}{at.rstrip('`')} is {value!r}, {expected}"
 
 
-def _nearest(name: object, known: Any) -> str:
+def nearest(name: object, known: Sequence[str]) -> str:
+    """What an error about an unknown name goes on with: the known one that is meant, else all of them.
+
+    >>> nearest("trainin", SECTIONS)
+    ', expected training'
+    """
     near = get_close_matches(str(name), list(known), n=1)
     return f", expected {near[0]}" if near else f", expected one of {', '.join(known)}"

@@ -1,0 +1,206 @@
+"""YAML as this package reads and writes it: plain values with the line of each, and names that run on as one range.
+
+YAML 1.2's core schema, so that `on`, `no` and dates are texts and `1e-7` is a number, and less: a key that is there
+twice, an alias and a second document are refused. What the values mean is left to `form`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import yaml
+
+from components.runtime.errors import ContractError
+
+MAX_RANGE = 10_000
+"""Most names that one range stands for."""
+_RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]{1,9})\.\.(?P=prefix)(?P<last>[0-9]{1,9})")
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
+_LEAST_RUN = 3
+"""Names that are written as a range, at least."""
+
+
+class NameRange(str):
+    """Names that run on, as a file writes them without quotes: `I1..I13`."""
+
+
+class Document(NamedTuple):
+    """The values of one file, and where each stands."""
+
+    source: str
+    value: Any
+    lines: dict[str, int]
+    """Line of each value, from 1, by its path, such as `training.round_rates[1]`; a key's line where it has one."""
+
+    def refusal(self, path: str, problem: str) -> ContractError:
+        """The error that the value at `path`, or at the nearest path around it, has this problem."""
+        while path not in self.lines:
+            path = re.sub(r"(^|\.|\[)[^.\[]*$", "", path)
+        return ContractError(f"{self.source}:{self.lines[path]}: {problem}")
+
+    @contextmanager
+    def located(self, path: str) -> Iterator[None]:
+        """Gives an error of the body its line: that of the path with which it opens, else that of `path`.
+
+        `training.passes is 0, expected ...` and `training: passes is 0, expected ...` open with one and the same.
+        """
+        try:
+            yield
+        except ContractError as error:
+            said = re.match(r"([\w.\[\]]+)(?:: (\w+))?", str(error))
+            named = ".".join(filter(None, said.groups())) if said else ""
+            raise self.refusal(named if re.split(r"[.\[]", named)[0] in self.lines else path, str(error)) from error
+
+
+def load_document(text: str, *, source: str) -> Document:
+    """The values in `text`; `source` is named in errors.
+
+    Raises:
+        ContractError: no YAML, or YAML that is refused here; names the line.
+    """
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            raise ContractError(f"{source} is empty, expected a recommender")
+        lines = {"": node.start_mark.line + 1}
+        return Document(source, _value(loader, node, path="", lines=lines), lines)
+    except yaml.MarkedYAMLError as error:
+        context = f"{error.context} in line {error.context_mark.line + 1}, " if error.context_mark else ""
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ContractError(f"{source}:{line}: {context}{error.problem}") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ContractError(f"{source}:{line}: character {chr(error.character)!r}, expected printable ones") from error
+    except RecursionError as error:
+        raise ContractError(f"{source} is nested too deeply, expected a recommender") from error
+
+
+def dump_document(value: dict[str, Any]) -> str:
+    """`value` as YAML that `load_document` reads back; a list of values takes as few lines as it can."""
+    return str(
+        yaml.dump(value, Dumper=_Dumper, default_flow_style=None, sort_keys=False, allow_unicode=True, width=120)
+    )
+
+
+def expand_range(name: NameRange) -> list[str]:
+    """The names that a range stands for.
+
+    Raises:
+        ContractError: it counts down, or has more than `MAX_RANGE` names; the message opens with the range.
+
+    >>> expand_range(NameRange("I9..I11")), expand_range(NameRange("c08..c10"))
+    (['I9', 'I10', 'I11'], ['c08', 'c09', 'c10'])
+    """
+    match = _RANGE.fullmatch(name)
+    assert match
+    first, last = int(match["first"]), int(match["last"])
+    if last < first:
+        raise ContractError(f"{name!r}, expected the smaller number first")
+    if last - first >= MAX_RANGE:
+        raise ContractError(f"{name!r}, a range of {last - first + 1:,} names, expected at most {MAX_RANGE:,}")
+    width = len(match["first"])
+    return [f"{match['prefix']}{number:0{width}}" for number in range(first, last + 1)]
+
+
+def collapse_names(names: Sequence[str]) -> list[str]:
+    """The names, with a range in place of three or more that run on.
+
+    >>> collapse_names(["price", "I1", "I2", "I3", "I5"])
+    ['price', 'I1..I3', 'I5']
+    """
+    found: list[str] = []
+    at = 0
+    while at < len(names):
+        end = at + 1
+        if match := _NUMBERED.fullmatch(names[at]):
+            prefix, first = match.groups()
+            while end < len(names) and names[end] == f"{prefix}{int(first) + end - at:0{len(first)}}":
+                end += 1
+        written = f"{names[at]}..{names[end - 1]}"
+        if end - at >= _LEAST_RUN and _RANGE.fullmatch(written):
+            found.append(NameRange(written))
+        else:
+            end = at + 1
+            found.append(names[at])
+        at = end
+    return found
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses aliases, which could make a small file a large one."""
+
+    yaml_implicit_resolvers: dict[Any, Any] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(
+                problem=f"alias *{event.anchor} is refused", problem_mark=event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would take for something else than text; no aliases."""
+
+    yaml_implicit_resolvers: dict[Any, Any] = {}
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_TEXT_TAG, _RANGE_TAG = "tag:yaml.org,2002:str", "!range"
+for _each in (_Loader, _Dumper):
+    for _tag, _pattern in {
+        "tag:yaml.org,2002:null": r"(|~|null|Null|NULL)\Z",
+        "tag:yaml.org,2002:bool": r"(true|True|TRUE|false|False|FALSE)\Z",
+        "tag:yaml.org,2002:int": r"[-+]?(0|[1-9][0-9]*)\Z",
+        "tag:yaml.org,2002:float": r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)\Z",
+        _RANGE_TAG: _RANGE.pattern + r"\Z",
+    }.items():
+        _each.add_implicit_resolver(_tag, re.compile(_pattern), None)
+_Loader.add_constructor(_RANGE_TAG, lambda _, node: NameRange(node.value))
+# In single quotes, PyYAML 6 writes a next-line character so that it is read back as spaces.
+_Dumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar(_TEXT_TAG, text, style=None if text.isprintable() else '"')
+)
+_Dumper.add_representer(NameRange, lambda dumper, name: dumper.represent_scalar(_RANGE_TAG, str(name)))
+
+
+def _value(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Any:
+    """The plain value of a node; notes in `lines` where it and all in it stand."""
+    if isinstance(node, yaml.SequenceNode):
+        found = []
+        for number, each in enumerate(node.value):
+            inner = f"{path}[{number}]"
+            lines[inner] = each.start_mark.line + 1
+            found.append(_value(loader, each, path=inner, lines=lines))
+        return found
+    if isinstance(node, yaml.MappingNode):
+        return dict(_items(loader, node, path=path, lines=lines))
+    value = loader.construct_object(node)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _problem(f"{path} is {node.value}, expected a finite number", node)
+    return value
+
+
+def _items(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Iterator[tuple[str, Any]]:
+    here: dict[str, int] = {}
+    for key, each in node.value:
+        name = loader.construct_object(key) if isinstance(key, yaml.ScalarNode) else None
+        if not isinstance(name, str):
+            raise _problem(f"key {getattr(key, 'value', name)!r} is no text, expected a name", key)
+        inner = f"{path}.{name}" if path else str(name)
+        if name in here:
+            raise _problem(f"{inner} is there twice, in line {here[name]} too", key)
+        here[name] = lines[inner] = key.start_mark.line + 1
+        yield str(name), _value(loader, each, path=inner, lines=lines)
+
+
+def _problem(text: str, node: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=text, problem_mark=node.start_mark)

@@ -1,0 +1,128 @@
+"""From a person's file to a `Recommender` and back: a mistake is named by line, path, value and what was expected.
+
+The sections' own rules are their rooms' (`pipelines.recommender`); YAML is `document`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from components.contracts.features import Features
+from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
+from components.contracts.recommender import SECTIONS, Recommender, nearest, settings_of
+from components.runtime.errors import ContractError
+from pipelines.recommender_file.document import (
+    Document,
+    NameRange,
+    collapse_names,
+    dump_document,
+    expand_range,
+    load_document,
+)
+
+FORMAT = "evergreen/recommender/1"
+"""What the key `format` says: how the file is to be read."""
+REQUIRED = ("format", "name", "features")
+KEYS = ("format", "name", "data", "features", *SECTIONS)
+KINDS = ("numeric", "categorical")
+
+
+def read_recommender(path: Path) -> Recommender:
+    """The recommender that the file at `path` describes.
+
+    Raises:
+        ContractError: the file cannot be read, or `parse_recommender` refuses it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ContractError(f"{path} is no text in UTF-8, expected a recommender") from error
+    except OSError as error:
+        raise ContractError(f"{path} cannot be read: {error.strerror}") from error
+    return parse_recommender(text, source=str(path))
+
+
+def parse_recommender(text: str, *, source: str) -> Recommender:
+    """The recommender that `text` describes; `source` is named in errors.
+
+    Raises:
+        ContractError: the text is no YAML, a key is unknown, missing or there twice, a value is wrong, or a room
+            refuses its section.
+    """
+    document = load_document(text, source=source)
+    values = _mapping(document, "", document.value, KEYS)
+    for key in REQUIRED:
+        if key not in values:
+            raise document.refusal("", f"{key} is missing, expected the keys {', '.join(REQUIRED)}")
+    if values["format"] != FORMAT:
+        raise document.refusal("format", f"format is {values['format']!r}, expected {FORMAT}")
+    with document.located("data"):
+        data = settings_of(ColumnNames, _mapping(document, "data", values.get("data", {})), path="data")
+    features = _features(document, values["features"], label=data.label)
+    settings = {name: _mapping(document, name, values[name]) for name in SECTIONS if name in values}
+    with document.located("name"):
+        return Recommender(
+            name=values["name"],
+            features=features,
+            data=data,
+            settings={name: each for name, each in settings.items() if each},
+        )
+
+
+def format_recommender(recommender: Recommender) -> str:
+    """The file that describes `recommender`; settings that are not named in it have their defaults."""
+    features = {kind: collapse_names(getattr(recommender.features, kind)) for kind in KINDS}
+    named = {kind: names for kind, names in features.items() if names}
+    own = {name: each for name, each in asdict(recommender.data).items() if each != getattr(ColumnNames(), name)}
+    data = {"data": own} if own else {}
+    return dump_document(
+        {"format": FORMAT, "name": recommender.name, **data, "features": named, **recommender.settings}
+    )
+
+
+def _features(document: Document, value: Any, *, label: str) -> Features:
+    kinds = _mapping(document, "features", value, KINDS)
+    taken = dict.fromkeys(OWN_COLUMNS, "which every row has beside its features, expected another name")
+    taken[label] = "which is the label, expected what is known before it"
+    names: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for kind, listed in kinds.items():
+        for path, name in _names(document, f"features.{kind}", listed):
+            if name in taken:
+                raise document.refusal(path, f"{path} is {name!r}, {taken[name]}")
+            taken[name] = f"which is in line {document.lines[path]} too, expected each feature once"
+            names[kind].append(name)
+    if not any(names.values()):
+        raise document.refusal("features", "features names no column, expected one or more")
+    return Features(numeric=tuple(names["numeric"]), categorical=tuple(names["categorical"]))
+
+
+def _names(document: Document, path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Each name of a list with the path where it stands; ranges are expanded."""
+    if not isinstance(value, list):
+        raise document.refusal(path, f"{path} is {value!r}, expected a list of columns' names")
+    for number, name in enumerate(value):
+        inner = f"{path}[{number}]"
+        if not isinstance(name, str) or not name:
+            raise document.refusal(
+                inner, f"{inner} is {name!r}, expected a column's name; in quotes where it is a number"
+            )
+        try:
+            for each in expand_range(name) if isinstance(name, NameRange) else [name]:
+                yield inner, each
+        except ContractError as error:
+            raise document.refusal(inner, f"{inner} is {error}") from error
+
+
+def _mapping(document: Document, path: str, value: Any, keys: Sequence[str] = ()) -> dict[str, Any]:
+    """`value` as a mapping, of these keys where some are given."""
+    if not isinstance(value, dict):
+        found = "empty" if value is None else repr(value)
+        raise document.refusal(path, f"{path or 'the file'} is {found}, expected keys with values")
+    for key in value:
+        if keys and key not in keys:
+            inner = f"{path}.{key}" if path else key
+            raise document.refusal(inner, f"{inner} is no key{nearest(key, keys)}")
+    return value
