@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.metrics import grouped_deviation
 from components.runtime.durable import whole_directory, whole_file, write_whole
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ FINAL = "final"
 _PROGRESS = "progress.json"
 _LOSSES = "row_losses-{:02d}.npy"
 """Of each trial."""
+_NUM_BLOCKS = 20
+"""Of fewer the standard error is too uncertain, and more cut too many requests in two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +69,34 @@ DIVERGED = Judgement(scores={"auc": None, "log_loss": None}, row_losses=np.empty
 def best_of(judged: Sequence[Judgement]) -> int:
     """The number of the best trial; a later one only where it is better by more than one standard error.
 
-    >>> first, second = (Judgement(scores={}, row_losses=np.array(losses)) for losses in ([0.5, 0.5], [0.1, 0.2]))
+    The standard error is one of `time_blocks`; where it is unknown (see `grouped_deviation`), the earlier one stays.
+
+    >>> first, second = (Judgement(scores={}, row_losses=np.full(20, loss)) for loss in (0.5, 0.1))
     >>> best_of([first, second]), best_of([second, first])
     (1, 0)
     """
     best = 0
     for number, judgement in enumerate(judged):
-        if len(judgement.row_losses) < 2:  # one row tells nothing of chance
+        if not len(judgement.row_losses):
             continue
         gains = judged[best].row_losses - judgement.row_losses
-        if float(gains.mean()) > float(gains.std()) / len(gains) ** 0.5:
+        deviation = grouped_deviation((gains, time_blocks(len(gains))))
+        if deviation and float(gains.mean()) > deviation.standard_error:
             best = number
     return best
+
+
+def time_blocks(num_rows: int) -> NDArray[np.int64]:
+    """The number of the block of each of so many rows in the order of time: 20 blocks of equal length, [num_rows].
+
+    The rows of a request depend on each other and follow each other in time. Encoded rows do not name their request,
+    but a block holds many of them whole, so blocks may be taken as independent.
+
+    >>> time_blocks(40)[[0, 1, 2, 39]].tolist()
+    [0, 0, 1, 19]
+    """
+    numbers: NDArray[np.int64] = np.arange(num_rows) * min(num_rows, _NUM_BLOCKS) // max(num_rows, 1)
+    return numbers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
