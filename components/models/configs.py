@@ -19,6 +19,9 @@ class NetworkConfig:
 
     network: ClassVar[str]
     """Name in `NETWORKS`, and the module of `components.models` that has the `nn.Module`."""
+    logit_weights: ClassVar[tuple[str, ...]] = ()
+    """The parameters, by `state_dict` name, that multiply the logit where they are all multiplied; without `bias`.
+    Empty where the logit is not linear in parameters of its own."""
 
     num_dense: int
     """Number of dense values in a row."""
@@ -55,6 +58,7 @@ class DcnConfig(NetworkConfig):
     """Deep & Cross Network (`dcn`)."""
 
     network = "dcn"
+    logit_weights = ("final_tower", "final_cross")
     num_cross_layers: int = 3
     projection_dim: int = 0
     """Rank of the cross layers' matrices (DCN v2); 0 = DCN v1, whose cross layers have one weight vector each."""
@@ -83,6 +87,7 @@ class DlrmConfig(NetworkConfig):
     """Deep Learning Recommendation Model (`dlrm`)."""
 
     network = "dlrm"
+    logit_weights = ("final.weight",)
 
 
 NETWORKS: dict[str, type[NetworkConfig]] = {each.network: each for each in (DcnConfig, DeepFmConfig, DlrmConfig)}

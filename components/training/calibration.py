@@ -1,7 +1,9 @@
-"""The last step of a fit: the bias at which the predictions' mean is the click rate of the newest learned rows.
+"""The last step of a fit: the final logit's bias, and where it is asked for its slope (Platt 1999).
 
 What an optimizer learned last leaves a model's mean prediction several percent off, in either direction. The bias alone
-corrects it, and no ranking changes. The correction for thinned rows is `start`'s.
+corrects it: the predictions' mean becomes the click rate of the newest learned rows. The slope corrects a model that is
+too sure, or not sure enough, of which rows are clicked; rows that it learned cannot tell that, rows that it scored
+before it learned them can. No ranking changes by either. The correction for thinned rows is `start`'s.
 """
 
 from __future__ import annotations
@@ -9,12 +11,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.metrics import grouped_deviation
+from components.training.checkpoint import time_blocks
+
 _PRIOR_DEVIATION = 0.1
 """Standard deviation of the shift, as fits without the correction showed it. A few dozen clicks, whose rate is known to
 some ten percent, then hardly move a parent that many more had calibrated."""
 _CLIPPED = 1e-7
 _NEWEST_PARTS = (1, 3, 10)
 """The rows by which the bias is set: all, their newest third, or their newest tenth."""
+_MIN_CLASS_ROWS = 200
+"""Clicks, and rows without one, below which no slope is fitted."""
+_MOST_SLOPE = 2.0
+"""A model that is further off is better learned anew than bent."""
+_WORST_CONDITION = 1e10
+"""Of the information matrix, beyond which the slope cannot be told: all logits are alike, or one tells every click."""
 _CONTRADICTED = 3.0
 """Standard errors by which the newest tenth's clicks must differ from what is expected before fewer rows are taken."""
 
@@ -70,6 +81,59 @@ def bias_shift(labels: NDArray[np.float32], probabilities: NDArray[np.float32]) 
         if abs(step) < 1e-9:
             break
     return shift
+
+
+def sure_slope(labels: NDArray[np.float32], probabilities: NDArray[np.float32]) -> float:
+    """By what to multiply every logit: the most likely slope, with a free intercept; 1 where the rows leave 1 possible.
+
+    The 95 % interval that has to exclude 1 is one of `time_blocks`, since rows of a request depend on each other. With
+    fewer than 200 clicks or other rows, and where no finite slope is the most likely, the slope is 1; it is never less
+    than 1/2 or more than 2.
+
+    Args:
+        labels: 0 or 1, in order of time, [n].
+        probabilities: Of a model that had not learned these rows, in [0, 1], [n].
+
+    >>> random = np.random.default_rng(0)
+    >>> truth = random.normal(-1.0, 1.0, 20_000)
+    >>> labels = (random.random(20_000) < 1 / (1 + np.exp(-truth))).astype(np.float32)
+    >>> sure_slope(labels, 1 / (1 + np.exp(-truth)))
+    1.0
+    >>> round(sure_slope(labels, 1 / (1 + np.exp(-1.5 * truth))), 1)
+    0.7
+    """
+    clicks = float(labels.sum(dtype=np.float64))
+    if min(clicks, len(labels) - clicks) < _MIN_CLASS_ROWS:
+        return 1.0
+    logits = _logits(probabilities)
+    inputs = np.stack([logits - logits.mean(), np.ones(len(labels))])
+    weights = np.array([1.0, logits.mean()])
+    for _ in range(50):
+        expected = 1 / (1 + np.exp(-weights @ inputs))
+        errors = labels - expected
+        information = (inputs * (expected * (1 - expected))) @ inputs.T
+        if np.linalg.cond(information) > _WORST_CONDITION:
+            return 1.0
+        steps = np.linalg.inv(information) @ (inputs * errors)
+        step = steps.sum(axis=1)
+        if float(abs(step).max()) < 1e-9:
+            break
+        weights += np.clip(step, -1.0, 1.0)
+    # What each row adds to the slope, times n, so that its mean has the slope's standard error.
+    deviation = grouped_deviation((len(labels) * steps[0], time_blocks(len(labels))))
+    slope = float(weights[0])
+    if deviation is None or abs(slope - 1.0) <= deviation.half_width:
+        return 1.0
+    return min(max(slope, 1 / _MOST_SLOPE), _MOST_SLOPE)
+
+
+def steeper(probabilities: NDArray[np.float32], slope: float) -> NDArray[np.float32]:
+    """The probabilities after every logit is multiplied by `slope`, [n].
+
+    >>> steeper(np.array([0.2, 0.5], np.float32), 2.0).round(3).tolist()  # 0.2 has odds of 1/4
+    [0.05900000035762787, 0.5]
+    """
+    return (1 / (1 + np.exp(-slope * _logits(probabilities)))).astype(np.float32)
 
 
 def _logits(probabilities: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -60,6 +60,8 @@ class Judgement:
     """`auc` and `log_loss`."""
     row_losses: NDArray[np.float64]
     """Log loss of each of the rows, the same rows in every trial; none where the trial diverged."""
+    slope: float = 1.0
+    """By what the logits are to be multiplied; see `calibration.sure_slope`."""
 
 
 DIVERGED = Judgement(scores={"auc": None, "log_loss": None}, row_losses=np.empty(0))
@@ -136,7 +138,7 @@ class CheckpointFolder:
         described = {
             "now": asdict(checkpoint.now),
             "best": asdict(checkpoint.best) if checkpoint.best else None,
-            "judged": [judgement.scores for judgement in checkpoint.judged],
+            "judged": [{"scores": each.scores, "slope": each.slope} for each in checkpoint.judged],
             "final_step": checkpoint.final_step,
         }
         write_whole(self.path / _PROGRESS, json.dumps(described, indent=2) + "\n")
@@ -149,8 +151,8 @@ class CheckpointFolder:
         except FileNotFoundError:
             return None
         judged = tuple(
-            Judgement(scores=scores, row_losses=np.load(self.path / _LOSSES.format(number)))
-            for number, scores in enumerate(described["judged"])
+            Judgement(row_losses=np.load(self.path / _LOSSES.format(number)), **judged)
+            for number, judged in enumerate(described["judged"])
         )
         self._losses_on_disk = dict(enumerate(judged))
         now, best = Position(**described["now"]), described["best"]

@@ -13,6 +13,8 @@ from components.runtime.errors import ContractError
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 """Values of `TrainingSettings.precision`."""
+BIAS, PLATT = "bias", "platt"
+"""Values of `TrainingSettings.calibration`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,9 @@ class TrainingSettings:
     precision: str = "float32"
     """Arithmetic of the matrix products: float32, tf32 (a GPU's shortened float32) or bfloat16. Weights, sums and the
     optimizer are float32 in all three."""
+    calibration: str = BIAS
+    """What is corrected last: the bias of the final logit, or with `platt` its slope too, by the rows that were scored
+    before they were learned. `platt` needs a single pass, and a network whose logit is linear in its last layer."""
     checkpoint_minutes: float = 5.0
     """Time between saves within a fit: what a kill loses at most. A save writes the table with its optimizer state
     (2 GB for 10 million rows of width 16)."""
@@ -66,6 +71,13 @@ class TrainingSettings:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected at least {least}")
         if self.precision not in PRECISIONS:
             raise ContractError(f"precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
+        if self.calibration not in (BIAS, PLATT):
+            raise ContractError(f"calibration is {self.calibration!r}, expected {BIAS} or {PLATT}")
+        if self.calibration == PLATT and self.passes > 1:
+            raise ContractError(
+                f"passes is {self.passes} with calibration {PLATT}, expected 1: a second pass makes a model surer than "
+                "the rows show that it scored before the first"
+            )
         if not self.round_rates or not all(0.0 < share < float("inf") for share in self.round_rates):
             raise ContractError(f"round_rates is {self.round_rates}, expected at least one positive number")
 

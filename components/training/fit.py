@@ -8,7 +8,7 @@ validation: Blum, Kalai and Langford 1999); that chooses the rate, and no row ha
 `benchmarks.quality` has the measurements.
 
 Weights lie in folders, which the engine restores and saves; none are held here. The order of the rows within a pass is
-`row_order`'s, the weights that a fit starts from are `start`'s, the correction of the bias is `calibration`'s, what a
+`row_order`'s, the weights that a fit starts from are `start`'s, the correction of the logit is `calibration`'s, what a
 model in the store consists of is `publish`'s.
 """
 
@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from components.contracts.manifests import TrainingSet
 from components.contracts.metrics import log_loss, roc_auc, row_log_losses
 from components.models.configs import NetworkConfig
-from components.models.files import add_to_bias
+from components.models.files import add_to_bias, multiply
 from components.runtime.errors import ContractError, PermanentError, Preempted
 from components.storage.uris import local_path
-from components.training.calibration import newest_bias_shift
+from components.training.calibration import newest_bias_shift, steeper, sure_slope
 from components.training.checkpoint import (
     DIVERGED,
     FINAL,
@@ -41,7 +41,7 @@ from components.training.checkpoint import (
     Position,
     best_of,
 )
-from components.training.config import TrainingSettings
+from components.training.config import BIAS, PLATT, TrainingSettings
 from components.training.engine import Engine, Rate
 from components.training.row_order import PassOrder, PassRows, derived_seed, replayed
 from components.training.rows import RowFolder, open_rows
@@ -114,7 +114,8 @@ def fit(
         should_stop: Whether to save and end; asked between segments.
 
     Raises:
-        ContractError: the training set is not what its manifest says, or has labels of one class.
+        ContractError: the training set is not what its manifest says, or has labels of one class; or `platt` is asked
+            for with a network that has no layer to multiply.
         PermanentError: a loss or a score is not finite at the first of the rates; a later one is given up instead.
         Preempted: `should_stop` was true; the fit is saved, and goes on where it is called again.
     """
@@ -165,6 +166,7 @@ class _Fit:
     def run(self) -> FitResult:
         """Makes the passes at each rate, then corrects the bias of the best weights."""
         self._check_labels()
+        self._check_calibration()
         found = self._folder.load()
         self._on_disk = self._state = found or self._begin()
         if self._state.final_step is not None:
@@ -187,6 +189,14 @@ class _Fit:
         if num_clicks in (0, self._num_new):
             raise ContractError(
                 f"labels of the {self._num_new} rows to learn hold {num_clicks} clicks, expected clicks and non-clicks"
+            )
+
+    def _check_calibration(self) -> None:
+        config = self._job.config
+        if self._settings.calibration == PLATT and not config.logit_weights:
+            raise ContractError(
+                f"calibration is {PLATT} for network {config.network!r}, whose logit no layer multiplies as a whole; "
+                f"expected {BIAS}, or another network"
             )
 
     def _begin(self) -> Checkpoint:
@@ -249,30 +259,41 @@ class _Fit:
         self._commit(replace(self._state, now=now))
 
     def _finish(self) -> None:
-        """Keeps the best weights with their bias corrected."""
+        """Keeps the best weights with their final logit corrected."""
         numbers = _sample(np.arange(self._num_new))
-        shift = newest_bias_shift(self._rows.labels[numbers], self._scores(numbers))
+        slope, probabilities = self._chosen.slope, self._scores(numbers)
+        if slope != 1.0:
+            probabilities = steeper(probabilities, slope)
+        shift = newest_bias_shift(self._rows.labels[numbers], probabilities)
         # Weights of thinned rows become those of all rows: once, on the way to the final folder.
         shift += log_odds_correction(self._job.training_set.negative_rate)
 
         def save(folder: Path) -> None:
             self._engine.save(folder)
+            if slope != 1.0:
+                multiply(folder, (*self._job.config.logit_weights, "bias"), slope)
             add_to_bias(folder, shift)
 
         self._folder.keep_weights(FINAL, save)
         # The position stays that of the weights on disk, should the final ones be taken away and wanted again.
         self._commit(replace(self._on_disk, final_step=self._engine.num_steps))
-        logger.info("fit ends: learning rate %g, bias moved by %+.4f", self._chosen_rate, shift)
+        logger.info(
+            "fit ends: learning rate %g, logits times %.4f, bias moved by %+.4f", self._chosen_rate, slope, shift
+        )
 
     def _result(self) -> FitResult:
         assert self._state.final_step is not None, "only an ended fit has a result"
         return FitResult(
             weights=self._folder.path / FINAL,
             optimizer_step=self._state.final_step,
-            progressive=self._state.judged[best_of(self._state.judged)].scores,
+            progressive=self._chosen.scores,
             learning_rate=self._chosen_rate,
             rows_per_second=self._rows_per_second,
         )
+
+    @property
+    def _chosen(self) -> Judgement:
+        return self._state.judged[best_of(self._state.judged)]
 
     @property
     def _chosen_rate(self) -> float:
@@ -305,6 +326,7 @@ class _Fit:
         judgement = Judgement(
             scores={"auc": roc_auc(labels, probabilities), "log_loss": log_loss(labels, probabilities)},
             row_losses=row_log_losses(labels, probabilities),
+            slope=sure_slope(labels, probabilities) if self._settings.calibration == PLATT else 1.0,
         )
         state = self._state
         self._state = replace(state, judged=(*state.judged, judgement))
