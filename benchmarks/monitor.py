@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.machine import own_memory
 from benchmarks.spread import Target, spread
+from components.contracts.criteo import CRITEO
 from components.contracts.manifests import Model
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode
 from components.logs.event_log import Delivery
@@ -136,7 +137,7 @@ class RecordTraffic:
 def _write_reference(store: Path, records: list[PredictionBatch]) -> None:
     """Releases version 1 with training statistics of these rows, so that drift is measured too."""
     rows = [ArchiveRow(encode(record), np.zeros(len(record), np.uint8)) for record in records]
-    counter = ReferenceCounter()
+    counter = ReferenceCounter(CRITEO)
     for batch in build_row_table(rows).to_batches():
         counter.add(batch)
     release(store, 1, "model")

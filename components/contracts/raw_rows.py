@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from components.contracts.features import Features
 from components.runtime.errors import ContractError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LABEL = "label"
 REQUEST_ID = "request_id"
@@ -158,5 +158,7 @@ def feature_matrix(batch: Any, names: Sequence[str], dtype: str, *, missing: flo
 
     The batch is only asked what pyarrow's answers, which is no dependency of the contracts.
     """
+    import numpy as np  # here, because parsers of flags import this module
+
     columns = [batch.column(name).cast(dtype).fill_null(missing).to_numpy(zero_copy_only=False) for name in names]
     return np.stack(columns, axis=1)

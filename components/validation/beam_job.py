@@ -24,6 +24,7 @@ import tensorflow_data_validation as tfdv
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, StandardOptions, WorkerOptions
 
+from components.contracts.features import Features
 from components.runtime.errors import ContractError, TemporaryError, first_line
 from components.storage.uris import is_bucket_uri
 from components.validation.reference import ReferenceCounter
@@ -123,12 +124,12 @@ def _run_pipeline(
             pipeline
             | "Parts" >> beam.Create(sources)
             | "Spread" >> beam.Reshuffle()
-            | "Read" >> beam.FlatMap(_read_source).with_output_types(NumberedBatch)
+            | "Read" >> beam.FlatMap(_read_source, counter.features).with_output_types(NumberedBatch)
         )
         (
             batches
-            | "Lists" >> beam.Map(_drop_number).with_output_types(pa.RecordBatch)
-            | "Statistics" >> tfdv.GenerateStatistics(make_options())
+            | "Lists" >> beam.Map(_make_lists, counter.features).with_output_types(pa.RecordBatch)
+            | "Statistics" >> tfdv.GenerateStatistics(make_options(counter.features))
             | "WriteStatistics" >> tfdv.WriteStatisticsToBinaryFile(f"{shared}/{_STATISTICS}")
         )
         (
@@ -153,17 +154,17 @@ def _remove_shared(shared: str) -> None:
         logger.warning("%s could not be removed and may hold rows: %s", shared, first_line(error))
 
 
-def _read_source(source: AddressedPart) -> Iterator[NumberedBatch]:
+def _read_source(source: AddressedPart, features: Features) -> Iterator[NumberedBatch]:
     address, part = source
     first_row = part.first_row
     with FileSystems.open(address, "application/octet-stream") as stream:
-        for batch in read_part(part, opened=stream):
+        for batch in read_part(part, features, opened=stream):
             yield first_row, batch
             first_row += batch.num_rows
 
 
-def _drop_number(numbered: NumberedBatch) -> pa.RecordBatch:
-    return as_lists(numbered[1])
+def _make_lists(numbered: NumberedBatch, features: Features) -> pa.RecordBatch:
+    return as_lists(numbered[1], features)
 
 
 class _CountRows(beam.CombineFn):  # type: ignore[misc]  # Beam's classes are Any here

@@ -19,7 +19,6 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from components.contracts import criteo
 from components.drift_statistics.chance import adjusted, proportion
 from components.drift_statistics.effects import share_change
 from components.validation.column_tests import ColumnComparison, ColumnTests, MovedValue, WindowPair, design_of_totals
@@ -38,7 +37,7 @@ class DriftEntry:
     changes: tuple[str, ...]
     """Tests (`values`, `mean`, `missing`) that found a change."""
     effect: float | None
-    """Change of the share that changed most relative to its threshold, or, of an integer column, Jensen-Shannon
+    """Change of the share that changed most relative to its threshold, or, of a numeric column, Jensen-Shannon
     divergence in bits less what chance adds."""
     effect_low: float | None
     effect_high: float | None
@@ -113,10 +112,10 @@ class _ComparedFeature(NamedTuple):
 def _compare_windows(
     now: WindowSummary, before: WindowSummary, settings: ValidationSettings
 ) -> dict[str, _ComparedFeature]:
-    names = [name for name in criteo.FEATURES if name in now.columns and name in before.columns]
+    names = [name for name in now.columns if name in before.columns]
     rate = settings.false_alarm_rate
     # What is detectable assumes that nothing else changed: then the first rejection needs Bonferroni's level.
-    level = rate / max(sum(3 if name in criteo.DENSE else 2 for name in names), 1)
+    level = rate / max(sum(2 if now.columns[name].values is not None else 3 for name in names), 1)
     tests = {
         name: ColumnComparison(
             now=now.columns[name], before=before.columns[name], windows=(now, before), settings=settings, level=level

@@ -6,7 +6,7 @@ from typing import Any
 
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
-from components.contracts import criteo, raw_rows
+from components.contracts import raw_rows
 from components.validation.drift import DriftEntry, LabelShift
 from components.validation.measure import Measured
 from components.validation.rules import BLOCK, DATASET, INFO, WARN, Finding, RuleSet
@@ -103,7 +103,7 @@ def _judge_values(measured: Measured, rules: RuleSet) -> list[Finding]:
     if measured.champion is not None:
         before = by_feature(measured.champion.statistics)
     found = _judge_label(now[raw_rows.LABEL], rows, rules)
-    for name in criteo.FEATURES:
+    for name in measured.rows.dataset.recommender.features.names:
         if name in measured.rows.dataset.excluded_columns:
             continue
         if num_values(now[name]):

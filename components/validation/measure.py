@@ -50,26 +50,33 @@ def measure(round_: Round, folder: Path) -> Measured:
     Args:
         round_: The run's inputs.
         folder: The step's folder while it is made.
+
+    Raises:
+        ContractError: a file cannot be read, or a feature is of another kind than in the champion's rows.
     """
     schema, proposal = read_schema(round_.schema_path) if round_.schema_path else None, None
     rows = screen_rows(round_, schema, folder)
     raw, settings, champion = rows.dataset, round_.rules.settings, round_.champion
-    counter = ReferenceCounter(excluded=raw.excluded_columns)
+    features = raw.recommender.features
+    counter = ReferenceCounter(features, raw.excluded_columns)
     statistics = round_.summarize(rows.files, counter)
     window = counter.window(
         digest=raw.digest, first_event_time=raw.first_event_time, last_event_time=raw.last_event_time
     )
     logger.info("statistics of %d rows in %d files", window.rows, len(rows.files))
     if schema is None:
-        schema = infer_schema(statistics, range_factor=settings.range_factor, excluded=raw.excluded_columns)
+        schema = infer_schema(statistics, features, range_factor=settings.range_factor, excluded=raw.excluded_columns)
     else:
         proposal = propose_schema(schema, statistics, raw)
     drift, label, skew = [], None, None
     if champion is not None and window.rows:
+        champion.windows.expect_kinds(features)
         drift = measure_drift(window, champion.windows, settings)
         label = measure_label_shift(window, champion.windows)
     if round_.served is not None:
-        skew = measure_skew(rows.files, round_.served, settings=settings, excluded=raw.excluded_columns)
+        skew = measure_skew(
+            rows.files, round_.served, features=features, settings=settings, excluded=raw.excluded_columns
+        )
     return Measured(
         rows=rows,
         champion=champion,

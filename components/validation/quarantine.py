@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.contracts import criteo, raw_rows
+from components.contracts import raw_rows
+from components.contracts.features import Features
 from components.contracts.manifests import Model, RawDataset
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
@@ -67,7 +68,7 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
     """
     store, run, raw, rules = round_.store, round_.run, round_.raw, round_.rules
     files = parquet_files(local_path(raw.train_uri))
-    row_rules = make_row_rules(rules, schema, excluded=raw.excluded_columns)
+    row_rules = make_row_rules(rules, schema, raw.recommender.features, excluded=raw.excluded_columns)
     returning = ReturningRows(store, round_.parent, raw)
     tally, num_back, dataset = _RowTally(), 0, raw
     if row_rules or returning.taken:
@@ -287,12 +288,15 @@ class RowRule(NamedTuple):
     find: Callable[[pa.RecordBatch], Offences]
 
 
-def make_row_rules(rules: RuleSet, schema: Any | None, *, excluded: Collection[str] = ()) -> list[RowRule]:
+def make_row_rules(
+    rules: RuleSet, schema: Any | None, features: Features, *, excluded: Collection[str] = ()
+) -> list[RowRule]:
     """The rules that are on, in the order of `rules.RULES`, without `domain` if there is no schema.
 
     Args:
         rules: Actions and thresholds.
         schema: In force; None in a first run.
+        features: Of the rows.
         excluded: Features that the run left out.
     """
     ready = []
@@ -300,7 +304,7 @@ def make_row_rules(rules: RuleSet, schema: Any | None, *, excluded: Collection[s
         if name == "named_rows":
             ready.append(RowRule(name, _make_named_rows(rules.settings.request_ids, rules.settings.days)))
         elif schema is not None:
-            ready.append(RowRule(name, _make_domain(schema, excluded)))
+            ready.append(RowRule(name, _make_domain(schema, features, excluded)))
     return ready
 
 
@@ -315,7 +319,7 @@ def _make_named_rows(request_ids: tuple[str, ...], days: tuple[str, ...]) -> Cal
     return find
 
 
-def _make_domain(schema: Any, excluded: Collection[str]) -> Callable[[pa.RecordBatch], Offences]:
+def _make_domain(schema: Any, features: Features, excluded: Collection[str]) -> Callable[[pa.RecordBatch], Offences]:
     lists = {domain.name: domain.value for domain in schema.string_domain}
     bounds: dict[str, tuple[float, float]] = {}
     allowed: dict[str, pa.Array] = {}
@@ -323,7 +327,7 @@ def _make_domain(schema: Any, excluded: Collection[str]) -> Callable[[pa.RecordB
         kind = feature.WhichOneof("domain_info")
         if feature.name in excluded:
             continue
-        if kind in ("float_domain", "int_domain") and feature.name not in criteo.CATEGORICAL:
+        if kind in ("float_domain", "int_domain") and feature.name not in features.categorical:
             domain = getattr(feature, kind)
             low = float(domain.min) if domain.HasField("min") else -math.inf
             bounds[feature.name] = (low, float(domain.max) if domain.HasField("max") else math.inf)

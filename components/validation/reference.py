@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.contracts import criteo, raw_rows
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts import raw_rows
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.reference_statistics import (
     DENSE_EDGES,
     LISTED_VALUES,
@@ -130,11 +130,12 @@ class BatchRequests:
 class ReferenceCounter:
     """Counts batches of rows with label, features and request ids."""
 
-    def __init__(self, excluded: Sequence[str] = ()) -> None:
-        """No rows yet; the features `excluded` are neither read nor counted."""
-        self._excluded = tuple(name for name in criteo.FEATURES if name in excluded)
-        self._dense = tuple(name for name in criteo.DENSE if name not in excluded)
-        self._categorical = tuple(name for name in criteo.CATEGORICAL if name not in excluded)
+    def __init__(self, features: Features, excluded: Sequence[str] = ()) -> None:
+        """No rows yet; those of `features` that are `excluded` are neither read nor counted."""
+        self.features = features
+        self._excluded = tuple(name for name in features.names if name in excluded)
+        self._dense = tuple(name for name in features.numeric if name not in excluded)
+        self._categorical = tuple(name for name in features.categorical if name not in excluded)
         self._names = self._dense + self._categorical
         columns = len(self._names)
         # Two of each: for the rows that choose what is listed, and for the others.
@@ -244,7 +245,7 @@ class ReferenceCounter:
     def statistics(self) -> ReferenceStatistics:
         """What the monitor compares served rows with."""
         rows, none = self.rows, np.zeros(NUM_BUCKETS, np.int64)
-        dense = {name: DenseColumn.of(none, none, rows) for name in criteo.DENSE}
+        dense = {name: DenseColumn.of(none, none, rows) for name in self.features.numeric}
         for i, name in enumerate(self._dense):
             choosing, fair = self._sums["buckets"][:2, i]
             dense[name] = DenseColumn.of(choosing.copy(), fair.copy(), self._num_missing(name))
@@ -252,7 +253,7 @@ class ReferenceCounter:
             rows=rows,
             dense_edges=DENSE_EDGES,
             dense=dense,
-            categorical={name: self._category_column(name) for name in criteo.CATEGORICAL},
+            categorical={name: self._category_column(name) for name in self.features.categorical},
             excluded=self._excluded,
         )
 

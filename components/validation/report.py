@@ -30,7 +30,7 @@ from components.contracts.manifests import Model, ValidationReport
 from components.contracts.reference_statistics import DENSE_EDGES
 from components.validation.measure import Measured
 from components.validation.round import Round
-from components.validation.rows import COLUMNS
+from components.validation.rows import judged_columns
 from components.validation.rules import BLOCK, WARN, Finding, decide
 from components.validation.schema_versions import compare_schemas
 from components.validation.tfdv_statistics import (
@@ -86,7 +86,7 @@ def make_document(round_: Round, measured: Measured, report: ValidationReport) -
     before = champion.statistics if champion is not None else None
     now, features_before = by_feature(measured.statistics), by_feature(before)
     windows = (measured.window, champion.windows.newest if champion is not None else None)
-    names = [name for name in COLUMNS if name in now]
+    names = [name for name in judged_columns(measured.counter.features) if name in now]
     differences = compare_schemas(measured.schema, measured.proposal) if measured.proposal is not None else []
     return {
         "kind": KIND,

@@ -10,13 +10,17 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts import criteo, raw_rows
+from components.contracts import raw_rows
+from components.contracts.features import Features
 from components.runtime.errors import ContractError, first_line
 
-COLUMNS = (raw_rows.LABEL, *criteo.FEATURES)
-"""The columns that validation judges."""
 BATCH_ROWS = 65_536
-"""Rows in memory at a time; 10 MB of Criteo columns."""
+"""Rows in memory at a time: 10 MB where there are 39 features."""
+
+
+def judged_columns(features: Features) -> tuple[str, ...]:
+    """The columns that validation judges, in the order of files."""
+    return (raw_rows.LABEL, *features.names)
 
 
 def parquet_files(folder: Path) -> list[Path]:
@@ -66,17 +70,18 @@ def row_groups(files: Sequence[Path]) -> list[FilePart]:
     return parts
 
 
-def read_part(part: FilePart, *, opened: Any = None) -> Iterator[pa.RecordBatch]:
+def read_part(part: FilePart, features: Features, *, opened: Any = None) -> Iterator[pa.RecordBatch]:
     """The judged columns and the request ids, dictionary-encoded, of the rows of `part`, in batches.
 
     Args:
         part: Which rows.
+        features: Which columns, beside the label.
         opened: The file as an open binary stream, if it is not to be opened as `part.path`.
 
     Raises:
         ContractError: the file is damaged.
     """
-    columns = [*COLUMNS, raw_rows.REQUEST_ID]
+    columns = [*judged_columns(features), raw_rows.REQUEST_ID]
     with reading_parquet(part.path):
         file = pq.ParquetFile(part.path if opened is None else opened, read_dictionary=[raw_rows.REQUEST_ID])
         # Without threads: a process forked later would inherit their pool without the threads themselves.

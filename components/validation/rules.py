@@ -44,7 +44,7 @@ class ValidationSettings:
     numeric_drift: float = 0.003
     """Jensen-Shannon divergence in bits, beyond what chance adds, that counts as drift."""
     mean_drift: float = 0.1
-    """Shift of an integer column's mean, in standard deviations of its bucket number, that counts as drift."""
+    """Shift of a numeric column's mean, in standard deviations of its bucket number, that counts as drift."""
     missing_drift: float = 0.02
     """Change of a column's share of missing values that counts as drift."""
     new_value_share: float = 0.05
@@ -116,7 +116,7 @@ class Finding:
 def decide(findings: Sequence[Finding]) -> str:
     """`block`, `warn` or `pass`: the worst severity.
 
-    >>> decide(RuleSet().find("missing_share", "I1", "I1 is missing in 80 % of the rows"))
+    >>> decide(RuleSet().find("missing_share", "price", "price is missing in 80 % of the rows"))
     'warn'
     >>> decide([])
     'pass'

@@ -1,12 +1,11 @@
 """The schema of the training rows: inferred by TFDV once, checked by TFDV in every run, and a proposal to people.
 
-The first run infers it, with what is known about Criteo. Categories are strings (see `tfdv_statistics`) without a list
-of allowed values, because new ones appear daily; the label is in every training row, is 0 or 1, and is not served. A
-feature must have a value in as large a share of the rows as in the first run, less sampling error, and one that the
-first run had in no row is optional. Dense columns stay below `range_factor` times the first run's extremes, hold no NaN
-and no infinity, and if the first run had no negative value, none (except I2, whose rare negative values a small window
-may lack). Drift thresholds are settings of the step, not facts about the data. Later runs are judged by a file that is
-not changed by itself: `schema_versions`.
+The first run infers it. Categories are strings (see `tfdv_statistics`) without a list of allowed values, because new
+ones appear daily; the label is in every training row, is 0 or 1, and is not served. A feature must have a value in as
+large a share of the rows as in the first run, less sampling error, and one that the first run had in no row is
+optional. Numeric columns stay below `range_factor` times the first run's extremes, hold no NaN and no infinity, and if
+the first run had no negative value in `SIGNED_ROWS` rows or more, none. Drift thresholds are settings of the step, not
+facts about the data. Later runs are judged by a file that is not changed by itself: `schema_versions`.
 """
 
 from __future__ import annotations
@@ -18,25 +17,28 @@ from typing import Any
 import tensorflow_data_validation as tfdv
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.contracts import criteo, raw_rows
+from components.contracts import raw_rows
+from components.contracts.features import Features
 from components.contracts.manifests import RawDataset
 from components.drift_statistics.effects import wilson_interval
 from components.validation.schema_versions import SERVING, TRAINING
 from components.validation.tfdv_statistics import by_feature, num_missing, num_rows, num_values
 
-NEGATIVE = ("I2",)
-"""Columns known to hold negative values."""
 STANDARD_ERRORS = 4.0
 ALIKE_ROWS = 64
 """Rows that count as one independent row where the likeness of a request's rows is unknown."""
 SMALLEST_ROWS = 10_000
 """Rows of a small window, which a schema has to judge fairly too, however large its own first window was."""
 
+SIGNED_ROWS = 10_000
+"""Rows with a value that tell whether a column has negative ones: one with 3 % of them shows some in 99 of 100 first
+runs, even if 64 rows each are alike."""
+
 _TYPES = {"string": "BYTES", "large_string": "BYTES", "binary": "BYTES", "float": "FLOAT", "double": "FLOAT"}
 """TFDV's types by Arrow's; others are integers."""
 
 
-def infer_schema(statistics: Any, *, range_factor: float, excluded: Container[str] = ()) -> Any:
+def infer_schema(statistics: Any, features: Features, *, range_factor: float, excluded: Container[str] = ()) -> Any:
     """The curated schema of the rows that `statistics` describe; `excluded` features may be there or not."""
     schema = tfdv.infer_schema(statistics, infer_feature_shape=False)
     del schema.string_domain[:]
@@ -49,11 +51,11 @@ def infer_schema(statistics: Any, *, range_factor: float, excluded: Container[st
             feature.not_in_environment.append(SERVING)
             continue
         _set_presence(feature, observed[feature.name], optional=feature.name in excluded)
-        if feature.name in criteo.CATEGORICAL:
+        if feature.name in features.categorical:
             # Inferred from what the strings look like: a list of values, or integers.
             if inferred := feature.WhichOneof("domain_info"):
                 feature.ClearField(inferred)
-        elif feature.name in criteo.DENSE:
+        elif feature.name in features.numeric:
             feature.float_domain.disallow_nan = feature.float_domain.disallow_inf = True
             if feature.name not in excluded:
                 _set_bounds(feature, observed[feature.name].num_stats, range_factor)
@@ -76,7 +78,7 @@ def _set_bounds(feature: Any, numbers: Any, factor: float) -> None:
         # An extreme of zero has no multiple and counts as one.
         domain.min = numbers.min - (factor - 1) * max(abs(numbers.min), 1.0)
         domain.max = numbers.max + (factor - 1) * max(abs(numbers.max), 1.0)
-        if numbers.min >= 0 and feature.name not in NEGATIVE:
+        if numbers.min >= 0 and numbers.common_stats.num_non_missing >= SIGNED_ROWS:
             domain.min = 0.0
 
 
@@ -112,12 +114,13 @@ def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
         return None
     proposed = tfdv.update_schema(schema, statistics)
     known, observed = {feature.name: feature for feature in schema.feature}, by_feature(statistics)
+    judged = set(raw.recommender.features.names) - set(raw.excluded_columns)
     for feature in proposed.feature:
         old, seen = known[feature.name], observed.get(feature.name)
         if seen is None or not num_values(seen) or feature.name in (raw_rows.LABEL, *raw.excluded_columns):
             # TFDV would call a column without values deprecated, so that nothing of it is checked any more.
             feature.CopyFrom(old)
-        if seen is not None and feature.name in criteo.FEATURES and feature.name not in raw.excluded_columns:
+        if seen is not None and feature.name in judged:
             share = num_values(seen) / (num_values(seen) + num_missing(seen))
             if share < old.presence.min_fraction:
                 _set_presence(feature, seen, optional=not share)

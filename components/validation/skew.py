@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts import criteo, raw_rows
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts import raw_rows
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.drift_statistics.clustered import Clustered, correlations, own_designs
 from components.drift_statistics.effects import wilson_interval
 from components.runtime.errors import ContractError
@@ -42,7 +42,7 @@ from components.validation.windows import Ints
 MIN_JOINED = 100
 """Fewest joined rows that are judged."""
 SAMPLED_ROWS = 262_144
-"""Training rows that are compared, about; 280 bytes each, on either side."""
+"""Training rows that are compared, about; 280 bytes each, on either side, where there are 39 features."""
 EQUAL_RATIOS = 0.9
 """Share of the ratios that must agree with their median before it is reported as a factor."""
 
@@ -129,6 +129,7 @@ def measure_skew(
     training: Sequence[Path],
     archive: Objects,
     *,
+    features: Features,
     settings: ValidationSettings,
     excluded: Sequence[str] = (),
     sampled_rows: int = SAMPLED_ROWS,
@@ -138,6 +139,7 @@ def measure_skew(
     Args:
         training: Parquet files in the raw schema.
         archive: From `open_served`.
+        features: Of the rows.
         settings: How large a difference must be to matter.
         excluded: Features that the run left out; not compared.
         sampled_rows: See `SAMPLED_ROWS`.
@@ -146,14 +148,16 @@ def measure_skew(
         ContractError: a file on either side is damaged, lacks a column or holds it in another type.
         TemporaryError, PermanentError: the archive's bucket cannot be read.
     """
-    features = [name for name in criteo.FEATURES if name not in excluded]
+    compared = [name for name in features.names if name not in excluded]
+    raw = raw_rows.raw_types(features)
+    types = {name: raw[name] for name in (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME, *compared)}
     one_in = max(1, -(-sum(int(pq.read_metadata(path).num_rows) for path in training) // sampled_rows))
-    mine = theirs = _sample_requests(_read_training(training, features), one_in)
+    mine = theirs = _sample_requests(_read_training(training, types), one_in)
     span = None
     if mine.num_rows:
         ends = pc.min_max(mine.column(raw_rows.EVENT_TIME)).as_py()
         span = EventSpan(ends["min"], ends["max"])
-        theirs = _sample_requests(read_served(archive, span, features), one_in)
+        theirs = _sample_requests(read_served(archive, span, types), one_in)
     joined = JoinedRows.of(mine, theirs) if mine.num_rows and theirs.num_rows else None
     num_joined = joined.training.num_rows if joined else 0
     facts = ServedRowFacts(
@@ -167,31 +171,30 @@ def measure_skew(
     )
     if joined is None or num_joined < MIN_JOINED:
         return Skew(facts=facts)
-    return Skew(facts=facts, entries=tuple(joined.compare(name, settings.skew_share) for name in features))
+    return Skew(facts=facts, entries=tuple(joined.compare(name, settings.skew_share) for name in compared))
 
 
 # -- reading both sides
 
 
-def _read_training(files: Sequence[Path], features: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _read_training(files: Sequence[Path], types: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     for path in files:
         with reading_parquet(path), pq.ParquetFile(path) as file:
-            yield from _read_columns(file, str(path), features)
+            yield from _read_columns(file, str(path), types)
 
 
-def read_served(archive: Objects, span: EventSpan, features: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Request id, row, event time and `features` of the archived rows of the span, in batches, oldest day first."""
+def read_served(archive: Objects, span: EventSpan, types: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+    """The columns `types`, event time among them, of the archived rows of the span, in batches, oldest day first."""
     for archived in archived_files(archive, days=span.days()):
         with archived.opened() as file:
-            for batch in _read_columns(file, archived.uri, features):
+            for batch in _read_columns(file, archived.uri, types):
                 times = batch.column(raw_rows.EVENT_TIME)
                 yield batch.filter(pc.and_(pc.greater_equal(times, span.first), pc.less_equal(times, span.last)))
 
 
-def _read_columns(file: pq.ParquetFile, origin: str, features: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    names = [raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME, *features]
-    found = file.schema_arrow
-    for column in arrow_schema({name: criteo.RAW_TYPES[name] for name in names}):
+def _read_columns(file: pq.ParquetFile, origin: str, types: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+    found, names = file.schema_arrow, list(types)
+    for column in arrow_schema(dict(types)):
         kind = found.field(column.name).type if column.name in found.names else None
         if kind != column.type:
             fault = "is missing" if kind is None else f"is {kind}"
@@ -251,8 +254,8 @@ class JoinedRows:
     def compare(self, name: str, threshold: float) -> SkewEntry:
         """What differs of the feature; there must be rows."""
         mine, theirs = _column_values(self.training, name), _column_values(self.served, name)
-        is_dense = name in criteo.DENSE
-        missing = [np.isnan(v) if is_dense else v == MISSING_CATEGORY for v in (mine, theirs)]
+        is_number = mine.dtype == np.float32
+        missing = [np.isnan(v) if is_number else v == MISSING_CATEGORY for v in (mine, theirs)]
         differs = (mine != theirs) & ~(missing[0] & missing[1])
         low, high = self.interval(differs)
         return SkewEntry(
@@ -266,7 +269,7 @@ class JoinedRows:
             differing=int(differs.sum()),
             only_training=int((differs & missing[1]).sum()),
             only_served=int((differs & missing[0]).sum()),
-            factor=_common_factor(mine[differs], theirs[differs]) if is_dense else None,
+            factor=_common_factor(mine[differs], theirs[differs]) if is_number else None,
             example=self._describe_row(int(differs.argmax()), mine, theirs) if differs.any() else None,
         )
 
@@ -295,8 +298,9 @@ class JoinedRows:
 
 
 def _column_values(table: pa.Table, name: str) -> NDArray[Any]:
-    kind, missing = ("float32", np.nan) if name in criteo.DENSE else ("int64", MISSING_CATEGORY)
-    values: NDArray[Any] = table.column(name).cast(kind).fill_null(missing).to_numpy()
+    column = table.column(name)
+    missing = np.nan if pa.types.is_floating(column.type) else MISSING_CATEGORY
+    values: NDArray[Any] = column.fill_null(missing).to_numpy()
     return values
 
 

@@ -20,31 +20,32 @@ from tensorflow_data_validation.statistics import stats_impl
 from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 from tfx_bsl.arrow.table_util import CanonicalizeRecordBatch
 
-from components.contracts import criteo, raw_rows
+from components.contracts import raw_rows
+from components.contracts.features import Features
 from components.runtime.errors import ContractError
 from components.runtime.forked import MAX_PROCESSES, available_cores, run_all, shares
 from components.validation.reference import ReferenceCounter
-from components.validation.rows import COLUMNS, FilePart, read_part, row_groups
+from components.validation.rows import FilePart, judged_columns, read_part, row_groups
 
 ROWS_PER_PROCESS = 50_000
 """Fewer are not worth another process."""
 
 
-def make_options() -> Any:
+def make_options(features: Features) -> Any:
     """TFDV's options for the training rows: its defaults, and the types, by which it knows which hold categories."""
     types = {raw_rows.LABEL: schema_pb2.INT}
-    types |= dict.fromkeys(criteo.DENSE, schema_pb2.FLOAT) | dict.fromkeys(criteo.CATEGORICAL, schema_pb2.BYTES)
-    features = [schema_pb2.Feature(name=name, type=kind) for name, kind in types.items()]
-    return tfdv.StatsOptions(schema=schema_pb2.Schema(feature=features))
+    types |= dict.fromkeys(features.numeric, schema_pb2.FLOAT) | dict.fromkeys(features.categorical, schema_pb2.BYTES)
+    typed = [schema_pb2.Feature(name=name, type=kind) for name, kind in types.items()]
+    return tfdv.StatsOptions(schema=schema_pb2.Schema(feature=typed))
 
 
-def as_lists(batch: pa.RecordBatch) -> pa.RecordBatch:
+def as_lists(batch: pa.RecordBatch, features: Features) -> pa.RecordBatch:
     """The judged columns of `batch` as TFDV takes them: a list of values per row, categories as decimal strings.
 
     TFDV counts strings as categories without further hints, and faster than integers.
     """
-    columns = {name: batch.column(name) for name in COLUMNS}
-    columns |= {name: columns[name].cast(pa.string()) for name in criteo.CATEGORICAL}
+    columns = {name: batch.column(name) for name in judged_columns(features)}
+    columns |= {name: columns[name].cast(pa.string()) for name in features.categorical}
     return CanonicalizeRecordBatch(pa.RecordBatch.from_arrays(list(columns.values()), list(columns)))
 
 
@@ -53,7 +54,8 @@ def summarize_files(files: Sequence[Path], counter: ReferenceCounter, *, process
 
     Args:
         files: Parquet files of raw rows; no files give zero examples.
-        counter: Copies of it are given every row, and are merged into it in the order of the rows.
+        counter: Copies of it are given every row, and are merged into it in the order of the rows. It names the
+            features.
         processes: Rows are divided among as many; None = one per core, at most `MAX_PROCESSES`, and fewer if there are
             not `ROWS_PER_PROCESS` rows for each.
 
@@ -65,7 +67,7 @@ def summarize_files(files: Sequence[Path], counter: ReferenceCounter, *, process
     if processes is None:
         total = sum(part.num_rows for part in parts)
         processes = max(1, min(available_cores(), MAX_PROCESSES, total // ROWS_PER_PROCESS))
-    generators = stats_impl.get_generators(make_options(), in_memory=True)
+    generators = stats_impl.get_generators(make_options(counter.features), in_memory=True)
 
     def count(share: list[FilePart]) -> tuple[list[Any], ReferenceCounter]:
         # A process may be given a second share.
@@ -73,8 +75,8 @@ def summarize_files(files: Sequence[Path], counter: ReferenceCounter, *, process
         partials = [generator.create_accumulator() for generator in generators]
         for part in share:
             first_row = part.first_row
-            for batch in read_part(part):
-                partials = _add_to_partials(generators, partials, as_lists(batch))
+            for batch in read_part(part, counted.features):
+                partials = _add_to_partials(generators, partials, as_lists(batch, counted.features))
                 counted.add(batch, first_row)
                 first_row += batch.num_rows
                 del batch  # before the next one is read

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts import criteo
+from components.contracts.features import Features
 from components.contracts.reference_statistics import DENSE_EDGES
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
@@ -137,7 +137,7 @@ class WindowSummary:
     """Sum over requests of the squared rows."""
     clicks: RowTotal
     columns: dict[str, ColumnSummary]
-    """The judged features in column order; one that the run left out is absent."""
+    """The judged features; one that the run left out is absent."""
 
     def __add__(self, newer: WindowSummary) -> WindowSummary:
         """The rows of both. A column that one of them left out has the rows of the other."""
@@ -145,8 +145,7 @@ class WindowSummary:
             name: self.columns[name] + newer.columns[name]
             if name in self.columns and name in newer.columns
             else self.columns.get(name) or newer.columns[name]
-            for name in criteo.FEATURES
-            if name in self.columns or name in newer.columns
+            for name in {**self.columns, **newer.columns}
         }
         return replace(
             newer,
@@ -182,6 +181,17 @@ class KeptWindows:
         if before and window.digest and before[-1].digest == window.digest:
             before = before[:-1]
         return KeptWindows((KeptWindows(before).merged, window) if before else (window,))
+
+    def expect_kinds(self, features: Features) -> None:
+        """Refuses features that cannot be compared.
+
+        Raises:
+            ContractError: a numeric feature was a categorical one in these windows, or the other way round.
+        """
+        for name, column in self.merged.columns.items():
+            if name in (features.numeric if column.values is not None else features.categorical):
+                now, before = ("numeric", "categorical") if column.values is not None else ("categorical", "numeric")
+                raise ContractError(f"feature {name} is {now}, was {before} in the champion's rows: give it a new name")
 
     def write(self, path: Path) -> None:
         """Writes the windows to `path`, whole or not at all."""

@@ -55,7 +55,7 @@ SKEW = Skew(
 
 
 def _count_rows(table: pa.Table) -> ReferenceCounter:
-    counter = ReferenceCounter()
+    counter = ReferenceCounter(criteo.CRITEO)
     for batch in table.to_batches():
         counter.add(batch)
     return counter
@@ -66,7 +66,7 @@ def _measure_rows(now: pa.Table, champion: Champion | None) -> Measured:
     counter = _count_rows(now)
     window = counter.window()
     statistics = statistics_of(now)
-    schema = infer_schema(statistics, range_factor=10.0)
+    schema = infer_schema(statistics, criteo.CRITEO, range_factor=10.0)
     raw = RawDataset.__new__(RawDataset)
     for name, value in {"quarantine_uri": f"file:///{HOSTILE}", "digest": "d" * 64}.items():
         object.__setattr__(raw, name, value)

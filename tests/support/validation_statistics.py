@@ -9,17 +9,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from components.contracts.criteo import CRITEO
+from components.contracts.features import Features
 from components.validation.reference import ReferenceCounter
 from components.validation.rows import BATCH_ROWS
 from components.validation.tfdv_statistics import summarize_files
 
 
-def statistics_of(table: pa.Table, *, batch_rows: int = BATCH_ROWS) -> Any:
+def statistics_of(table: pa.Table, *, batch_rows: int = BATCH_ROWS, features: Features = CRITEO) -> Any:
     """The statistics of the judged columns of `table`, counted by one process in batches of `batch_rows`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "part-0.parquet"
         pq.write_table(table, path, row_group_size=batch_rows)
-        return summarize_files([path], ReferenceCounter())
+        return summarize_files([path], ReferenceCounter(features))
 
 
 def value_counts(feature: Any) -> dict[str, float]:

@@ -109,8 +109,8 @@ def in_requests(judged):
 def window_of():
     """The summary of a table's rows."""
 
-    def make(table, digest="", *, batch_rows=65_536, excluded=()):
-        counter = ReferenceCounter(excluded)
+    def make(table, digest="", *, batch_rows=65_536, excluded=(), features=criteo.CRITEO):
+        counter = ReferenceCounter(features, excluded)
         for batch in table.combine_chunks().to_batches(max_chunksize=batch_rows):
             counter.add(batch)
         return counter.window(digest=digest)

@@ -37,7 +37,7 @@ def shared(tmp_path):
 
 
 def test_direct_runner_gives_the_statistics_and_counts_of_one_process(files, shared, tmp_path):
-    ours, theirs = ReferenceCounter(), ReferenceCounter()
+    ours, theirs = ReferenceCounter(criteo.CRITEO), ReferenceCounter(criteo.CRITEO)
     expected = by_feature(summarize_files(files, ours))
     options = parse_options(f"--runner=DirectRunner --temp_location={shared}")
     found = by_feature(summarize_on_beam(files, theirs, options=options))
@@ -68,7 +68,9 @@ def test_a_failed_job_is_a_temporary_error_that_leaves_nothing(files, shared):
             raise OSError("the worker's disk is full")
 
     with pytest.raises(TemporaryError, match="beam job failed"):
-        summarize_on_beam(files, Failing(), options=parse_options(f"--runner=DirectRunner --temp_location={shared}"))
+        summarize_on_beam(
+            files, Failing(criteo.CRITEO), options=parse_options(f"--runner=DirectRunner --temp_location={shared}")
+        )
     assert list(shared.iterdir()) == []
 
 
@@ -140,7 +142,7 @@ def bucket():
 
 
 def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwards(files, bucket):
-    ours, theirs = ReferenceCounter(), ReferenceCounter()
+    ours, theirs = ReferenceCounter(criteo.CRITEO), ReferenceCounter(criteo.CRITEO)
     expected = summarize_files(files, ours)
     options = parse_options("--runner=DirectRunner --temp_location=flat://bucket/tmp")
     contents = [path.read_bytes() for path in files]

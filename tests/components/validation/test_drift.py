@@ -263,7 +263,7 @@ def clicked(judged):
         table = features.take(pa.array(np.arange(n) % 64))
         table = table.append_column(raw_rows.LABEL, pa.array(np.asarray(clicks, np.int32)))
         ids = pa.array([f"r{i}" for i in range(-(-n // size))]).take(pa.array(np.arange(n) // size))
-        counter = ReferenceCounter(excluded=criteo.FEATURES[2:])
+        counter = ReferenceCounter(criteo.CRITEO, excluded=criteo.FEATURES[2:])
         for batch in table.append_column(raw_rows.REQUEST_ID, ids).combine_chunks().to_batches():
             counter.add(batch)
         return counter.window()

@@ -25,7 +25,7 @@ from tests.support.validation_statistics import statistics_of
 
 def compared(now, before):
     """The monitor's sketch and report of the rows `now`, against `before` as validation counts them."""
-    counter = ReferenceCounter()
+    counter = ReferenceCounter(criteo.CRITEO)
     for batch in before.to_batches():
         counter.add(batch)
     sketch = Sketch(Layout(counter.statistics()))

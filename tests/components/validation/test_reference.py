@@ -14,7 +14,7 @@ from tests.support.validation_statistics import statistics_of, value_counts
 
 
 def counted(*tables):
-    counter = ReferenceCounter()
+    counter = ReferenceCounter(criteo.CRITEO)
     for table in tables:
         for batch in table.to_batches():
             counter.add(batch)

@@ -15,7 +15,7 @@ from tests.support.validation_statistics import statistics_of
 @pytest.fixture
 def schema(judged):
     rows = judged(400, I2=pa.array([-2.0, 0.0, 5.0, 30.0] * 100, pa.float32()), C5=pa.nulls(400, pa.int64()))
-    return infer_schema(statistics_of(rows), range_factor=10.0)
+    return infer_schema(statistics_of(rows), criteo.CRITEO, range_factor=10.0)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_features_may_be_missing_in_rows_and_in_all_only_if_they_were(features):
 def test_a_share_of_the_rows_must_have_a_value_less_sampling_error(judged):
     half = pa.array([1.0, None] * 10_000, pa.float32())
     statistics = statistics_of(judged(20_000, I1=half))
-    features = {f.name: f for f in infer_schema(statistics, range_factor=10.0).feature}
+    features = {f.name: f for f in infer_schema(statistics, criteo.CRITEO, range_factor=10.0).feature}
     rows, squared = 10_000 / 64, 4.0**2  # of a small window, in which 64 rows are alike; 4 standard errors
     for name, share in (("I1", 0.5), ("C1", 1.0)):
         # Where the share lies 4 standard errors above the true one: (share - p)^2 = 16 p (1 - p) / rows.
@@ -54,8 +54,18 @@ def test_a_share_of_the_rows_must_have_a_value_less_sampling_error(judged):
 def test_dense_columns_are_bounded_by_multiples_of_their_extremes(features):
     domain = features["I2"].float_domain
     assert (domain.min, domain.max) == (-2 - 9 * 2, 10 * 30)
-    assert all(features[name].float_domain.min == 0 for name in criteo.DENSE if name != "I2")
     assert all(features[name].float_domain.disallow_nan for name in criteo.DENSE)
+
+
+def test_a_column_without_negative_values_in_many_rows_is_to_have_none_and_in_few_rows_may_have_some(judged):
+    for rows, is_bounded in ((9_999, False), (10_000, True)):
+        columns = {
+            "I1": pa.array([0.0] * rows, pa.float32()),
+            "I2": pa.array([-1.0] + [0.0] * (rows - 1), pa.float32()),
+        }
+        schema = infer_schema(statistics_of(judged(rows, **columns)), criteo.CRITEO, range_factor=10.0)
+        least = {feature.name: feature.float_domain.min for feature in schema.feature}
+        assert (least["I1"] == 0, least["I2"]) == (is_bounded, -10)
 
 
 def test_a_file_that_is_no_schema_is_refused_by_name(tmp_path):

@@ -80,7 +80,9 @@ def archive(tmp_path):
 
 
 def compare(training, archive, tmp_path, **options):
-    return measure_skew(training, open_served(str(archive)), settings=ValidationSettings(), **options)
+    return measure_skew(
+        training, open_served(str(archive)), features=criteo.CRITEO, settings=ValidationSettings(), **options
+    )
 
 
 def truth(mine: pd.DataFrame, theirs: pd.DataFrame, name: str) -> tuple[int, int]:

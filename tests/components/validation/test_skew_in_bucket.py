@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from components.contracts.criteo import CRITEO, RAW_TYPES
 from components.runtime.errors import ContractError
 from components.validation.rules import ValidationSettings, read_rules
 from components.validation.skew import EventSpan, measure_skew, open_served, read_served
@@ -22,6 +23,7 @@ from components.validation.skew import EventSpan, measure_skew, open_served, rea
 URI = "gs://models/a lake"
 REPOSITORY = Path(__file__).resolve().parents[3]
 DAY = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
+TYPES = {name: RAW_TYPES[name] for name in ("request_id", "row", "event_time", "I1", "C5")}
 SPAN = EventSpan(DAY + dt.timedelta(hours=6), DAY + dt.timedelta(hours=30))
 
 
@@ -78,11 +80,11 @@ def training(served_rows, tmp_path):
 
 
 def measured(training, archive, tmp_path):
-    return measure_skew(training, archive, settings=ValidationSettings())
+    return measure_skew(training, archive, features=CRITEO, settings=ValidationSettings())
 
 
 def kept_rows(archive, tmp_path):
-    return pa.Table.from_batches(read_served(archive, SPAN, ["I1", "C5"]))
+    return pa.Table.from_batches(read_served(archive, SPAN, TYPES))
 
 
 def test_an_archive_in_a_bucket_gives_what_the_same_one_in_a_folder_gives(training, in_both, tmp_path):

@@ -86,7 +86,7 @@ def test_cells_are_pandas(rows, window_of):
 
 @pytest.mark.parametrize("batch_rows", [BLOCK_ROWS, 3 * BLOCK_ROWS])
 def test_whole_blocks_in_any_batches_and_any_processes_give_the_same_summary(rows, window_of, batch_rows):
-    whole, parts = window_of(rows), [ReferenceCounter(), ReferenceCounter()]
+    whole, parts = window_of(rows), [ReferenceCounter(criteo.CRITEO), ReferenceCounter(criteo.CRITEO)]
     batches = rows.combine_chunks().to_batches(max_chunksize=batch_rows)
     first = 0
     for number, batch in enumerate(batches):
@@ -128,7 +128,7 @@ def test_a_feature_left_out_is_absent_and_comes_back_with_the_rows_that_have_it(
     without, later = window_of(judged(500), excluded=("I3", "C7")), window_of(judged(700, seed=1))
     assert set(criteo.FEATURES) - set(without.columns) == {"I3", "C7"}
     merged = without + later
-    assert tuple(merged.columns) == criteo.FEATURES
+    assert set(merged.columns) == set(criteo.FEATURES)
     column = merged.columns["I3"]
     assert column.present + column.missing.rows == 700
 

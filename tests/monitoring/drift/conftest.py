@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.contracts.records import PredictionBatch
 from components.contracts.reference_statistics import ReferenceStatistics, ScoreHistogram
 from components.validation.reference import ReferenceCounter
@@ -18,7 +19,7 @@ def reference_of(rows) -> ReferenceStatistics:
     """As validation writes it, with the scores as evaluation does."""
     n = len(rows.label)
     table = raw_table(rows, request_ids=[""] * n, row=np.arange(n, dtype=np.int32), times=np.zeros(n))
-    counter = ReferenceCounter()
+    counter = ReferenceCounter(CRITEO)
     for batch in table.to_batches(max_chunksize=10_000):
         counter.add(batch)
     return replace(counter.statistics(), scores=ScoreHistogram.of(rows.probability))

@@ -1,0 +1,144 @@
+"""The step judges the columns that the manifest's recommender names, whatever their names and number."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import raw_rows
+from components.contracts.features import Features
+from components.contracts.recommender import Recommender
+from components.storage.uris import local_path
+from components.validation.windows import read_windows
+from tests.support.validation_models import make_dataset
+
+SHOP = Features(numeric=("price", "age of item"), categorical=("item", "shop.id", "city/<b>"))
+NUMBERS = Features(numeric=("price", "age of item"), categorical=())
+CATEGORIES = Features(numeric=(), categorical=("item",))
+EVERY_KIND = pytest.mark.parametrize("features", [SHOP, NUMBERS, CATEGORIES], ids=["both", "numbers", "categories"])
+ROWS = 3000
+
+
+def shop_rows(features: Features, *, seed: int, start: float = 1_760_000_000.0, **replaced) -> pa.Table:
+    """Rows of the recommender, each feature of its own distribution; `replaced` by position: `numeric0`."""
+    random = np.random.default_rng(seed)
+    columns = {raw_rows.LABEL: (random.random(ROWS) < 0.3).astype(np.int32)}
+    for i, name in enumerate(features.numeric):
+        columns[name] = replaced.get(f"numeric{i}", random.lognormal(3 - i, 1, ROWS).astype(np.float32))
+    for i, name in enumerate(features.categorical):
+        columns[name] = replaced.get(f"categorical{i}", random.integers(0, 20 + i, ROWS))
+    columns[raw_rows.REQUEST_ID] = [f"request {seed} {i // 10}" for i in range(ROWS)]
+    columns[raw_rows.ROW] = np.arange(ROWS, dtype=np.int32) % 10
+    times = ((start + np.arange(ROWS)) * 1e6).astype(np.int64)
+    columns[raw_rows.EVENT_TIME] = pa.array(times).cast(pa.timestamp("us", tz="UTC"))
+    return pa.table(columns)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes rows of a recommender with these features as a run's training rows; gives the manifest's path."""
+
+    def make(table, features, name, **facts):
+        folder = tmp_path / name / "train"
+        folder.mkdir(parents=True)
+        pq.write_table(table, folder / "part-0.parquet")
+        recommender = Recommender(name="shop", features=features)
+        dataset = replace(make_dataset(folder, table.num_rows, digest=name), recommender=recommender, **facts)
+        dataset.write(tmp_path / name / "raw.json")
+        return tmp_path / name / "raw.json"
+
+    return make
+
+
+@EVERY_KIND
+def test_rounds_are_judged_by_the_recommenders_columns(step, write, release_model, features):
+    code, first = step(write(shop_rows(features, seed=0), features, "first"))
+    assert (code, first.decision, first.findings) == (0, "pass", [])
+    schema = local_path(first.schema_uri).read_text()
+    assert re.findall(r'^  name: "(.+)"', schema, re.M) == [raw_rows.LABEL, *features.names]
+    release_model(first)
+    code, second = step(write(shop_rows(features, seed=1), features, "second"), run="r2")
+    assert (code, second.decision, second.findings) == (0, "pass", [])
+    assert [entry["feature"] for entry in second.drift] == list(features.names)
+    document = json.loads(local_path(second.json_uri).read_bytes())
+    kinds = {column["column"]: column["kind"] for column in document["columns"]}
+    numbers, categories = dict.fromkeys(features.numeric, "number"), dict.fromkeys(features.categorical, "category")
+    assert kinds == {raw_rows.LABEL: "label", **numbers, **categories}
+    (newest,) = {tuple(window.columns) for window in read_windows(local_path(second.windows_uri)).windows}
+    assert newest == features.names
+    reference = json.loads(local_path(second.reference_uri).read_bytes())
+    assert (tuple(reference["dense"]), tuple(reference["categorical"])) == (features.numeric, features.categorical)
+
+
+@pytest.mark.parametrize(
+    ("features", "moved", "values"),
+    [
+        (SHOP, "numeric1", np.full(ROWS, 7, np.float32)),
+        (SHOP, "categorical2", np.arange(ROWS) % 2),
+        (NUMBERS, "numeric0", np.arange(ROWS, dtype=np.float32)),
+        (CATEGORIES, "categorical0", np.arange(ROWS) % 2),
+    ],
+)
+def test_a_column_that_drifted_is_reported_under_its_name_and_no_other_is(
+    step, write, release_model, features, moved, values
+):
+    release_model(step(write(shop_rows(features, seed=0), features, "first"))[1])
+    code, report = step(write(shop_rows(features, seed=1, **{moved: values}), features, "second"), run="r2")
+    kind, place = getattr(features, moved[:-1]), int(moved[-1])
+    assert (code, report.decision) == (0, "warn")
+    assert {finding["feature"] for finding in report.findings if finding["rule"] == "drift"} == {kind[place]}
+
+
+def test_a_lost_column_a_new_column_and_values_out_of_range_are_named(step, write, release_model):
+    release_model(step(write(shop_rows(SHOP, seed=0), SHOP, "first"))[1])
+    rows = shop_rows(SHOP, seed=1, categorical0=pa.nulls(ROWS, pa.int64()))
+    mismatch = {"column": "colour", "arrow_type": "string", "expected": None, "file": "a.parquet"}
+    code, report = step(write(rows, SHOP, "second", schema_mismatches=[mismatch]), run="r2")
+    assert (code, report.decision) == (1, "block")
+    assert {(each["feature"], each["rule"]) for each in report.findings if each["severity"] != "info"} >= {
+        ("item", "column_empty"),
+        ("colour", "column_new"),
+    }
+    wild = shop_rows(SHOP, seed=2, numeric0=np.append(np.full(ROWS - 1, 20, np.float32), np.float32(1e9)))
+    rules = '--rules={"domain": "quarantine"}'
+    _, report = step(write(wild, SHOP, "third"), rules, run="r3")
+    (found,) = [each for each in report.findings if each["rule"] == "domain"]
+    assert found["num_quarantined"] == 1
+    assert "price is 1e+09" in found["description"]
+
+
+def test_a_column_served_otherwise_than_trained_on_is_named(step, write, tmp_path):
+    trained = shop_rows(SHOP, seed=0)
+    city = SHOP.categorical[2]
+    served = trained.set_column(trained.schema.get_field_index(city), city, pa.array(np.zeros(ROWS, np.int64)))
+    (tmp_path / "archive" / "day=2025-10-09").mkdir(parents=True)
+    pq.write_table(served, tmp_path / "archive" / "day=2025-10-09" / "part-0.parquet")
+    _, report = step(write(trained, SHOP, "first"), f"--served={tmp_path / 'archive'}")
+    assert [finding["feature"] for finding in report.findings if finding["rule"] == "skew"] == [city]
+
+
+def test_a_feature_that_changed_its_kind_is_refused_by_name(step, write, release_model, capsys):
+    release_model(step(write(shop_rows(SHOP, seed=0), SHOP, "first"))[1])
+    changed = Features(numeric=("item",), categorical=("shop.id",))
+    code, _ = step(write(shop_rows(changed, seed=1), changed, "second"), run="r2")
+    assert code == 2
+    assert "feature item is numeric, was categorical in the champion's rows" in capsys.readouterr().err
+
+
+def test_levels_of_single_columns_take_the_number_of_columns_that_there_are(step, write, release_model):
+    """Three tests a numeric column and two a categorical one share the error that a round may make."""
+    seen = {}
+    for features in (SHOP, NUMBERS, CATEGORIES):
+        first = step(write(shop_rows(features, seed=0), features, f"first {len(features.names)}"), champion="none")[1]
+        release_model(first)
+        second = write(shop_rows(features, seed=1), features, f"second {len(features.names)}")
+        entries = step(second, run=f"r{len(features.names)}")[1].drift
+        seen[features] = {entry["feature"]: entry["detectable"] for entry in entries}
+    assert seen[NUMBERS]["price"] < seen[SHOP]["price"]
+    assert seen[CATEGORIES]["item"] < seen[SHOP]["item"]
