@@ -15,8 +15,9 @@ import tritonclient.grpc as grpc_client
 
 from benchmarks.initial_model import write_initial_model
 from benchmarks.serving_model import CONFIG, NUM_FITTED, drawn_features
+from components.contracts.criteo import CRITEO
 from components.contracts.features import MISSING_CATEGORY
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
+from components.contracts.serving import INPUT_TYPES, named_inputs
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.export import read_network, write_graph
 from components.deployment.graph.parity import GoldenRows
@@ -41,7 +42,9 @@ def write_models(repository: Path, network: str, *, world: World, scratch: Path)
     graph.mkdir()
     write_graph(graph, workflow, table, network=read_network(weights / NETWORK_FILE))
     rows = drawn_features(world, 1, seed=9)
-    golden = GoldenRows(dense=rows.dense, categorical=rows.categorical, expected=np.zeros(1, np.float32))
+    golden = GoldenRows(
+        features=CRITEO, dense=rows.dense, categorical=rows.categorical, expected=np.zeros(1, np.float32)
+    )
     golden.save(graph / GOLDEN_FILE)
     names = []
     for kind in (PLAIN, CACHED):
@@ -51,7 +54,7 @@ def write_models(repository: Path, network: str, *, world: World, scratch: Path)
         folder.mkdir(parents=True)
         for file, content in assemble(1, graph, options).items():
             (folder / file).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
-        (repository / name / "config.pbtxt").write_text(triton_config(name, options, [1]))
+        (repository / name / "config.pbtxt").write_text(triton_config(name, options, [1], features=CRITEO))
         names.append(name)
     return names
 
@@ -85,8 +88,8 @@ class Requests:
         rows: FeatureRows = self._drawn.take(at)
         rows.dense[0, 0] = self._number
         request = []
-        for tensor, values in ((DENSE_INPUT, rows.dense), (CATEGORICAL_INPUT, rows.categorical)):
-            request.append(grpc_client.InferInput(tensor.name, list(values.shape), tensor.datatype))
+        for tensor, values in named_inputs(rows.dense, rows.categorical).items():
+            request.append(grpc_client.InferInput(tensor, list(values.shape), INPUT_TYPES[tensor]))
             request[-1].set_data_from_numpy(values)
         return request
 

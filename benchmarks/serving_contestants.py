@@ -28,14 +28,15 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from benchmarks.command import run_to_end
 from benchmarks.serving_model import Models
+from components.contracts.criteo import CRITEO
 from components.contracts.manifests import Model, Release
 from components.contracts.serving import (
-    CATEGORICAL_INPUT,
-    DENSE_INPUT,
     GRPC_OPTIONS,
+    INPUT_TYPES,
     MAX_BATCH_ROWS,
     MODEL_NAME,
     PROBABILITY_OUTPUT,
+    named_inputs,
 )
 from components.deployment.repository.triton_config import ServingOptions, read_options, triton_config
 from components.deployment.triton_client import Triton
@@ -128,8 +129,8 @@ def _request_rows(rows: FeatureRows, batch: int) -> list[FeatureRows]:
 
 def _infer_request(name: str, rows: FeatureRows) -> Any:
     request = service_pb2.ModelInferRequest(model_name=name)
-    for tensor, values in ((DENSE_INPUT, rows.dense), (CATEGORICAL_INPUT, rows.categorical)):
-        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=values.shape)
+    for tensor, values in named_inputs(rows.dense, rows.categorical).items():
+        request.inputs.add(name=tensor, datatype=INPUT_TYPES[tensor], shape=values.shape)
         request.raw_input_contents.append(values.tobytes())
     request.outputs.add(name=PROBABILITY_OUTPUT.name)
     return request
@@ -245,7 +246,7 @@ def _write_floor(ours: Released) -> None:
     folder = ours.repository / FLOOR / "1"
     folder.mkdir(parents=True)
     shutil.copyfile(PEERS / "echo_model.py", folder / "model.py")
-    write_whole(ours.repository / FLOOR / "config.pbtxt", triton_config(FLOOR, ours.options(), [1]))
+    write_whole(ours.repository / FLOOR / "config.pbtxt", triton_config(FLOOR, ours.options(), [1], features=CRITEO))
 
 
 def _write_reference(models: Models, repository: Path) -> None:

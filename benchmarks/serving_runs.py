@@ -119,7 +119,7 @@ class Alone:
         last = len(self._rows.dense) - batch
         while (now := time.monotonic()) < end:
             at = slice(start := (len(asked) * batch) % (last + 1), start + batch)
-            rows = {DENSE_INPUT.name: self._rows.dense[at], CATEGORICAL_INPUT.name: self._rows.categorical[at]}
+            rows = {DENSE_INPUT: self._rows.dense[at], CATEGORICAL_INPUT: self._rows.categorical[at]}
             self._session.run([PROBABILITY_OUTPUT.name], rows)
             asked.append(now)
             latencies.append(time.monotonic() - now)

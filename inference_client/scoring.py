@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferInput, InferRequestedOutput
 
 from components.contracts.serving import (
-    CATEGORICAL_INPUT,
-    DENSE_INPUT,
+    INPUT_TYPES,
     MAX_BATCH_ROWS,
     MODEL_NAME,
     PROBABILITY_OUTPUT,
-    Tensor,
+    named_inputs,
 )
 from inference_client.errors import (
     BadReply,
@@ -199,8 +198,8 @@ class ScoringClient:
         """Click probabilities of the rows, all by one model version.
 
         Args:
-            dense: [n, 13] float32, NaN = missing; n >= 1.
-            categorical: [n, 26] int64, -1 = missing.
+            dense: [n, d] float32, the numeric features of the model, NaN = missing; n >= 1.
+            categorical: [n, c] int64, its categorical ones, -1 = missing.
             request_id: For `KeyedScorer`; one model answers every request alike.
             key: For `KeyedScorer` too.
             model_name: Instead of the settings', as the two below.
@@ -269,7 +268,7 @@ class ScoringClient:
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
         """The first answer; an unavailable server is asked again, with growing waits."""
-        inputs = [_input_tensor(DENSE_INPUT, dense), _input_tensor(CATEGORICAL_INPUT, categorical)]
+        inputs = [_input_tensor(name, rows) for name, rows in named_inputs(dense, categorical).items()]
         backoff = self._settings.first_backoff_seconds
         for attempt in range(1, request.max_attempts + 1):
             try:
@@ -305,21 +304,17 @@ class ScoringClient:
 
 
 def _check_rows(dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> None:
-    wanted = (
-        ("dense", dense, np.float32, DENSE_INPUT.width),
-        ("categorical", categorical, np.int64, CATEGORICAL_INPUT.width),
-    )
-    for name, array, dtype, width in wanted:
-        if array.dtype != dtype or array.ndim != 2 or array.shape[1] != width or not len(array):
+    for name, array, dtype in (("dense", dense, np.float32), ("categorical", categorical, np.int64)):
+        if array.dtype != dtype or array.ndim != 2 or not len(array):
             raise BadRequest(
-                f"{name} is {array.dtype} {list(array.shape)}, expected {np.dtype(dtype)} [n, {width}] with n >= 1"
+                f"{name} is {array.dtype} {list(array.shape)}, expected {np.dtype(dtype)} [n, columns] with n >= 1"
             )
     if len(dense) != len(categorical):
         raise BadRequest(f"dense has {len(dense)} rows and categorical {len(categorical)}, expected the same number")
 
 
-def _input_tensor(tensor: Tensor, rows: NDArray[Any]) -> Any:
-    return InferInput(tensor.name, list(rows.shape), tensor.datatype).set_data_from_numpy(rows)
+def _input_tensor(name: str, rows: NDArray[Any]) -> Any:
+    return InferInput(name, list(rows.shape), INPUT_TYPES[name]).set_data_from_numpy(rows)
 
 
 def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:

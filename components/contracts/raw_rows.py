@@ -46,6 +46,19 @@ OWN_COLUMNS = (LABEL, REQUEST_ID, ROW, EVENT_TIME, *SERVED_BY, *SHADOW_TYPES, *C
 """Columns that rows have whatever their features: no feature has one of these names."""
 
 
+ROW_TYPES: dict[str, str] = {
+    LABEL: "int32",
+    REQUEST_ID: "string",
+    ROW: "int32",
+    EVENT_TIME: "timestamp[us, tz=UTC]",
+    MODEL_VERSION: "int32",
+    SCORE: "float32",
+    POSITION: "int32",
+    PROPENSITY: "float64",
+}
+"""Arrow type of each column that every raw row has; the features stand behind the first."""
+
+
 def raw_types(features: Features) -> dict[str, str]:
     """Arrow type of each raw column, in file order.
 
@@ -55,16 +68,10 @@ def raw_types(features: Features) -> dict[str, str]:
     probability with which it stood there (`contracts.exploration`).
     """
     return {
-        LABEL: "int32",
+        LABEL: ROW_TYPES[LABEL],
         **dict.fromkeys(features.numeric, "float32"),
         **dict.fromkeys(features.categorical, "int64"),
-        REQUEST_ID: "string",
-        ROW: "int32",
-        EVENT_TIME: "timestamp[us, tz=UTC]",
-        MODEL_VERSION: "int32",
-        SCORE: "float32",
-        POSITION: "int32",
-        PROPENSITY: "float64",
+        **ROW_TYPES,
     }
 
 

@@ -7,9 +7,11 @@ laptop's server, which starts with it.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
+from numpy.typing import NDArray
+
+from components.contracts.features import Features
 from components.runtime.errors import ContractError
 
 MODEL_NAME = "click_model"
@@ -53,12 +55,30 @@ class Tensor(NamedTuple):
     width: int
 
 
-DENSE_INPUT = Tensor("dense", "FP32", NUM_DENSE)
-"""Raw I1..I13, NaN = missing."""
-CATEGORICAL_INPUT = Tensor("categorical", "INT64", NUM_CATEGORICAL)
-"""Raw C1..C26, `criteo.MISSING_CATEGORY` = missing."""
+DENSE_INPUT = "dense"
+"""Name of the tensor of raw numeric features, in their order; NaN = missing."""
+CATEGORICAL_INPUT = "categorical"
+"""Name of the tensor of raw categorical features, in their order; `features.MISSING_CATEGORY` = missing."""
+INPUT_TYPES = {DENSE_INPUT: "FP32", CATEGORICAL_INPUT: "INT64"}
+"""Triton's data type of each input."""
 PROBABILITY_OUTPUT = Tensor("probability", "FP32", 1)
 """Probability of a click."""
+
+
+def input_tensors(features: Features) -> tuple[Tensor, ...]:
+    """What a served graph takes, in this order; of a kind of feature that there is none of, there is no tensor.
+
+    >>> input_tensors(Features(numeric=(), categorical=("item", "shop")))
+    (Tensor(name='categorical', datatype='INT64', width=2),)
+    """
+    widths = {DENSE_INPUT: len(features.numeric), CATEGORICAL_INPUT: len(features.categorical)}
+    return tuple(Tensor(name, INPUT_TYPES[name], width) for name, width in widths.items() if width)
+
+
+def named_inputs(dense: NDArray[Any], categorical: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """The tensors of a request for these rows, [n, d] and [n, c], by name; one without columns is left out."""
+    rows = {DENSE_INPUT: dense, CATEGORICAL_INPUT: categorical}
+    return {name: values for name, values in rows.items() if values.shape[1]}
 
 
 def versions_of(text: str) -> list[int]:

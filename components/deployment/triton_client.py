@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, GRPC_OPTIONS, PROBABILITY_OUTPUT
+from components.contracts.serving import GRPC_OPTIONS, INPUT_TYPES, PROBABILITY_OUTPUT, named_inputs
 from components.runtime.errors import PermanentError, TemporaryError
 
 CALL_SECONDS = 30.0
@@ -79,8 +79,8 @@ class Triton:
     ) -> tuple[NDArray[np.float32], int]:
         """Probabilities [n], and the version that gave them; without `version`, the one that Triton chooses."""
         inputs = []
-        for tensor, rows in ((DENSE_INPUT, dense), (CATEGORICAL_INPUT, categorical)):
-            inputs.append(self._grpc.InferInput(tensor.name, list(rows.shape), tensor.datatype))
+        for tensor, rows in named_inputs(dense, categorical).items():
+            inputs.append(self._grpc.InferInput(tensor, list(rows.shape), INPUT_TYPES[tensor]))
             inputs[-1].set_data_from_numpy(np.ascontiguousarray(rows))
         with self._translated(f"inference on {name}"):
             answer: Any = self._client.infer(

@@ -24,8 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.manifests import Model, Release
 from components.contracts.raw_rows import (
     MODEL_VERSION,
@@ -53,7 +52,6 @@ DEFAULT_TOLERANCE = 1e-6
 """Largest accepted difference of one probability. What may differ is the order of sums: rows were served in other
 batches than they are scored in here, on a GPU perhaps."""
 BATCH_ROWS = 16_384
-_LOGGED_COLUMNS = (*DENSE, *CATEGORICAL, REQUEST_ID, ROW)
 _SCORES = ((MODEL_VERSION, SCORE), (SHADOW_VERSION, SHADOW_SCORE))
 """Who scored a row, and how; the second pair is there only where a row was scored in the shadow too."""
 
@@ -136,8 +134,9 @@ def verify(
         checks.insert(0, _check_journal(released, entries))
         if graph is not None:
             session = open_graph(graph / GRAPH_FILE)
-            checks.append(_check_golden(session, graph_folder(store, version) / GOLDEN_FILE))
-            for logged in read_logged_rows(lake, version):
+            check, features = _check_golden(session, graph_folder(store, version) / GOLDEN_FILE)
+            checks.append(check)
+            for logged in read_logged_rows(lake, version, features) if features else ():
                 rest = len(logged.rows) if limit is None else limit - num_rows
                 if rest <= 0:
                     break
@@ -212,14 +211,20 @@ def _check_journal(released: Release | Promotion, entries: list[Promotion]) -> C
     return Check(name="journal", held=True, detail=", ".join(f"{entry.action} {entry.time}" for entry in entries))
 
 
-def _check_golden(session: Any, path: Path) -> Check:
-    """Whether the graph behind `session` answers the version's golden rows as training did."""
+def _check_golden(session: Any, path: Path) -> tuple[Check, Features | None]:
+    """Whether the graph behind `session` answers the version's golden rows as training did; and their features.
+
+    The features are None where the rows cannot be read: then nobody knows which columns the graph takes.
+    """
+    features = None
     try:
         golden = GoldenRows.load(path)
+        features = golden.features
         largest = check_scores(score(session, golden), golden, source="graph")
     except ContractError as error:
-        return Check(name="golden rows", held=False, detail=str(error))
-    return Check(name="golden rows", held=True, detail=f"{len(golden)} rows, largest difference {largest:.3g}")
+        return Check(name="golden rows", held=False, detail=str(error)), features
+    found = Check(name="golden rows", held=True, detail=f"{len(golden)} rows, largest difference {largest:.3g}")
+    return found, features
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -236,7 +241,7 @@ class LoggedRows:
     """Raw features, and as what is expected of them the logged scores; NaN where a row was logged without one."""
 
 
-def read_logged_rows(lake: Objects, version: int) -> Iterator[LoggedRows]:
+def read_logged_rows(lake: Objects, version: int, features: Features) -> Iterator[LoggedRows]:
     """The rows of `lake` that `version` scored, in the order of files and their rows.
 
     Scores that were served and those of the shadow come in batches of their own. Of row groups of other versions only
@@ -248,20 +253,20 @@ def read_logged_rows(lake: Objects, version: int) -> Iterator[LoggedRows]:
     """
     for archived in archived_files(lake):
         with archived.opened() as file:
-            yield from _logged_rows_of(file, archived, version)
+            yield from _logged_rows_of(file, archived, version=version, features=features)
 
 
-def _logged_rows_of(file: Any, archived: ArchivedFile, version: int) -> Iterator[LoggedRows]:
-    names, start = file.schema_arrow.names, 0
+def _logged_rows_of(file: Any, archived: ArchivedFile, *, version: int, features: Features) -> Iterator[LoggedRows]:
+    names, needed, start = file.schema_arrow.names, (*features.names, REQUEST_ID, ROW), 0
     # Rows that no model of ours served may come without the log's columns.
     pairs = [pair for pair in _SCORES if set(pair) <= set(names)]
-    columns = [*_LOGGED_COLUMNS, *(name for pair in pairs for name in pair)]
+    columns = [*needed, *(name for pair in pairs for name in pair)]
     for number in range(file.num_row_groups):
         versions = file.read_row_group(number, columns=[scored_by for scored_by, _ in pairs])
         position, start = start, start + versions.num_rows
         if not any(pc.any(pc.equal(column, version)).as_py() for column in versions.columns):
             continue
-        if lacking := [name for name in _LOGGED_COLUMNS if name not in names]:
+        if lacking := [name for name in needed if name not in names]:
             raise ContractError(f"{archived.uri} lacks columns {lacking}, expected those of a row that was archived")
         for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[number], columns=columns):
             for scored_by, score_column in pairs:
@@ -269,8 +274,9 @@ def _logged_rows_of(file: Any, archived: ArchivedFile, version: int) -> Iterator
                 if len(at):
                     taken = batch.take(pa.array(at))
                     rows = GoldenRows(
-                        dense=feature_matrix(taken, DENSE, "float32", missing=np.nan),
-                        categorical=feature_matrix(taken, CATEGORICAL, "int64", missing=MISSING_CATEGORY),
+                        features=features,
+                        dense=feature_matrix(taken, features.numeric, "float32", missing=np.nan),
+                        categorical=feature_matrix(taken, features.categorical, "int64", missing=MISSING_CATEGORY),
                         expected=feature_matrix(taken, [score_column], "float32", missing=np.nan).ravel(),
                     )
                     yield LoggedRows(file=archived.name, positions=position + at, log=taken, rows=rows)
@@ -278,9 +284,6 @@ def _logged_rows_of(file: Any, archived: ArchivedFile, version: int) -> Iterator
 
 
 def _difference(logged: LoggedRows, at: int, recomputed: float) -> ScoreDifference:
-    dense, categorical = logged.rows.dense[at].tolist(), logged.rows.categorical[at].tolist()
-    values: dict[str, float | int | None] = {name: _finite(value) for name, value in zip(DENSE, dense)}
-    values |= {name: value if value >= 0 else None for name, value in zip(CATEGORICAL, categorical)}
     return ScoreDifference(
         file=logged.file,
         position=int(logged.positions[at]),
@@ -288,7 +291,7 @@ def _difference(logged: LoggedRows, at: int, recomputed: float) -> ScoreDifferen
         row=logged.log.column(ROW)[at].as_py(),
         logged=_finite(float(logged.rows.expected[at])),
         recomputed=_finite(recomputed),
-        values=values,
+        values=logged.rows.values(at),
     )
 
 

@@ -86,6 +86,7 @@ def evaluate(
     _expect_same_champion(raw, champion)
     score = partial(
         score_holdout,
+        features=raw.recommender.features,
         score_candidate=candidate_scorer(model),
         score_champion=champion_scorer(champion) if champion else None,
         slot_sizes=training_set.slot_sizes,

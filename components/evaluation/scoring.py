@@ -21,12 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.hugectr_folder import FILE_LIST, listed_files
 from components.contracts.manifests import Model, Release
 from components.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID, feature_matrix
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
+from components.contracts.serving import PROBABILITY_OUTPUT, named_inputs
 from components.contracts.workflow import OOV_ID
 from components.models.configs import config_from_document
 from components.runtime.durable import sha256_tree
@@ -50,9 +49,9 @@ class RawBatch(NamedTuple):
     positions: NDArray[np.int32]
     """Places in a ranked list, from 1; 0 = in none."""
     dense: NDArray[np.float32]
-    """[n, 13], NaN = missing."""
+    """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
-    """[n, 26], `MISSING_CATEGORY` = missing."""
+    """[n, c], `MISSING_CATEGORY` = missing."""
 
 
 class EncodedBatch(NamedTuple):
@@ -60,9 +59,9 @@ class EncodedBatch(NamedTuple):
 
     labels: NDArray[np.int8]
     dense: NDArray[np.float32]
-    """[n, 13], normalised."""
+    """[n, d], normalised."""
     ids: NDArray[np.int64]
-    """[n, 26], slot-local."""
+    """[n, c], slot-local."""
 
 
 ScoreEncoded = Callable[[EncodedBatch], NDArray[np.float32]]
@@ -86,7 +85,9 @@ class ScoredHoldout:
     has_unknown_category: NDArray[np.bool_]
     """Whether the row holds a category without an id of its own."""
     categories: NDArray[np.int64]
-    """[n, 26] raw values of the categorical columns."""
+    """[n, c] raw values of the categorical columns."""
+    columns: tuple[str, ...]
+    """[c] names of these columns."""
 
 
 def candidate_scorer(model: Model) -> ScoreEncoded:
@@ -126,7 +127,7 @@ def champion_scorer(release: Release) -> ScoreRaw:
         raise ContractError(f"champion graph {path} cannot be loaded: {error}") from error
 
     def score(batch: RawBatch) -> NDArray[np.float32]:
-        inputs = {DENSE_INPUT.name: batch.dense, CATEGORICAL_INPUT.name: batch.categorical}
+        inputs = named_inputs(batch.dense, batch.categorical)
         (probability,) = session.run([PROBABILITY_OUTPUT.name], inputs)
         scores: NDArray[np.float32] = probability.reshape(len(batch.labels)).astype(np.float32)
         return scores
@@ -138,6 +139,7 @@ def score_holdout(
     raw_uri: str,
     encoded_uri: str,
     *,
+    features: Features,
     counts: tuple[int, int],
     score_candidate: ScoreEncoded,
     score_champion: ScoreRaw | None,
@@ -149,6 +151,7 @@ def score_holdout(
     Args:
         raw_uri: Folder of the raw rows.
         encoded_uri: Folder of the same rows encoded, in the same order.
+        features: Of the rows.
         counts: Rows of both folders according to their manifests.
         score_candidate: See `candidate_scorer`.
         score_champion: See `champion_scorer`; None if nothing is live.
@@ -157,17 +160,17 @@ def score_holdout(
     """
     raw, encoded = local_path(raw_uri), local_path(encoded_uri)
     logger.info("scoring %d held-out rows", check_counts(raw, encoded, counts))
-    labels, event_seconds, groups, positions, champion, categories = _raw_columns(raw, score_champion)
+    labels, event_seconds, groups, positions, champion, categories = _raw_columns(raw, features, score_champion)
     is_new = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
     encoded_labels, candidate, new, unknown = _columns(
         (
             (
                 batch.labels,
                 score_candidate(batch),
-                np.any([known[ids] for known, ids in zip(is_new, batch.ids.T)], axis=0),
+                _has_new(batch.ids, is_new),
                 (batch.ids == OOV_ID).any(axis=1),
             )
-            for batch in encoded_batches(encoded)
+            for batch in encoded_batches(encoded, features)
         ),
         (np.int8, np.float32, np.bool_, np.bool_),
     )
@@ -182,10 +185,18 @@ def score_holdout(
         has_new_category=new,
         has_unknown_category=unknown,
         categories=categories,
+        columns=features.categorical,
     )
 
 
-def _raw_columns(folder: Path, score_champion: ScoreRaw | None) -> list[NDArray[Any]]:
+def _has_new(ids: NDArray[np.int64], is_new: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    found = np.zeros(len(ids), np.bool_)
+    for known, column in zip(is_new, ids.T):
+        found |= known[column]
+    return found
+
+
+def _raw_columns(folder: Path, features: Features, score_champion: ScoreRaw | None) -> list[NDArray[Any]]:
     """Labels, times, requests, positions, the champion's scores (empty without one) and the categorical columns."""
     return _columns(
         (
@@ -197,7 +208,7 @@ def _raw_columns(folder: Path, score_champion: ScoreRaw | None) -> list[NDArray[
                 score_champion(batch) if score_champion else np.zeros(0, np.float32),
                 batch.categorical,
             )
-            for batch in raw_batches(folder)
+            for batch in raw_batches(folder, features)
         ),
         (np.int8, np.float64, np.int64, np.int32, np.float32, np.int64),
     )
@@ -260,28 +271,29 @@ def check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
     return num_raw
 
 
-def raw_batches(folder: Path, batch_rows: int = BATCH_ROWS) -> Iterator[RawBatch]:
+def raw_batches(folder: Path, features: Features, batch_rows: int = BATCH_ROWS) -> Iterator[RawBatch]:
     """The raw rows of `folder` in order."""
     numbers: dict[str, int] = {}
-    for batch in column_batches(folder, [LABEL, EVENT_TIME, REQUEST_ID, POSITION, *DENSE, *CATEGORICAL], batch_rows):
+    columns = [LABEL, EVENT_TIME, REQUEST_ID, POSITION, *features.names]
+    for batch in column_batches(folder, columns, batch_rows):
         time = batch.column(EVENT_TIME).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
         yield RawBatch(
             labels=_labels(batch),
             event_seconds=time.to_numpy(zero_copy_only=False) / 1e6,
             groups=_numbered(batch.column(REQUEST_ID), numbers),
             positions=feature_matrix(batch, [POSITION], "int32", missing=0)[:, 0],
-            dense=feature_matrix(batch, DENSE, "float32", missing=np.nan),
-            categorical=feature_matrix(batch, CATEGORICAL, "int64", missing=MISSING_CATEGORY),
+            dense=feature_matrix(batch, features.numeric, "float32", missing=np.nan),
+            categorical=feature_matrix(batch, features.categorical, "int64", missing=MISSING_CATEGORY),
         )
 
 
-def encoded_batches(folder: Path, batch_rows: int = BATCH_ROWS) -> Iterator[EncodedBatch]:
+def encoded_batches(folder: Path, features: Features, batch_rows: int = BATCH_ROWS) -> Iterator[EncodedBatch]:
     """The encoded rows of `folder` in order."""
-    for batch in column_batches(folder, [LABEL, *DENSE, *CATEGORICAL], batch_rows):
+    for batch in column_batches(folder, [LABEL, *features.names], batch_rows):
         yield EncodedBatch(
             labels=_labels(batch),
-            dense=feature_matrix(batch, DENSE, "float32", missing=np.nan),
-            ids=feature_matrix(batch, CATEGORICAL, "int64", missing=MISSING_CATEGORY),
+            dense=feature_matrix(batch, features.numeric, "float32", missing=np.nan),
+            ids=feature_matrix(batch, features.categorical, "int64", missing=MISSING_CATEGORY),
         )
 
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.metrics import (
     AucDifference,
@@ -62,7 +61,7 @@ def cut_slices(scored: ScoredHoldout, *, is_first_round: bool) -> dict[str, NDAr
     slices |= {f"hour: {hour:02}": hours == hour for hour in np.unique(hours)}
     for position in range(1, min(scored.positions.max(initial=0), MAX_POSITION) + 1):
         slices[f"position: {position}"] = scored.positions == position
-    for column, values in zip(CATEGORICAL, scored.categories.T):
+    for column, values in zip(scored.columns, scored.categories.T):
         slices |= dict(_by_value(column, values))
     return slices
 

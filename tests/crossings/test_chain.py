@@ -49,7 +49,7 @@ def _graph(release, dense, categorical):
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(local_path(release.graph_uri)), providers=["CPUExecutionProvider"])
-    inputs = {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical}
+    inputs = {DENSE_INPUT: dense, CATEGORICAL_INPUT: categorical}
     return session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel()
 
 

@@ -94,7 +94,7 @@ def _arithmetic(turn, held_out_rows):
         found["scores"] = _digest(scores["candidate"])
     dense, categorical, _ = held_out_rows(turn.extraction)
     session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
-    inputs = {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical}
+    inputs = {DENSE_INPUT: dense, CATEGORICAL_INPUT: categorical}
     return {**found, "served scores": _digest(*session.run([PROBABILITY_OUTPUT.name], inputs))}
 
 

@@ -157,7 +157,7 @@ def _inside(graph, names):
     """Runs the graph with `names` of its inner values as outputs before the probability."""
     session = open_graph(with_inner_values(graph, names))
     return lambda rows: session.run(
-        [*names, "probability"], {DENSE_INPUT.name: rows.dense, CATEGORICAL_INPUT.name: rows.categorical}
+        [*names, "probability"], {DENSE_INPUT: rows.dense, CATEGORICAL_INPUT: rows.categorical}
     )
 
 
@@ -171,7 +171,7 @@ def test_graph_repeats_nvtabular_bit_by_bit_and_the_float64_module_to_a_milliont
         np.testing.assert_array_equal(rows - offsets, by_nvtabular["ids"])
         np.testing.assert_array_equal(dense.view(np.int32), by_nvtabular["dense"].view(np.int32))
     served = open_graph(tmp_path / GRAPH_FILE).run(
-        None, {DENSE_INPUT.name: encoded.dense, CATEGORICAL_INPUT.name: encoded.categorical}
+        None, {DENSE_INPUT: encoded.dense, CATEGORICAL_INPUT: encoded.categorical}
     )[0]
     np.testing.assert_array_equal(served.view(np.int32), scores.view(np.int32))
     # Dense values near float32's largest give larger logits, whose float32 sums are further from the float64 ones.

@@ -92,7 +92,7 @@ def test_the_released_graph_takes_a_category_that_left_for_unknown(leaving, held
         raw = categorical.copy()
         for column in columns:
             raw[:, column] = value(column)
-        scores.append(session.run(None, {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: raw})[0])
+        scores.append(session.run(None, {DENSE_INPUT: dense, CATEGORICAL_INPUT: raw})[0])
     np.testing.assert_array_equal(scores[0], scores[1])
     np.testing.assert_array_equal(scores[0], scores[2])
 

@@ -139,7 +139,7 @@ def test_the_served_graph_scores_rows_with_values_in_left_out_columns_as_trainin
     session = onnxruntime.InferenceSession(
         str(local_path(this.deployment.graph_uri)), providers=["CPUExecutionProvider"]
     )
-    inputs = {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical}
+    inputs = {DENSE_INPUT: dense, CATEGORICAL_INPUT: categorical}
     served = session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel()
     _, scores = held_out(this)
     np.testing.assert_allclose(served, scores, atol=1e-5, rtol=0)

@@ -13,12 +13,14 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from components.contracts.criteo import CRITEO
 from components.contracts.serving import (
     CATEGORICAL_INPUT,
     DENSE_INPUT,
     MAX_BATCH_ROWS,
     MODEL_NAME,
     PROBABILITY_OUTPUT,
+    input_tensors,
 )
 from components.storage.uris import local_path
 from inference_client.errors import ServerUnavailable
@@ -29,7 +31,7 @@ from pipelines.local.triton import TritonServer
 pytestmark = pytest.mark.timeout(900)
 
 ONNX_TYPES = {"FP32": onnx.TensorProto.FLOAT, "INT64": onnx.TensorProto.INT64}
-INPUTS, OUTPUTS = (DENSE_INPUT, CATEGORICAL_INPUT), (PROBABILITY_OUTPUT,)
+INPUTS, OUTPUTS = input_tensors(CRITEO), (PROBABILITY_OUTPUT,)
 
 
 def _agreed(tensors):
@@ -96,7 +98,7 @@ def test_real_server_gives_the_client_the_released_graphs_answer_and_its_death_i
     release = chain.rounds[1].deployment
     dense, categorical, _ = held_out_rows(chain.rounds[1].extraction)
     session = onnxruntime.InferenceSession(str(local_path(release.graph_uri)), providers=["CPUExecutionProvider"])
-    feed = {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical}
+    feed = {DENSE_INPUT: dense, CATEGORICAL_INPUT: categorical}
     expected = session.run([PROBABILITY_OUTPUT.name], feed)[0][:, 0]
     waits = []
 

@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.deployment.triton_client import Triton
 from monitoring.showing.exposition import Exposition
@@ -100,7 +101,9 @@ def triton(stack: ExitStack, folder):
     for name, cached in MODELS.items():
         model = folder / "repository" / name
         (model / "1").mkdir(parents=True)
-        (model / "config.pbtxt").write_text(triton_config(name, ServingOptions(response_cache=cached), [1]))
+        (model / "config.pbtxt").write_text(
+            triton_config(name, ServingOptions(response_cache=cached), [1], features=CRITEO)
+        )
         (model / "1" / "model.py").write_text(ECHO)
         (model / "1" / "model.onnx").touch()
     settings = TritonSettings(cache_bytes=1 << 20)

@@ -8,6 +8,7 @@ import urllib.request
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.deployment.triton_client import Triton
 from pipelines.local.triton import TritonSettings
@@ -23,7 +24,9 @@ def test_the_recorded_names_and_labels_are_the_servers(tmp_path):
     for name, cached in models.items():
         folder = tmp_path / "repository" / name
         (folder / "1").mkdir(parents=True)
-        (folder / "config.pbtxt").write_text(triton_config(name, ServingOptions(response_cache=cached), [1]))
+        (folder / "config.pbtxt").write_text(
+            triton_config(name, ServingOptions(response_cache=cached), [1], features=CRITEO)
+        )
         (folder / "1" / "model.py").write_text(ECHO)
         (folder / "1" / "model.onnx").touch()
     settings = TritonSettings(cache_bytes=1 << 20)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.contracts.manifests import Release
 from components.contracts.serving import CANDIDATE_NAME, GRPC_OPTIONS, MODEL_NAME
 from components.deployment.release import ReleaseSettings
@@ -204,7 +205,7 @@ def write_gated_model(root, *, instances=1, queue=512):
     model = root / "repository" / MODEL_NAME
     (model / "1").mkdir(parents=True)
     options = ServingOptions(instances=instances, max_queued_requests=queue)
-    (model / "config.pbtxt").write_text(triton_config(MODEL_NAME, options, [1]))
+    (model / "config.pbtxt").write_text(triton_config(MODEL_NAME, options, [1], features=CRITEO))
     (model / "1" / "model.py").write_text(GATED)
     (model / "1" / "model.onnx").touch()
 

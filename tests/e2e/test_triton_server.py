@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from pipelines.local import triton as module
 from pipelines.local.triton import Ports, TritonServer, TritonSettings, check_repository
@@ -30,7 +31,9 @@ def repository(tmp_path):
 
     path = tmp_path / "model repository"
     (path / "click_model" / "1").mkdir(parents=True)
-    (path / "click_model" / "config.pbtxt").write_text(triton_config("click_model", ServingOptions(), [1]))
+    (path / "click_model" / "config.pbtxt").write_text(
+        triton_config("click_model", ServingOptions(), [1], features=CRITEO)
+    )
     (path / "click_model" / "1" / "model.py").write_text(ECHO)
     (path / "click_model" / "1" / "model.onnx").touch()
     return path

@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.contracts.serving import MODEL_NAME
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from inference_client.errors import DeadlineExpired, ServerUnavailable
@@ -40,7 +41,7 @@ def write_model(repository):
     (version / "model.py").write_text(MODEL)
     (version / "model.onnx").touch()
     options = ServingOptions(instances=1, max_queued_requests=4)
-    (repository / MODEL_NAME / "config.pbtxt").write_text(triton_config(MODEL_NAME, options, [1]))
+    (repository / MODEL_NAME / "config.pbtxt").write_text(triton_config(MODEL_NAME, options, [1], features=CRITEO))
 
 
 def rows_taking(seconds, n=1):

@@ -150,7 +150,7 @@ def test_a_reply_that_is_no_probability_per_row_is_an_error(server, make_rows, c
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda d, c: (d[:, :12], c), r"dense is float32 \[4, 12\]"),
+        (lambda d, c: (d[0], c), r"dense is float32 \[13\], expected float32 \[n, columns\]"),
         (lambda d, c: (d.astype(np.float64), c), "dense is float64"),
         (lambda d, c: (d, c.astype(np.int32)), "categorical is int32"),
         (lambda d, c: (d, c[:3]), "dense has 4 rows and categorical 3"),

@@ -18,6 +18,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.contracts.serving import MODEL_NAME
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.runtime.errors import PermanentError, TemporaryError
@@ -175,7 +176,7 @@ def make_pod(rendered, tmp_path):
             SLOW.format(seconds=seconds, begun=str(tmp_path / name / "begun"))
         )
         (repository / MODEL_NAME / "config.pbtxt").write_text(
-            triton_config(MODEL_NAME, ServingOptions(instances=1), [1])
+            triton_config(MODEL_NAME, ServingOptions(instances=1), [1], features=CRITEO)
         )
         pod = TritonPod(
             rendered("cpu"),

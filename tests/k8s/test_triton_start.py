@@ -13,6 +13,7 @@ import subprocess
 
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.triton_config import ServingOptions, triton_config
@@ -55,7 +56,9 @@ def put(repository):
     def model(name=MODEL_NAME, code=ECHO, version=1):
         (repository / name / str(version)).mkdir(parents=True, exist_ok=True)
         (repository / name / str(version) / "model.py").write_text(code)
-        (repository / name / "config.pbtxt").write_text(triton_config(name, ServingOptions(instances=1), [version]))
+        (repository / name / "config.pbtxt").write_text(
+            triton_config(name, ServingOptions(instances=1), [version], features=CRITEO)
+        )
 
     return model
 

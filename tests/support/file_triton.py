@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from uuid import uuid4
 
+from components.contracts.criteo import CRITEO
 from components.contracts.serving import MODEL_NAME, versions_of
 from components.deployment.graph.parity import GoldenRows, open_graph, score
 from components.deployment.repository.triton_config import warmup_files_of
@@ -85,5 +86,5 @@ class FileTriton:
         if not self.loaded(name) or (version is not None and version not in self.loaded(name)):
             raise PermanentError(f"triton {self.url}: {name} version {version} is not loaded")
         chosen = version or max(self.loaded(name))
-        rows = GoldenRows(dense=dense, categorical=categorical, expected=dense[:, 0])
+        rows = GoldenRows(features=CRITEO, dense=dense, categorical=categorical, expected=dense[:, 0])
         return score(open_graph(self.graph(chosen, name)), rows), chosen

@@ -33,4 +33,4 @@ def with_inner_values(graph, names):
 
 
 def run_graph(session, dense, categorical, names=None):
-    return session.run(names, {DENSE_INPUT.name: np.asarray(dense), CATEGORICAL_INPUT.name: np.asarray(categorical)})
+    return session.run(names, {DENSE_INPUT: np.asarray(dense), CATEGORICAL_INPUT: np.asarray(categorical)})

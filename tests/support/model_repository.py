@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from components.contracts.criteo import CRITEO
 from components.contracts.serving import versions_of
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.triton_config import ServingOptions
@@ -35,6 +36,7 @@ def small_version(folder, number, *, data=b""):
     if data:
         (graph / DATA_FILE).write_bytes(data)
     golden = GoldenRows(
+        features=CRITEO,
         dense=random.normal(size=(5, 13)).astype(np.float32),
         categorical=random.integers(0, 2**32, (5, 26)),
         expected=random.random(5).astype(np.float32),

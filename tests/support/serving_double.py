@@ -10,6 +10,7 @@ from collections import Counter
 
 import numpy as np
 
+from components.contracts.criteo import CRITEO
 from components.contracts.serving import versions_of
 from components.deployment.canary.evidence import COUNTERS
 from components.deployment.graph.parity import GoldenRows, open_graph, score
@@ -61,7 +62,9 @@ class ServerDouble:
         version = max(loaded, default=None) if version is None else version
         if version not in loaded:
             raise PermanentError(f"triton {self.url}: NOT_FOUND {name} {version}")
-        rows = GoldenRows(dense=dense, categorical=categorical, expected=np.zeros(len(dense), np.float32))
+        rows = GoldenRows(
+            features=CRITEO, dense=dense, categorical=categorical, expected=np.zeros(len(dense), np.float32)
+        )
         self.count(name, version, success=1, infer_us=1000)
         return score(loaded[version], rows), version
 

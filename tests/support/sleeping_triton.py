@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc as grpc_client
 
+from components.contracts.criteo import CRITEO
 from components.contracts.serving import MODEL_NAME, NUM_CATEGORICAL, NUM_DENSE
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from pipelines.local.triton import TritonServer
@@ -36,7 +37,7 @@ def _write_sleeper(repository: Path, name: str, seconds: float) -> None:
     options = ServingOptions(instances=1, queue_timeout_microseconds=LONGEST)
     folder = repository / name / "1"
     folder.mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(triton_config(name, options, [1]))
+    (repository / name / "config.pbtxt").write_text(triton_config(name, options, [1], features=CRITEO))
     (folder / "model.py").write_text(_SLEEPER.format(seconds=seconds))
     # The server's own start asks for a graph beside the code; the code does not read it.
     (folder / "model.onnx").touch()

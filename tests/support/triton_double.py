@@ -9,7 +9,15 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from components.contracts.serving import CANARY_NAME, CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
+from components.contracts.criteo import CRITEO
+from components.contracts.serving import (
+    CANARY_NAME,
+    CATEGORICAL_INPUT,
+    DENSE_INPUT,
+    MODEL_NAME,
+    PROBABILITY_OUTPUT,
+    input_tensors,
+)
 
 
 def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
@@ -93,13 +101,13 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True):
             dtype = {"FP32": "<f4", "INT64": "<i8"}[tensor.datatype]
             arrays[tensor.name] = np.frombuffer(content, dtype).reshape(list(tensor.shape))
-        for wanted in (DENSE_INPUT, CATEGORICAL_INPUT):
+        for wanted in input_tensors(CRITEO):
             array = arrays.get(wanted.name)
             if array is None or array.ndim != 2 or array.shape[1] != wanted.width:
                 raise ValueError(f"unexpected shape for input '{wanted.name}' for model '{request.model_name}'")
         if {o.name for o in request.outputs} != {PROBABILITY_OUTPUT.name}:
             raise ValueError("unexpected inference output")
-        return arrays[DENSE_INPUT.name], arrays[CATEGORICAL_INPUT.name]
+        return arrays[DENSE_INPUT], arrays[CATEGORICAL_INPUT]
 
 
 class RunningServer:

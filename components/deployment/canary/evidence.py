@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from prometheus_client.parser import text_string_to_metric_families
 
-from components.contracts import criteo, raw_rows
+from components.contracts import raw_rows
 from components.deployment.canary.policy import ArmCounts, BothCounts, Pairs
 from components.runtime.errors import TemporaryError, first_line
 from components.storage.objects import Objects
@@ -78,7 +78,7 @@ def read_pairs(places: Sequence[Objects], *, stable: int, canary: int, since: da
         ContractError: a file is damaged.
         TemporaryError, PermanentError: the bucket cannot be read.
     """
-    types = {**criteo.RAW_TYPES, **raw_rows.SHADOW_TYPES}
+    types = {**raw_rows.ROW_TYPES, **raw_rows.SHADOW_TYPES}
     schema = arrow_schema({name: types[name] for name in COLUMNS})
     found = [schema.empty_table()]
     first_day = since.astimezone(timezone.utc).date().isoformat()

@@ -1,11 +1,11 @@
 """The feature workflow as nodes: raw values in, normalised values and rows of the fused table out.
 
-Adds the network's dense input [n, 13] and `table_rows` [n, 26] to `graph.parts.Parts`, equal bit by bit to what
+Adds the network's dense input [n, d] and `table_rows` [n, c] to `graph.parts.Parts`, equal bit by bit to what
 `FeatureWorkflow` computes. Categories are looked up in a hash table that lies in the graph's own arrays. The nodes that
 use the result are `graph.export`'s.
 
-All 26 columns are looked up at once: a category's key is its value plus the first key of its slot's range, so that one
-table does the work of 26. The value of a key is the distance of its row from the slot's out-of-vocabulary row, so that
+All columns are looked up at once: a category's key is its value plus the first key of its slot's range, so that one
+table does the work of all. The value of a key is the distance of its row from the slot's out-of-vocabulary row, so that
 the default, 0, is right in every slot. The slot of an excluded column has no entries, and its distances count from its
 row for missing values, so that every value of it is missing.
 
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from components.contracts.criteo import CATEGORICAL, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.criteo import CRITEO
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
@@ -34,7 +34,7 @@ from components.runtime.errors import ContractError
 PREFIX = "network/"
 """Of every tensor and node of the network, so that it is wired to the encoding by name."""
 DENSE = f"{PREFIX}dense"
-"""The network's dense input [n, 13]."""
+"""The network's dense input [n, d]."""
 CHOICES = 3
 """Cells in which a key of the hash table may lie."""
 LOAD = 0.8
@@ -55,13 +55,16 @@ _FIRST_KEY = 2**32
 
 
 def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
-    """Adds the network's dense input [n, 13], operator by operator as `FeatureWorkflow.encode_dense`; its name."""
-    missing = parts.node("IsNaN", [DENSE_INPUT.name], "dense_missing")
+    """Adds the network's dense input [n, d], operator by operator as `FeatureWorkflow.encode_dense`; its name."""
+    numeric = CRITEO.numeric
+    if not numeric:
+        return parts.node("Cast", [_no_columns(parts, CATEGORICAL_INPUT)], DENSE, to=TensorProto.FLOAT)
+    missing = parts.node("IsNaN", [DENSE_INPUT], "dense_missing")
     if workflow.excluded_dense:
-        excluded = parts.constant("dense_excluded", np.isin(np.arange(NUM_DENSE), workflow.excluded_dense))
+        excluded = parts.constant("dense_excluded", np.isin(numeric, workflow.excluded))
         missing = parts.node("Or", [missing, excluded], "dense_left_out")
     fill = parts.constant("fill", np.array(workflow.fill, np.float32))
-    filled = parts.node("Where", [missing, fill, DENSE_INPUT.name], "dense_filled")
+    filled = parts.node("Where", [missing, fill, DENSE_INPUT], "dense_filled")
     clip = parts.constant("clip_min", np.array(workflow.clip_min, np.float32))
     clipped = parts.node("Max", [filled, clip], "dense_clipped")
     shifted = parts.node("Add", [clipped, parts.constant("one", np.array(1, np.float32))], "dense_shifted")
@@ -73,25 +76,36 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
 
 
 def encode_categorical(parts: Parts, workflow: FeatureWorkflow) -> str:
-    """Adds `table_rows` [n, 26]: per slot, the row of the fused table (slot offset + id) of each raw category.
+    """Adds `table_rows` [n, c]: per slot, the row of the fused table (slot offset + id) of each raw category.
 
     Raises:
         ContractError: as `build_table`.
     """
+    categorical = CRITEO.categorical
+    if not categorical:
+        return parts.node("Cast", [_no_columns(parts, DENSE_INPUT)], "table_rows", to=TensorProto.INT64)
     bounds = [parts.constant(f"category_{n}", np.array(b)) for n, b in (("lowest", _LOWEST), ("highest", _HIGHEST))]
-    clipped = parts.node("Clip", [CATEGORICAL_INPUT.name, *bounds], "categories")
-    starts = parts.constant("slot_keys", np.arange(NUM_CATEGORICAL) * _SLOT_KEYS + _FIRST_KEY)
+    clipped = parts.node("Clip", [CATEGORICAL_INPUT, *bounds], "categories")
+    starts = parts.constant("slot_keys", np.arange(len(categorical)) * _SLOT_KEYS + _FIRST_KEY)
     keys = parts.node("Add", [clipped, starts], "keys")
-    distances = _look_up(parts, keys, build_table(*_entries(workflow)))
+    distances = _look_up(parts, keys, build_table(*_entries(workflow)), width=len(categorical))
     offsets = np.cumsum([0, *workflow.slot_sizes[:-1]])
-    unknown = np.where(np.isin(CATEGORICAL, workflow.excluded), MISSING_ID, OOV_ID)
+    unknown = np.where(np.isin(categorical, workflow.excluded), MISSING_ID, OOV_ID)
     return parts.node("Add", [distances, parts.constant("oov_rows", offsets + unknown)], "table_rows")
+
+
+def _no_columns(parts: Parts, source: str) -> str:
+    """Adds a tensor [n, 0] with a row for each one of `source`, for a kind of feature that there is none of."""
+    first, last, axis = (
+        parts.constant(f"no_columns_{n}", np.array([v])) for n, v in (("first", 0), ("end", 0), ("axis", 1))
+    )
+    return parts.node("Slice", [source, first, last, axis], "no_columns")
 
 
 def _entries(workflow: FeatureWorkflow) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Keys, and the distance of each one's row from its slot's out-of-vocabulary row."""
     keys, distances = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # all columns may be excluded
-    for slot, (name, vocabulary) in enumerate(zip(CATEGORICAL, workflow.vocabularies)):
+    for slot, (name, vocabulary) in enumerate(zip(CRITEO.categorical, workflow.vocabularies)):
         if name in workflow.excluded:
             continue
         # An id without a category is no entry: its mark, sent as a raw value, is out of vocabulary like any other.
@@ -101,8 +115,8 @@ def _entries(workflow: FeatureWorkflow) -> tuple[NDArray[np.int64], NDArray[np.i
     return np.concatenate(keys), np.concatenate(distances).astype(np.int32)
 
 
-def _look_up(parts: Parts, wanted: str, table: HashTable) -> str:
-    """Adds `distances` [n, 26]: reads each key's cells one after another; where none holds it, cell 0 answers.
+def _look_up(parts: Parts, wanted: str, table: HashTable, *, width: int) -> str:
+    """Adds `distances` [n, width]: reads each key's cells one after another; where none holds it, cell 0 answers.
 
     GatherElements, which wants flat indices, takes a seventh of Gather's time for single numbers.
     """
@@ -118,7 +132,7 @@ def _look_up(parts: Parts, wanted: str, table: HashTable) -> str:
         found = parts.node("Where", [parts.node("Equal", [held, flat], f"hit_{i}"), cells, found], f"found_{i}")
     distances = parts.node("GatherElements", [cell_values, found], "distances_flat")
     wide = parts.node("Cast", [distances], "distances_wide", to=TensorProto.INT64)
-    shape = parts.constant("distances_shape", np.array([-1, NUM_CATEGORICAL]))
+    shape = parts.constant("distances_shape", np.array([-1, width]))
     return parts.node("Reshape", [wide, shape], "distances")
 
 

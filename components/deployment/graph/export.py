@@ -20,8 +20,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from components.contracts.criteo import CRITEO
 from components.contracts.manifests import Model
-from components.contracts.serving import PROBABILITY_OUTPUT
+from components.contracts.serving import PROBABILITY_OUTPUT, input_tensors
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.encoding import DENSE, PREFIX, encode_categorical, encode_dense
 from components.deployment.graph.parts import OPSET, Parts
@@ -50,10 +51,12 @@ def write_graph(folder: Path, workflow: FeatureWorkflow, table: NDArray[np.float
         raise ContractError(
             f"embeddings have {len(table)} rows, expected {sum(workflow.slot_sizes)} from the workflow's vocabularies"
         )
-    parts = Parts()
+    parts = Parts(input_tensors(CRITEO))
     encode_dense(parts, workflow)
     encode_categorical(parts, workflow)
-    parts.node("Gather", [parts.table("embeddings", table), "table_rows"], EMBEDDINGS, axis=0)
+    # An empty table is no entry of `model.data`: ONNX Runtime maps no bytes.
+    vectors = parts.table("embeddings", table) if len(table) else parts.constant("embeddings", table)
+    parts.node("Gather", [vectors, "table_rows"], EMBEDDINGS, axis=0)
     _add_network(parts, network)
     parts.write(folder)
 

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.manifests import RawDataset, Verdict
 from components.contracts.raw_rows import feature_matrix
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT
+from components.contracts.serving import MAX_BATCH_ROWS, PROBABILITY_OUTPUT, named_inputs
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, first_line
 from components.storage.uris import local_path
@@ -29,16 +28,21 @@ TOLERANCE = 1e-5
 MAX_ROWS = 20_000
 """Held-out rows compared, from the oldest."""
 NUM_GOLDEN_ROWS = 64
+_ARRAYS = ("dense", "categorical", "expected")
+_NAMES = {"numeric": "numeric_names", "categorical": "categorical_names"}
+"""Name, in the file of golden rows, of each kind of feature's names."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GoldenRows:
     """Raw rows with the probabilities that the training side gave them."""
 
+    features: Features
+    """Names of the columns."""
     dense: NDArray[np.float32]
-    """[n, 13], NaN = missing."""
+    """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
-    """[n, 26], `MISSING_CATEGORY` = missing."""
+    """[n, c], `MISSING_CATEGORY` = missing."""
     expected: NDArray[np.float32]
     """[n]."""
 
@@ -52,13 +56,25 @@ class GoldenRows:
 
     def take(self, at: NDArray[np.int64] | slice) -> GoldenRows:
         """The rows at these positions."""
-        return GoldenRows(dense=self.dense[at], categorical=self.categorical[at], expected=self.expected[at])
+        arrays = {name: getattr(self, name)[at] for name in _ARRAYS}
+        return GoldenRows(features=self.features, **arrays)
+
+    def values(self, row: int) -> dict[str, float | int | None]:
+        """The raw values of a row by column; None = missing."""
+        dense, categorical = self.dense[row].tolist(), self.categorical[row].tolist()
+        found = {name: None if np.isnan(value) else value for name, value in zip(self.features.numeric, dense)}
+        return found | {
+            name: None if value == MISSING_CATEGORY else value
+            for name, value in zip(self.features.categorical, categorical)
+        }
 
     def save(self, path: Path) -> None:
         """Writes the rows to `path`."""
-        arrays = io.BytesIO()
-        np.savez(arrays, dense=self.dense, categorical=self.categorical, expected=self.expected)
-        write_whole(path, arrays.getvalue())
+        content = io.BytesIO()
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in _ARRAYS}
+        arrays |= {name: np.array(getattr(self.features, kind), str) for kind, name in _NAMES.items()}
+        np.savez(content, **arrays)
+        write_whole(path, content.getvalue())
 
     @classmethod
     def load(cls, path: Path) -> GoldenRows:
@@ -67,17 +83,18 @@ class GoldenRows:
         Raises:
             ContractError: the file is absent or damaged, or its arrays are no rows.
         """
-        arrays = _read_arrays(path, "golden rows", ("dense", "categorical", "expected"))
+        arrays = _read_arrays(path, "golden rows", (*_ARRAYS, *_NAMES.values()))
+        features = Features(**{kind: arrays.pop(name).tolist() for kind, name in _NAMES.items()})
         found = {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
         num_rows = arrays["expected"].size
         expected = {
-            "dense": ("float32", (num_rows, NUM_DENSE)),
-            "categorical": ("int64", (num_rows, NUM_CATEGORICAL)),
+            "dense": ("float32", (num_rows, len(features.numeric))),
+            "categorical": ("int64", (num_rows, len(features.categorical))),
             "expected": ("float32", (num_rows,)),
         }
         if found != expected or num_rows == 0:
             raise ContractError(f"golden rows {path} are {found}, expected {expected}, at least one row")
-        return cls(**arrays)
+        return cls(features=features, **arrays)
 
 
 def _read_arrays(path: Path, what: str, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
@@ -104,13 +121,14 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
         raise ContractError(
             f"scores {path} hold {len(scores)} rows, expected the {raw.num_holdout_rows} held-out rows, at least 1"
         )
+    features = raw.recommender.features
     dense, categorical, count = [], [], 0
     for file in sorted(local_path(raw.holdout_uri).glob("*.parquet")):
         try:
             with pq.ParquetFile(file) as rows:
-                for batch in rows.iter_batches(columns=[*DENSE, *CATEGORICAL]):
-                    dense.append(feature_matrix(batch, DENSE, "float32", missing=np.nan))
-                    categorical.append(feature_matrix(batch, CATEGORICAL, "int64", missing=MISSING_CATEGORY))
+                for batch in rows.iter_batches(columns=list(features.names)):
+                    dense.append(feature_matrix(batch, features.numeric, "float32", missing=np.nan))
+                    categorical.append(feature_matrix(batch, features.categorical, "int64", missing=MISSING_CATEGORY))
                     count += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             raise ContractError(f"held-out rows {file} cannot be read: {first_line(error)}") from error
@@ -119,7 +137,9 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
     if count < min(len(scores), max_rows):
         raise ContractError(f"held-out rows in {raw.holdout_uri} are {count}, expected {len(scores)} as scored")
     taken = min(len(scores), max_rows)
-    rows = GoldenRows(dense=np.concatenate(dense), categorical=np.concatenate(categorical), expected=scores)
+    rows = GoldenRows(
+        features=features, dense=np.concatenate(dense), categorical=np.concatenate(categorical), expected=scores
+    )
     return rows.take(slice(taken))
 
 
@@ -148,7 +168,7 @@ def score(session: Any, rows: GoldenRows, *, batch_rows: int = MAX_BATCH_ROWS) -
     parts = [np.zeros(0, np.float32)]
     for start in range(0, len(rows), batch_rows):
         part = slice(start, start + batch_rows)
-        inputs = {DENSE_INPUT.name: rows.dense[part], CATEGORICAL_INPUT.name: rows.categorical[part]}
+        inputs = named_inputs(rows.dense[part], rows.categorical[part])
         parts.append(session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel())
     return np.concatenate(parts)
 
@@ -181,9 +201,8 @@ def check_scores(scores: NDArray[np.float32], rows: GoldenRows, *, source: str) 
     worst = int(np.argmax(np.where(np.isnan(differences), np.inf, differences)))
     if not differences[worst] <= TOLERANCE:
         got, expected = scores[worst], rows.expected[worst]
-        values = dict(zip(DENSE, rows.dense[worst].tolist())) | dict(zip(CATEGORICAL, rows.categorical[worst].tolist()))
         raise ContractError(
             f"{source} differs from the training-side score by {differences[worst]:.3g} at row {worst} "
-            f"({got:.7f} instead of {expected:.7f}), expected at most {TOLERANCE:g}; the row is {values}"
+            f"({got:.7f} instead of {expected:.7f}), expected at most {TOLERANCE:g}; the row is {rows.values(worst)}"
         )
     return float(differences[worst])

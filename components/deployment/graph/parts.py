@@ -8,7 +8,7 @@ same parts give the same bytes. What the parts compute is left to those who add 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT, Tensor
+from components.contracts.serving import PROBABILITY_OUTPUT, Tensor
 from components.runtime.durable import whole_file, write_whole
 from components.runtime.errors import ContractError
 from components.store.models import DATA_FILE, GRAPH_FILE
@@ -35,7 +35,8 @@ _ELEMENT_TYPES = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64}
 class Parts:
     """Nodes, constants and tables, collected in order; a table is a constant that lies beside the message."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        self._inputs = inputs
         self.nodes: list[Any] = []
         self._constants: list[Any] = []
         self._tables: dict[str, NDArray[Any]] = {}
@@ -82,7 +83,7 @@ class Parts:
         graph = helper.make_graph(
             self.nodes,
             "click_model",
-            [_value(DENSE_INPUT), _value(CATEGORICAL_INPUT)],
+            [_value(tensor) for tensor in self._inputs],
             [_value(PROBABILITY_OUTPUT)],
             initializer=[],
         )

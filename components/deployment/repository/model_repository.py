@@ -308,7 +308,7 @@ class ModelRepository:
         rows, contents = warmup_files(golden, options.warmup_rows)
         for file, content in contents.items():
             self.objects.write(f"{name}/{WARMUP_FOLDER}/{file}", content)
-        return triton_config(name, options, [version], warmup=rows)
+        return triton_config(name, options, [version], features=golden.features, warmup=rows)
 
     def _remove_interrupted(self) -> None:
         """Removes interrupted copies of versions; one that the configuration names is a fault, and stays."""

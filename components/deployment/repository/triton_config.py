@@ -13,18 +13,12 @@ instead: a request beyond the queue's size, or too long in it, is refused UNAVAI
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
-from components.contracts.serving import (
-    CATEGORICAL_INPUT,
-    DENSE_INPUT,
-    MAX_BATCH_ROWS,
-    PROBABILITY_OUTPUT,
-    PYTHON,
-    Tensor,
-)
+from components.contracts.features import Features
+from components.contracts.serving import MAX_BATCH_ROWS, PROBABILITY_OUTPUT, PYTHON, Tensor, input_tensors
 from components.runtime.errors import ContractError, first_line
 
 ONNXRUNTIME = "onnxruntime"
@@ -80,15 +74,17 @@ class ServingOptions:
             raise ContractError(f"instances is {self.instances}, expected 1 to {MAX_INSTANCES}")
 
 
-class WarmupRow(NamedTuple):
-    """Two files of one row each, below the model's folder `warmup`: raw little-endian values, as Triton reads them."""
-
-    dense: str
-    categorical: str
+WarmupRow: TypeAlias = Mapping[str, str]
+"""By input, a file of one row below the model's folder `warmup`: raw little-endian values, as Triton reads them."""
 
 
 def triton_config(
-    name: str, options: ServingOptions, versions: Iterable[int], *, warmup: Sequence[WarmupRow] = ()
+    name: str,
+    options: ServingOptions,
+    versions: Iterable[int],
+    *,
+    features: Features,
+    warmup: Sequence[WarmupRow] = (),
 ) -> str:
     """The text of `config.pbtxt` for the model `name`, serving exactly `versions`.
 
@@ -96,6 +92,7 @@ def triton_config(
         name: Triton's name of the model.
         options: How it is served.
         versions: Versions to load; the highest answers requests that name none.
+        features: Of the rows that it scores.
         warmup: Rows that every version must score before it is ready.
 
     Raises:
@@ -108,15 +105,16 @@ def triton_config(
     if not wanted or wanted[0] < 1:
         raise ContractError(f"versions are {wanted}, expected one or more, each at least 1")
     # A sample of batch size n is n requests of one and the same row, run as one batch.
-    samples = [_sample(f"row {at}", 1, row) for at, row in enumerate(warmup)]
+    inputs = input_tensors(features)
+    samples = [_sample(f"row {at}", 1, row, inputs) for at, row in enumerate(warmup)]
     if warmup:
-        samples.append(_sample("batch", WARMUP_BATCH, warmup[0]))
+        samples.append(_sample("batch", WARMUP_BATCH, warmup[0], inputs))
     threads = ("intra_op_thread_count", "inter_op_thread_count") if options.server == ONNXRUNTIME else ()
     document = {
         "name": name,
         "backend": options.server,
         "max_batch_size": MAX_BATCH_ROWS,
-        "input": [{"name": tensor.name, **_shape(tensor)} for tensor in (DENSE_INPUT, CATEGORICAL_INPUT)],
+        "input": [{"name": tensor.name, **_shape(tensor)} for tensor in inputs],
         "output": [{"name": PROBABILITY_OUTPUT.name, **_shape(PROBABILITY_OUTPUT)}],
         "instance_group": [{"count": options.instances, "kind": _KINDS[options.device]}],
         "dynamic_batching": {
@@ -142,10 +140,9 @@ def _shape(tensor: Tensor) -> dict[str, Any]:
     return {"data_type": f"TYPE_{tensor.datatype}", "dims": [tensor.width]}
 
 
-def _sample(name: str, batch_size: int, row: WarmupRow) -> dict[str, Any]:
-    files = ((DENSE_INPUT, row.dense), (CATEGORICAL_INPUT, row.categorical))
-    inputs = {tensor.name: {**_shape(tensor), "input_data_file": file} for tensor, file in files}
-    return {"name": name, "batch_size": batch_size, "inputs": inputs}
+def _sample(name: str, batch_size: int, row: WarmupRow, inputs: Iterable[Tensor]) -> dict[str, Any]:
+    files = {tensor.name: {**_shape(tensor), "input_data_file": row[tensor.name]} for tensor in inputs}
+    return {"name": name, "batch_size": batch_size, "inputs": files}
 
 
 def warmup_files_of(text: str) -> set[str]:

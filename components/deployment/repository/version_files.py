@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from components.contracts.manifests import Manifest
-from components.contracts.serving import CODE_FILE, PYTHON
+from components.contracts.serving import CODE_FILE, PYTHON, named_inputs
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.triton_config import ServingOptions, WarmupRow
 from components.runtime.durable import sha256_file
@@ -87,14 +87,15 @@ def warmup_files(golden: GoldenRows, num_rows: int) -> tuple[list[WarmupRow], di
 
     Names are hashes of the content: a configuration that is restored finds the rows that it was written for.
     """
-    rows, contents = [], {}
-    for dense, categorical in zip(golden.dense[:num_rows], golden.categorical[:num_rows]):
-        names = []
-        for kind, values in (("dense", dense.astype("<f4")), ("categorical", categorical.astype("<i8"))):
-            content = values.tobytes()
-            names.append(f"{kind}-{hashlib.sha256(content).hexdigest()[:16]}")
-            contents[names[-1]] = content
-        rows.append(WarmupRow(*names))
+    rows: list[WarmupRow] = []
+    contents: dict[str, bytes] = {}
+    for at in range(min(num_rows, len(golden))):
+        row = {}
+        for tensor, values in named_inputs(golden.dense[at : at + 1], golden.categorical[at : at + 1]).items():
+            content = values.astype(values.dtype.newbyteorder("<")).tobytes()
+            row[tensor] = f"{tensor}-{hashlib.sha256(content).hexdigest()[:16]}"
+            contents[row[tensor]] = content
+        rows.append(row)
     return rows, contents
 
 

@@ -199,7 +199,7 @@ def test_graph_is_valid_onnx_of_the_promised_versions_and_tensors(make_parts, wr
     model = onnx.load(path, load_external_data=False)
     assert model.ir_version == 8
     assert {o.domain: o.version for o in model.opset_import} == {"": 17}
-    assert [i.name for i in model.graph.input] == [DENSE_INPUT.name, CATEGORICAL_INPUT.name]
+    assert [i.name for i in model.graph.input] == [DENSE_INPUT, CATEGORICAL_INPUT]
     assert [o.name for o in model.graph.output] == [PROBABILITY_OUTPUT.name]
     with pytest.raises(ContractError, match=r"embeddings have \d+ rows, expected \d+ from"):
         write_graph(tmp_path, workflow, toy.table[:-1], network=toy.network())

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.deployment.graph.parity import GoldenRows, check_scores, open_graph, prove_parity, read_held_out
 from components.runtime.errors import ContractError
 
@@ -118,6 +119,8 @@ def test_golden_rows_damaged_anywhere_are_refused_or_read_as_they_were(candidate
 
 def test_arrays_that_are_no_golden_rows_are_refused(tmp_path):
     path = tmp_path / "golden.npz"
-    np.savez(path, dense=np.zeros((2, 12), np.float32), categorical=np.zeros((2, 26), np.int64), expected=np.zeros(2))
+    names = {"numeric_names": np.array(CRITEO.numeric), "categorical_names": np.array(CRITEO.categorical)}
+    dense, categorical = np.zeros((2, 12), np.float32), np.zeros((2, 26), np.int64)
+    np.savez(path, dense=dense, categorical=categorical, expected=np.zeros(2), **names)
     with pytest.raises(ContractError, match=r"are .*\(2, 12\).*, expected .*\(2, 13\)"):
         GoldenRows.load(path)

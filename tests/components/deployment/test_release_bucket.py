@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.contracts.manifests import Release
 from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME, versions_of
 from components.deployment.graph.parity import GoldenRows, open_graph, score
@@ -119,7 +120,7 @@ class Overtaken:
         return True
 
     def infer(self, name, dense, categorical, *, version=None):
-        rows = GoldenRows(dense=dense, categorical=categorical, expected=dense[:, 0])
+        rows = GoldenRows(features=CRITEO, dense=dense, categorical=categorical, expected=dense[:, 0])
         return score(open_graph(graph_folder(self._store, version) / "model.onnx"), rows), version
 
 

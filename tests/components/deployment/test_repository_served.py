@@ -14,6 +14,7 @@ import urllib.request
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
 from components.deployment.graph.export import export
 from components.deployment.graph.parity import GoldenRows, open_graph, score
@@ -65,7 +66,7 @@ def make_version(make_candidate, raw_rows, tmp_path):
         graph = tmp_path / f"graph-{seed}"
         export(model, graph)
         dense, categorical = raw_rows(16, seed)
-        rows = GoldenRows(dense=dense, categorical=categorical, expected=np.zeros(16, np.float32))
+        rows = GoldenRows(features=CRITEO, dense=dense, categorical=categorical, expected=np.zeros(16, np.float32))
         dataclasses.replace(rows, expected=score(open_graph(graph / GRAPH_FILE), rows)).save(graph / "golden.npz")
         return graph
 

@@ -8,18 +8,26 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MAX_BATCH_ROWS, PROBABILITY_OUTPUT, versions_of
+from components.contracts.criteo import CRITEO
+from components.contracts.features import Features
+from components.contracts.serving import (
+    CATEGORICAL_INPUT,
+    DENSE_INPUT,
+    MAX_BATCH_ROWS,
+    PROBABILITY_OUTPUT,
+    input_tensors,
+    versions_of,
+)
 from components.deployment.repository.triton_config import (
     WARMUP_BATCH,
     ServingOptions,
-    WarmupRow,
     read_options,
     triton_config,
     warmup_files_of,
 )
 from components.runtime.errors import ContractError
 
-ROWS = [WarmupRow("dense-1", "categorical-1"), WarmupRow("dense-2", "categorical-1")]
+ROWS = [{"dense": "dense-1", "categorical": "categorical-1"}, {"dense": "dense-2", "categorical": "categorical-1"}]
 
 
 def parsed(text):
@@ -28,12 +36,12 @@ def parsed(text):
 
 @pytest.mark.parametrize("server", ["python", "onnxruntime"])
 def test_configuration_says_what_the_contracts_say(server):
-    config = parsed(triton_config("click_model", ServingOptions(server=server), [4, 3]))
+    config = parsed(triton_config("click_model", ServingOptions(server=server), [4, 3], features=CRITEO))
     assert (config.name, config.backend, config.max_batch_size) == ("click_model", server, MAX_BATCH_ROWS)
     tensors = [
         (t.name, model_config_pb2.DataType.Name(t.data_type), list(t.dims)) for t in (*config.input, *config.output)
     ]
-    expected = (DENSE_INPUT, CATEGORICAL_INPUT, PROBABILITY_OUTPUT)
+    expected = (*input_tensors(CRITEO), PROBABILITY_OUTPUT)
     assert tensors == [(t.name, f"TYPE_{t.datatype}", [t.width]) for t in expected]
     assert list(config.version_policy.specific.versions) == [3, 4]
     policy = config.dynamic_batching.default_queue_policy
@@ -43,6 +51,14 @@ def test_configuration_says_what_the_contracts_say(server):
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
     assert not config.response_cache.enable
     assert not config.model_warmup
+
+
+def test_a_recommender_without_numeric_features_is_asked_for_categories_alone():
+    features = Features(numeric=(), categorical=("item", "shop"))
+    text = triton_config("shop", ServingOptions(), [1], features=features, warmup=[{"categorical": "categorical-1"}])
+    config = parsed(text)
+    assert [(tensor.name, list(tensor.dims)) for tensor in config.input] == [("categorical", [2])]
+    assert {name for sample in config.model_warmup for name in sample.inputs} == {"categorical"}
 
 
 def test_options_become_what_triton_calls_them():
@@ -55,7 +71,7 @@ def test_options_become_what_triton_calls_them():
         queue_timeout_microseconds=250_000,
         max_queue_delay_microseconds=100,
     )
-    config = parsed(triton_config("click_model", options, [1]))
+    config = parsed(triton_config("click_model", options, [1], features=CRITEO))
     [group] = config.instance_group
     assert (group.count, group.kind) == (3, model_config_pb2.ModelInstanceGroup.KIND_GPU)
     assert config.response_cache.enable
@@ -69,17 +85,16 @@ def test_options_become_what_triton_calls_them():
 
 
 def test_a_warm_up_is_every_row_and_one_batch():
-    config = parsed(triton_config("click_model", ServingOptions(), [1], warmup=ROWS))
+    config = parsed(triton_config("click_model", ServingOptions(), [1], warmup=ROWS, features=CRITEO))
     told = [
         (sample.batch_size, {name: (i.input_data_file, list(i.dims)) for name, i in sample.inputs.items()})
         for sample in config.model_warmup
     ]
     rows = [
-        {DENSE_INPUT.name: (row.dense, [13]), CATEGORICAL_INPUT.name: (row.categorical, [26])}
-        for row in (*ROWS, ROWS[0])
+        {DENSE_INPUT: (row["dense"], [13]), CATEGORICAL_INPUT: (row["categorical"], [26])} for row in (*ROWS, ROWS[0])
     ]
     assert told == list(zip([1, 1, WARMUP_BATCH], rows))
-    types = [sample.inputs[CATEGORICAL_INPUT.name].data_type for sample in config.model_warmup]
+    types = [sample.inputs[CATEGORICAL_INPUT].data_type for sample in config.model_warmup]
     assert set(types) == {model_config_pb2.TYPE_INT64}
 
 
@@ -95,14 +110,14 @@ def test_a_warm_up_is_every_row_and_one_batch():
     ],
 )  # fmt: skip
 def test_options_are_read_back_from_what_was_written(options):
-    text = triton_config("click_model", options, [2], warmup=ROWS)
+    text = triton_config("click_model", options, [2], warmup=ROWS, features=CRITEO)
     assert read_options(text) == options
     assert warmup_files_of(text) == {"dense-1", "dense-2", "categorical-1"}
-    assert warmup_files_of(triton_config("click_model", options, [2])) == set()
+    assert warmup_files_of(triton_config("click_model", options, [2], features=CRITEO)) == set()
 
 
 def test_the_versions_of_a_configuration_are_read_from_its_text():
-    assert versions_of(triton_config("click_model", ServingOptions(), [8, 7], warmup=ROWS)) == [7, 8]
+    assert versions_of(triton_config("click_model", ServingOptions(), [8, 7], warmup=ROWS, features=CRITEO)) == [7, 8]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +139,7 @@ def test_a_configuration_that_is_not_ours_is_refused(text):
 @pytest.mark.parametrize("versions", [[], [0], [-1, 2]])
 def test_versions_that_cannot_be_are_refused(versions):
     with pytest.raises(ContractError, match="versions are"):
-        triton_config("click_model", ServingOptions(), versions)
+        triton_config("click_model", ServingOptions(), versions, features=CRITEO)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_a_row_without_a_score_differs(released, lake, store, score):
 def test_rows_of_other_versions_are_neither_read_nor_judged(released, lake, store):
     done = released()
     folder = lake(done)
-    seen = list(module.read_logged_rows(FolderObjects(folder), done.version + 7))
+    seen = list(module.read_logged_rows(FolderObjects(folder), done.version + 7, criteo.CRITEO))
     assert sum(len(rows.positions) for rows in seen) == 160
     assert {rows.file.rpartition("/")[2] for rows in seen} == {"part-b.parquet"}
     assert verify(VERSION, store, FolderObjects(folder)).num_rows == NUM_ROWS

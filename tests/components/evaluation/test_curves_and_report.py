@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
+from components.contracts.criteo import CATEGORICAL
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.metrics import auc_difference, auc_estimate
 from components.evaluation.__main__ import main
@@ -69,6 +70,7 @@ def scored(n=3000, *, seconds=7200.0, champion=True, seed=0):
         categories=random.choice(
             [MISSING_CATEGORY, 5, 0xFFFFFFFF, 7, 8, 9, 10], (n, 26), p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.06, 0.04]
         ),
+        columns=CATEGORICAL,
     )
 
 

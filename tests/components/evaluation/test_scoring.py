@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID
 from components.evaluation.scoring import (
     candidate_scorer,
@@ -31,7 +32,7 @@ def score(made, **changes):
         "new_ids": [np.zeros(0, np.int64)] * 26,
         **changes,
     }
-    return score_holdout(made.raw.holdout_uri, made.training_set.holdout_uri, **arguments)
+    return score_holdout(made.raw.holdout_uri, made.training_set.holdout_uri, features=CRITEO, **arguments)
 
 
 def test_rows_keep_their_order_labels_times_and_categories(made):
@@ -86,14 +87,14 @@ def test_scores_do_not_depend_on_the_batches(made, batch_rows):
     candidate = candidate_scorer(made.model)
     raw, encoded = local_path(made.raw.holdout_uri), local_path(made.training_set.holdout_uri)
     expected = made.scores(made.planted)
-    by_graph = np.concatenate([champion(batch) for batch in raw_batches(raw, batch_rows)])
-    by_weights = np.concatenate([candidate(batch) for batch in encoded_batches(encoded, batch_rows)])
+    by_graph = np.concatenate([champion(batch) for batch in raw_batches(raw, CRITEO, batch_rows)])
+    by_weights = np.concatenate([candidate(batch) for batch in encoded_batches(encoded, CRITEO, batch_rows)])
     np.testing.assert_allclose(by_graph, expected, atol=1e-5)
     np.testing.assert_allclose(by_weights, expected, atol=1e-5)
 
 
 def test_missing_values_reach_the_graph_as_the_contract_says(made):
-    (batch, *_) = raw_batches(local_path(made.raw.holdout_uri))
+    (batch, *_) = raw_batches(local_path(made.raw.holdout_uri), CRITEO)
     n = len(batch.labels)
     np.testing.assert_array_equal(batch.dense, made.dense[:n])  # NaN where the log has null
     np.testing.assert_array_equal(batch.categorical, made.categorical[:n])  # -1 where the log has null

@@ -132,7 +132,7 @@ def served(request):
 
 
 def answers(session, dense, categorical):
-    return session.run(None, {DENSE_INPUT.name: dense, CATEGORICAL_INPUT.name: categorical})[0]
+    return session.run(None, {DENSE_INPUT: dense, CATEGORICAL_INPUT: categorical})[0]
 
 
 def test_the_served_graph_scores_raw_rows_as_the_formula_scores_encoded_ones(served):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.contracts.criteo import CRITEO
 from components.deployment.repository.triton_config import ServingOptions, read_options, triton_config
 from k8s.scaling.queueing import PodQueue, PodSettings
 
@@ -117,7 +118,7 @@ def test_every_request_is_answered_refused_timed_out_or_inside_however_time_is_c
 
 
 def test_defaults_are_what_the_generated_configuration_says():
-    options = read_options(triton_config("m", ServingOptions(), [1]))
+    options = read_options(triton_config("m", ServingOptions(), [1], features=CRITEO))
     settings = PodSettings()
     assert settings.instances == options.instances
     assert settings.max_queued == options.max_queued_requests
