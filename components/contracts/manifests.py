@@ -273,6 +273,8 @@ class TrainingSet(Manifest):
     last_learned_time: str
     """See `RawDataset.last_learned_time`; the model keeps it as its watermark."""
     parent_model_uri: str | None
+    window_start: str | None = None
+    """See `RawDataset.window_start`."""
     replay_uri: str | None = None
     """The rows of `RawDataset.replay_uri`, encoded as the others are; None = no replay."""
     num_replay_rows: int = 0
@@ -343,6 +345,8 @@ class Model(Manifest):
     sha256: dict[str, str]
     """Hash of each part's tree: `weights`, `workflow`, `statistics`."""
     created_at: str
+    window_start: str | None = None
+    """See `RawDataset.window_start`: what its own round learned begins there, late and replayed rows aside."""
     negative_rate: float = 1.0
     """See `RawDataset.negative_rate`. The stored weights are corrected already: scores are of all rows."""
     excluded_columns: list[str] = field(default_factory=list)
@@ -353,13 +357,6 @@ class Model(Manifest):
     """Files that were in the lake in its round: what is not among them is late. See `RawDataset.files`."""
     recommender: Recommender = CRITEO_RECOMMENDER
     """See `RawDataset.recommender`."""
-
-    def learned_judging_rows_of(self, parent: Model) -> bool:
-        """Whether this model continues `parent` and learned all rows that judged it.
-
-        Times in ISO 8601 and UTC that one function wrote have the order of their texts.
-        """
-        return self.parent_model_id == parent.model_id and self.last_learned_time >= parent.last_event_time
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from components.runtime.exit_codes import exits_with_code
 from components.storage.locations import open_objects
 from components.storage.uris import is_bucket_uri, local_path, typed_folder, typed_uri
 from components.store import promotion_journal
+from components.store.models import learned_later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class ModelLineage:
     lost: str | None
     """The ancestor after the last of `models` that is not in the store any more; None = the line is whole."""
     learned_later: list[str]
-    """Models that continue this one and learned all rows that judged it."""
+    """See `store.models.learned_later`."""
 
     def document(self, day: str | None, versions: dict[str, int] | None) -> dict[str, Any]:
         """What it saw, as JSON holds it.
@@ -116,7 +117,7 @@ def _descent(model_id: str, models: dict[str, Model], *, is_live: bool) -> Model
     while parent in models and models[parent] not in line:
         line.append(models[parent])
         parent = models[parent].parent_model_id
-    later = [each.model_id for each in models.values() if each.learned_judging_rows_of(line[0])]
+    later = learned_later(line[0], models)
     return ModelLineage(models=line, is_live=is_live, lost=parent, learned_later=later)
 
 

@@ -91,6 +91,7 @@ def preprocess(
         raw_digest=raw.digest,
         last_event_time=raw.last_event_time,
         last_learned_time=raw.last_learned_time,
+        window_start=raw.window_start,
         parent_model_uri=parent.model.uri if parent else None,
         replay_uri=(final / REPLAY).as_uri() if REPLAY in plans else None,
         num_replay_rows=rows.get(REPLAY, 0),

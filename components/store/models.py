@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from components.contracts.manifests import Model, RawDataset, Release, ServingPlace, Verdict
@@ -22,6 +24,7 @@ from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store import promotion_journal
+from components.store.promotion_journal import moment_of
 
 GRAPH_FILE = "model.onnx"
 DATA_FILE = "model.data"
@@ -144,3 +147,34 @@ def parent(store: Path, reference: str) -> Model | None:
         release = champion(store, CURRENT)
         return Model.read(local_path(release.model_uri) / Model.MANIFEST) if release else None
     return stored_model(store, reference, role="parent")
+
+
+def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
+    """Ids of the models with whose round a line that continues `model` had learned all rows that judged it.
+
+    Models further down such a line, which keep what it learned, are left out. A round whose window begins after some of
+    the rows (`window_start`) leaves them to a later one whose window begins early enough. Rows that were thinned away
+    or quarantined count as learned.
+
+    Args:
+        model: Whose judging rows are asked for.
+        models: All that are known, by id.
+
+    Raises:
+        ValueError: a manifest that matters holds something else than times.
+    """
+    found = []
+
+    def follow(parent_id: str, learned: datetime) -> None:
+        for each in models.values():
+            if each.parent_model_id != parent_id:
+                continue
+            skips = each.window_start and moment_of(each.window_start) > learned + timedelta(microseconds=1)
+            until = learned if skips else max(learned, moment_of(each.last_learned_time))
+            if until >= moment_of(model.last_event_time):
+                found.append(each.model_id)
+            else:
+                follow(each.model_id, until)
+
+    follow(model.model_id, moment_of(model.last_learned_time))
+    return found

@@ -86,6 +86,7 @@ def train(
             progressive=dict(result.progressive),
             last_event_time=training_set.last_event_time,
             last_learned_time=training_set.last_learned_time,
+            window_start=training_set.window_start,
             raw_digest=training_set.raw_digest,
             sha256=sha256,
             created_at=created_at.isoformat(),

@@ -20,6 +20,7 @@ from components.contracts import raw_rows
 from components.contracts.manifests import Model, Release, Verdict
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
+from components.store.models import learned_later
 from components.store.promotion_journal import INTENT, LIVE_ACTIONS, moment_of, read_entries
 from components.store.runs import read_notes, read_outcomes
 from k8s.scaling.traces import Trace
@@ -136,7 +137,7 @@ class VersionNumbers:
     judged_rows: int
     """Rows that judged it, all newer."""
     learned_later: int | None
-    """The version that learned all of those; None = no released one has."""
+    """The version with whose round its line had learned all of those; None = no released one has."""
     parent: str | None
     gate: str
     reason: str
@@ -587,7 +588,8 @@ def _serving_promises(summary: DemoSummary) -> Iterator[tuple[bool, str]]:
 def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -> list[VersionNumbers]:
     found = []
     models = [Model.read(local_path(release.model_uri) / Model.MANIFEST) for release in releases]
-    versions = {release.version: model for release, model in zip(releases, models)}
+    by_id = {model.model_id: model for model in models}
+    versions = {release.model_id: release.version for release in releases}
     for release, model in zip(releases, models):
         verdict = next((v for v in verdicts if v.candidate_model_id == release.model_id), None)
         old = verdict.old_distribution if verdict else None
@@ -598,7 +600,7 @@ def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -
                 trained_rows=model.num_train_rows,
                 learned_until=model.last_learned_time,
                 judged_rows=verdict.num_rows if verdict else 0,
-                learned_later=next((v for v, later in versions.items() if later.learned_judging_rows_of(model)), None),
+                learned_later=min((versions[later] for later in learned_later(model, by_id)), default=None),
                 parent=model.parent_model_id,
                 gate=verdict.decision if verdict else "",
                 reason=verdict.reason if verdict else "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,6 +22,10 @@ def saw(day: str, version: int, num_rows: int, **more) -> dict:
     return {"day": day, "version": version, "digest": "d", "num_rows": num_rows, **more}
 
 
+def at(hours: float) -> str:
+    return (START + timedelta(hours=hours)).isoformat()
+
+
 @pytest.fixture
 def store(tmp_path):
     """m1 from scratch, m2 from m1 (live), m3 from m2, other from scratch; old from a model that is gone."""
@@ -34,7 +38,7 @@ def store(tmp_path):
     }
     root = tmp_path / "my store"
     for number, (model_id, (parent, seen)) in enumerate(days.items()):
-        times = {"last_learned_time": f"{number}1", "last_event_time": f"{number}9"}
+        times = {"last_learned_time": at(number), "last_event_time": at(number + 0.5)}
         keep_model(root, model_id, parent_model_id=parent, days=seen, **times)
     promotion_journal.append_promotion(
         root,
@@ -88,13 +92,44 @@ def test_a_model_carries_what_its_line_of_descent_saw(told):
 
 
 def test_a_model_tells_which_of_those_that_continue_it_learned_the_rows_that_judged_it(told, store):
-    keep_model(store, "early", parent_model_id="m1", last_learned_time="08", last_event_time="09")
+    keep_model(store, "early", parent_model_id="m1", last_learned_time=at(0.4), last_event_time=at(0.45))
     found = told()
     assert {model_id: each["learned_later"] for model_id, each in found.items() if each["learned_later"]} == {
         "m1": ["m2"],
         "m2": ["m3"],
     }
-    assert (found["m2"]["last_learned_time"], found["m2"]["last_event_time"]) == ("11", "19")
+    assert (found["m2"]["last_learned_time"], found["m2"]["last_event_time"]) == (at(1), at(1.5))
+
+
+@pytest.mark.parametrize(
+    ("child_start", "grandchild_start", "expected"),
+    [
+        (at(4) + "|1", at(4.3) + "|1", ["grandchild"]),
+        (None, None, ["grandchild"]),
+        (at(4.2), at(4.3) + "|1", []),
+        (at(4) + "|1", at(4.4), []),
+        (at(4.2), at(3), ["grandchild"]),
+    ],
+    ids=["one after the other", "all rows", "the child skips rows", "the grandchild skips rows", "it reads them again"],
+)
+def test_judging_rows_are_learned_later_where_the_windows_of_a_line_cover_them_all(
+    told, store, child_start, grandchild_start, expected
+):
+    """The model is judged by half an hour of rows; the child learns 0.3 h of them, the grandchild up to their end."""
+
+    def start(text):
+        time, _, behind = (text or "").partition("|")
+        return (datetime.fromisoformat(time) + timedelta(microseconds=int(behind or 0))).isoformat() if time else None
+
+    for name, parent, hours, window_start in (
+        ("model", None, 4, None),
+        ("child", "model", 4.3, start(child_start)),
+        ("grandchild", "child", 4.5, start(grandchild_start)),
+        ("its child", "grandchild", 6, at(5)),
+    ):
+        times = {"last_learned_time": at(hours), "last_event_time": at(hours + 0.5), "window_start": window_start}
+        keep_model(store, name, parent_model_id=parent, **times)
+    assert told()["model"]["learned_later"] == expected
 
 
 def test_the_lake_tells_which_rows_are_outdated(told, lake):
@@ -123,7 +158,7 @@ def test_lines_for_people_say_the_same(store, lake, capsys):
     assert main(["--store", str(store), "--lake", str(lake), "--model", "m2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "m2 (live), continues m1",
-        "  learned rows up to 11, judged by rows up to 19, learned later by m3",
+        f"  learned rows up to {at(1)}, judged by rows up to {at(1.5)}, learned later by m3",
         "  2026-03-02 version 0: 60 rows",
         "    OUTDATED: the lake has version 2",
         "  2026-03-01 version 1: 20 rows, replayed",
@@ -138,7 +173,7 @@ def test_a_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsy
     assert main(["--store", str(store), "--day", "2027-01-01"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "old, continues gone",
-        "  learned rows up to 41, judged by rows up to 49",
+        f"  learned rows up to {at(4)}, judged by rows up to {at(4.5)}",
         "  what old saw is not known",
         "  what gone saw is not known",
     ]

@@ -77,6 +77,7 @@ def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, t
     assert FeatureWorkflow.load(folder / Model.WORKFLOW).slot_sizes == training_set.slot_sizes
     assert model.last_event_time == training_set.last_event_time
     assert model.last_learned_time == training_set.last_learned_time
+    assert model.window_start == training_set.window_start
     scorer = load_scorer(folder / Model.WEIGHTS, config_from_document(model.config), model.slot_sizes)
     _, dense, ids, _ = world.rows(10)
     assert np.isfinite(scorer.probabilities(dense, ids)).all()
