@@ -204,7 +204,8 @@ class Monitor:
         if (read_up_to := self._subscriber.read_up_to()) is not None:
             self._read_up_to = read_up_to
 
-    def _take_in(self, deliveries: list[Delivery], now: float) -> None:
+    def _take_in(self, deliveries: Sequence[Delivery], now: float) -> None:
+        """Stores, then acknowledges; a message that is no record, or that cannot be stored, is set aside."""
         predictions: list[tuple[PredictionBatch, bytes]] = []
         outcomes: list[OutcomeBatch] = []
         bad: list[tuple[Delivery, str]] = []
@@ -219,20 +220,34 @@ class Monitor:
             else:
                 outcomes.append(record)
         unusable = [(delivery.message_id, reason) for delivery, reason in bad]
-        self._drift.observe(self._store.add(predictions, outcomes, unusable, now=now))
+        try:
+            added = self._store.add(predictions, outcomes, unusable, now=now)
+        except ContractError as error:
+            if len(deliveries) == 1:
+                self._store.add([], [], [(deliveries[0].message_id, str(error))], now=now)
+                self._set_aside([(deliveries[0], str(error))])
+                return
+            # Each half alone: what one message spoils must not keep the others out.
+            for half in (deliveries[: len(deliveries) // 2], deliveries[len(deliveries) // 2 :]):
+                self._take_in(half, now)
+            return
+        self._drift.observe(added)
         # At once: the next steps may fail for now, and what is stored is not delivered again.
         self._note_predictions([batch for batch, _ in predictions], now)
         self._checkpoint("intake.stored")
         bad_tokens = {delivery.token for delivery, _ in bad}
         self._subscriber.acknowledge([d.token for d in deliveries if d.token not in bad_tokens])
         self._checkpoint("intake.acknowledged")
+        if bad:
+            self._set_aside(bad)
+
+    def _set_aside(self, bad: Sequence[tuple[Delivery, str]]) -> None:
         for delivery, reason in bad:
             self._subscriber.dead_letter(delivery.token, reason)
-        if bad:
-            self._checkpoint("intake.dead_letter")
-            first, reason = bad[0]
-            text = f"{len(bad)} messages, the first {first.message_id}: {reason}"
-            self.journal.emit("dead_letter", text, messages=len(bad), message_id=first.message_id)
+        self._checkpoint("intake.dead_letter")
+        first, reason = bad[0]
+        text = f"{len(bad)} messages, the first {first.message_id}: {reason}"
+        self.journal.emit("dead_letter", text, messages=len(bad), message_id=first.message_id)
 
     def _note_predictions(self, batches: list[PredictionBatch], now: float) -> None:
         for batch in batches:

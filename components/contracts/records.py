@@ -16,12 +16,14 @@ import math
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.runtime.errors import ContractError
+
+T = TypeVar("T")
 
 MAGIC = b"EVGR"
 FORMAT_VERSION = 2
@@ -36,6 +38,11 @@ _EXPECTED: dict[type[Any], np.dtype[Any]] = {
 }
 _STORED = {kind: expected.newbyteorder("<") for kind, expected in _EXPECTED.items()}
 
+MAX_VERSION = 2**31 - 1
+"""Of a model; what the archive's column takes."""
+END_OF_TIME = 253_402_300_800.0
+"""Seconds since the epoch: the year 10000, which no calendar of ours knows."""
+
 CLICK = "click"
 CONVERSION = "conversion"
 EVENTS = (CLICK, CONVERSION)
@@ -46,8 +53,8 @@ class PredictionBatch:
     """The rows of one scored request, of any number of numeric and categorical columns, but of one at least.
 
     Raises:
-        ContractError: shapes or dtypes differ from those stated, a score is no probability, or there are no rows or
-            columns.
+        ContractError: types, shapes or dtypes differ from those stated, a version or time is out of range, a text has
+            no UTF-8 form, a score is no probability, or there are no rows or columns.
     """
 
     request_id: str
@@ -78,15 +85,20 @@ class PredictionBatch:
     def __post_init__(self) -> None:
         """Refuses what could not be read back."""
         n = len(self.scores)
-        if not self.request_id or n == 0:
-            raise ContractError(f"prediction batch {self.request_id!r} has {n} rows, expected an id and rows")
+        _check_text("request_id", self.request_id)
+        _check_time("time", self.time)
+        _check_version("model_version", self.model_version)
+        if type(self.canary) is not bool:
+            raise ContractError(f"canary is {_short(self.canary)}, expected true or false")
+        if n == 0:
+            raise ContractError(f"prediction batch {self.request_id} has no rows, expected one or more")
         _check_matrix("dense", self.dense, np.float32, num_rows=n)
         _check_matrix("categorical", self.categorical, np.int64, num_rows=n)
         if self.dense.shape[1] + self.categorical.shape[1] == 0:
             raise ContractError(f"prediction batch {self.request_id} has no columns, expected one or more")
         for name in _OF_RECOMMENDER:
-            if not isinstance(value := getattr(self, name), str | None):
-                raise ContractError(f"{name} is {value!r}, expected a text or none")
+            if (value := getattr(self, name)) is not None:
+                _check_text(name, value)
         _check_array("scores", self.scores, np.float32, shape=(n,))
         if self.positions is not None:
             _check_array("positions", self.positions, np.int32, shape=(n,))
@@ -96,8 +108,8 @@ class PredictionBatch:
             raise ContractError(f"prediction batch {self.request_id} has a shadow version without scores or vice versa")
         if self.shadow_scores is not None:
             _check_array("shadow_scores", self.shadow_scores, np.float32, shape=(n,))
-        if self.shadow_version is not None and type(self.shadow_version) is not int:
-            raise ContractError(f"shadow_version is {self.shadow_version!r}, expected an integer")
+        if self.shadow_version is not None:
+            _check_version("shadow_version", self.shadow_version)
         for name in ("scores", "shadow_scores", "propensities"):
             values = getattr(self, name)
             # NaN is the minimum of whatever holds one, and neither.
@@ -111,7 +123,12 @@ class PredictionBatch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OutcomeBatch:
-    """Outcomes that became known together; a row without one is no click once its attribution window closes."""
+    """Outcomes that became known together; a row without one is no click once its attribution window closes.
+
+    Raises:
+        ContractError: types, shapes or dtypes differ from those stated, a row or time is out of range, a text has no
+            UTF-8 form, or there are no outcomes.
+    """
 
     batch_id: str
     time: float
@@ -127,12 +144,20 @@ class OutcomeBatch:
     def __post_init__(self) -> None:
         """Refuses what could not be read back."""
         n = len(self.request_ids)
-        if not self.batch_id or n == 0:
-            raise ContractError(f"outcome batch {self.batch_id!r} has {n} outcomes, expected an id and outcomes")
+        _check_text("batch_id", self.batch_id)
+        _check_time("time", self.time)
+        if n == 0:
+            raise ContractError(f"outcome batch {self.batch_id} has no outcomes, expected one or more")
+        for request_id in self.request_ids:
+            _check_text("request_id", request_id)
         if self.event not in EVENTS:
-            raise ContractError(f"outcome event is {self.event!r}, expected one of {EVENTS}")
+            raise ContractError(f"outcome event is {_short(self.event)}, expected one of {EVENTS}")
         _check_array("rows", self.rows, np.int32, shape=(n,))
         _check_array("times", self.times, np.float64, shape=(n,))
+        if np.minimum.reduce(self.rows) < 0:
+            raise ContractError(f"outcome batch {self.batch_id} has rows below 0")
+        for time in self.times.tolist():
+            _check_time("time", time)
 
     def __len__(self) -> int:
         """Number of outcomes."""
@@ -217,11 +242,9 @@ def decode(message: bytes) -> Record:
 
 
 def _decode_prediction(header: dict[str, Any], arrays: _Arrays) -> PredictionBatch:
-    n, num_dense, num_categorical = (header[name] for name in ("num_rows", "num_dense", "num_categorical"))
-    shadow = header.get("shadow_version")
-    canary = header.get("canary", False)
-    if type(canary) is not bool:
-        raise ContractError(f"log record has a malformed header: canary is {canary!r}, expected true or false")
+    n, num_dense, num_categorical = (_field(header, f"num_{of}", int) for of in ("rows", "dense", "categorical"))
+    has_positions, has_propensities = (_field(header, f"has_{of}", bool) for of in ("positions", "propensities"))
+    shadow = _field(header, "shadow_version", int) if "shadow_version" in header else None
     return PredictionBatch(
         request_id=header["request_id"],
         time=header["time"],
@@ -229,11 +252,11 @@ def _decode_prediction(header: dict[str, Any], arrays: _Arrays) -> PredictionBat
         dense=arrays.take(np.float32, (n, num_dense)),
         categorical=arrays.take(np.int64, (n, num_categorical)),
         scores=arrays.take(np.float32, (n,)),
-        positions=arrays.take(np.int32, (n,)) if header["has_positions"] else None,
-        propensities=arrays.take(np.float64, (n,)) if header["has_propensities"] else None,
+        positions=arrays.take(np.int32, (n,)) if has_positions else None,
+        propensities=arrays.take(np.float64, (n,)) if has_propensities else None,
         shadow_version=shadow,
         shadow_scores=arrays.take(np.float32, (n,)) if shadow is not None else None,
-        canary=canary,
+        canary=header.get("canary", False),
         **{name: header.get(name) for name in _OF_RECOMMENDER},
     )
 
@@ -241,15 +264,23 @@ def _decode_prediction(header: dict[str, Any], arrays: _Arrays) -> PredictionBat
 def _decode_outcome(kind: int, header: dict[str, Any], arrays: _Arrays) -> OutcomeBatch:
     if kind != _OUTCOME:
         raise ContractError(f"log record has kind {kind}, expected {_PREDICTION} or {_OUTCOME}")
-    n = len(header["request_ids"])
+    request_ids = _field(header, "request_ids", list)
+    n = len(request_ids)
     return OutcomeBatch(
         batch_id=header["batch_id"],
         time=header["time"],
         event=header["event"],
-        request_ids=tuple(header["request_ids"]),
+        request_ids=tuple(request_ids),
         rows=arrays.take(np.int32, (n,)),
         times=arrays.take(np.float64, (n,)),
     )
+
+
+def _field(header: dict[str, Any], name: str, kind: type[T]) -> T:
+    value = header[name]
+    if type(value) is not kind:
+        raise ContractError(f"log record has a malformed header: {name} is {_short(value)}, expected {kind.__name__}")
+    return value
 
 
 class _Arrays:
@@ -263,7 +294,7 @@ class _Arrays:
         stored = _STORED[dtype]
         size = count * stored.itemsize
         if count < 0 or self._at + size > len(self._body):
-            raise ContractError(f"log record ends {self._at + size - len(self._body)} bytes early")
+            raise ContractError(f"log record ends {_short(self._at + size - len(self._body))} bytes early")
         array = np.frombuffer(self._body, stored, count, self._at)
         self._at += size
         return array if len(shape) == 1 else array.reshape(shape)
@@ -271,6 +302,31 @@ class _Arrays:
     def expect_end(self) -> None:
         if self._at != len(self._body):
             raise ContractError(f"log record has {len(self._body) - self._at} bytes left over")
+
+
+def _check_text(name: str, value: Any) -> None:
+    """JSON can spell half a surrogate pair, which is text in Python alone: no database or file can hold it."""
+    try:
+        if isinstance(value, str) and value and value.encode():
+            return
+    except UnicodeEncodeError:
+        pass
+    raise ContractError(f"{name} is {_short(value)}, expected a name")
+
+
+def _check_version(name: str, value: Any) -> None:
+    if type(value) is not int or not 0 <= value <= MAX_VERSION:
+        raise ContractError(f"{name} is {_short(value)}, expected a 32-bit integer of at least 0")
+
+
+def _check_time(name: str, value: Any) -> None:
+    # Compared and never converted: JSON's integers may be larger than any float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < END_OF_TIME:
+        raise ContractError(f"{name} is {_short(value)}, expected seconds since the epoch")
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:40]
 
 
 def _check_array(name: str, array: NDArray[Any], dtype: type[Any], *, shape: tuple[int, ...]) -> None:

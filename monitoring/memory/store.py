@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from components.contracts.raw_rows import microseconds
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
+from components.runtime.errors import ContractError
 from monitoring.memory.database import add_to
 from monitoring.memory.file_tables import FileTables
 from monitoring.rows import Event, LateOutcome, MaturedRequest, OpenRows, Waiting
@@ -30,6 +32,15 @@ _KEEP_EARLIEST = (
     " WHERE excluded.time < late_outcomes.time"
 )
 """The earliest says whether the row had an outcome of its kind within the window."""
+_OF_RECORDS = (
+    sqlite3.DataError,
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    ArithmeticError,
+    TypeError,
+    ValueError,
+)
 RATED_REQUESTS = 20_000
 """Newest requests whose conversion window has closed that the conversion rate is taken over, of all versions."""
 
@@ -57,10 +68,11 @@ class Store(FileTables):
             The batches that were not stored before.
 
         Raises:
+            ContractError: one of them is nothing that SQLite takes; nothing was stored.
             TemporaryError: the disk is full; nothing was stored.
         """
         counts: dict[str, float] = {}
-        with self._transaction(counts) as connection:
+        with self._transaction(counts) as connection, _records_errors():
             for bad in unusable:
                 new = connection.execute("INSERT OR IGNORE INTO dead_letters VALUES (?, ?)", bad).rowcount
                 add_to(counts, "dead_letter", new)
@@ -340,6 +352,15 @@ class Store(FileTables):
             counts["unmatched_outcome"] = connection.execute(
                 f"DELETE FROM clicks WHERE {is_orphan}", (orphaned,)
             ).rowcount
+
+
+@contextmanager
+def _records_errors() -> Iterator[None]:
+    """Sorts what is wrong with a record's values from what is wrong with the file."""
+    try:
+        yield
+    except _OF_RECORDS as error:
+        raise ContractError(f"record cannot be stored: {error!r}") from error
 
 
 def _open_rows(

@@ -64,7 +64,7 @@ def prediction_batches(draw):
     return records.PredictionBatch(
         request_id=draw(st.text(min_size=1)),
         time=draw(TIMES),
-        model_version=draw(st.integers(0, 2**31)),
+        model_version=draw(st.integers(0, 2**31 - 1)),
         dense=draw(hnp.arrays(np.float32, (n, num_dense), elements=st.floats(width=32))),
         categorical=draw(hnp.arrays(np.int64, (n, num_categorical), elements=INT64)),
         scores=draw(hnp.arrays(np.float32, n, elements=st.floats(0, 1, width=32))),
@@ -87,13 +87,13 @@ def prediction_batches(draw):
 
 @st.composite
 def outcome_batches(draw):
-    ids = draw(st.lists(st.text(), min_size=1, max_size=5))
+    ids = draw(st.lists(st.text(min_size=1), min_size=1, max_size=5))
     return records.OutcomeBatch(
         batch_id=draw(st.text(min_size=1)),
         time=draw(TIMES),
         event=draw(st.sampled_from(records.EVENTS)),
         request_ids=tuple(ids),
-        rows=draw(hnp.arrays(np.int32, len(ids), elements=INT32)),
+        rows=draw(hnp.arrays(np.int32, len(ids), elements=st.integers(0, 2**31 - 1))),
         times=draw(hnp.arrays(np.float64, len(ids), elements=TIMES)),
     )
 
@@ -148,7 +148,7 @@ def forged(record, *, version=None, kind=None, header=None, tail=b""):
         ({"header": {"num_rows": -3, "num_dense": -13}}, "malformed header"),
         ({"header": {"num_dense": 2**70, "num_rows": 0}}, "malformed header"),
         ({"header": {"num_dense": None}}, "malformed header"),
-        ({"header": {"recommender": 7}}, "recommender is 7, expected a text or none"),
+        ({"header": {"recommender": 7}}, "recommender is 7, expected a name"),
         ({"header": ["no", "object"]}, "malformed header"),
         ({"header": {"canary": 1}}, "canary is 1, expected true or false"),
         ({"header": {"shadow_version": 8}}, "12 bytes early"),
@@ -176,6 +176,15 @@ def test_batch_of_64_rows_fits_far_below_the_limit():
     "changes",
     [
         {"request_id": ""},
+        {"request_id": "\ud800"},
+        {"time": -1.0},
+        {"time": np.nan},
+        {"time": 1e12},
+        {"model_version": 2**31},
+        {"model_version": -1},
+        {"model_version": 7.0},
+        {"canary": 1},
+        {"recommender": ""},
         {"scores": np.array([0.1, 0.2, 1.5], np.float32)},
         {"scores": np.array([0.1, 0.2, np.nan], np.float32)},
         {"scores": np.zeros(0, np.float32)},
@@ -205,10 +214,14 @@ def test_batch_that_cannot_be_read_back_is_refused_at_once(changes):
         {"event": "view"},
         {"batch_id": ""},
         {"request_ids": ()},
+        {"request_ids": ("a", "")},
+        {"time": np.inf},
+        {"rows": np.array([0, -1], np.int32)},
+        {"times": np.array([0.0, np.nan])},
         {"rows": np.zeros(3, np.int32)},
         {"times": np.zeros(2, np.int64)},
     ],
-    ids=["event", "no id", "no outcomes", "rows", "times"],
+    ids=str,
 )
 def test_outcomes_that_cannot_be_read_back_are_refused_at_once(changes):
     with pytest.raises(ContractError):

@@ -9,9 +9,7 @@ import pytest
 
 from components.contracts import criteo, raw_rows
 from components.contracts.records import decode, encode
-from components.runtime.errors import ContractError
 from monitoring.memory.archive_tables import SCHEMA, build_row_table
-from monitoring.memory.intake import read_record
 from monitoring.rows import ArchiveRow
 from tests.support.monitors import START, WINDOW, prediction, publish
 
@@ -70,15 +68,6 @@ def test_the_events_tell_a_canary_from_a_version_that_serves(bench):
     monitor.tick()
     seen = {e["version"]: e["text"] for e in b.events if e["kind"] == "version_seen"}
     assert seen == {1: "model version 1 serves", 2: "model version 2 takes a share of the traffic"}
-
-
-@pytest.mark.parametrize("version", [2**31, -(2**31) - 1])
-def test_a_shadow_version_that_no_column_holds_makes_a_dead_letter(version):
-    batch = dataclasses.replace(
-        prediction("a", 3), shadow_version=version, shadow_scores=np.array([0.1, 0.2, 0.3], np.float32)
-    )
-    with pytest.raises(ContractError, match=f"shadow_version is {version}"):
-        read_record(encode(batch), now=START)
 
 
 def test_a_file_has_the_shadow_columns_where_a_row_has_a_shadow_and_nulls_beside_it():

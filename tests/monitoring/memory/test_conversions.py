@@ -31,7 +31,7 @@ def test_the_conversion_rate_follows_the_window_of_conversions_and_survives_a_re
     assert b.monitor.windows[1].labels.sum() == 1, "a conversion is no click"
 
 
-EVENTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 3), st.floats(0, 300)), max_size=10)
+EVENTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.floats(0, 300)), max_size=10)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
