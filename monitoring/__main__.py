@@ -1,6 +1,7 @@
 """The monitor as a process: `python -m monitoring --log sqlite:///... --state DIR --archive DIR --store DIR`.
 
-Reads the settings (flags, else `EVERGREEN_MONITOR_*`), opens what the loop needs, runs it until SIGTERM or SIGINT.
+Reads the settings (flags, else `EVERGREEN_MONITOR_*`) and the store's recommender, which says how to decide; opens what
+the loop needs, runs it until SIGTERM or SIGINT.
 What the loop does is `monitoring.monitor`'s.
 """
 
@@ -21,7 +22,7 @@ from components.runtime.exit_codes import ExitCode, exits_with_code
 from monitoring.backtest.settings import write_judging
 from monitoring.flags import build_parser, read_settings
 from monitoring.json_logs import configure_logging
-from monitoring.settings import ENVIRONMENT_PREFIX, MonitorSettings
+from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, MonitorSettings, with_rules
 
 if TYPE_CHECKING:
     from components.logs.event_log import Subscriber
@@ -37,11 +38,12 @@ MAX_RETRY_SECONDS = 30.0
 @exits_with_code
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     """Runs the monitor until it is asked to stop."""
-    parser = build_parser(MonitorSettings, prog="python -m monitoring", description=(__doc__ or "").split("\n")[0])
+    parser = build_parser(InstallationSettings, prog="python -m monitoring", description=(__doc__ or "").split("\n")[0])
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    settings = read_settings(MonitorSettings, parser, argv, environment=environment, prefix=ENVIRONMENT_PREFIX)
+    installation = read_settings(InstallationSettings, parser, argv, environment=environment, prefix=ENVIRONMENT_PREFIX)
+    settings = with_rules(installation)
     configure_logging(settings.log_format)
     run(settings, stop)
     return ExitCode.DONE

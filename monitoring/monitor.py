@@ -113,6 +113,8 @@ class Monitor:
         return Acting(
             self._settings.acting,
             self._settings.judging.restraint,
+            recipe=self._settings.judging.recipe,
+            notify_only=self._settings.judging.policies.notify_only,
             documents=self._store,
             archive=self._archive,
             trigger=trigger,

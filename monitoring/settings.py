@@ -1,16 +1,18 @@
 """Every setting of the monitor: one part for each concern, defined beside what it configures.
 
-Flags and `EVERGREEN_MONITOR_*` variables follow from the fields (`monitoring.flags`).
+What belongs to the installation is read from flags and `EVERGREEN_MONITOR_*` variables, which follow from the fields
+(`monitoring.flags`); the rules by which the monitor decides are the recommender's (`backtest.settings`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from components.runtime.errors import ContractError
+from components.contracts.retrain_request import CURRENT
+from components.store.recommenders import accepted
 from monitoring.acting.acting import ActingSettings
-from monitoring.backtest.settings import JudgingSettings
+from monitoring.backtest.settings import JudgingSettings, judging_settings
 from monitoring.flags import expect
 from monitoring.json_logs import FORMATS, TEXT
 from monitoring.showing.server import HttpSettings
@@ -44,8 +46,8 @@ class RecordSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MonitorSettings:
-    """Settings of one monitor process."""
+class InstallationSettings:
+    """Where one monitor process reads, keeps and asks, and at which intervals."""
 
     log: str
     """URL of the record log: `sqlite:///<path>`, `pubsub://<project>/<topic>` or `kafka://<host>:<port>/<topic>`."""
@@ -54,18 +56,30 @@ class MonitorSettings:
     archive: Path
     """Folder where matured rows wait for the uploader, as Parquet."""
     store: Path
-    """The model store, where runs leave their outcome."""
+    """The model store, where runs leave their outcome, and whose accepted recommender decides."""
     log_format: str = TEXT
     """Lines on standard error: `text` for people, `json` for a cluster's log collector."""
     records: RecordSettings = RecordSettings()
-    judging: JudgingSettings = JudgingSettings()
     acting: ActingSettings = ActingSettings()
     http: HttpSettings = HttpSettings()
 
     def __post_init__(self) -> None:
-        """Refuses values that do not fit together."""
+        """Refuses a format that there is not."""
         expect(self, f"one of {', '.join(FORMATS)}", lambda value: value in FORMATS, "log_format")
-        window_rows, fewest = self.judging.judge.window_rows, 2 * self.judging.policies.min_clicks
-        if window_rows < fewest:
-            needed = f"{fewest}: min_clicks clicks and as many rows without one, or no window is judged"
-            raise ContractError(f"window_rows is {window_rows}, expected at least {needed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorSettings(InstallationSettings):
+    """Settings of one monitor process."""
+
+    judging: JudgingSettings = JudgingSettings()
+
+
+def with_rules(installation: InstallationSettings) -> MonitorSettings:
+    """The settings of a monitor that decides by the newest accepted recommender of its store.
+
+    Raises:
+        ContractError: nobody accepted one, or a setting of its section `monitor` is wrong.
+    """
+    parts = {each.name: getattr(installation, each.name) for each in fields(installation)}
+    return MonitorSettings(**parts, judging=judging_settings(accepted(installation.store, CURRENT)))

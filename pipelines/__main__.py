@@ -184,7 +184,15 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="pipeline parameter, such as min_auc=0.7 or rollout=full (repeatable)",
+        help="pipeline parameter, such as parent=none or window_end=2026-03-02 (repeatable)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="SECTION.NAME=VALUE",
+        help="setting that this run has other than its recommender, such as training.learning_rate=0.0005 (repeatable)",
     )
 
 
@@ -238,13 +246,16 @@ def _run_compile(arguments: argparse.Namespace) -> int:
 
 
 def _run_pipeline(arguments: argparse.Namespace) -> int:
-    from components.contracts.retrain_request import RetrainRequest
+    from components.contracts.retrain_request import CURRENT, RetrainRequest
     from pipelines.local.runner import EXIT_CODES, LocalFolders, run_once
     from pipelines.package import read_parameters
+    from pipelines.recommender import check_run
 
     request = RetrainRequest.read(arguments.request) if arguments.request else None
     folders = LocalFolders(root=arguments.folder.resolve())
-    parameters = read_parameters(arguments.package, arguments.parameter)
+    parameters = read_parameters(arguments.package, arguments.parameter, arguments.settings)
+    reference, settings = parameters.get("recommender", CURRENT), parameters.get("settings", "")
+    check_run(folders.store, reference=reference, settings=settings)
     outcome = run_once(arguments.package, folders, parameters=parameters, request=request)
     print(f"{outcome.state} at {outcome.step}: {outcome.reason}")
     return EXIT_CODES[outcome.state]
@@ -261,8 +272,10 @@ def _run_submit(arguments: argparse.Namespace) -> int:
         raise ContractError("--no-run without --upload leaves nothing to do")
     from pipelines import submit
     from pipelines.package import image_tag, read_parameters
+    from pipelines.recommender import check_changes
 
-    parameters = read_parameters(arguments.package, arguments.parameter)
+    parameters = read_parameters(arguments.package, arguments.parameter, arguments.settings)
+    check_changes(parameters.get("settings", ""))
     version = (arguments.upload_version or image_tag(arguments.package)) if uploads else ""
     if arguments.recurring:
         submit.check_cron(arguments.recurring)

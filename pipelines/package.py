@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,11 @@ _VALUES: dict[str, tuple[tuple[type, ...], str]] = {
 """Python types of KFP's, and how they are written; all other parameters of this pipeline are text."""
 
 
-def read_parameters(package: Path, pairs: Sequence[str]) -> dict[str, Any]:
+def read_parameters(package: Path, pairs: Sequence[str], settings: Sequence[str] = ()) -> dict[str, Any]:
     """Pipeline parameters of NAME=VALUE pairs, each of the type that the compiled pipeline asks for.
 
-    The value of a text parameter is taken as it is written, also where it looks like a number or like JSON.
+    The value of a text parameter is taken as it is written, also where it looks like a number or like JSON. Each of
+    `settings` is a SECTION.NAME=VALUE, added to what the parameter of that name says.
 
     Raises:
         ContractError: the package is absent or no compiled pipeline, a pair has no `=`, a name is not the pipeline's,
@@ -60,6 +62,8 @@ def read_parameters(package: Path, pairs: Sequence[str]) -> dict[str, Any]:
             raise ContractError(f"parameter {pair!r} has no '=', expected NAME=VALUE")
         _check_names([name], types)
         parameters[name] = _typed_value(name, text, types[name])
+    if settings:
+        parameters["settings"] = " ".join(filter(None, [parameters.get("settings"), shlex.join(settings)]))
     return parameters
 
 

@@ -9,7 +9,6 @@ between them is `pipelines.retraining`'s.
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 import typing
 from collections.abc import Mapping
@@ -138,9 +137,16 @@ class Placement:
     device: typing.Literal["cpu", "gpu"] = "cpu"
     """Default of the pipeline's parameter: what onnxruntime runs on."""
     backend: typing.Literal["pytorch", "hugectr"] = "pytorch"
-    """Which trainer's image runs the training step, and the default of the pipeline's parameter of that name."""
+    """Which trainer's image runs the training step."""
     training_gpus: int = 1
-    """GPUs of the training step; more than one only for `hugectr`, whose setting `vvgpu` then names them."""
+    """GPUs of the training step, which share a batch; more than one only for `hugectr`."""
+    served: str = ""
+    """Default of the pipeline's parameter: archive of served rows that training rows are compared with."""
+    dask_scheduler: str = ""
+    """Address of a running Dask scheduler for preprocessing; empty = the step's own processes."""
+    beam_options: str = ""
+    """Beam pipeline options for statistics of very large windows, such as `--runner=DataflowRunner`; empty = the step's
+    own process."""
     num_retries: int = 2
     """Tries after the first, whatever the exit code: steps replace their own partial output. A pod that vanished with
     its node has no exit code; Argo tries it again only where the workflow controller's defaults say
@@ -169,11 +175,6 @@ class Placement:
         """What `step` asks for on this cluster."""
         change = dataclasses.asdict(self.needs.get(step, NeedsChange()))
         return dataclasses.replace(NEEDS[step], **{name: value for name, value in change.items() if value is not None})
-
-    @property
-    def solver(self) -> str:
-        """Default of the pipeline's parameter of that name: HugeCTR trains on all GPUs of its step."""
-        return "" if self.training_gpus == 1 else json.dumps({"vvgpu": [list(range(self.training_gpus))]})
 
     @property
     def default_repository(self) -> str:

@@ -177,9 +177,6 @@ class RawDataset(Manifest):
     excluded_columns: list[str] = field(default_factory=list)
     """Features that the run left out, in the order of files: nothing that is learned, judged or served depends on them.
     Null in the rows, but where the champion learns from them, which the gate must score fairly; so go by this list."""
-    negative_rate: float = 1.0
-    """Share of the training and replayed rows without a click that preprocessing is to keep, in (0, 1]. Here all rows
-    are there, so that statistics, rules and click rates are of all of them."""
     attribution_seconds: float = 0.0
     """Time after a row in which its click may still come; younger rows were left for the next round. 0 = none were."""
     days: list[dict[str, Any]] = field(default_factory=list)

@@ -11,10 +11,11 @@ import dataclasses
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -115,6 +116,42 @@ class Recommender:
         return dataclasses.replace(self, settings=settings)
 
 
+def parse_settings(text: str) -> dict[str, Any]:
+    """Settings by path, as a person writes them for one run: `training.seed=7 model.tower=[64,32] model.kind=dcn`.
+
+    They are separated and quoted as a shell's words are. A value is JSON, else the text itself.
+
+    Raises:
+        ContractError: a word is no PATH=VALUE, a path is there twice, or a value is no finite number.
+
+    >>> parse_settings("training.seed=7 model.tower=[64,32] model.kind=dcn")
+    {'training.seed': 7, 'model.tower': [64, 32], 'model.kind': 'dcn'}
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ContractError(f"settings are {text!r}: {error}") from error
+    found: dict[str, Any] = {}
+    for word in words:
+        path, separator, value = word.partition("=")
+        if not separator or not path:
+            raise ContractError(f"settings hold {word!r}, expected section.name=value, such as training.seed=7")
+        if path in found:
+            raise ContractError(f"settings hold {path} twice, expected it once")
+        found[path] = _parsed(path, value)
+    return found
+
+
+def _parsed(path: str, text: str) -> Any:
+    def refuse(constant: str) -> Any:
+        raise ContractError(f"{path} is {constant}, expected a finite number")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except json.JSONDecodeError:
+        return text
+
+
 def settings_of(kind: type[T], values: Mapping[str, Any], *, path: str) -> T:
     """`values` as the dataclass `kind`, strictly typed; a list stands for a tuple, an integer for a float.
 
@@ -126,10 +163,13 @@ def settings_of(kind: type[T], values: Mapping[str, Any], *, path: str) -> T:
     Raises:
         ContractError: a name is unknown, a value is of another type, or the class refuses it.
     """
+    hints: dict[str, Any] = get_type_hints(kind)
     names = [each.name for each in dataclasses.fields(kind) if each.init]  # type: ignore[arg-type]
-    for name in values:
+    for name, value in values.items():
         if name not in names:
             raise ContractError(f"{path}.{name} is no setting{nearest(name, names)}")
+        if dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
+            settings_of(hints[name], value, path=f"{path}.{name}")
     try:
         return msgspec.convert(dict(values), kind)
     except msgspec.ValidationError as error:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+from dataclasses import fields
 from pathlib import Path
 
-from components.contracts.serving import AUTO, CANARY, FULL, ROLLOUTS, SHADOW
+from components.contracts.serving import AUTO, CANARY, FULL, SHADOW
 from components.deployment.repository.triton_config import DEVICES, SERVERS, ServingOptions
+from components.deployment.settings import RolloutSettings, ServingSettings
 from components.runtime.errors import Refused
 from components.runtime.exit_codes import exits_with_code
-from components.runtime.flags import parse_bool
 from components.store import promotion_journal, runs
 
 SERVES = {FULL: "serves", CANARY: "is a canary", SHADOW: "scores in the shadow"}
@@ -34,22 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--server", choices=SERVERS, default="python", help="what runs the graph in Triton")
     parser.add_argument(
-        "--rollout",
-        choices=ROLLOUTS,
-        default=AUTO,
-        help="auto: full after a pass or as the first version, canary where the verdict is inconclusive; full: all "
-        "traffic at once, needs a pass; canary: a small share first; shadow: scored beside the live one, not served",
-    )
-    parser.add_argument(
         "--device", choices=DEVICES, default="cpu", help="what onnxruntime runs on; a MIG slice is a gpu"
-    )
-    parser.add_argument("--instances", type=int, default=2, help="copies of the model in each server")
-    parser.add_argument(
-        "--response-cache",
-        type=parse_bool,
-        default=False,
-        metavar="BOOL",
-        help="whether servers may answer from a cache",
     )
     parser.add_argument("--who", default="", help="who asks, for the journal; default: the run")
     parser.add_argument("--trigger-id", default="", help="retrain request that this run answers; empty = none")
@@ -82,7 +68,9 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     verdict = Verdict.read(arguments.verdict)
     if not verdict.accepted:
         raise Refused(f"verdict is {verdict.decision}: {verdict.reason}")
-    rollout = arguments.rollout
+    model, raw = Model.read(arguments.model), RawDataset.read(arguments.raw_dataset)
+    asked = raw.recommender.section("release", RolloutSettings)
+    rollout = asked.rollout
     if rollout == FULL and verdict.decision != PASS:
         raise Refused(f"rollout is {FULL} and the verdict {verdict.decision}, expected a pass: {verdict.reason}")
     settings = ReleaseSettings(
@@ -92,13 +80,11 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         options=ServingOptions(
             server=arguments.server,
             device=arguments.device,
-            instances=arguments.instances,
-            response_cache=arguments.response_cache,
+            **{each.name: getattr(asked, each.name) for each in fields(ServingSettings)},
         ),
         trigger_id=arguments.trigger_id or None,
         who=arguments.who or arguments.run,
     )
-    model, raw = Model.read(arguments.model), RawDataset.read(arguments.raw_dataset)
     if rollout == AUTO:
         # The first version replaces nothing that it could be worse than, and a canary has nothing to stand beside. A
         # step that is tried again finds its own model live.

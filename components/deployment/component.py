@@ -12,9 +12,6 @@ def deployment(
     triton_urls: str,
     server: str,
     device: str,
-    rollout: str,
-    instances: int,
-    response_cache: bool,
     trigger_id: str,
     raw_dataset: Input[Dataset],
     model: Input[Model],
@@ -34,10 +31,6 @@ def deployment(
             Service), comma-separated; empty = publish only.
         server: What runs the graph in Triton: `python` (laptop) or `onnxruntime` (cluster).
         device: What `onnxruntime` runs on, `cpu` or `gpu` (a MIG slice is a GPU).
-        rollout: `auto` (`canary` where the verdict is inconclusive), `full` (all traffic at once), `canary` (a small
-            share first) or `shadow` (scored, not served).
-        instances: Copies of the model that work side by side in each server.
-        response_cache: Whether servers that have a response cache may answer from it.
         trigger_id: Retrain request that this run answers; empty = none.
         raw_dataset: RawDataset manifest, for the held-out rows.
         model: Model manifest.
@@ -51,8 +44,8 @@ def deployment(
 
     flags = run_flags(
         run=run, store=store, repository=repository, triton_urls=triton_urls, server=server, device=device,
-        rollout=rollout, instances=instances, response_cache=response_cache, trigger_id=trigger_id,
-        raw_dataset=raw_dataset.path, model=model.path, verdict=verdict.path, output=release.path)  # fmt: skip
+        trigger_id=trigger_id, raw_dataset=raw_dataset.path, model=model.path, verdict=verdict.path,
+        output=release.path)  # fmt: skip
     if code := main(flags):
         if code == 1:
             return  # refused: a retry would be refused too

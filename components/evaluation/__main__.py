@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.contracts.manifests import INCONCLUSIVE, PASS, Model, RawDataset, TrainingSet, Verdict
-from components.contracts.serving import AUTO, FULL, ROLLOUTS
+from components.contracts.manifests import Model, RawDataset, TrainingSet, Verdict
+from components.evaluation.settings import GateSettings
 from components.models import share_cores
 from components.runtime.durable import write_whole
 from components.runtime.exit_codes import ExitCode, exits_with_code
@@ -28,32 +28,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--store", required=True, help="folder URI of the model store")
     parser.add_argument("--work", required=True, help="folder URI for big data; <work>/<run>/evaluation is written")
     parser.add_argument("--champion", default="current", help="model to beat: current, none or a released model's id")
-    parser.add_argument("--min-auc", type=float, default=0.6, help="AUC needed at all (default %(default)s)")
-    parser.add_argument(
-        "--max-auc-loss",
-        type=float,
-        default=0.002,
-        help="AUC by which the candidate may trail the champion (default %(default)s)",
-    )
-    parser.add_argument(
-        "--max-slice-loss",
-        type=float,
-        default=0.02,
-        help="part by which its log loss may exceed the champion's in any slice (default %(default)s)",
-    )
-    parser.add_argument(
-        "--max-calibration-factor",
-        type=float,
-        default=1.5,
-        help="factor by which expected clicks may exceed or fall short of observed ones (default %(default)s)",
-    )
-    parser.add_argument(
-        "--rollout",
-        choices=ROLLOUTS,
-        default=AUTO,
-        help="how the model would be released: full needs a pass, the others also take an inconclusive verdict "
-        "(default %(default)s)",
-    )
     parser.add_argument("--raw-dataset", required=True, help="path of the RawDataset manifest")
     parser.add_argument("--training-set", required=True, help="path of the TrainingSet manifest")
     parser.add_argument("--model", required=True, help="path of the candidate's Model manifest")
@@ -92,7 +66,6 @@ def _run(arguments: argparse.Namespace) -> Verdict:
     share_cores()
     from components.contracts.reference_statistics import ScoreHistogram
     from components.evaluation.evaluate import evaluate
-    from components.evaluation.gate import GateSettings
     from components.evaluation.report import metrics_document, render_report, roc_document
 
     store, raw = local_path(arguments.store), RawDataset.read(arguments.raw_dataset)
@@ -102,13 +75,7 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         model=Model.read(arguments.model),
         champion=champion(store, arguments.champion),
         champion_reference=arguments.champion,
-        settings=GateSettings(
-            min_auc=arguments.min_auc,
-            max_auc_loss=arguments.max_auc_loss,
-            max_slice_loss=arguments.max_slice_loss,
-            max_calibration_factor=arguments.max_calibration_factor,
-        ),
-        accepted=(PASS,) if arguments.rollout == FULL else (PASS, INCONCLUSIVE),
+        settings=raw.recommender.section("gate", GateSettings),
         final=local_path(arguments.work) / arguments.run / STEP,
     )
     if arguments.metrics:

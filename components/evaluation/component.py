@@ -10,11 +10,6 @@ def evaluation(
     store: str,
     work: str,
     champion: str,
-    min_auc: float,
-    max_auc_loss: float,
-    max_slice_loss: float,
-    max_calibration_factor: float,
-    rollout: str,
     raw_dataset: Input[Dataset],
     training_set: Input[Dataset],
     model: Input[Model],
@@ -30,11 +25,6 @@ def evaluation(
         store: Folder URI of the model store.
         work: Folder URI for big data; the step writes below <work>/<run>/evaluation.
         champion: Model to beat: current, none, or a released model's id.
-        min_auc: AUC that a model needs to be released at all.
-        max_auc_loss: AUC by which the candidate may trail the champion (non-inferiority margin).
-        max_slice_loss: Part by which its log loss may exceed the champion's in any slice of the rows.
-        max_calibration_factor: Factor by which expected clicks may exceed, or fall short of, observed ones.
-        rollout: How the model would be released; full needs a pass, the others also take an inconclusive verdict.
         raw_dataset: RawDataset manifest; its held-out rows are judged by.
         training_set: TrainingSet manifest of the same rows.
         model: Model manifest of the candidate.
@@ -54,10 +44,9 @@ def evaluation(
     from components.runtime.flags import run_flags
 
     flags = run_flags(
-        run=run, store=store, work=work, champion=champion, min_auc=min_auc, max_auc_loss=max_auc_loss,
-        max_slice_loss=max_slice_loss, max_calibration_factor=max_calibration_factor, rollout=rollout,
-        raw_dataset=raw_dataset.path, training_set=training_set.path, model=model.path, output=verdict.path,
-        metrics=metrics.path, roc=roc.path, html=report.path)  # fmt: skip
+        run=run, store=store, work=work, champion=champion, raw_dataset=raw_dataset.path,
+        training_set=training_set.path, model=model.path, output=verdict.path, metrics=metrics.path, roc=roc.path,
+        html=report.path)  # fmt: skip
     if (code := main(flags)) > 1:
         raise SystemExit(code)
     if code and not Path(metrics.path).exists():

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.manifests import (
-    INCONCLUSIVE,
-    PASS,
+    FAIL,
     AucLead,
     Model,
     ModelQuality,
@@ -33,8 +32,9 @@ from components.contracts.retrain_request import CURRENT
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
 from components.evaluation.exploration import read_shown, reordering_gain
-from components.evaluation.gate import Estimates, GateJudgement, GateSettings, estimate, judge
+from components.evaluation.gate import Estimates, GateJudgement, estimate, judge
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
+from components.evaluation.settings import GateSettings
 from components.evaluation.slices import SliceMetrics, cut_slices, measure_slices
 from components.runtime.durable import whole_directory, write_whole
 from components.runtime.errors import ContractError, Refused
@@ -63,7 +63,6 @@ def evaluate(
     champion: Release | None,
     champion_reference: str = CURRENT,
     settings: GateSettings,
-    accepted: tuple[str, ...] = (PASS, INCONCLUSIVE),
     final: Path,
 ) -> Evaluation:
     """The evaluation of `model` on the held-out rows.
@@ -75,7 +74,6 @@ def evaluate(
         champion: The release that it must not be worse than; None = judged by floor and calibration alone.
         champion_reference: The run's parameter that selected it, for the verdict.
         settings: The gate's thresholds.
-        accepted: Decisions with which the candidate goes on to deployment.
         final: Folder for the scores; one left by an earlier try is replaced.
 
     Raises:
@@ -101,7 +99,7 @@ def evaluate(
         candidate_model_id=model.model_id,
         champion_model_id=champion.model_id if champion else None,
         decision=judgement.decision,
-        accepted=judgement.decision in accepted,
+        accepted=judgement.decision != FAIL,
         reason=judgement.reason,
         num_rows=quality.num_rows,
         num_clicks=quality.num_clicks,

@@ -13,7 +13,6 @@ power of each is, docs/evaluation.md says. Scores are computed, and slices cut, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,37 +31,13 @@ from components.contracts.metrics import (
     row_log_losses,
     student_p_value,
 )
-from components.runtime.errors import ContractError
+from components.evaluation.settings import GateSettings
 
 MIN_CLASS_REQUESTS = 10
 """Requests with a click, and with a row without one, below which an interval is not trusted: simulated with clicks in
 4 to 9 requests, some 95 % intervals hold in 92 % of the windows (docs/evaluation.md)."""
 SLICE_ALPHA = 0.05
 """Highest probability of refusing a model that loses no more than is allowed in any slice, over all slices."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateSettings:
-    """What a candidate must show."""
-
-    min_auc: float = 0.6
-    """AUC that a model needs to be released at all."""
-    max_auc_loss: float = 0.002
-    """AUC by which the candidate may trail the champion."""
-    max_slice_loss: float = 0.02
-    """Part by which the candidate's log loss may exceed the champion's in any slice."""
-    max_calibration_factor: float = 1.5
-    """Factor by which expected clicks may exceed, or fall short of, observed ones."""
-
-    def __post_init__(self) -> None:
-        """Refuses thresholds that no model can meet or miss."""
-        for name in ("min_auc", "max_auc_loss"):
-            if not 0.0 <= (value := getattr(self, name)) <= 1.0:
-                raise ContractError(f"{name} is {value}, expected a number in [0, 1]")
-        if not self.max_slice_loss >= 0.0:
-            raise ContractError(f"max_slice_loss is {self.max_slice_loss}, expected a number from 0")
-        if not self.max_calibration_factor >= 1.0:
-            raise ContractError(f"max_calibration_factor is {self.max_calibration_factor}, expected a number from 1")
 
 
 class Estimates(NamedTuple):

@@ -20,8 +20,9 @@ from components.charts.page import ABSENT, html_page, html_table, number, percen
 from components.contracts.manifests import AucLead, ModelQuality, ReorderingGain, Verdict
 from components.contracts.metrics import AucDifference, AucEstimate
 from components.evaluation.evaluate import Evaluation
-from components.evaluation.gate import MIN_CLASS_REQUESTS, GateSettings
+from components.evaluation.gate import MIN_CLASS_REQUESTS
 from components.evaluation.scoring import ScoredHoldout
+from components.evaluation.settings import GateSettings
 from components.evaluation.slices import SliceMetrics
 
 _COLOURS = {"candidate": "var(--now)", "champion": "var(--mark)"}

@@ -27,11 +27,12 @@ from components.contracts.raw_rows import DAY_PARTITION, VERSION_COMPLETE, VERSI
 from components.extraction.day_versions import FileMark, VersionMarker, is_own_file, version_of_folder
 from components.extraction.ingest import dated, name_of, spool_rows
 from components.extraction.lake import PIECE_ROWS, cut_evenly, sorted_once
-from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows
+from components.extraction.malformed_rows import MalformedRows
 from components.extraction.part_files import PartWriter
 from components.extraction.raw_schema import RAW_SCHEMA
 from components.extraction.readers.forms import click_log_files, find_reader
 from components.extraction.readers.parquet import RawParquet
+from components.extraction.settings import ExtractionSettings
 from components.extraction.times import day_span, parse_day
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
@@ -65,7 +66,7 @@ def backfill(
     lake: str,
     day: date,
     reason: str = "",
-    max_malformed_fraction: float = DEFAULT_MAX_MALFORMED_FRACTION,
+    max_malformed_fraction: float = ExtractionSettings.max_malformed_fraction,
 ) -> Backfilled:
     """Writes the rows of `files` as the day's next version.
 
@@ -211,7 +212,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-malformed-fraction",
         type=float,
-        default=DEFAULT_MAX_MALFORMED_FRACTION,
+        default=ExtractionSettings.max_malformed_fraction,
         help="share of a file's rows that may be malformed or of another day",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a file, or a folder of Criteo files")

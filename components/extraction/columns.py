@@ -12,7 +12,7 @@ be cast stops this step (`readers.parquet`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,19 +26,19 @@ from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 
 
-def excluded_columns(columns: str) -> list[str]:
+def excluded_columns(columns: Sequence[str]) -> list[str]:
     """The features that `columns` does not name, in the order of files.
 
     Args:
-        columns: Names, comma-separated; empty = all.
+        columns: Names; empty = all.
 
     Raises:
         ContractError: a name is no feature's, or is there twice.
 
-    >>> excluded_columns(""), len(excluded_columns("I1, C3"))
+    >>> excluded_columns(()), len(excluded_columns(["I1", "C3"]))
     ([], 37)
     """
-    names = [name.strip() for name in columns.split(",")] if columns.strip() else list(FEATURES)
+    names = list(columns or FEATURES)
     if unknown := [name for name in names if name not in FEATURES]:
         raise ContractError(f"columns name {unknown}, expected some of I1 to I13 and C1 to C26")
     if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -14,16 +14,8 @@ def extraction(
     window_end: str,
     parent: str,
     champion: str,
-    holdout_fraction: float,
-    max_malformed_fraction: float,
-    replay_share: float,
-    replay_days: int,
-    window_days: float,
-    full_days: float,
-    late_days: int,
-    columns: str,
-    negative_rate: float,
-    attribution_hours: float,
+    recommender: str,
+    settings: str,
     raw_dataset: Output[Dataset],
     metrics: Output[Metrics],
 ) -> None:
@@ -38,17 +30,8 @@ def extraction(
         window_end: ISO 8601 UTC, exclusive; empty = to the last row.
         parent: Model to continue: `current`, `none`, or a model's id.
         champion: Model to beat: `current`, `none`, or a released model's id.
-        holdout_fraction: Share of the rows, the newest ones, that are kept from training; fewer where parent or
-            champion learned some of them.
-        max_malformed_fraction: Share of a file's rows that may be malformed before the step stops.
-        replay_share: Share of rows from days before the window among those that training learns from; 0 = none.
-        replay_days: Newest days with rows before the window, of which old rows are drawn, also to measure; 0 = none.
-        window_days: Days that the window has, counted back from its end; 0 = `window_start` says.
-        full_days: The same without a parent, where neither of the two says; 0 = from the first row.
-        late_days: Days before the last row that the parent learned of which late rows are learned, too; 0 = none.
-        columns: Features to learn from, comma-separated; empty = all 39.
-        negative_rate: Share of the training rows without a click that is kept; 1 = all.
-        attribution_hours: Hours after a row in which its click may still come; younger rows wait for a later round.
+        recommender: Accepted description of the store: `current` (the newest), its number or its digest.
+        settings: Changes of this run to it, such as `training.seed=7 model.tower=[64,32]`.
         raw_dataset: RawDataset manifest of the rows.
         metrics: Counts of rows.
     """

@@ -23,11 +23,14 @@ import pyarrow as pa
 
 from components.contracts.manifests import RawDataset
 from components.contracts.raw_rows import EVENT_TIME
+from components.contracts.recommender import Recommender
+from components.extraction.columns import excluded_columns
 from components.extraction.holdout import Cut, event_times, find_cut, remove_straddling, rows_until
 from components.extraction.lake import Lake
-from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows
+from components.extraction.malformed_rows import MalformedRows
 from components.extraction.part_files import PartFile, PartWriter, cut_newest
 from components.extraction.replay import HELD_OUT, REPLAYED, draw_replay
+from components.extraction.settings import ExtractionSettings
 from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
 from components.extraction.window import NO_RIVALS, Rivals, days_asked, watermark
 from components.runtime.durable import sha256_tree, whole_directory
@@ -38,64 +41,7 @@ logger = logging.getLogger(__name__)
 MIN_ROWS = 10
 WINDOW, LATE = "all", "late"
 """Folders while the step works; the last is the beginning of late rows' file names, too, which sort before `part`."""
-MAX_LATE_DAYS = 366
-"""Each model names the files of so many days."""
 MALFORMED_FILE = "malformed.jsonl"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExtractionSettings:
-    """How a window becomes a dataset.
-
-    Raises:
-        ContractError: a value is out of its range.
-    """
-
-    holdout_fraction: float = 0.1
-    """Share of the window's rows, the newest ones, kept from training; in (0, 1). Each side gets one at least. Fewer
-    are kept where a rival learned some of them."""
-    max_malformed_fraction: float = DEFAULT_MAX_MALFORMED_FRACTION
-    """Share of a file's rows that may be malformed before the step stops; in [0, 1]."""
-    replay_share: float = 0.0
-    """Share of older rows among the rows that training will learn from, in [0, 1); 0 = the window alone."""
-    replay_days: int = 7
-    """Days before the window, the newest that have rows, from which old rows are drawn: those to replay, and as many
-    as the window's holdout (100,000 at most) for measuring what is remembered, whatever `replay_share` is. 0 = none is
-    read: measured over six days of 300,000 rows, in one file each, the reading took 3.5 s of a core."""
-    negative_rate: float = 1.0
-    """Share of the training rows without a click that preprocessing is to keep, in (0, 1]."""
-    excluded: tuple[str, ...] = ()
-    """Features that the run does not learn from, in the order of files."""
-    late_days: int = 1
-    """Days before the last row learned whose files are noted, so that a later round knows which rows of them come late;
-    0 = none. Which rows are late in this round the lake knows."""
-    attribution: int = 0
-    """Microseconds after a row in which its click may still come; the window ends that long before its request."""
-
-    def __post_init__(self) -> None:
-        """Refuses values out of range."""
-        if not 0 < self.holdout_fraction < 1:
-            raise ContractError(f"holdout_fraction is {self.holdout_fraction}, expected more than 0 and less than 1")
-        if not 0 <= self.max_malformed_fraction <= 1:
-            raise ContractError(f"max_malformed_fraction is {self.max_malformed_fraction}, expected 0 to 1")
-        if not 0 <= self.replay_share < 1:
-            raise ContractError(f"replay_share is {self.replay_share}, expected at least 0 and less than 1")
-        if not 0 < self.negative_rate <= 1:
-            raise ContractError(f"negative_rate is {self.negative_rate}, expected more than 0 and at most 1")
-        if self.replay_days < 0:
-            raise ContractError(f"replay_days is {self.replay_days}, expected at least 0")
-        if not 0 <= self.late_days <= MAX_LATE_DAYS:
-            raise ContractError(f"late_days is {self.late_days}, expected 0 (late rows are left) to {MAX_LATE_DAYS}")
-        if self.replay_share and not self.replay_days:
-            raise ContractError(f"replay_share is {self.replay_share} with replay_days 0, expected at least one day")
-
-    def num_replayed(self, num_train_rows: int) -> int:
-        """Old rows that make up `replay_share` of all rows learned.
-
-        >>> ExtractionSettings(replay_share=0.2).num_replayed(1000)
-        250
-        """
-        return round(num_train_rows * self.replay_share / (1 - self.replay_share))
 
 
 @dataclass
@@ -117,14 +63,15 @@ class _CopiedRows:
 
 
 def extract(
-    lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionSettings, rivals: Rivals = NO_RIVALS
+    lake: Lake, window: TimeSpan, *, folder: Path, recommender: Recommender, rivals: Rivals = NO_RIVALS
 ) -> RawDataset:
     """Writes the window's rows below `folder`, replacing what was there, and returns their manifest.
 
     Raises:
-        ContractError: the window holds too few rows, or too few that no rival learned; or a file of the lake is damaged
-            or too malformed.
+        ContractError: a setting of the recommender is wrong; the window holds too few rows, or too few that no rival
+            learned; or a file of the lake is damaged or too malformed.
     """
+    settings = recommender.section("extraction", ExtractionSettings)
     with whole_directory(folder, replace=True) as aside:
         with MalformedRows(
             aside / MALFORMED_FILE, max_fraction=settings.max_malformed_fraction, named=lake.files.named
@@ -168,13 +115,13 @@ def extract(
         replay_days=replay.days,
         num_late_clicks=num_late_clicks,
         outcomes_digest=lake.late.digest(),
-        excluded_columns=list(settings.excluded),
-        negative_rate=settings.negative_rate,
+        excluded_columns=excluded_columns(settings.columns),
         attribution_seconds=settings.attribution / 1e6,
         days=_days_read(lake, window, num_rows=count.days, num_late=late.days, num_newer=split.newer_days),
         num_late_rows=late.num_rows,
         files=_files_seen(lake, last_learned, settings.late_days),
         schema_mismatches=malformed.schema_mismatches,
+        recommender=recommender,
     )
 
 

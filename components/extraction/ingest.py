@@ -32,11 +32,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, LABEL, REQUEST_ID, ROW
-from components.extraction.malformed_rows import DEFAULT_MAX_MALFORMED_FRACTION, MalformedRows
+from components.extraction.malformed_rows import MalformedRows
 from components.extraction.part_files import PartWriter
 from components.extraction.raw_schema import BATCH_ROWS, CLICK_COLUMNS, RAW_SCHEMA, raw_batch
 from components.extraction.readers.forms import click_log_files, find_reader, passed_over
 from components.extraction.readers.parquet import RawParquet
+from components.extraction.settings import ExtractionSettings
 from components.extraction.times import DAY_MICROS, day_span, parse_day, to_iso
 from components.runtime.durable import fsync_path
 from components.runtime.errors import ContractError
@@ -312,7 +313,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-malformed-fraction",
         type=float,
-        default=DEFAULT_MAX_MALFORMED_FRACTION,
+        default=ExtractionSettings.max_malformed_fraction,
         help="share of a file's rows that may be malformed; they are kept in <replay>.malformed_rows.jsonl",
     )
     return parser

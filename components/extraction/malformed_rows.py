@@ -15,13 +15,11 @@ from types import TracebackType
 from typing import IO, Any
 
 from components.extraction.columns import SchemaMismatch
+from components.extraction.settings import ExtractionSettings
 from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_MALFORMED_FRACTION = 0.01
-"""Share of a file's rows that may be malformed. Criteo's own files have none; 1 % tolerates a torn line or a bad
-concatenation, and stops at a file whose columns have moved."""
 JUDGED_FROM_ROWS = 10_000
 """From this many rows on a file is judged while it is read, so that garbage stops early; and always at its end."""
 NUM_EXAMPLES = 3
@@ -45,7 +43,9 @@ class MalformedRows:
         named: What a file is called in the JSONL file: its path, or what it was copied from.
     """
 
-    def __init__(self, path: Path, *, max_fraction: float = DEFAULT_MAX_MALFORMED_FRACTION, named: Named = str) -> None:
+    def __init__(
+        self, path: Path, *, max_fraction: float = ExtractionSettings.max_malformed_fraction, named: Named = str
+    ) -> None:
         if not 0 <= max_fraction <= 1:
             raise ContractError(f"max_malformed_fraction is {max_fraction}, expected 0 to 1")
         self.path = path

@@ -17,7 +17,6 @@ This module holds the semantics of rounds and reads no rows; `lake` applies it t
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -105,17 +104,6 @@ def seen_files(parent: Model | None, late_days: int) -> SeenFiles | None:
     )
 
 
-def attribution_micros(hours: float) -> int:
-    """The attribution window in microseconds.
-
-    Raises:
-        ContractError: the hours are negative or no number.
-    """
-    if not (math.isfinite(hours) and hours >= 0):
-        raise ContractError(f"attribution_hours is {hours}, expected 0 (labels are final) or more")
-    return round(hours * DAY_MICROS / 24)
-
-
 def resolve_window(
     *,
     start: str,
@@ -142,12 +130,8 @@ def resolve_window(
             window depends on it, since it may cost a transfer.
 
     Raises:
-        ContractError: a time is not ISO 8601, `days` contradicts `start`, `days` or `full_days` is no length of time,
-            or the window is empty by its bounds.
+        ContractError: a time is not ISO 8601, `days` contradicts `start`, or the window is empty by its bounds.
     """
-    for name, length in (("window_days", days), ("full_days", full_days)):
-        if not (math.isfinite(length) and length >= 0):
-            raise ContractError(f"{name} is {length}, expected 0 (not stated) or more")
     if days and start:
         raise ContractError(f"window_days is {days} with window_start {start!r}, expected one of the two")
     if not start and not days and parent is None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
+from components.contracts.recommender import Recommender, settings_of
 from components.runtime.errors import ContractError
 
 
@@ -94,24 +95,25 @@ NETWORKS: dict[str, type[NetworkConfig]] = {each.network: each for each in (DcnC
 """All networks by name."""
 
 
-def network_config(network: str, settings: Mapping[str, Any], *, num_dense: int, num_categorical: int) -> NetworkConfig:
-    """The configuration of a network from the settings of all networks, such as a command's flags.
-
-    A setting that this network does not have must be at the default that the other network gives it.
+def network_config(recommender: Recommender) -> NetworkConfig:
+    """The network that the section `model` of a recommender describes, for its features; `kind` is the network's name.
 
     Raises:
-        ContractError: no network has this name, a value is out of range, or a setting does not apply to this network.
+        ContractError: no network has this name, the network has no such setting, or a value is out of range.
 
-    >>> network_config("dcn", {"embedding_dim": 8, "projection_dim": 4}, num_dense=13, num_categorical=26).input_width
-    221
+    >>> from components.contracts.features import Features
+    >>> features = Features(numeric=("price",), categorical=("item", "shop"))
+    >>> shop = Recommender(name="shop", features=features, settings={"model": {"embedding_dim": 8}})
+    >>> network_config(shop).input_width
+    17
     """
-    kind = _config_class(network)
-    own = {each.name for each in fields(kind)}
-    for name, value in settings.items():
-        if name not in own and value != _default(name):
-            raise ContractError(f"{name} is {value!r}, but network {network!r} has no such setting")
-    given = {name: value for name, value in settings.items() if name in own}
-    return kind(num_dense=num_dense, num_categorical=num_categorical, **given)
+    settings = dict(recommender.settings.get("model", {}))
+    kind = _config_class(settings.pop("kind", DcnConfig.network))
+    features = recommender.features
+    widths = {"num_dense": len(features.numeric), "num_categorical": len(features.categorical)}
+    if stated := settings.keys() & widths.keys():
+        raise ContractError(f"model.{min(stated)} is no setting: the features decide it")
+    return settings_of(kind, {**widths, **settings}, path="model")
 
 
 def config_from_document(document: Mapping[str, Any]) -> NetworkConfig:
@@ -129,12 +131,8 @@ def config_from_document(document: Mapping[str, Any]) -> NetworkConfig:
 
 def _config_class(network: object) -> type[NetworkConfig]:
     if not isinstance(network, str) or network not in NETWORKS:
-        raise ContractError(f"network is {network!r}, expected one of {', '.join(NETWORKS)}")
+        raise ContractError(f"model.kind is {network!r}, expected one of {', '.join(NETWORKS)}")
     return NETWORKS[network]
-
-
-def _default(setting: str) -> Any:
-    return next((f.default for kind in NETWORKS.values() for f in fields(kind) if f.name == setting), None)
 
 
 def _require_at_least(least: int, name: str, value: int) -> None:

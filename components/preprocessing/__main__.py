@@ -8,20 +8,9 @@ import warnings
 from collections.abc import Sequence
 
 from components.contracts.manifests import RawDataset
-from components.preprocessing.settings import PreprocessingSettings
 from components.runtime.exit_codes import exits_with_code
 from components.storage.uris import local_path
 from components.store.runs import noted
-
-SETTINGS = {
-    "frequency_threshold": "sightings that a category needs, summed over rounds, to get an id",
-    "category_ttl_days": "days unseen after which a category loses its id; 0 = never",
-    "max_candidates": "categories without an id, per column, whose sightings are carried on",
-    "partition_rows": "rows that a process has in memory at a time",
-    "processes": "processes that share the rows; 0 = one per core",
-    "dask_scheduler": "address of a running Dask scheduler; without it processes share the work",
-}
-"""The fields of `PreprocessingSettings` that flags set, and their help."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -32,10 +21,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--work", required=True, help="folder URI for big data; <work>/<run>/preprocessing is written")
     parser.add_argument("--raw-dataset", required=True, help="path of the RawDataset manifest")
     parser.add_argument("--output", required=True, help="path of the TrainingSet manifest to write")
-    for name, text in SETTINGS.items():
-        default = getattr(PreprocessingSettings, name)
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=type(default), default=default, help=f"{text} (default %(default)s)")
+    parser.add_argument(
+        "--dask-scheduler",
+        default="",
+        help="address of a running Dask scheduler; without it processes of this machine share the work",
+    )
     return parser
 
 
@@ -48,7 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _encode_dataset(arguments: argparse.Namespace) -> None:
-    settings = PreprocessingSettings(**{name: getattr(arguments, name) for name in SETTINGS})
     store = local_path(arguments.store)
     final = local_path(arguments.work) / arguments.run / "preprocessing"
     with noted(store, arguments.run, "preprocessing") as note, warnings.catch_warnings():
@@ -59,7 +48,7 @@ def _encode_dataset(arguments: argparse.Namespace) -> None:
 
         raw = RawDataset.read(arguments.raw_dataset)
         parent = find_parent(store, raw.parent_model_id)
-        training_set, note.facts = preprocess(raw, parent=parent, final=final, settings=settings)
+        training_set, note.facts = preprocess(raw, parent=parent, final=final, dask_scheduler=arguments.dask_scheduler)
         training_set.write(arguments.output)
 
 

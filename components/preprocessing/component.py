@@ -9,8 +9,6 @@ def preprocessing(
     run: str,
     store: str,
     work: str,
-    frequency_threshold: int,
-    category_ttl_days: float,
     dask_scheduler: str,
     raw_dataset: Input[Dataset],
     training_set: Output[Dataset],
@@ -22,8 +20,6 @@ def preprocessing(
         run: Name of the run.
         store: Folder URI of the model store.
         work: Folder URI for big data; the step writes below <work>/<run>/preprocessing.
-        frequency_threshold: Sightings in training rows, summed over rounds, that a category needs to get an id.
-        category_ttl_days: Days unseen after which a category loses its id; 0 = never.
         dask_scheduler: Address of a running Dask scheduler; empty = this machine.
         raw_dataset: Manifest of the raw rows.
         training_set: Manifest of the encoded rows.

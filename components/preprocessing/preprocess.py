@@ -50,27 +50,31 @@ THINNED = ".thinned"
 
 
 def preprocess(
-    raw: RawDataset, *, parent: ParentWorkflow | None, final: Path, settings: PreprocessingSettings
+    raw: RawDataset, *, parent: ParentWorkflow | None, final: Path, dask_scheduler: str = ""
 ) -> tuple[TrainingSet, dict[str, Any]]:
     """The manifest of the training set that is now in `final`, where it replaces what an earlier try left.
 
     Beside it the numbers that people see of it, summed over the categorical columns.
 
     Raises:
-        ContractError: the raw rows are not what their manifest says, or the parent learned from other columns.
+        ContractError: the raw rows are not what their manifest says, a setting of their recommender is wrong, or the
+            parent learned from other columns.
         PermanentError: what was written is not what HugeCTR or the served graph expects.
     """
+    settings = raw.recommender.section("preprocessing", PreprocessingSettings)
+    processes = 1 if dask_scheduler else settings.processes or min(forked.available_cores(), forked.MAX_PROCESSES)
     expect_parents_columns(raw.excluded_columns, parent)
     with (
-        dask_client(settings.dask_scheduler),
+        dask_client(dask_scheduler),
         whole_directory(final, replace=True) as aside,
-        _parts(raw, aside) as parts,
+        _parts(raw, settings.negative_rate, aside) as parts,
     ):
         plan = partial(raw_partitions.plan_partitions, excluded=tuple(raw.excluded_columns))
         plans = {part: plan(*at, settings.partition_rows) for part, at in parts.items()}
-        processes = _processes(settings)
         to_fit = plan(*parts[TRAIN], min(settings.partition_rows, FIT_ROWS))
-        features, columns = _fit_workflow(to_fit, raw, settings, parent=parent, folder=aside / WORKFLOW)
+        features, columns = _fit_workflow(
+            to_fit, raw, settings, parent=parent, processes=processes, folder=aside / WORKFLOW
+        )
         workflow = feature_graph.explicit_workflow(features, aside / CATEGORY_FILES)
         rows = encode.encode_parts(workflow, features, plans, aside=aside, final=final, processes=processes)
         for part, (_, num_rows) in parts.items():
@@ -99,7 +103,7 @@ def preprocess(
         num_replay_holdout_rows=raw.num_replay_holdout_rows,
         replay_share=raw.replay_share,
         excluded_columns=raw.excluded_columns,
-        negative_rate=raw.negative_rate,
+        negative_rate=settings.negative_rate,
         days=raw.seen_days(),
         files=raw.files,
         recommender=raw.recommender,
@@ -124,7 +128,7 @@ def _facts_of(training_set: TrainingSet, changes: list[VocabularyChange], column
 
 
 @contextmanager
-def _parts(raw: RawDataset, aside: Path) -> Iterator[dict[str, tuple[Path, int]]]:
+def _parts(raw: RawDataset, negative_rate: float, aside: Path) -> Iterator[dict[str, tuple[Path, int]]]:
     """Folder and number of rows of each part that there is; of what is to be learned, the rows that are kept of it."""
     stated = {
         TRAIN: (raw.train_uri, raw.num_train_rows),
@@ -133,26 +137,19 @@ def _parts(raw: RawDataset, aside: Path) -> Iterator[dict[str, tuple[Path, int]]
         REPLAY_HOLDOUT: (raw.replay_holdout_uri, raw.num_replay_holdout_rows),
     }
     parts = {part: (local_path(uri), num_rows) for part, (uri, num_rows) in stated.items() if uri is not None}
-    if raw.negative_rate == 1:
+    if negative_rate == 1:
         yield parts
         return
     for part in (TRAIN, REPLAY):
         if part in parts:
             folder = aside / THINNED / part
             source, num_rows = parts[part]
-            parts[part] = (folder, thin(source, folder, raw.negative_rate, expected_rows=num_rows))
+            parts[part] = (folder, thin(source, folder, negative_rate, expected_rows=num_rows))
             logger.info("%s thinned: %d rows kept", part, parts[part][1])
     if not parts[TRAIN][1]:
-        raise ContractError(f"negative_rate {raw.negative_rate} keeps no row of {raw.train_uri}, expected a larger one")
+        raise ContractError(f"negative_rate {negative_rate} keeps no row of {raw.train_uri}, expected a larger one")
     yield {part: (folder, num_rows) for part, (folder, num_rows) in parts.items() if part != REPLAY or num_rows}
     shutil.rmtree(aside / THINNED)
-
-
-def _processes(settings: PreprocessingSettings) -> int:
-    """How many processes divide the work: one where a Dask scheduler has it."""
-    if settings.dask_scheduler:
-        return 1
-    return settings.processes or min(forked.available_cores(), forked.MAX_PROCESSES)
 
 
 def _fit_workflow(
@@ -161,12 +158,12 @@ def _fit_workflow(
     settings: PreprocessingSettings,
     *,
     parent: ParentWorkflow | None,
+    processes: int,
     folder: Path,
 ) -> tuple[FeatureWorkflow, list[Column]]:
     """Writes this round's workflow, with what the next one should know, into `folder`."""
     now = raw_rows.microseconds(moment_of(raw.last_event_time).timestamp())
     fit_share = partial(feature_graph.statistics_of, with_moments=parent is None)
-    processes = _processes(settings)
     shares = forked.shares(plan, processes, weight=lambda partition: partition.num_rows)
     found = forked.run_all(fit_share, shares, processes=processes)
     features, columns = feature_graph.next_workflow(

@@ -1,4 +1,4 @@
-"""What a run of preprocessing may choose. Where its rows come from and go to is the command line's."""
+"""What a recommender's file decides of preprocessing: its section `preprocessing`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MICROSECONDS_PER_DAY = 86_400_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessingSettings:
-    """Choices of one run.
+    """How rows are encoded.
 
     Raises:
         ContractError: a number is out of its range.
@@ -31,8 +31,9 @@ class PreprocessingSettings:
     processes: int = 0
     """Processes of this machine that share the rows; 0 = one per core, at most `forked.MAX_PROCESSES`. No result
     depends on it."""
-    dask_scheduler: str = ""
-    """Address of a running Dask scheduler; empty = processes of this machine."""
+    negative_rate: float = 1.0
+    """Share of the training rows without a click that is kept, in (0, 1]; scores are corrected for it, and held-out
+    rows are never thinned."""
 
     def __post_init__(self) -> None:
         """Refuses numbers out of range."""
@@ -43,6 +44,8 @@ class PreprocessingSettings:
         for name in ("max_candidates", "processes"):
             if getattr(self, name) < 0:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected at least 0")
+        if not 0 < self.negative_rate <= 1:
+            raise ContractError(f"negative_rate is {self.negative_rate}, expected more than 0 and at most 1")
         if not (math.isfinite(self.category_ttl_days) and self.category_ttl_days >= 0):
             raise ContractError(f"category_ttl_days is {self.category_ttl_days}, expected 0 (never) or more")
 

@@ -9,24 +9,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.manifests import TrainingSet, ValidationReport
 from components.models import share_cores
-from components.models.configs import NETWORKS, DcnConfig, network_config
+from components.models.configs import network_config
 from components.runtime.exit_codes import exits_with_code
 from components.storage.uris import local_path
 from components.store.runs import noted
-from components.training.config import PRECISIONS, TrainingSettings, parse_tower
+from components.training.config import TrainingSettings
 from components.training.preemption import stop_on_sigterm
 
 if TYPE_CHECKING:
     from components.training.fit import FitResult
-    from components.training.step import TrainingRun
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The step's flags."""
-    network, fit = DcnConfig(num_dense=NUM_DENSE, num_categorical=NUM_CATEGORICAL), TrainingSettings()
+    """The step's flags; its settings come with the training set."""
     parser = argparse.ArgumentParser(
         prog="python -m components.training",
         description=__doc__,
@@ -43,25 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--store", required=True, default=argparse.SUPPRESS, help="model store, an absolute path or file:// URI")
     add("--work", required=True, default=argparse.SUPPRESS, help="intermediate files, an absolute path or file:// URI")
-    add("--backend", default="pytorch", help="trainer: pytorch or hugectr")
-    add("--network", default=network.network, help=f"one of {', '.join(NETWORKS)}; hugectr trains dcn only")
-    add(
-        "--learning-rate",
-        type=float,
-        default=fit.learning_rate,
-        help="Adam's: a first model's at its begin; rounds try shares of it",
-    )
-    add("--batch-size", type=int, default=fit.batch_size, help="most rows per optimizer step; fewer in short passes")
-    add("--passes", type=int, default=fit.passes, help="passes over the rows; more than one overfits")
-    add("--embedding-dim", type=int, default=network.embedding_dim, help="width of a category's vector")
-    add("--projection-dim", type=int, default=network.projection_dim, help="dcn: rank of the cross layers (v2); 0 = v1")
-    add("--num-cross-layers", type=int, default=network.num_cross_layers, help="dcn: number of cross layers")
-    add("--tower", default=",".join(map(str, network.tower)), help="widths of the tower's hidden layers")
-    add("--dropout", type=float, default=network.dropout, help="share of tower activations zeroed in training")
-    add("--seed", type=int, default=fit.seed, help="decides initial weights, the order of rows and dropout")
-    add("--precision", default=fit.precision, help=f"of matrix products: {', '.join(PRECISIONS)}")
-    add("--checkpoint-minutes", type=float, default=fit.checkpoint_minutes, help="time between saves within the fit")
-    add("--solver", default="", help="HugeCTR's own settings, a JSON object; empty = ours")
+    add("--backend", default="pytorch", help="trainer: pytorch or hugectr (dcn only)")
+    add("--num-gpus", type=int, default=1, help="GPUs that share a batch; more than one only for hugectr")
     add("--training-set", required=True, default=argparse.SUPPRESS, type=Path, help="TrainingSet manifest")
     add("--validation-report", required=True, default=argparse.SUPPRESS, type=Path, help="ValidationReport manifest")
     add("--output", required=True, default=argparse.SUPPRESS, type=Path, help="where the Model manifest is written")
@@ -84,11 +64,20 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
     store, work = local_path(flags.store), local_path(flags.work)
     # The request goes around the note, which otherwise would take SIGTERM for an end without a save.
     with stop_on_sigterm() as stop, noted(store, flags.run, "training") as note:
-        from components.training.step import forget_checkpoint, train
+        from components.training.step import TrainingRun, forget_checkpoint, train
 
         training_set = TrainingSet.read(flags.training_set)
         report = ValidationReport.read(flags.validation_report)
-        model, result = train(_training_run(flags, store, work), training_set, report, stop=stop)
+        asked = TrainingRun(
+            run=flags.run,
+            store=store,
+            work=work,
+            backend=flags.backend,
+            num_gpus=flags.num_gpus,
+            config=network_config(training_set.recommender),
+            settings=training_set.recommender.section("training", TrainingSettings),
+        )
+        model, result = train(asked, training_set, report, stop=stop)
         model.write(flags.output)
         forget_checkpoint(work, flags.run)
         numbers = _numbers(model.num_train_rows, result)
@@ -97,27 +86,6 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
             if math.isfinite(value) and log_metric:
                 log_metric(name, value)
     return 0
-
-
-def _training_run(flags: argparse.Namespace, store: Path, work: Path) -> TrainingRun:
-    from components.training.step import TrainingRun
-
-    of_network = ("embedding_dim", "num_cross_layers", "dropout", "projection_dim")
-    of_fit = ("learning_rate", "batch_size", "passes", "seed", "precision", "checkpoint_minutes")
-    return TrainingRun(
-        run=flags.run,
-        store=store,
-        work=work,
-        backend=flags.backend,
-        config=network_config(
-            flags.network,
-            {"tower": parse_tower(flags.tower), **{name: getattr(flags, name) for name in of_network}},
-            num_dense=NUM_DENSE,
-            num_categorical=NUM_CATEGORICAL,
-        ),
-        settings=TrainingSettings(**{name: getattr(flags, name) for name in of_fit}),
-        solver=flags.solver,
-    )
 
 
 def _numbers(num_train_rows: int, result: FitResult) -> dict[str, float]:

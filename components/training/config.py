@@ -1,4 +1,4 @@
-"""How a model is fitted: optimizer, batches, passes, precision, saves.
+"""How a model is fitted: optimizer, batches, passes, precision, saves. A recommender's section `training`.
 
 The network's shape is `components.models.configs`'; which rows and which parent is the step's business. Defaults suit
 both a first model and an incremental round on some ten thousand rows.
@@ -15,6 +15,31 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 """Values of `TrainingSettings.precision`."""
 BIAS, PLATT = "bias", "platt"
 """Values of `TrainingSettings.calibration`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolverSettings:
+    """HugeCTR's own settings; no other backend looks at them. The defaults suit data-centre GPUs.
+
+    Not here, because both backends have them alike (`TrainingSettings`): `eval_interval`, since a fit scores its last
+    tenth itself; the stop at an AUC (`metrics_spec`), since the passes are fixed; `max_iter`, `num_epochs` (`passes`);
+    `snapshot` (`checkpoint_minutes`); `batchsize`, `lr`, `seed`; and `enable_tf32_compute`, which `precision="tf32"`
+    asks for. `vvgpu` are the GPUs that the step is given. What else `CreateSolver` takes keeps HugeCTR's default.
+    """
+
+    prove_restores: bool = True
+    """Save every restored model at once and compare it with what was to be loaded: HugeCTR only logs what it could not
+    load, and would train on from random weights."""
+    loss_interval: int = 100
+    """Steps between looks at the loss, each of which waits for the GPU."""
+    stage_rows: int = 1_048_576
+    """Rows written as one set of Parquet files while the set before is trained."""
+
+    def __post_init__(self) -> None:
+        """Refuses what HugeCTR would refuse later, or not at all."""
+        for name in ("loss_interval", "stage_rows"):
+            if getattr(self, name) < 1:
+                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +79,8 @@ class TrainingSettings:
     checkpoint_minutes: float = 5.0
     """Time between saves within a fit: what a kill loses at most. A save writes the table with its optimizer state
     (2 GB for 10 million rows of width 16)."""
+    solver: SolverSettings = SolverSettings()
+    """HugeCTR's own settings."""
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot train."""
@@ -84,18 +111,3 @@ class TrainingSettings:
     def deciding(self) -> dict[str, Any]:
         """Those of the settings that decide the fitted weights, as JSON-ready values."""
         return {name: value for name, value in asdict(self).items() if name != "checkpoint_minutes"}
-
-
-def parse_tower(text: str) -> tuple[int, ...]:
-    """Widths written as `128,64`.
-
-    Raises:
-        ContractError: `text` is not whole numbers joined by commas.
-
-    >>> parse_tower("128, 64")
-    (128, 64)
-    """
-    try:
-        return tuple(int(width) for width in text.split(","))
-    except ValueError:
-        raise ContractError(f"tower is {text!r}, expected widths joined by commas such as 128,64") from None

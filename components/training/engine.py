@@ -73,18 +73,16 @@ class Engine(Protocol):
         """Releases memory and devices; the engine is of no use afterwards."""
 
 
-def require_backend(backend: str, config: NetworkConfig, *, solver: str = "") -> None:
+def require_backend(backend: str, config: NetworkConfig) -> None:
     """Refuses what no engine supports, before anything is read.
 
     Raises:
-        ContractError: no backend has this name, or it lacks the network or a setting.
+        ContractError: no backend has this name, or it lacks the network.
     """
     if backend not in BACKENDS:
         raise ContractError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
     if backend == "hugectr" and config.network != "dcn":
         raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
-    if backend != "hugectr" and solver:
-        raise ContractError(f"solver is {solver!r} for backend {backend!r}, expected none: it is HugeCTR's")
 
 
 def make_engine(
@@ -94,18 +92,18 @@ def make_engine(
     *,
     settings: TrainingSettings,
     scratch: Path,
-    solver: str = "",
+    num_gpus: int = 1,
 ) -> Engine:
     """A new engine of that name, with a network that waits for its weights.
 
     `scratch` is a folder for files that an engine needs while it works; it is not created where it needs none.
-    `solver` is a JSON object with HugeCTR's own settings; empty = its defaults.
+    `num_gpus` share a batch; PyTorch takes one.
 
     Raises:
         ContractError: no backend has this name, or it refuses the network or a setting.
         PermanentError: the backend's library is not installed, or its device is too small.
     """
-    require_backend(backend, config, solver=solver)
+    require_backend(backend, config)
     if len(slot_sizes) != config.num_categorical or min(slot_sizes) < 1:
         raise ContractError(f"slot sizes are {slot_sizes}, expected {config.num_categorical} of at least 1")
     # Both libraries take seconds to import; a misuse is answered without them.
@@ -114,6 +112,5 @@ def make_engine(
 
         return PytorchEngine(config, slot_sizes, settings)
     from components.training.hugectr.engine import HugectrEngine
-    from components.training.hugectr.settings import parse_solver
 
-    return HugectrEngine(config, slot_sizes, settings, solver=parse_solver(solver), scratch=scratch)
+    return HugectrEngine(config, slot_sizes, settings, num_gpus=num_gpus, scratch=scratch)

@@ -47,8 +47,8 @@ class TrainingRun:
     """`pytorch` or `hugectr`."""
     config: NetworkConfig
     settings: TrainingSettings
-    solver: str = ""
-    """HugeCTR's own settings as a JSON object; empty = its defaults."""
+    num_gpus: int = 1
+    """GPUs that share a batch; more than one only for `hugectr`."""
 
 
 def train(
@@ -66,7 +66,7 @@ def train(
         PermanentError: the backend's library is not installed, or training diverged.
         Preempted: `stop` came; the fit is saved.
     """
-    require_backend(asked.backend, asked.config, solver=asked.solver)
+    require_backend(asked.backend, asked.config)
     parent = read_parent(training_set)
     folder = asked.work / asked.run / "training"
     created_at = _begin(folder, _fingerprint(asked, training_set, parent), clock)
@@ -141,7 +141,7 @@ def _engine(asked: TrainingRun, training_set: TrainingSet, folder: Path) -> Iter
         training_set.slot_sizes,
         settings=asked.settings,
         scratch=scratch,
-        solver=asked.solver,
+        num_gpus=asked.num_gpus,
     )
     try:
         yield engine
@@ -177,7 +177,6 @@ def _fingerprint(asked: TrainingRun, training_set: TrainingSet, parent: Model | 
     decides: dict[str, Any] = {
         "backend": asked.backend,
         "config": asked.config.as_document(),
-        "solver": asked.solver,
         "settings": asked.settings.deciding(),
         "raw_digest": training_set.raw_digest,
         "num_train_rows": training_set.num_train_rows,

@@ -23,7 +23,7 @@ from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store.runs import forget_report, keep_report, noted
-from components.validation.rules import BLOCK, NOTIFY, WARN, read_rules
+from components.validation.rules import BLOCK, NOTIFY, WARN, RuleSet, ValidationSettings
 
 STEP = "validation"
 
@@ -38,9 +38,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--raw-dataset", required=True, type=Path, help="RawDataset manifest to judge")
     parser.add_argument("--output", required=True, type=Path, help="where to write the ValidationReport manifest")
     parser.add_argument("--valid-dataset", type=Path, help="where to write the RawDataset without quarantined rows")
-    parser.add_argument(
-        "--rules", default="", help="changes to the rules: a JSON object, or the URI of a file or object with one"
-    )
     parser.add_argument(
         "--served",
         default="",
@@ -73,10 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
-    # What a person typed is checked before TFDV is imported, and before a row is read.
-    rules = read_rules(arguments.rules)
-    release = model_store.champion(store, arguments.champion)
+    # What a person wrote is checked before TFDV is imported, and before a row is read.
     raw = RawDataset.read(arguments.raw_dataset)
+    rules = RuleSet(settings=raw.recommender.section(STEP, ValidationSettings))
+    release = model_store.champion(store, arguments.champion)
 
     from components.validation.round import Round, read_champion
     from components.validation.schema_versions import schema_in_force

@@ -10,7 +10,6 @@ def validation(
     store: str,
     work: str,
     champion: str,
-    rules: str,
     served: str,
     beam_options: str,
     raw_dataset: Input[Dataset],
@@ -26,7 +25,6 @@ def validation(
         store: URI of the model store.
         work: URI of the folder for big files.
         champion: `current`, `none` or the id of a released model; rows are judged by its statistics and schema.
-        rules: Rules that differ from the defaults: a JSON object, or the URI of one; empty = none.
         served: Archive of served rows that training rows are compared with, folder or gs://; empty = not compared.
         beam_options: Beam pipeline options for statistics of very large windows; empty = the cores of this machine.
         raw_dataset: RawDataset manifest.
@@ -43,7 +41,7 @@ def validation(
     from components.validation.__main__ import main, metric_values
 
     flags = run_flags(
-        run=run, store=store, work=work, champion=champion, rules=rules, served=served, beam_options=beam_options,
+        run=run, store=store, work=work, champion=champion, served=served, beam_options=beam_options,
         raw_dataset=raw_dataset.path, valid_dataset=valid_dataset.path, output=report.path, html=html.path)  # fmt: skip
     if (code := main(flags)) > 1:
         raise SystemExit(code)

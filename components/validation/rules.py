@@ -1,4 +1,4 @@
-"""The rules by name: what each looks at, its action by default, its thresholds, and how a run changes them.
+"""The rules by name: what each looks at, its action by default, its thresholds. A recommender's section `validation`.
 
 Actions:
 - `block`: the run ends here, because training on such rows would be wrong;
@@ -8,22 +8,18 @@ Actions:
 - `info`: reported, and the decision stays `pass`;
 - `off`: the rule is not applied.
 
-`--rules` is a JSON object, or the URI of a file or object that holds one: rule -> action, or rule -> an object with
-`action` and what the rule lists, such as `{"missing_share": "block", "drift": {"action": "info", "mean_drift": 0.2}}`.
 Applying the rules is left to `judge` and, for single rows, `quarantine`. Importing this module loads nothing heavy.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from components.runtime.errors import ContractError
-from components.storage.uris import is_bucket_uri, local_path
 
 _LEAST_ONE = ("click_rate_factor", "range_factor")
 _LISTS = ("request_ids", "days")
@@ -31,11 +27,14 @@ _LISTS = ("request_ids", "days")
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationSettings:
-    """Thresholds of judgement.
+    """Thresholds of judgement, and the actions that differ from the defaults.
 
     Raises:
-        ContractError: a threshold is out of range.
+        ContractError: a threshold is out of range, or a rule or an action is none.
     """
+
+    actions: dict[str, str] = field(default_factory=dict)
+    """Rule -> action, of rules whose action is not that of `RULES`, such as `{"missing_share": "block"}`."""
 
     categorical_drift: float = 0.02
     """Change of one category's share that counts as drift, if it is not explained by chance."""
@@ -69,8 +68,12 @@ class ValidationSettings:
 
     def __post_init__(self) -> None:
         """Refuses thresholds that no measurement can meet."""
+        for rule, action in self.actions.items():
+            _check_action(rule, action)
         for each in fields(self):
             name, value = each.name, getattr(self, each.name)
+            if name == "actions":
+                continue
             if name in _LISTS:
                 if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
                     raise ContractError(f"{name} is {value!r}, expected a list of texts")
@@ -185,7 +188,11 @@ class RuleSet:
     """The rules of one run: actions and thresholds."""
 
     settings: ValidationSettings = field(default_factory=ValidationSettings)
-    actions: Mapping[str, str] = field(default_factory=lambda: {name: rule.action for name, rule in RULES.items()})
+
+    @property
+    def actions(self) -> dict[str, str]:
+        """Action of every rule."""
+        return {**{name: rule.action for name, rule in RULES.items()}, **self.settings.actions}
 
     def find(
         self, rule: str, feature: str, description: str, *, kind: str = "rule", at_most: str | None = None
@@ -213,54 +220,11 @@ class RuleSet:
         return [name for name, rule in RULES.items() if rule.of_rows and self.actions[name] != OFF]
 
 
-def read_rules(text: str) -> RuleSet:
-    """The defaults, changed by `text`, the value of `--rules`.
-
-    Raises:
-        ContractError: it is not a JSON object, names an unknown rule, action or parameter, or a value out of range.
-        TemporaryError, PermanentError: the bucket that it names cannot be read.
-    """
-    actions, changed = dict(RuleSet().actions), dict[str, Any]()
-    for name, given in _parse_rules(text).items():
-        if name not in RULES:
-            raise ContractError(f"rule {name!r} is unknown, expected one of {', '.join(RULES)}")
-        changes = {"action": given} if isinstance(given, str) else given
-        known = ("action", *RULES[name].settings)
-        if not isinstance(changes, dict):
-            raise ContractError(f"rule {name} is {given!r}, expected an action or an object with one")
-        if unknown := [key for key in changes if key not in known]:
-            raise ContractError(f"rule {name} has no {unknown[0]!r}, expected one of {', '.join(known)}")
-        if "action" in changes:
-            actions[name] = _check_action(name, changes.pop("action"))
-        changed |= changes
-    return RuleSet(settings=replace(ValidationSettings(), **changed), actions=actions)
-
-
-def _parse_rules(text: str) -> dict[str, Any]:
-    text, source = text.strip(), "rules"
-    if not text:
-        return {}
-    if not text.startswith("{"):
-        from components.storage.locations import read_object
-
-        source = f"rules {text if is_bucket_uri(text) else local_path(text)}"
-        try:
-            text = (read_object(text) if is_bucket_uri(text) else local_path(text).read_bytes()).decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ContractError(f"{source} cannot be read: {error}") from error
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise ContractError(f"{source}: {error}") from error
-    if not isinstance(document, dict):
-        raise ContractError(f"{source} hold a {type(document).__name__}, expected a JSON object")
-    return document
-
-
-def _check_action(rule: str, value: Any) -> str:
+def _check_action(rule: str, value: Any) -> None:
+    if rule not in RULES:
+        raise ContractError(f"actions: rule {rule!r} is unknown, expected one of {', '.join(RULES)}")
     if value not in ACTIONS:
-        raise ContractError(f"rule {rule} has action {value!r}, expected one of {', '.join(ACTIONS)}")
+        raise ContractError(f"actions: rule {rule} has action {value!r}, expected one of {', '.join(ACTIONS)}")
     if value == QUARANTINE and not RULES[rule].of_rows:
-        of_rows = ", ".join(name for name, each in RULES.items() if each.of_rows)
-        raise ContractError(f"rule {rule} is not about single rows and cannot quarantine; these can: {of_rows}")
-    return str(value)
+        can = ", ".join(name for name, each in RULES.items() if each.of_rows)
+        raise ContractError(f"actions: rule {rule} is not about single rows and cannot quarantine; these can: {can}")

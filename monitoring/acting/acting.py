@@ -23,7 +23,7 @@ from monitoring.acting.notifications import DRIFT, LOG, NotificationSettings, No
 from monitoring.acting.retraining import IDLE, RUNNING, Retraining
 from monitoring.acting.trigger import Trigger
 from monitoring.deciding import restraint
-from monitoring.deciding.policies import POLICIES, split_names
+from monitoring.deciding.policies import split_names
 from monitoring.deciding.policy import Action, Decision
 from monitoring.deciding.request import RecipeSettings
 from monitoring.deciding.restraint import RestraintSettings, RunMemory, restrain
@@ -53,18 +53,11 @@ class ActingSettings:
     """Local trigger: command line that runs the pipeline; `--request <file>` is appended."""
     upload_wait_seconds: float = 600.0
     """Longest wait for the uploader before a run is requested; 0 = the archive is the lake, do not wait."""
-    notify_only: str = ""
-    """Policies, by commas, whose confirmed drift starts no run and only notifies people, such as `data_drift`."""
-    recipe: RecipeSettings = RecipeSettings()
     kubeflow: KubeflowSettings = KubeflowSettings()
     notifications: NotificationSettings = NotificationSettings()
 
     def __post_init__(self) -> None:
         """Refuses a trigger that cannot start a run."""
-        if self.notify_only and not set(split_names(self.notify_only)) <= POLICIES.keys():
-            raise ContractError(
-                f"notify_only is {self.notify_only!r}, expected some of {', '.join(POLICIES)}, by commas"
-            )
         expect(self, f"one of {', '.join(TRIGGERS)}", lambda value: value in TRIGGERS, "trigger")
         expect(self, "at least 0", lambda value: value >= 0, "upload_wait_seconds")
         if self.trigger == "local" and not self.run_command.strip():
@@ -114,6 +107,8 @@ class Acting:
         settings: ActingSettings,
         restraint: RestraintSettings,
         *,
+        recipe: RecipeSettings,
+        notify_only: str,
         documents: Database,
         archive: Archive,
         trigger: Trigger | None,
@@ -123,12 +118,13 @@ class Acting:
     ) -> None:
         """Continues where a predecessor stopped; listens to the journal from now on.
 
-        The archive is flushed before a run is requested. Without a trigger people are notified in place of runs.
+        The archive is flushed before a run is requested. Without a trigger people are notified in place of runs, and of
+        the policies `notify_only` in any case.
         """
         self._restraint = restraint
         self._documents = documents
         self._journal = journal
-        self._notify_only = split_names(settings.notify_only)
+        self._notify_only = split_names(notify_only)
         self._has_trigger = trigger is not None
         self.retraining = Retraining(
             documents=documents,
@@ -136,7 +132,7 @@ class Acting:
             trigger=trigger,
             journal=journal,
             restraint=restraint,
-            recipe=settings.recipe,
+            recipe=recipe,
             upload_wait_seconds=settings.upload_wait_seconds,
             checkpoint=checkpoint,
         )

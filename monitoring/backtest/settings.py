@@ -1,18 +1,25 @@
-"""The settings that decide when a run is requested: the monitor's, kept in its state folder for incidents of it."""
+"""The settings that decide when a run is requested: a recommender's section `monitor`.
+
+The monitor keeps them in its state folder for incidents of it.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_type_hints
 
+from components.contracts.recommender import Recommender, nearest, settings_of
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 from monitoring.deciding.judging import JudgeSettings
 from monitoring.deciding.policies import PolicySettings
+from monitoring.deciding.request import RecipeSettings
 from monitoring.deciding.restraint import RestraintSettings
 from monitoring.drift.settings import DriftSettings
 from monitoring.flags import flat_values, make_settings
+from monitoring.flags import settings_of as flat_names
 
 JUDGING_FILE = "judging.json"
 MAX_GRACE_BUCKETS = 8
@@ -21,21 +28,43 @@ MAX_GRACE_BUCKETS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class JudgingSettings:
-    """All that decides when a run is requested, given the records; flags and defaults are the monitor's."""
+    """All that decides when a run is requested, given the records."""
 
     judge: JudgeSettings = JudgeSettings()
     policies: PolicySettings = PolicySettings()
     restraint: RestraintSettings = RestraintSettings()
     drift: DriftSettings = DriftSettings()
+    recipe: RecipeSettings = RecipeSettings()
 
     def __post_init__(self) -> None:
-        """Refuses a grace of so many buckets that a replay, which reads records once, could not hold them all open."""
+        """Refuses a window that is never judged, and a grace of more buckets than a replay could hold open at once."""
+        window_rows, fewest = self.judge.window_rows, 2 * self.policies.min_clicks
+        if window_rows < fewest:
+            needed = f"{fewest}: min_clicks clicks and as many rows without one, or no window is judged"
+            raise ContractError(f"window_rows is {window_rows}, expected at least {needed}")
         grace, bucket = self.judge.drift_grace_seconds, self.drift.drift_bucket_seconds
         if bucket and grace > MAX_GRACE_BUCKETS * bucket:
             raise ContractError(
                 f"drift_grace_seconds is {grace}, expected at most {MAX_GRACE_BUCKETS} times drift_bucket_seconds, "
                 f"which is {bucket}"
             )
+
+
+def judging_settings(recommender: Recommender) -> JudgingSettings:
+    """The section `monitor` of a recommender, which names the settings of all parts in one flat list.
+
+    Raises:
+        ContractError: a setting is unknown, of another type, or out of range; the message has its path.
+    """
+    values, hints = recommender.settings.get("monitor", {}), get_type_hints(JudgingSettings)
+    known = list(flat_names(JudgingSettings))
+    if unknown := [name for name in values if name not in known]:
+        raise ContractError(f"monitor.{unknown[0]} is no setting{nearest(unknown[0], known)}")
+    parts = {
+        part: settings_of(kind, {name: values[name] for name in flat_names(kind) if name in values}, path="monitor")
+        for part, kind in hints.items()
+    }
+    return JudgingSettings(**parts)
 
 
 def write_judging(state: Path, settings: JudgingSettings) -> None:

@@ -32,6 +32,8 @@ class PolicySettings:
     policies: str = "sequential"
     """Names by commas, of threshold, relative_drop, sequential, data_drift, schedule: any that says retrain wins,
     and the first of them gives the reason."""
+    notify_only: str = ""
+    """Policies, by commas, whose confirmed drift starts no run and only notifies people, such as `data_drift`."""
     min_clicks: int = 200
     """Fewest clicks, and fewest rows without one, that a window is judged on."""
     consecutive_breaches: int = 3
@@ -57,6 +59,10 @@ class PolicySettings:
 
     def __post_init__(self) -> None:
         """Refuses values that decide nothing, never or always."""
+        if self.notify_only and not set(split_names(self.notify_only)) <= POLICIES.keys():
+            raise ContractError(
+                f"notify_only is {self.notify_only!r}, expected some of {', '.join(POLICIES)}, by commas"
+            )
         if ThresholdPolicy.name in policy_names(self.policies) and not self.auc_threshold:
             raise ContractError(
                 f"policies is {self.policies!r} without auc_threshold, expected the AUC below which policy threshold "

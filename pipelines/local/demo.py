@@ -29,7 +29,9 @@ from rich.markup import escape
 
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
+from components.runtime.people import whoami
 from components.store import promotion_journal
+from components.store.recommenders import accept
 from components.store.runs import StepNote, read_notes
 from pipelines.local.log_server import check_log, start_log
 from pipelines.local.plan import DemoPlan, DemoSettings, Services, plan_for_data, plan_for_world, read_verdicts
@@ -50,6 +52,7 @@ from pipelines.local.summary import (
     summarize,
 )
 from pipelines.local.triton import TritonServer
+from pipelines.recommender import check_settings
 
 PUBLISH_SECONDS = 2.0
 """How long after a line of traffic the records it counts may still be on their way into the log."""
@@ -254,7 +257,8 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
             log = start_log(settings.log, folders.root, stack)
         services = Services(settings=settings, plan=plan, folders=folders, triton_url=triton.grpc_url, log=log)
         demo = Demo(services=services, screen=screen, stack=stack, triton=triton)
-        with screen.stage("compile", "compile the pipeline"):
+        with screen.stage("compile", "accept the recommender, compile the pipeline"):
+            _accept_recommender(services)
             _compile_pipeline(services.package)
         with screen.stage("first_run", "first model through the pipeline"):
             _first_run(demo)
@@ -366,6 +370,13 @@ def _printed(stack: Stack, name: str, module: list[str]) -> dict[str, Any]:
     stack.start(name, [sys.executable, "-m", *module])
     found: dict[str, Any] = json.loads(last_word(stack.finish(name, seconds=PREPARE_SECONDS)))
     return found
+
+
+def _accept_recommender(services: Services) -> None:
+    recommender = services.plan.recommender()
+    check_settings(recommender)
+    now = datetime.now(timezone.utc)
+    accept(services.folders.store, recommender, who=whoami(), why="the demo's sizes", now=now)
 
 
 def _compile_pipeline(package: Path) -> None:

@@ -1,4 +1,4 @@
-"""The demo's plan: its sizes, chosen from the rows there are, and the command lines of its processes.
+"""The demo's plan: its sizes, chosen from the rows there are, its recommender, and its processes' command lines.
 
 A command line is a room's own flags, filled from the sizes. Starting and watching the processes is `stack`'s; the
 order of events is `demo`'s.
@@ -6,20 +6,25 @@ order of events is `demo`'s.
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import Verdict
+from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError
 from pipelines.local.log_server import LogPlace, sqlite_log
 from pipelines.local.runner import LocalFolders
 
 LOW_CARDINALITY_COLUMNS = ("C2", "C5", "C6", "C8", "C9", "C14", "C17", "C20", "C22", "C23", "C25")
 """Criteo's columns with few values: what a permutation breaks, a short window can learn again."""
+
+NOTIFY_ONLY = "data_drift"
+POLICIES = ("sequential", NOTIFY_ONLY)
+"""The monitor's: the first asks for a run, the other only tells people."""
 
 MIN_DATA_ROWS = 1_000
 """Fewest rows of a user's own; a held-out tenth of fewer has no AUC worth the name."""
@@ -67,8 +72,32 @@ class DemoPlan:
     drift_min_rows: int = 2_000
     """Fewest rows of a bucket that is judged; a smaller one joins the next."""
     drift_columns: tuple[str, ...] = ()
-    parameters: dict[str, Any] = field(default_factory=dict)
-    """Pipeline parameters that differ from their defaults."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """By path, what the demo's recommender has beside the monitor's."""
+
+    def recommender(self) -> Recommender:
+        """The description that the demo accepts into its store.
+
+        Releases need a pass, because the demo has nobody who steps a canary.
+        """
+        return CRITEO_RECOMMENDER.with_settings(
+            {
+                "release.rollout": "full",
+                **self.settings,
+                "monitor.window_rows": self.window_rows,
+                "monitor.min_clicks": self.min_clicks,
+                "monitor.min_rows_since_breach": self.min_rows_since_breach,
+                "monitor.cooldown_seconds": 3600,
+                "monitor.daily_budget": 2,
+                "monitor.attribution_window_seconds": self.attribution_window_seconds,
+                "monitor.decide_seconds": 0.5,
+                "monitor.policies": ",".join(POLICIES),
+                "monitor.notify_only": NOTIFY_ONLY,
+                "monitor.drift_bucket_seconds": self.drift_bucket_seconds,
+                "monitor.drift_grace_seconds": self.drift_grace_seconds,
+                "monitor.drift_min_rows": self.drift_min_rows,
+            }
+        )
 
 
 def read_verdicts(folders: LocalFolders) -> list[Verdict]:
@@ -87,7 +116,7 @@ def plan_for_world(settings: DemoSettings) -> DemoPlan:
         min_clicks=500,
         min_rows_since_breach=window * 4 // 5,
         archive_roll_rows=window,
-        parameters={"min_auc": 0.65, "seed": settings.seed},
+        settings={"gate.min_auc": 0.65, "training.seed": settings.seed},
     )
 
 
@@ -118,18 +147,13 @@ def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int, c
         archive_roll_rows=max(500, window),
         drift_min_rows=max(200, min(2_000, window // 4)),
         drift_columns=settings.drift_columns or LOW_CARDINALITY_COLUMNS,
-        parameters={
-            "min_auc": 0.55,
-            "seed": settings.seed,
-            "frequency_threshold": 5 if lake_rows > 100_000 else 2,
-            "holdout_fraction": 0.1 if lake_rows > 20_000 else 0.2,
+        settings={
+            "gate.min_auc": 0.55,
+            "training.seed": settings.seed,
+            "preprocessing.frequency_threshold": 5 if lake_rows > 100_000 else 2,
+            "extraction.holdout_fraction": 0.1 if lake_rows > 20_000 else 0.2,
         },
     )
-
-
-NOTIFY_ONLY = "data_drift"
-POLICIES = ("sequential", NOTIFY_ONLY)
-"""The monitor's: the first asks for a run, the other only tells people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,20 +200,15 @@ class Services:
     def run_command(self) -> list[str]:
         """Runs the pipeline here; the monitor adds `--request`."""
         command = [sys.executable, "-m", "pipelines", "run", "--package", str(self.package)]
-        command += ["--folder", str(self.folders.root)]
-        parameters = {"triton_urls": self.triton_url, "rollout": "full", **self.plan.parameters}
-        for name, value in parameters.items():
-            command += ["-p", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
-        return command
+        return [*command, "--folder", str(self.folders.root), "-p", f"triton_urls={self.triton_url}"]
 
     def first_run_command(self) -> list[str]:
         """Runs the pipeline for the first model.
 
         Nothing is live yet: a model whose gate is undecided for lack of rows still beats none, and the verdict says so.
-        Later ones need a pass, because the demo has nobody who steps a canary.
         """
-        parameters = ("trigger_id=first", "trigger_reason=first model", "rollout=auto")
-        return [*self.run_command(), *(word for parameter in parameters for word in ("-p", parameter))]
+        command = [*self.run_command(), "-p", "trigger_id=first", "-p", "trigger_reason=first model"]
+        return [*command, "--set", "release.rollout=auto"]
 
     def uploader_command(self) -> list[str]:
         """Moves archived files into the lake."""
@@ -205,18 +224,6 @@ class Services:
             "archive": self.archive,
             "store": self.folders.store,
             "http-port": 0,
-            "window-rows": plan.window_rows,
-            "min-clicks": plan.min_clicks,
-            "min-rows-since-breach": plan.min_rows_since_breach,
-            "cooldown-seconds": 3600,
-            "daily-budget": 2,
-            "attribution-window-seconds": plan.attribution_window_seconds,
-            "decide-seconds": 0.5,
-            "policies": ",".join(POLICIES),
-            "notify-only": NOTIFY_ONLY,
-            "drift-bucket-seconds": plan.drift_bucket_seconds,
-            "drift-grace-seconds": plan.drift_grace_seconds,
-            "drift-min-rows": plan.drift_min_rows,
             "archive-roll-rows": plan.archive_roll_rows,
             "archive-roll-seconds": 10,
             "tick-seconds": 0.5,

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from components.contracts.features import Features
 from components.contracts.serving import MAX_BATCH_ROWS, PROBABILITY_OUTPUT, PYTHON, Tensor, input_tensors
+from components.deployment.settings import ServingSettings
 from components.runtime.errors import ContractError, first_line
 
 ONNXRUNTIME = "onnxruntime"
@@ -26,7 +27,6 @@ SERVERS = (PYTHON, ONNXRUNTIME)
 CPU = "cpu"
 GPU = "gpu"
 DEVICES = (CPU, GPU)
-MAX_INSTANCES = 64
 WARMUP_BATCH = 64
 """Rows of the one batch among the warm-up requests: the buffers of a batch are made before a client waits for them."""
 
@@ -34,8 +34,8 @@ _KINDS = {CPU: "KIND_CPU", GPU: "KIND_GPU"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingOptions:
-    """How a model is served, beside what the contracts say of it.
+class ServingOptions(ServingSettings):
+    """How a model is served, beside what the contracts say of it: by what, and the settings of its recommender.
 
     Raises:
         ContractError: a value that no server takes.
@@ -43,35 +43,18 @@ class ServingOptions:
 
     server: str = PYTHON
     """`python` or `onnxruntime`."""
-    instances: int = 2
-    """Copies of the model that work side by side (per GPU, on `gpu`). With one, and a limited queue, Triton 2.51 loses
-    a wake-up now and then, and that request waits out a tick of half a second (measured: 99 of 16,200; with two 0 of
-    33,500)."""
     device: str = CPU
     """`cpu` or `gpu`; a MIG slice is a GPU to the server. The python backend's model runs on the CPU."""
-    response_cache: bool = False
-    """Whether the server may answer a request as it answered an equal one; it needs a cache to do so
-    (flag `--cache-config`). The cache's key is one hash of the model's name, version and the inputs' names and bytes;
-    no weights. So a version's number must never be given to other weights, and deployment gives no number twice."""
-    warmup_rows: int = 4
-    """Golden rows that the model must answer before it reports that it is ready; 0 = none."""
-    max_queued_requests: int = 512
-    """Requests that may wait; the next one is refused at once."""
-    queue_timeout_microseconds: int = 5_000_000
-    """Longest wait; Triton looks every half second, so a refusal may come that much later."""
-    max_queue_delay_microseconds: int = 0
-    """How long a batch may wait for company; 0 = it takes what is there, which costs a lone request nothing."""
 
     def __post_init__(self) -> None:
         """Refuses what no server takes."""
+        super().__post_init__()
         if self.server not in SERVERS:
             raise ContractError(f"server is {self.server!r}, expected one of {', '.join(SERVERS)}")
         if self.device not in DEVICES:
             raise ContractError(f"device is {self.device!r}, expected one of {', '.join(DEVICES)}")
         if self.server == PYTHON and self.device == GPU:
             raise ContractError(f"device is {GPU!r} with server {PYTHON!r}, expected server {ONNXRUNTIME!r} for a GPU")
-        if not 1 <= self.instances <= MAX_INSTANCES:
-            raise ContractError(f"instances is {self.instances}, expected 1 to {MAX_INSTANCES}")
 
 
 WarmupRow: TypeAlias = Mapping[str, str]

@@ -41,7 +41,7 @@ from components.training.hugectr.files import (
     import_model,
 )
 from components.training.hugectr.layers import MODEL_NAME, Blueprint, compiled_model
-from components.training.hugectr.settings import SolverSettings, rate_correction, smallest_workspace_mb
+from components.training.hugectr.settings import rate_correction, smallest_workspace_mb
 from components.training.hugectr.staging import Stage, full_batches, staged
 from components.training.rows import Rows
 
@@ -77,11 +77,12 @@ class HugectrEngine:
         slot_sizes: list[int],
         settings: TrainingSettings,
         *,
-        solver: SolverSettings | None = None,
+        num_gpus: int = 1,
         scratch: Path | None = None,
     ) -> None:
         """Makes an engine without weights; `restore` gives it some.
 
+        `num_gpus` of this machine share a batch, those of the lowest numbers.
         `scratch` is a folder for weights and staged rows: four times the model and its state, and 264 bytes per row of
         three stages; None = a new one where temporary files go.
 
@@ -89,10 +90,9 @@ class HugectrEngine:
             ContractError: settings that exclude each other.
             PermanentError: `hugectr` cannot be imported here.
         """
-        solver = solver or SolverSettings()
         if not isinstance(config, DcnConfig):
             raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
-        _require_settings(settings, solver)
+        _require_settings(settings, num_gpus)
         try:
             self._hugectr = importlib.import_module("hugectr")
         except ImportError as error:
@@ -100,12 +100,12 @@ class HugectrEngine:
         self._config = config
         self._slot_sizes = list(slot_sizes)
         self._settings = settings
-        self._solver = solver
+        self._num_gpus = num_gpus
         self._layout = StateLayout(
             num_rows=sum(slot_sizes),
             dim=config.embedding_dim,
-            num_gpus=solver.num_gpus,
-            workspace_mb=smallest_workspace_mb(sum(slot_sizes), config.embedding_dim, num_gpus=solver.num_gpus),
+            num_gpus=num_gpus,
+            workspace_mb=smallest_workspace_mb(sum(slot_sizes), config.embedding_dim, num_gpus=num_gpus),
         )
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ class HugectrEngine:
 
     def segment_batches(self, batch_size: int) -> int:
         """See `Engine`."""
-        return max(1, self._solver.stage_rows // batch_size) * _SEGMENT_STAGES
+        return max(1, self._settings.solver.stage_rows // batch_size) * _SEGMENT_STAGES
 
     def learn(
         self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int, rate: Rate | None = None
@@ -141,7 +141,7 @@ class HugectrEngine:
         A last batch that is not whole is filled up with rows from the beginning of `order`, and a batch size that the
         GPUs cannot share is rounded down, for HugeCTR takes neither.
         """
-        gpus = self._solver.num_gpus
+        gpus = self._num_gpus
         per_step = max(gpus, batch_size - batch_size % gpus)
         if self._running is not None and self._running.batch_size != per_step:
             self._bring_current()
@@ -153,7 +153,7 @@ class HugectrEngine:
             full_batches(order, per_step),
             batch_size=per_step,
             num_files=gpus,
-            stage_rows=self._solver.stage_rows,
+            stage_rows=self._settings.solver.stage_rows,
             folder=folder,
         )
         losses: list[float] = []
@@ -196,7 +196,7 @@ class HugectrEngine:
                     )
                 running.steps += 1
                 self.num_steps += 1
-                if (number + 1) % self._solver.loss_interval == 0 or number + 1 == stage.num_batches:
+                if (number + 1) % self._settings.solver.loss_interval == 0 or number + 1 == stage.num_batches:
                     yield float(running.model.get_current_loss())
             # The reader starts over only once it was seen to be at its end.
             if running.model.train():
@@ -215,7 +215,7 @@ class HugectrEngine:
             config=self._config,
             slot_sizes=self._slot_sizes,
             settings=self._settings,
-            solver=self._solver,
+            num_gpus=self._num_gpus,
             workspace_mb=self._layout.workspace_mb,
             batch_size=batch_size,
             file_list=str(stage.file_list),
@@ -235,7 +235,7 @@ class HugectrEngine:
             steps=0,
             stage=stage,
         )
-        if self._solver.prove_restores:
+        if self._settings.solver.prove_restores:
             proof = self._scratch / "proof"
             self._save_to(proof)
             current, saved = (open_model(folder, self._slot_sizes) for folder in (self._current, proof))
@@ -320,9 +320,9 @@ def _require_same(loaded: StoredModel, saved: StoredModel) -> None:
             )
 
 
-def _require_settings(settings: TrainingSettings, solver: SolverSettings) -> None:
+def _require_settings(settings: TrainingSettings, num_gpus: int) -> None:
     """Refuses what HugeCTR would refuse after minutes, or would not."""
     if settings.precision == "bfloat16":
         raise ContractError("precision is 'bfloat16', expected float32 or tf32")
-    if settings.batch_size % solver.num_gpus:
-        raise ContractError(f"batch_size is {settings.batch_size}, expected a multiple of {solver.num_gpus} GPUs")
+    if settings.batch_size % num_gpus:
+        raise ContractError(f"batch_size is {settings.batch_size}, expected a multiple of {num_gpus} GPUs")

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from components.models.configs import DcnConfig
 from components.training.config import TrainingSettings
-from components.training.hugectr.settings import SolverSettings
 
 MODEL_NAME = "dcn"
 LABEL, DENSE, CATEGORIES, EMBEDDINGS = "label", "dense", "categories", "embeddings"
@@ -84,7 +83,8 @@ class Blueprint:
     config: DcnConfig
     slot_sizes: list[int]
     settings: TrainingSettings
-    solver: SolverSettings
+    num_gpus: int
+    """GPUs that share a batch."""
     workspace_mb: int
     """Of the embedding table and its optimizer, per GPU."""
     batch_size: int
@@ -136,7 +136,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
 
 
 def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
-    solver, settings = blueprint.solver, blueprint.settings
+    settings = blueprint.settings
     # Every step is given its learning rate, see `settings.rate_correction`.
     return hugectr.CreateSolver(
         model_name=MODEL_NAME,
@@ -144,7 +144,7 @@ def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
         lr=settings.learning_rate,
         batchsize=blueprint.batch_size,
         batchsize_eval=blueprint.batch_size,  # it never evaluates
-        vvgpu=[list(node) for node in solver.vvgpu],
+        vvgpu=[list(range(blueprint.num_gpus))],
         repeat_dataset=False,
         enable_tf32_compute=settings.precision == "tf32",
         i64_input_key=True,
@@ -160,7 +160,7 @@ def _reader(hugectr: Any, blueprint: Blueprint) -> Any:
         source=blueprint.file_list,
         eval_source=blueprint.file_list,
         check_type=hugectr.Check_t.Non,
-        num_workers=blueprint.solver.num_gpus,
+        num_workers=blueprint.num_gpus,
         slot_size_array=list(blueprint.slot_sizes),
     )
 

@@ -1,0 +1,68 @@
+"""What a recommender's file decides of deployment: its section `release`.
+
+Where a version goes and what runs it there is the installation's (`repository.triton_config.ServingOptions`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from components.contracts.serving import AUTO, ROLLOUTS
+from components.runtime.errors import ContractError
+
+MAX_INSTANCES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingSettings:
+    """How a version is served, whatever serves it.
+
+    Raises:
+        ContractError: a value that no server takes.
+    """
+
+    instances: int = 2
+    """Copies of the model that work side by side (per GPU, on `gpu`). With one, and a limited queue, Triton 2.51 loses
+    a wake-up now and then, and that request waits out a tick of half a second (measured: 99 of 16,200; with two 0 of
+    33,500)."""
+    response_cache: bool = False
+    """Whether the server may answer a request as it answered an equal one; it needs a cache to do so
+    (flag `--cache-config`). The cache's key is one hash of the model's name, version and the inputs' names and bytes;
+    no weights. So a version's number must never be given to other weights, and deployment gives no number twice."""
+    warmup_rows: int = 4
+    """Golden rows that the model must answer before it reports that it is ready; 0 = none."""
+    max_queued_requests: int = 512
+    """Requests that may wait; the next one is refused at once."""
+    queue_timeout_microseconds: int = 5_000_000
+    """Longest wait; Triton looks every half second, so a refusal may come that much later."""
+    max_queue_delay_microseconds: int = 0
+    """How long a batch may wait for company; 0 = it takes what is there, which costs a lone request nothing."""
+
+    def __post_init__(self) -> None:
+        """Refuses what no server takes."""
+        if not 1 <= self.instances <= MAX_INSTANCES:
+            raise ContractError(f"instances is {self.instances}, expected 1 to {MAX_INSTANCES}")
+        names = ("warmup_rows", "max_queued_requests", "queue_timeout_microseconds", "max_queue_delay_microseconds")
+        for name in names:
+            if getattr(self, name) < 0:
+                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSettings(ServingSettings):
+    """How an accepted model becomes the one that is served, and how it is served then.
+
+    Raises:
+        ContractError: no such rollout, or a value that no server takes.
+    """
+
+    rollout: str = AUTO
+    """`auto` (`full` after a pass or as the first version, `canary` where the gate could not tell), `full` (all traffic
+    at once; needs a pass), `canary` (a small share first, grown while it does no worse) or `shadow` (scored beside the
+    live model and logged, not served)."""
+
+    def __post_init__(self) -> None:
+        """Refuses a rollout that there is not."""
+        super().__post_init__()
+        if self.rollout not in ROLLOUTS:
+            raise ContractError(f"rollout is {self.rollout!r}, expected one of {', '.join(ROLLOUTS)}")

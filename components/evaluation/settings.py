@@ -1,0 +1,31 @@
+"""What a recommender's file decides of evaluation: its section `gate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from components.runtime.errors import ContractError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateSettings:
+    """What a candidate must show."""
+
+    min_auc: float = 0.6
+    """AUC that a model needs to be released at all."""
+    max_auc_loss: float = 0.002
+    """AUC by which the candidate may trail the champion (non-inferiority margin)."""
+    max_slice_loss: float = 0.02
+    """Part by which the candidate's log loss may exceed the champion's in any slice."""
+    max_calibration_factor: float = 1.5
+    """Factor by which expected clicks may exceed, or fall short of, observed ones."""
+
+    def __post_init__(self) -> None:
+        """Refuses thresholds that no model can meet or miss."""
+        for name in ("min_auc", "max_auc_loss"):
+            if not 0.0 <= (value := getattr(self, name)) <= 1.0:
+                raise ContractError(f"{name} is {value}, expected a number in [0, 1]")
+        if not self.max_slice_loss >= 0.0:
+            raise ContractError(f"max_slice_loss is {self.max_slice_loss}, expected a number from 0")
+        if not self.max_calibration_factor >= 1.0:
+            raise ContractError(f"max_calibration_factor is {self.max_calibration_factor}, expected a number from 1")
