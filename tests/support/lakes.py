@@ -11,13 +11,14 @@ import pyarrow.parquet as pq
 
 from components.contracts import raw_rows
 from components.contracts.manifests import RawDataset
-from components.extraction.extract import ExtractionSettings, extract
+from components.extraction.extract import extract
 from components.extraction.lake import Lake
 from components.extraction.lake_files import LakeFiles, opened_lake
 from components.storage.bucket import BucketObjects
 from components.storage.folder import FolderObjects
 from components.storage.uris import local_path
 from components.store.archived_rows import arrow_schema
+from tests.support.recommenders import criteo
 
 URI = "gs://models/a lake"
 OUTCOMES = arrow_schema(raw_rows.OUTCOME_TYPES)
@@ -44,8 +45,8 @@ def extract_lake(uri: str, work: Path, window, *, run: str = "run", opened=None,
     """The step without its command line; `opened` are settings of the cache."""
     more = {"open_storage": open_storage, **(opened or {})} if uri.startswith("gs://") else {}
     with opened_lake(uri, work=work, **more) as files:
-        folder, settings = work / run / "extraction", ExtractionSettings(**settings)
-        return extract(Lake(files=files), window, folder=folder, settings=settings)
+        folder, recommender = work / run / "extraction", criteo(extraction=settings)
+        return extract(Lake(files=files), window, folder=folder, recommender=recommender)
 
 
 def fetched(seen) -> Counter:

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import random
+from dataclasses import fields
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,10 @@ import pytest
 from components.contracts import criteo, raw_rows
 from components.extraction.__main__ import main
 from components.extraction.malformed_rows import MalformedRows
+from components.extraction.settings import ExtractionSettings
 from components.store import promotion_journal
 from components.store.models import model_folder, release_path
+from tests.support.recommenders import accept_into, settings_text
 from tests.support.releases import keep_model
 from tests.support.releases import release as write_release
 
@@ -127,6 +130,7 @@ START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
 @pytest.fixture
 def flags(tmp_path, raw_table, write_lake):
+    accept_into(tmp_path / "my store")
     lake = write_lake(tmp_path / "my lake", raw_table(1000, start=START.timestamp(), seconds=2 * 86_400))
     return {
         "--run": "run 1",
@@ -158,10 +162,13 @@ def released(tmp_path):
 
 @pytest.fixture
 def run_main():
-    """Runs the step's command line with some flags changed; gives its exit code."""
+    """Runs the step's command line with some flags and settings changed; gives its exit code."""
+    names = {each.name for each in fields(ExtractionSettings)}
 
     def run(flags: dict[str, str], **more: str) -> int:
-        changed = {f"--{name.replace('_', '-')}": value for name, value in more.items()}
-        return main([f"{flag}={value}" for flag, value in {**flags, **changed}.items()])
+        asked = {**flags, **{f"--{name.replace('_', '-')}": value for name, value in more.items()}}
+        named = {name: asked.pop(flag) for name in names if (flag := f"--{name.replace('_', '-')}") in asked}
+        asked.setdefault("--settings", settings_text({f"extraction.{name}": value for name, value in named.items()}))
+        return main([f"{flag}={value}" for flag, value in asked.items()])
 
     return run

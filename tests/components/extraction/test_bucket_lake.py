@@ -29,6 +29,7 @@ from components.runtime.errors import ContractError, PermanentError, TemporaryEr
 from components.storage.objects import ObjectInfo
 from tests.support.full_disk import files_of_at_most
 from tests.support.lakes import OUTCOMES, URI, cached, extract_lake, fetched, is_fetch_of, open_storage, put, until
+from tests.support.recommenders import accept_into
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
@@ -232,6 +233,7 @@ def test_a_killed_run_shows_nothing_and_the_next_one_asks_only_for_the_rest(big_
     work = tmp_path / "work"
     before = extract_lake(str(big_lake), work, TimeSpan())
     stalled = cloud_storage.fail(is_fetch_of(BIG), "stall")
+    accept_into(tmp_path / "store")
     flags = ["--run", "run", "--store", str(tmp_path / "store"), "--work", str(work), "--lake", URI]
     command = [sys.executable, "-m", "components.extraction", *flags, "--output", str(tmp_path / "raw.json")]
     step = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +17,7 @@ from components.storage.uris import local_path
 from components.store.models import model_folder, stored_model
 
 EXCLUDED = ["I2", "I13", "C7", "C26"]
-ASKED = ",".join(name for name in FEATURES if name not in EXCLUDED)
+ASKED = json.dumps([name for name in FEATURES if name not in EXCLUDED])
 
 
 @pytest.fixture

@@ -101,12 +101,14 @@ REFUSED = {
     "holdout of all": ({"holdout_fraction": "1"}, "holdout_fraction is 1.0, expected"),
     "days and a start": ({"window_days": "2", "window_start": "2026-03-01"}, "window_days is 2.0 with window_start"),
     "negative full days": ({"full_days": "-1"}, "full_days is -1.0, expected 0"),
-    "no column": ({"columns": "I1,label"}, "columns name ['label'], expected some of I1 to I13 and C1 to C26"),
-    "rate above one": ({"negative_rate": "1.5"}, "negative_rate is 1.5, expected more than 0 and at most 1"),
+    "no column": ({"columns": '["I1", "label"]'}, "columns name ['label'], expected some of I1 to I13 and C1 to C26"),
+    "no setting": ({"settings": "extraction.holdout=1"}, "extraction.holdout is no setting, expected holdout_fraction"),
+    "no section": ({"settings": "extractoin.late_days=1"}, "extractoin is no section, expected extraction"),
+    "no recommender": ({"recommender": "7"}, "recommender is '7', expected current, the number of an accepted version"),
     "negative late days": ({"late_days": "-1"}, "late_days is -1, expected 0"),
     "nothing mature": ({"attribution_hours": "99", "window_start": "2026-03-01"}, "holds no mature row"),
     "negative hours": ({"attribution_hours": "-1"}, "attribution_hours is -1.0, expected 0"),
-    "no hours": ({"attribution_hours": "nan"}, "attribution_hours is nan, expected 0"),
+    "no hours": ({"attribution_hours": "nan"}, "extraction.attribution_hours is 'nan', expected float"),
     "relative lake": ({"lake": "lake"}, "lake is 'lake', expected gs://bucket/prefix, file:///... or an abs"),
     "lake elsewhere": ({"lake": "s3://shop/clicks"}, "lake is 's3://shop/clicks', expected gs://bucket/prefix, file"),
     "no lake": ({"lake": "/no/such/lake"}, "lake /no/such/lake does not exist"),
@@ -138,9 +140,8 @@ def test_the_component_writes_the_manifest_and_counts(flags, tmp_path):
     metrics = dsl.Metrics(name="metrics", uri=str(tmp_path / "metrics"), metadata={})
     arguments = {
         "run": "r", "store": flags["--store"], "work": flags["--work"], "lake": flags["--lake"], "window_start": "",
-        "window_end": "", "parent": "current", "champion": "current", "holdout_fraction": 0.2,
-        "max_malformed_fraction": 0.0, "replay_share": 0.0, "replay_days": 7, "window_days": 0.0, "full_days": 0.0,
-        "late_days": 1, "columns": "", "negative_rate": 1.0, "attribution_hours": 0.0,
+        "window_end": "", "parent": "current", "champion": "current", "recommender": "current",
+        "settings": "extraction.holdout_fraction=0.2",
     }  # fmt: skip
     extraction.python_func(**arguments, raw_dataset=raw_dataset, metrics=metrics)
     assert RawDataset.read(raw_dataset.path).num_holdout_rows == 200

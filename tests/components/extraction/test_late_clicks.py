@@ -11,11 +11,12 @@ import pytest
 
 from components.contracts import raw_rows
 from components.contracts.records import CLICK, CONVERSION
-from components.extraction.extract import ExtractionSettings, extract
+from components.extraction.extract import extract
 from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from tests.support.lakes import OUTCOMES, folder_lake, rows_in
+from tests.support.recommenders import criteo
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
@@ -36,7 +37,7 @@ def lake(tmp_path, table, write_lake):
 def run_step(tmp_path):
     def run(folder, window=ALL, **settings):
         work = tmp_path / "wo rk" / "run" / "extraction"
-        return extract(folder_lake(folder), window, folder=work, settings=ExtractionSettings(**settings))
+        return extract(folder_lake(folder), window, folder=work, recommender=criteo(extraction=settings))
 
     return run
 

@@ -12,12 +12,14 @@ import pytest
 
 from components.contracts import raw_rows
 from components.extraction import replay
-from components.extraction.extract import ExtractionSettings, data_digest, extract
+from components.extraction.extract import data_digest, extract
 from components.extraction.lake import Lake
+from components.extraction.settings import ExtractionSettings
 from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from tests.support.lakes import folder_lake, rows_in
+from tests.support.recommenders import criteo
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 WINDOW = TimeSpan(parse_time("start", "2026-03-09T12:00:00Z"), None)
@@ -38,7 +40,7 @@ def lake(tmp_path, ten_days, write_lake):
 def run_step(tmp_path):
     def run(folder, window=WINDOW, *, run="run", **settings):
         work = tmp_path / "wo rk" / run / "extraction"
-        return extract(folder_lake(folder), window, folder=work, settings=ExtractionSettings(**settings))
+        return extract(folder_lake(folder), window, folder=work, recommender=criteo(extraction=settings))
 
     return run
 

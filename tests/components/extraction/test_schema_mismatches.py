@@ -92,7 +92,7 @@ def test_missing_categories_may_be_nan_among_floats_as_pandas_has_them(flags, ru
 
 def test_columns_that_the_run_does_not_read_are_not_judged(flags, run_main, change_file):
     change_file(cast("C7", pa.string()))
-    assert foreign(flags, run_main, columns="I1,C1") == []
+    assert foreign(flags, run_main, columns='["I1", "C1"]') == []
 
 
 def test_rows_that_no_model_of_ours_served_need_not_name_one(flags, run_main, change_file):

@@ -12,6 +12,7 @@ import pytest
 
 from components.contracts import raw_rows
 from components.contracts.manifests import RawDataset
+from components.extraction.settings import ExtractionSettings
 from components.extraction.times import DAY_MICROS, TimeSpan, parse_time
 from components.extraction.window import resolve_window
 from components.runtime.errors import ContractError
@@ -56,9 +57,10 @@ def test_an_asked_end_is_what_ages_count_from_so_that_a_later_try_reads_the_same
 
 
 @pytest.mark.parametrize("days", [-1.0, float("nan"), float("inf")])
-def test_days_that_are_no_length_are_refused(resolve, days):
-    with pytest.raises(ContractError, match="window_days is"):
-        resolve(days=days)
+def test_days_that_are_no_length_are_refused(days):
+    for name in ("window_days", "full_days", "attribution_hours"):
+        with pytest.raises(ContractError, match=f"{name} is {days}, expected 0 or more"):
+            ExtractionSettings(**{name: days})
 
 
 def test_the_newest_row_is_found_whatever_the_footers_say(tmp_path, raw_table, write_lake):
