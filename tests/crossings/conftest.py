@@ -28,6 +28,7 @@ from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local.environments import python_of
 from tests.crossings.warm_steps import WarmSteps
 from tests.support.paths import REPOSITORY
+from tests.support.recommenders import accept_into, settings_text
 
 ROWS, LATER_ROWS = 3000, 2000
 MANIFESTS = {
@@ -38,9 +39,15 @@ MANIFESTS = {
     "evaluation": Verdict,
     "deployment": Release,
 }
-WINDOW = {"holdout_fraction": 0.25, "replay_share": 0.25, "replay_days": 3}
-FIT = {"learning-rate": 0.003, "batch-size": 256, "embedding-dim": 4, "num-cross-layers": 2}
-FIT |= {"backend": "pytorch", "tower": "16,8", "seed": 7}
+SETTINGS = {
+    "extraction": {"holdout_fraction": 0.25, "replay_share": 0.25, "replay_days": 3},
+    "preprocessing": {"frequency_threshold": 2},
+    "model": {"embedding_dim": 4, "num_cross_layers": 2, "tower": [16, 8]},
+    "training": {"learning_rate": 0.003, "batch_size": 256, "seed": 7},
+    # The gate's own judgement is no crossing's subject: so few rows can decide nothing.
+    "gate": {"min_auc": 0.0, "max_auc_loss": 1.0, "max_slice_loss": 9.0, "max_calibration_factor": 9.0},
+    "release": {"rollout": "full"},
+}
 
 
 @dataclass
@@ -64,12 +71,8 @@ class Chain:
 
     root: Path
     rounds: list[Round] = field(default_factory=list)
-    vocabularies: dict[str, object] = field(default_factory=lambda: {"frequency_threshold": 2})
-    """Flags of preprocessing."""
-    window: dict[str, object] = field(default_factory=lambda: dict(WINDOW))
-    """Flags of extraction."""
-    fit: dict[str, object] = field(default_factory=lambda: dict(FIT))
-    """Flags of training."""
+    settings: dict[str, dict] = field(default_factory=lambda: dict(SETTINGS))
+    """What the next runs change of the recommender, by section."""
     warm: WarmSteps | None = None
     """Forks the steps; None = each is a plain command."""
 
@@ -88,6 +91,10 @@ class Chain:
     def step(self, step: str, run: str, flags: dict[str, object], *, name: str | None = None):
         """Runs one step and returns its manifest, read back, and the manifest's path."""
         output = self.root / "manifests" / run / f"{name or step}.json"
+        if step == "extraction":
+            accept_into(self.root / "store")
+            changed = {f"{part}.{key}": value for part, each in self.settings.items() for key, value in each.items()}
+            flags = {"settings": settings_text(changed), **flags}
         common = {"run": run, "store": self.uri("store")}
         if step != "deployment":
             common["work"] = self.uri("work")
@@ -126,20 +133,20 @@ class Chain:
         subprocess.run([*command, "--reason", "a test"], env=environment, check=True, capture_output=True, timeout=60)
 
     def turn_to_training(
-        self, run: str, *, validation_report: Path | None = None, parent: str = "current", **common: object
+        self, run: str, *, validation_report: Path | None = None, parent: str = "current", **asked: object
     ) -> Round:
         """Runs the steps up to training and returns their manifests; with a report, all of them but validation."""
         this = Round(run)
-        self._step_of(this, "extraction", lake=self.uri("lake"), parent=parent, **self.window, **common)
+        self._step_of(this, "extraction", lake=self.uri("lake"), parent=parent, **asked)
         raw = this.paths["extraction"]
         if validation_report is None:
-            self._step_of(this, "validation", champion="current", raw_dataset=raw, **common)
-        self._step_of(this, "preprocessing", raw_dataset=raw, **self.vocabularies, **common)
+            self._step_of(this, "validation", champion="current", raw_dataset=raw)
+        self._step_of(this, "preprocessing", raw_dataset=raw)
         inputs = {
             "training_set": this.paths["preprocessing"],
             "validation_report": validation_report or this.paths["validation"],
         }
-        self._step_of(this, "training", **self.fit, **inputs, **common)
+        self._step_of(this, "training", **inputs)
         return this
 
     def turn(self, run: str, *, validation_report: Path | None = None) -> Round:
@@ -147,16 +154,8 @@ class Chain:
         this = self.turn_to_training(run, validation_report=validation_report)
         raw, encoded = this.paths["extraction"], this.paths["preprocessing"]
         inputs = {"raw_dataset": raw, "model": this.paths["training"]}
-        # The gate's own judgement is not this test's subject: so few rows can decide nothing.
-        gate = {
-            "champion": "current",
-            "min_auc": 0.0,
-            "max_auc_loss": 1.0,
-            "max_slice_loss": 9.0,
-            "max_calibration_factor": 9.0,
-        }
-        self._step_of(this, "evaluation", training_set=encoded, **gate, **inputs)
-        release = {"repository": self.uri("repository"), "triton_urls": "", "server": "python", "rollout": "full"}
+        self._step_of(this, "evaluation", training_set=encoded, champion="current", **inputs)
+        release = {"repository": self.uri("repository"), "triton_urls": "", "server": "python"}
         verdict = this.paths["evaluation"]
         self._step_of(this, "deployment", verdict=verdict, trigger_id=f"asked-{run}", **release, **inputs)
         self.rounds.append(this)
@@ -172,11 +171,10 @@ def warm():
 
 @pytest.fixture
 def chain_of(tmp_path, warm):
-    """Makes an empty chain whose training has other settings; None takes one away."""
+    """Makes an empty chain with other sections of settings."""
 
-    def make(**changed):
-        fit = {**FIT, **{name.replace("_", "-"): value for name, value in changed.items()}}
-        return Chain(tmp_path, warm=warm, fit={name: value for name, value in fit.items() if value is not None})
+    def make(**sections):
+        return Chain(tmp_path, warm=warm, settings={**SETTINGS, **sections})
 
     return make
 
@@ -198,8 +196,6 @@ def chain(tmp_path_factory, warm):
         "round-1-again",
         {
             "champion": "current",
-            "min-auc": 0.0,
-            "max-auc-loss": 1.0,
             "raw-dataset": live_first,
             "training-set": first.paths["preprocessing"],
             "model": first.paths["training"],

@@ -23,10 +23,8 @@ FLAG_OF_OUTPUT = {
 """Output artifact -> the flag that is given its path. Other outputs are filled by the component itself."""
 
 SPECIAL = {
-    "tower": "32,16,8",
     "server": "onnxruntime",
     "device": "gpu",
-    "rollout": "canary",
     "triton_urls": "a:8001,b:8001",
 }
 TEXTS = ["plain", "a folder with spaces/and = signs", "--looks-like-a-flag", "", "quoted \"'$HOME"]
@@ -82,12 +80,6 @@ def test_step_reads_what_the_component_was_given(command_line, step, text):
             continue
         assert parsed[name] == value, name
         assert type(parsed[name]) is type(value), name
-
-
-@pytest.mark.parametrize("answer", [True, False])
-def test_switch_arrives_as_it_was_set(command_line, answer):
-    values = {**_arguments("deployment", "x"), "response_cache": answer}
-    assert command_line("deployment", **values).response_cache is answer
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -73,12 +73,10 @@ def told(tmp_path, raw_table, chain_of):
     clock, url = Clock(START), f"sqlite:///{tmp_path}/log.db?lease_seconds=5"
     asked = _talk(url, raw_table(LISTS * PLACES, seed=3), clock)
     _to_the_lake(tmp_path, url, clock)
-    chain = chain_of()
-    chain.window = {"holdout_fraction": 0.5}
+    chain = chain_of(extraction={"holdout_fraction": 0.5})
     this = chain.turn_to_training("first")
     inputs = {"raw-dataset": this.paths["extraction"], "training-set": this.paths["preprocessing"]}
-    gate = {"champion": "current", "min-auc": 0.0}
-    verdict, _ = chain.step("evaluation", "first", {**inputs, **gate, "model": this.paths["training"]})
+    verdict, _ = chain.step("evaluation", "first", {**inputs, "model": this.paths["training"]})
     files = sorted(local_path(this.extraction.holdout_uri).glob("*.parquet"))
     return asked, pa.concat_tables([pq.ParquetFile(path).read() for path in files]), verdict
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import date
 
 import numpy as np
@@ -27,7 +26,8 @@ NEVER_SEEN = 2**32 - 1
 def leaving(chain, tmp_path_factory):
     """The chain's rounds and two more of a day each, with a life of 36 hours: what only round 1 held leaves first."""
     later = chain.copied_to(
-        tmp_path_factory.mktemp("leaving"), vocabularies={"frequency_threshold": 2, "category_ttl_days": 1.5}
+        tmp_path_factory.mktemp("leaving"),
+        settings={**chain.settings, "preprocessing": {"frequency_threshold": 2, "category_ttl_days": 1.5}},
     )
     world = World.create(seed=3)
     for number, day in ((3, date(2026, 1, 6)), (4, date(2026, 1, 7))):
@@ -108,9 +108,8 @@ def test_old_rows_of_categories_that_left_are_replayed_as_unknown(leaving):
 def gone_back(leaving):
     """Version 2 live again after versions 3 and 4, and the third round once more."""
     leaving.go_back(2)
-    back = replace(leaving, window={**leaving.window, "window_end": "2026-01-07T00:00:00Z"})
     report = leaving.rounds[1].paths["validation"]
-    return back.turn_to_training("round-3-again", validation_report=report)
+    return leaving.turn_to_training("round-3-again", validation_report=report, window_end="2026-01-07T00:00:00Z")
 
 
 def test_going_back_over_two_rounds_of_leaving_categories_is_exact(leaving, gone_back):

@@ -16,39 +16,28 @@ from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import World
 from tests.support.paths import REPOSITORY
 
-FIT = {"learning-rate": 0.003, "batch-size": 256, "embedding-dim": 4, "num-cross-layers": 2}
-FIT |= {"backend": "pytorch", "tower": "16,8", "seed": 7}
 
-
-def learn(chain, run, rules):
+def learn(chain, run, **rules):
     """Runs the steps up to evaluation as the pipeline joins them: what validation lets through is what all others read.
 
     Returns:
         The rows that came in, those that validation handed on, training set and model.
     """
-    raw, raw_path = chain.step("extraction", run, {"lake": chain.uri("lake"), "holdout-fraction": 0.25})
+    chain.settings = {**chain.settings, "extraction": {"holdout_fraction": 0.25}, "validation": rules}
+    raw, raw_path = chain.step("extraction", run, {"lake": chain.uri("lake")})
     valid_path = chain.root / "manifests" / run / "valid.json"
-    flags = {"champion": "current", "raw-dataset": raw_path, "rules": json.dumps(rules), "valid-dataset": valid_path}
+    flags = {"champion": "current", "raw-dataset": raw_path, "valid-dataset": valid_path}
     _, report = chain.step("validation", run, flags)
-    flags = {"raw-dataset": valid_path, "frequency-threshold": 2}
-    encoded, encoded_path = chain.step("preprocessing", run, flags)
-    flags = {"training-set": encoded_path, "validation-report": report, **FIT}
+    encoded, encoded_path = chain.step("preprocessing", run, {"raw-dataset": valid_path})
+    flags = {"training-set": encoded_path, "validation-report": report}
     model, model_path = chain.step("training", run, flags)
-    gate = {
-        "champion": "current",
-        "min-auc": 0.0,
-        "max-auc-loss": 1.0,
-        "max-slice-loss": 9.0,
-        "max-calibration-factor": 9.0,
-    }
     inputs = {"raw-dataset": valid_path, "training-set": encoded_path, "model": model_path}
-    verdict, verdict_path = chain.step("evaluation", run, {**gate, **inputs})
+    verdict, verdict_path = chain.step("evaluation", run, {"champion": "current", **inputs})
     release = {
         "repository": chain.uri("repository"),
         "triton-urls": "",
         "server": "python",
         "trigger-id": run,
-        "rollout": "full",
     }
     inputs = {"raw-dataset": valid_path, "model": model_path, "verdict": verdict_path}
     chain.step("deployment", run, {**release, **inputs})
@@ -77,13 +66,13 @@ def test_later_steps_learn_from_the_rest_and_the_next_round_from_what_was_taken_
     world = World.create(seed=3)
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=11)
     # Which requests a window's training rows hold is not known before the first look.
-    raw, _ = own.step("extraction", "look", {"lake": own.uri("lake"), "holdout-fraction": 0.25})
+    raw, _ = own.step("extraction", "look", {"lake": own.uri("lake")})
     before = requests_of(raw.train_uri)
     named = sorted(set(before))[:2]
     num_named = sum(name in named for name in before)
 
-    rules = {"named_rows": {"action": "quarantine", "request_ids": named}, "quarantined_share": "warn"}
-    raw, valid, encoded, model = learn(own, "round-3", rules)
+    actions = {"named_rows": "quarantine", "quarantined_share": "warn"}
+    raw, valid, encoded, model = learn(own, "round-3", actions=actions, request_ids=named)
     assert 0 < num_named < len(before)
     assert (valid.num_quarantined, encoded.num_train_rows) == (num_named, len(before) - num_named)
     assert requests_of(valid.train_uri) == [name for name in before if name not in named]
@@ -98,7 +87,7 @@ def test_later_steps_learn_from_the_rest_and_the_next_round_from_what_was_taken_
     done = evergreen("quarantine", "replay", "--run", "round-3", "--reason", "a false alarm", *store)
     assert (done.returncode, done.stderr) == (0, "")
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 7), seed=12)
-    raw, valid, encoded, model = learn(own, "round-4", {})
+    raw, valid, encoded, model = learn(own, "round-4")
     assert encoded.num_train_rows == raw.num_train_rows + num_named
     assert requests_of(valid.train_uri)[:num_named] == requests_of(batch_rows(own, "round-3"))
     assert model.raw_digest == valid.digest

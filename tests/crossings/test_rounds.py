@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(300)
 def three(chain, tmp_path_factory):
     """The chain's two rounds and a third one, which starts from scratch."""
     later = chain.copied_to(tmp_path_factory.mktemp("three rounds"))
-    later.window = {**later.window, "replay_share": 0}
+    later.settings = {**later.settings, "extraction": {**later.settings["extraction"], "replay_share": 0}}
     write_lake(World.create(seed=3), str(later.root / "lake"), rows=1000, days=1, last_day=date(2026, 1, 6), seed=9)
     full = later.turn_to_training("full", parent="none")
     return later, [*chain.rounds, later.turn_to_training("round-3")], full

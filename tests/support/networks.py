@@ -8,6 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from components.models.configs import NETWORKS, NetworkConfig
+
+
+def shaped(kind: str, settings, **widths) -> NetworkConfig:
+    """The configuration of a network with these settings and widths."""
+    return NETWORKS[kind](**settings, **widths)
+
 
 def logits(config, dense_parameters, dense, embeddings):
     """Logits [n] of normalised values [n, D] and vectors [n, F, E]."""

@@ -21,16 +21,18 @@ from components.runtime.errors import ContractError
 from tests.support import networks
 from tests.support.graphs import open_built
 from tests.support.nasty_rows import nasty_rows, strange_workflow
+from tests.support.networks import shaped
+from tests.support.recommenders import criteo
 
 WIDTHS = {"num_dense": 13, "num_categorical": 26}
 SHAPE = {"embedding_dim": 4, "tower": (16, 8)}
 CONFIGS = {
-    "dcn v1": network_config("dcn", {**SHAPE, "num_cross_layers": 3}, **WIDTHS),
-    "dcn v1, one of each": network_config("dcn", {"embedding_dim": 1, "num_cross_layers": 1, "tower": (3,)}, **WIDTHS),
-    "dcn v2": network_config("dcn", {**SHAPE, "num_cross_layers": 2, "projection_dim": 5}, **WIDTHS),
-    "deepfm": network_config("deepfm", SHAPE, **WIDTHS),
-    "dlrm": network_config("dlrm", {**SHAPE, "dropout": 0.5}, **WIDTHS),
-    "other widths": network_config("dlrm", {"embedding_dim": 3, "tower": (5,)}, num_dense=2, num_categorical=3),
+    "dcn v1": shaped("dcn", {**SHAPE, "num_cross_layers": 3}, **WIDTHS),
+    "dcn v1, one of each": shaped("dcn", {"embedding_dim": 1, "num_cross_layers": 1, "tower": (3,)}, **WIDTHS),
+    "dcn v2": shaped("dcn", {**SHAPE, "num_cross_layers": 2, "projection_dim": 5}, **WIDTHS),
+    "deepfm": shaped("deepfm", SHAPE, **WIDTHS),
+    "dlrm": shaped("dlrm", {**SHAPE, "dropout": 0.5}, **WIDTHS),
+    "other widths": shaped("dlrm", {"embedding_dim": 3, "tower": (5,)}, num_dense=2, num_categorical=3),
 }
 every_network = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
@@ -190,8 +192,8 @@ def test_parameters_of_another_network_are_refused():
 @pytest.mark.parametrize(
     ("network", "settings", "message"),
     [
-        ("gbdt", {}, "network is 'gbdt', expected one of dcn, deepfm, dlrm"),
-        ("deepfm", {"num_cross_layers": 5}, "num_cross_layers is 5, but network 'deepfm' has no such setting"),
+        ("gbdt", {}, "model.kind is 'gbdt', expected one of dcn, deepfm, dlrm"),
+        ("deepfm", {"num_cross_layers": 5}, "model.num_cross_layers is no setting"),
         ("deepfm", {"embedding_dim": 1}, "embedding_dim is 1, expected at least 2"),
         ("dcn", {"projection_dim": -1}, "projection_dim is -1, expected at least 0"),
         ("dcn", {"num_cross_layers": 0}, "num_cross_layers is 0, expected at least 1"),
@@ -201,7 +203,7 @@ def test_parameters_of_another_network_are_refused():
 )
 def test_what_no_network_has_is_refused_by_name(network, settings, message):
     with pytest.raises(ContractError, match=message):
-        network_config(network, settings, **WIDTHS)
+        network_config(criteo(model={"kind": network, **settings}))
 
 
 def test_configurations_and_files_need_no_torch():
@@ -225,7 +227,7 @@ def assert_normal(values, deviation):
 @pytest.mark.parametrize("rank", [0, 48], ids=["v1", "v2"])
 def test_a_fresh_dcn_has_hugectrs_distributions(rank):
     settings = {"embedding_dim": 16, "num_cross_layers": 4, "tower": (256, 64), "projection_dim": rank}
-    config = network_config("dcn", settings, **WIDTHS)
+    config = shaped("dcn", settings, **WIDTHS)
     dense, n = parameters(network_of(config)), config.input_width
     assert not dense["cross_bias"].any()
     for name in ("cross_u", "cross_v") if rank else ("cross_weight",):

@@ -19,6 +19,7 @@ from components.preprocessing.__main__ import main
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
 from components.store.models import model_folder
+from tests.support import recommenders
 from tests.support.releases import keep_model
 
 
@@ -59,18 +60,24 @@ def write_raw(tmp_path):
     return write
 
 
+def with_settings(raw_path, **settings):
+    """Gives a raw dataset a recommender with these settings of preprocessing."""
+    changed = recommenders.criteo(preprocessing={"frequency_threshold": 2, **settings})
+    replace(RawDataset.read(raw_path), recommender=changed).write(raw_path)
+
+
 @pytest.fixture
 def run_step(tmp_path):
     """Runs the step as its command line does; the store and the work folder have a space in their names."""
 
-    def run(raw_path, *, run="run-1", parent=None, frequency_threshold=2, extra=(), expect=0):
+    def run(raw_path, *, run="run-1", parent=None, extra=(), expect=0, **settings):
+        with_settings(raw_path, **settings)
         if parent:
             replace(RawDataset.read(raw_path), parent_model_id=parent).write(raw_path)
         output = tmp_path / f"{run}.json"
         code = main(
             [
                 *("--run", run, "--store", str(tmp_path / "the store"), "--work", (tmp_path / "big data").as_uri()),
-                *("--frequency-threshold", str(frequency_threshold)),
                 *("--raw-dataset", str(raw_path), "--output", str(output), *extra),
             ]
         )
@@ -133,4 +140,10 @@ def replace_column(table, name, values, **options):
 @pytest.fixture
 def reading():
     """How tests read and change rows; an import would need packages below tests/."""
-    return SimpleNamespace(workflow=load_workflow, encoded=read_encoded, raw=read_raw_arrays, replace=replace_column)
+    return SimpleNamespace(
+        workflow=load_workflow,
+        encoded=read_encoded,
+        raw=read_raw_arrays,
+        replace=replace_column,
+        asked=with_settings,
+    )

@@ -109,6 +109,8 @@ def test_a_file_whose_footer_is_whole_and_whose_pages_are_not(write_raw, refuses
         ("partition_rows", 0, "at least 1"),
         ("max_candidates", -1, "at least 0"),
         ("processes", -1, "at least 0"),
+        ("negative_rate", 0.0, "more than 0 and at most 1"),
+        ("negative_rate", 1.5, "more than 0 and at most 1"),
         ("category_ttl_days", -0.5, "0 .never. or more"),
         ("category_ttl_days", float("inf"), "0 .never. or more"),
         ("category_ttl_days", float("nan"), "0 .never. or more"),

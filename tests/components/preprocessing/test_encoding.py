@@ -18,7 +18,7 @@ def test_nvtabular_and_the_contract_agree_to_the_last_bit(write_raw, run_step, r
     large[::2] = 2**31 + 1
     holdout = reading.replace(holdout, "C3", large, mask=np.arange(900) % 7 == 0)
     holdout = reading.replace(holdout, "I2", np.linspace(-3, 2**31, 900), mask=np.arange(900) % 5 == 0)
-    encoded_set = run_step(write_raw(train, holdout), extra=("--partition-rows", "900"))
+    encoded_set = run_step(write_raw(train, holdout), partition_rows=900)
     workflow = reading.workflow(encoded_set)
     for uri, table in ((encoded_set.train_uri, train), (encoded_set.holdout_uri, holdout)):
         raw, encoded = reading.raw([table]), reading.encoded(uri)
@@ -32,7 +32,7 @@ def test_nvtabular_and_the_contract_agree_to_the_last_bit(write_raw, run_step, r
 @pytest.mark.parametrize("threshold", [1, 10])
 def test_categories_below_the_threshold_are_out_of_vocabulary(write_raw, run_step, raw_table, threshold, reading):
     table = raw_table(600, seed=4)
-    encoded_set = run_step(write_raw(table), frequency_threshold=threshold, extra=("--partition-rows", "300"))
+    encoded_set = run_step(write_raw(table), frequency_threshold=threshold, partition_rows=300)
     raw = reading.raw([table]).categorical
     for column, vocabulary in enumerate(reading.workflow(encoded_set).vocabularies):
         counts = Counter(raw[:, column].tolist())
@@ -59,7 +59,7 @@ def test_columns_without_values(write_raw, run_step, raw_table, reading):
                 reading.replace(t, name, t[name].combine_chunks().fill_null(9).to_numpy(), mask=m)
                 for t, m in zip(tables, masks)
             ]
-    encoded_set = run_step(write_raw(*tables), extra=("--partition-rows", "300"))
+    encoded_set = run_step(write_raw(*tables), partition_rows=300)
     workflow = reading.workflow(encoded_set)
     for uri, table in zip((encoded_set.train_uri, encoded_set.holdout_uri), tables):
         raw, encoded = reading.raw([table]), reading.encoded(uri)
@@ -73,7 +73,7 @@ def test_columns_without_values(write_raw, run_step, raw_table, reading):
 
 def test_constant_column_has_std_one(write_raw, run_step, raw_table, reading):
     table = reading.replace(raw_table(1200), "I7", np.full(1200, 7.0))
-    encoded_set = run_step(write_raw(table), extra=("--partition-rows", "600"))
+    encoded_set = run_step(write_raw(table), partition_rows=600)
     assert reading.workflow(encoded_set).stds[6] == 1.0
     np.testing.assert_allclose(reading.encoded(encoded_set.train_uri).dense[:, 6], 0, atol=1e-6)
 
@@ -90,7 +90,7 @@ def test_rows_keep_the_order_of_file_names(write_raw, run_step, raw_table, readi
     # Sorted by the numbers in them, part-10 would come after part-9.
     tables = {f"part-{n}.parquet": raw_table(100 + n, seed=n) for n in (9, 10, 1, 100)}
     tables = {name: reading.replace(t, "I1", np.arange(t.num_rows) * 1.0) for name, t in tables.items()}
-    encoded_set = run_step(write_raw(tables), extra=("--partition-rows", "64"))
+    encoded_set = run_step(write_raw(tables), partition_rows=64)
     raw = reading.raw([tables[name] for name in sorted(tables)])
     for uri in (encoded_set.train_uri, encoded_set.holdout_uri):
         dense = reading.encoded(uri).dense
@@ -116,8 +116,8 @@ def test_a_dask_scheduler_does_the_work_when_asked(write_raw, run_step, raw_tabl
     with distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp"
     ) as cluster:
-        options = ("--partition-rows", "300", "--dask-scheduler", cluster.scheduler_address)
-        encoded_set = run_step(write_raw(table), extra=options)
+        options = ("--dask-scheduler", cluster.scheduler_address)
+        encoded_set = run_step(write_raw(table), partition_rows=300, extra=options)
         assert cluster.scheduler.transition_counter > 0
     raw, encoded = reading.raw([table]), reading.encoded(encoded_set.holdout_uri)
     np.testing.assert_array_equal(encoded.ids, reading.workflow(encoded_set).encode_categorical(raw.categorical))

@@ -20,10 +20,14 @@ CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")
 """What the next round, training and serving read. Beside them NVTabular notes when it saved its own form."""
 CLUSTER = "address of a cluster"
 ELSEWHERE = {
-    "hash seed and locale": ({"PYTHONHASHSEED": "4711", "LC_ALL": "C", "LANG": "tr_TR.UTF-8", "TZ": "Asia/Tokyo"}, ()),
-    "pieces and processes": ({"PYTHONHASHSEED": "1"}, ("--partition-rows", "200", "--processes", "3")),
-    "one process, one core": ({"PYTHONHASHSEED": "2", "OMP_NUM_THREADS": "1"}, ("--processes", "1")),
-    "a Dask cluster": ({}, ("--partition-rows", "300", "--dask-scheduler", CLUSTER)),
+    "hash seed and locale": (
+        {"PYTHONHASHSEED": "4711", "LC_ALL": "C", "LANG": "tr_TR.UTF-8", "TZ": "Asia/Tokyo"},
+        {},
+        (),
+    ),
+    "pieces and processes": ({"PYTHONHASHSEED": "1"}, {"partition_rows": 200, "processes": 3}, ()),
+    "one process, one core": ({"PYTHONHASHSEED": "2", "OMP_NUM_THREADS": "1"}, {"processes": 1}, ()),
+    "a Dask cluster": ({}, {"partition_rows": 300}, ("--dask-scheduler", CLUSTER)),
 }
 
 
@@ -34,7 +38,7 @@ def run_elsewhere(tmp_path):
     def run(raw, run, variables, flags):
         output = tmp_path / f"{run}.json"
         command = [sys.executable, "-m", "components.preprocessing", f"--run={run}"]
-        command += [f"--store={tmp_path / 'store'}", f"--work={tmp_path / 'work'}", "--frequency-threshold=2"]
+        command += [f"--store={tmp_path / 'store'}", f"--work={tmp_path / 'work'}"]
         subprocess.run(
             [*command, f"--raw-dataset={raw}", f"--output={output}", *flags],
             cwd=REPOSITORY,
@@ -63,8 +67,9 @@ def carried(training_set):
 def test_no_setting_of_the_machine_changes_a_byte(write_raw, run_step, run_elsewhere, raw_table, reading, cluster):
     raw = write_raw(raw_table(1700, seed=3), raw_table(400, seed=4), row_group_size=100)
     here = run_step(raw)
-    for number, (variables, flags) in enumerate(ELSEWHERE.values()):
+    for number, (variables, settings, flags) in enumerate(ELSEWHERE.values()):
         flags = [cluster if flag == CLUSTER else flag for flag in flags]
+        reading.asked(raw, **settings)
         there = run_elsewhere(raw, f"elsewhere-{number}", variables, flags)
         assert carried(there) == carried(here), list(ELSEWHERE)[number]
         for uri in ("train_uri", "holdout_uri"):
@@ -76,7 +81,7 @@ def test_the_order_of_rows_changes_no_byte_of_the_workflow(write_raw, run_step, 
     table = raw_table(1200, seed=5)
     mixed = table.take(pa.array(np.random.default_rng(0).permutation(1200)))
     one, other = (
-        run_step(write_raw(t, name=f"raw {k}"), run=f"run-{k}", extra=("--partition-rows", "300"))
+        run_step(write_raw(t, name=f"raw {k}"), run=f"run-{k}", partition_rows=300)
         for k, t in enumerate((table, mixed))
     )
     assert carried(one) == carried(other)
@@ -103,5 +108,5 @@ def test_an_error_in_another_process_is_that_error(write_raw, run_step, raw_tabl
     path = tmp_path / "raw" / "train" / "part-1.parquet"
     content = path.read_bytes()
     path.write_bytes(content[:4] + b"\xff" * 2000 + content[2004:])
-    run_step(raw, extra=("--processes", "2", "--partition-rows", "300"), expect=2)
+    run_step(raw, processes=2, partition_rows=300, expect=2)
     assert "part-1.parquet cannot be read as Parquet" in capsys.readouterr().err

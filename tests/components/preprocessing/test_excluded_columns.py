@@ -31,7 +31,7 @@ def test_values_of_excluded_columns_reach_no_encoded_row_and_nothing_else_change
 ):
     train, holdout = raw_table(900, seed=1), raw_table(300, seed=2)
     plain = run_step(write_raw(train, holdout, name="plain"), run="plain")
-    without = run_step(excluding(write_raw(train, holdout)), extra=("--partition-rows", "300"))
+    without = run_step(excluding(write_raw(train, holdout)), partition_rows=300)
     assert without.excluded_columns == EXCLUDED
     assert reading.workflow(without).excluded == tuple(EXCLUDED)
     assert [without.slot_sizes[slot] for slot in SLOTS] == [FIRST_ID] * 2

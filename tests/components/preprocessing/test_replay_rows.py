@@ -34,7 +34,7 @@ def write_old_rows(tmp_path):
 def test_old_rows_are_encoded_with_the_rounds_workflow(write_raw, write_old_rows, run_step, raw_table, reading):
     old, kept = raw_table(450, seed=8), raw_table(150, seed=9)
     raw = write_old_rows(write_raw(raw_table(900, seed=1)), replay=old, replay_holdout=kept)
-    encoded_set = run_step(raw, extra=("--partition-rows", "300"))
+    encoded_set = run_step(raw, partition_rows=300)
     assert (encoded_set.num_replay_rows, encoded_set.num_replay_holdout_rows) == (450, 150)
     assert encoded_set.replay_share == 0.25
     workflow = reading.workflow(encoded_set)

@@ -59,15 +59,15 @@ def run_component(tmp_path):
     return run
 
 
-def test_component_writes_the_manifest_and_metrics(run_component, write_raw, raw_table, tmp_path):
+def test_component_writes_the_manifest_and_metrics(run_component, write_raw, raw_table, reading, tmp_path):
     table = raw_table(200)
+    raw = write_raw(table)
+    reading.asked(raw, frequency_threshold=3, category_ttl_days=30.0)
     ran = run_component(
-        write_raw(table),
+        raw,
         run="run-1",
         store=str(tmp_path / "store"),
         work=str(tmp_path / "work"),
-        frequency_threshold=3,
-        category_ttl_days=30.0,
         dask_scheduler="",
     )
     assert ran.returncode == 0, ran.stderr

@@ -7,24 +7,25 @@ engine. What is HugeCTR's alone is in `test_hugectr_engine`.
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from components.models.configs import network_config
 from components.models.files import OPTIMIZER_FILE, open_model, slot_offsets
 from components.runtime.errors import ContractError
-from components.training.config import TrainingSettings
+from components.training.config import SolverSettings, TrainingSettings
 from components.training.engine import make_engine as make_any_engine
 from components.training.start import write_initial
 from tests.support import networks
+from tests.support.networks import shaped
 from tests.support.training_world import dcn
 
 SHAPE = {"embedding_dim": 4, "tower": (16, 8)}
 WIDTHS = {"num_dense": 13, "num_categorical": 26}
 V1, V2 = dcn(**SHAPE, num_cross_layers=2), dcn(**SHAPE, num_cross_layers=2, projection_dim=3)
-DEEPFM, DLRM = (network_config(name, SHAPE, **WIDTHS) for name in ("deepfm", "dlrm"))
+DEEPFM, DLRM = (shaped(name, SHAPE, **WIDTHS) for name in ("deepfm", "dlrm"))
 SETTINGS = TrainingSettings(learning_rate=0.01, batch_size=128)
 CANDIDATES = {
     "pytorch dcn v1": ("pytorch", V1),
@@ -45,12 +46,10 @@ def engine_of(name, config, slot_sizes, settings, scratch):
 
         return PytorchEngine(config, slot_sizes, settings, device="cpu")
     from components.training.hugectr.engine import HugectrEngine
-    from components.training.hugectr.settings import SolverSettings
 
-    gpus = (0, 1) if "two" in name else (0,)
     # Small, so that the few rows here make several stages.
-    solver = SolverSettings(vvgpu=(gpus,), stage_rows=2000, loss_interval=7)
-    return HugectrEngine(config, slot_sizes, settings, solver=solver, scratch=scratch)
+    settings = replace(settings, solver=SolverSettings(stage_rows=2000, loss_interval=7))
+    return HugectrEngine(config, slot_sizes, settings, num_gpus=2 if "two" in name else 1, scratch=scratch)
 
 
 @pytest.fixture

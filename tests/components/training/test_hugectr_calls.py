@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from components.models.files import open_model
-from components.training.config import TrainingSettings
+from components.training.config import SolverSettings, TrainingSettings
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.files import (
     SPARSE_FOLDER,
@@ -19,7 +19,6 @@ from components.training.hugectr.files import (
     import_model,
 )
 from components.training.hugectr.layers import Blueprint, compiled_model
-from components.training.hugectr.settings import SolverSettings
 from components.training.hugectr.staging import write_stage
 from components.training.pytorch.engine import PytorchEngine
 from components.training.start import write_initial
@@ -28,9 +27,6 @@ from tests.support.training_world import dcn
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16, 8), dropout=0.25)
 # None of them the default of HugeCTR, nor of ours.
 SETTINGS = TrainingSettings(learning_rate=0.02, beta1=0.8, beta2=0.99, epsilon=1e-5, seed=5, precision="tf32")
-SOLVER = SolverSettings(
-    vvgpu=((1, 0),),
-)
 
 
 @pytest.fixture
@@ -42,14 +38,14 @@ def rows(world):
 def built(double, rows, tmp_path, world):
     """Builds the double's model of a network and settings; answers what it was given."""
 
-    def build(config=CONFIG, settings=SETTINGS, solver=SOLVER):
+    def build(config=CONFIG, settings=SETTINGS):
         folder = tmp_path / f"stage {len(list(tmp_path.iterdir()))}"
         stage = write_stage(rows, np.arange(256), batch_size=64, num_files=2, folder=folder)
         blueprint = Blueprint(
             config=config,
             slot_sizes=world.slot_sizes,
             settings=settings,
-            solver=solver,
+            num_gpus=2,
             workspace_mb=3,
             batch_size=64,
             file_list=str(stage.file_list),
@@ -61,7 +57,7 @@ def built(double, rows, tmp_path, world):
 
 def test_every_setting_arrives_under_its_name(built, double):
     given = built()._inner._solver
-    assert given.vvgpu == [[1, 0]]
+    assert given.vvgpu == [[0, 1]]
     assert (given.lr_policy, given.seed, given.lr) == (double.LrPolicy_t.fixed, 5, 0.02)
     assert (given.enable_tf32_compute, given.i64_input_key, given.repeat_dataset) == (True, True, False)
     assert given.batchsize == 64
@@ -77,9 +73,12 @@ def test_reader_and_both_optimizers_are_told_all(built, double, world):
 
 
 def test_a_new_batch_size_goes_on_from_what_was_learned_whether_or_not_anyone_looked(double, rows, world, tmp_path):
-    config, settings = replace(CONFIG, dropout=0.0), replace(SETTINGS, precision="float32")
+    config, settings = (
+        replace(CONFIG, dropout=0.0),
+        replace(SETTINGS, precision="float32", solver=SolverSettings(stage_rows=256)),
+    )
     write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
-    hugectr = HugectrEngine(config, world.slot_sizes, settings, solver=SolverSettings(stage_rows=256), scratch=tmp_path)
+    hugectr = HugectrEngine(config, world.slot_sizes, settings, scratch=tmp_path)
     with closing(hugectr), closing(PytorchEngine(config, world.slot_sizes, settings, device="cpu")) as pytorch:
         for engine in (hugectr, pytorch):
             engine.restore(tmp_path / "initial")

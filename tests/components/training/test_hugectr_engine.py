@@ -16,10 +16,9 @@ from components.models.configs import config_from_document
 from components.models.scoring import load_scorer
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.uris import local_path
-from components.training.config import TrainingSettings
+from components.training.config import SolverSettings, TrainingSettings
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.files import DENSE_FILE, SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE
-from components.training.hugectr.settings import SolverSettings
 from components.training.start import write_initial
 from components.training.step import TrainingRun, train
 from tests.support.training_world import dcn
@@ -44,13 +43,13 @@ def make_engine(tmp_path, double, world, monkeypatch):
     """Makes engines over the double, or over one whose model has other methods; closes them."""
     with ExitStack() as stack:
 
-        def make(config=CONFIG, settings=SETTINGS, methods=None, **solver):
+        def make(config=CONFIG, settings=SETTINGS, methods=None, num_gpus=1, **solver):
             monkeypatch.setitem(sys.modules, "hugectr", Spoilt(double, **methods) if methods else double)
             engine = HugectrEngine(
                 config,
                 world.slot_sizes,
-                settings,
-                solver=SolverSettings(**{"stage_rows": 500} | solver),
+                replace(settings, solver=SolverSettings(**{"stage_rows": 500} | solver)),
+                num_gpus=num_gpus,
                 scratch=tmp_path / "scratch",
             )
             stack.callback(engine.close)
@@ -71,16 +70,16 @@ def initial(tmp_path, world):
 
 
 @pytest.mark.parametrize(
-    ("settings", "solver", "message"),
+    ("settings", "num_gpus", "message"),
     [
-        (TrainingSettings(precision="bfloat16"), {}, "precision is 'bfloat16'"),
-        (TrainingSettings(batch_size=129), {"vvgpu": ((0, 1),)}, "batch_size is 129, expected a multiple of 2 GPUs"),
+        (TrainingSettings(precision="bfloat16"), 1, "precision is 'bfloat16'"),
+        (TrainingSettings(batch_size=129), 2, "batch_size is 129, expected a multiple of 2 GPUs"),
     ],
     ids=["bfloat16", "batch"],
 )
-def test_settings_that_exclude_each_other_are_refused_before_a_model_is_built(settings, solver, message, make_engine):
+def test_settings_that_exclude_each_other_are_refused_before_a_model_is_built(settings, num_gpus, message, make_engine):
     with pytest.raises(ContractError, match=message):
-        make_engine(settings=settings, **solver)
+        make_engine(settings=settings, num_gpus=num_gpus)
 
 
 def test_stages_larger_than_those_a_reader_was_made_for_get_a_new_model(make_engine, initial, rows):

@@ -6,33 +6,14 @@ import numpy as np
 import pytest
 
 from components.runtime.errors import ContractError
-from components.training.config import TrainingSettings
-from components.training.hugectr.settings import SolverSettings, parse_solver, rate_correction, smallest_workspace_mb
+from components.training.config import SolverSettings, TrainingSettings
+from components.training.hugectr.settings import rate_correction, smallest_workspace_mb
 
 
-def test_a_document_overrides_the_defaults():
-    assert parse_solver("") == SolverSettings()
-    solver = parse_solver('{"vvgpu": [[0, 3]], "stage_rows": 500}')
-    assert (solver.vvgpu, solver.num_gpus, solver.stage_rows) == (((0, 3),), 2, 500)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "solver is '{', expected a JSON object"),
-        ("[1]", "expected a JSON object"),
-        ('{"vgpu": [[0]]}', "unexpected keyword argument 'vgpu'"),
-        ('{"vvgpu": [0]}', "expected a JSON object"),
-        ('{"vvgpu": [[0], [1]]}', r"vvgpu is \[\[0\], \[1\]\], expected one node's GPUs"),
-        ('{"vvgpu": [[0, 0]]}', "expected one node's GPUs"),
-        ('{"vvgpu": [["0"]]}', "expected one node's GPUs"),
-        ('{"stage_rows": 1.5}', "stage_rows is 1.5, expected a whole number of at least 1"),
-        ('{"loss_interval": 0}', "loss_interval is 0, expected a whole number of at least 1"),
-    ],
-)
-def test_a_wrong_document_is_refused_by_name(text, message):
-    with pytest.raises(ContractError, match=message):
-        parse_solver(text)
+@pytest.mark.parametrize("name", ["stage_rows", "loss_interval"])
+def test_a_setting_that_hugectr_would_refuse_later_is_refused_by_name(name):
+    with pytest.raises(ContractError, match=f"{name} is 0, expected at least 1"):
+        SolverSettings(**{name: 0})
 
 
 def test_the_corrected_rate_makes_good_for_the_step_count_that_hugectr_forgets():

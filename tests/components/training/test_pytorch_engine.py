@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from components.models.configs import network_config
 from components.models.files import open_model, slot_offsets
 from components.models.network import build_network, load_dense
 from components.training.config import TrainingSettings
 from components.training.pytorch.engine import PytorchEngine
 from components.training.start import write_initial
+from tests.support.networks import shaped
 from tests.support.training_world import dcn
 
 SETTINGS = TrainingSettings(learning_rate=0.01)
@@ -23,7 +23,7 @@ CONFIG, DROPPING = dcn(**SHAPE, num_cross_layers=2), dcn(**SHAPE, num_cross_laye
 CONFIGS = {
     "dcn v1": CONFIG,
     "dcn v2": dcn(**SHAPE, num_cross_layers=2, projection_dim=3),
-    **{name: network_config(name, SHAPE, num_dense=13, num_categorical=26) for name in ("deepfm", "dlrm")},
+    **{name: shaped(name, SHAPE, num_dense=13, num_categorical=26) for name in ("deepfm", "dlrm")},
 }
 every_network = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 on_gpu = [

@@ -12,20 +12,20 @@ from components.contracts.criteo import CATEGORICAL
 from components.contracts.manifests import Model
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.models import files
-from components.models.configs import network_config
 from components.models.files import new_model, open_model
 from components.models.scoring import load_scorer
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.training.start import continue_from, grow, write_initial
+from tests.support.networks import shaped
 from tests.support.training_world import dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(8,))
 NETWORKS = {
     "dcn": CONFIG,
     **{
-        name: network_config(name, {"embedding_dim": 4, "tower": (8,)}, num_dense=13, num_categorical=26)
+        name: shaped(name, {"embedding_dim": 4, "tower": (8,)}, num_dense=13, num_categorical=26)
         for name in ("deepfm", "dlrm")
     },
 }

@@ -27,24 +27,25 @@ from components.training.__main__ import main
 from components.training.config import TrainingSettings
 from components.training.engine import make_engine
 from components.training.step import TrainingRun, train
+from tests.support.recommenders import criteo
 from tests.support.training_world import dcn
 
-FLAGS = {"embedding_dim": 4, "num_cross_layers": 1, "tower": "8", "batch_size": 256}
+MODEL = {"embedding_dim": 4, "num_cross_layers": 1, "tower": [8]}
 
 
 @pytest.fixture
 def step(tmp_path, validation_report):
     """Runs the command; gives its exit code and the manifest it wrote, if any."""
 
-    def run(training_set, /, **changed):
-        training_set.write(tmp_path / "training_set.json")
+    def run(training_set, /, *, model=MODEL, training=None, **changed):
+        asked = criteo(model=model, training={"batch_size": 256, **(training or {})})
+        replace(training_set, recommender=asked).write(tmp_path / "training_set.json")
         validation_report.write(tmp_path / "report.json")
         output = tmp_path / "out" / "model.json"
         values = {
             "run": "r1",
             "store": (tmp_path / "a store").as_uri(),
             "work": str(tmp_path / "a work"),
-            **FLAGS,
             "training_set": tmp_path / "training_set.json",
             "validation_report": tmp_path / "report.json",
             "output": output,
@@ -137,13 +138,12 @@ def test_an_incremental_round_continues_its_parents_steps(step, training_set, wo
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"solver": "{}"}, "solver is '{}' for backend 'pytorch', expected none"),
-        ({"network": "dlrm", "num_cross_layers": 3, "backend": "hugectr"}, "network is 'dlrm', expected dcn"),
-        ({"precision": "float8"}, "precision is 'float8', expected one of float32, tf32, bfloat16"),
+        ({"model": {"kind": "dlrm"}, "backend": "hugectr"}, "network is 'dlrm', expected dcn"),
+        ({"training": {"precision": "float8"}}, "precision is 'float8', expected one of float32, tf32, bfloat16"),
         ({"backend": "xgboost"}, "backend is 'xgboost', expected one of pytorch, hugectr"),
-        ({"tower": "12x8"}, "tower is '12x8'"),
-        ({"batch_size": 0}, "batch_size is 0, expected at least 1"),
-        ({"learning_rate": float("nan")}, "learning_rate is nan, expected a positive number"),
+        ({"model": {"tower": "12x8"}}, "model.tower is '12x8', expected array"),
+        ({"training": {"batch_size": 0}}, "batch_size is 0, expected at least 1"),
+        ({"training": {"learning_rate": 0}}, "learning_rate is 0.0, expected a positive number"),
         ({"training_set": "/nowhere.json"}, "nowhere.json"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else None,
@@ -208,11 +208,12 @@ def test_waiting_threads_sleep_because_the_policy_is_set_before_torch_loads(
     training_set, validation_report, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    training_set.write(tmp_path / "set.json")
+    asked = criteo(model=MODEL, training={"batch_size": 256})
+    replace(training_set, recommender=asked).write(tmp_path / "set.json")
     validation_report.write(tmp_path / "report.json")
     files = {"training_set": tmp_path / "set.json", "validation_report": tmp_path / "report.json"}
     folders = {"run": "r", "store": tmp_path / "store", "work": tmp_path / "work", "output": tmp_path / "model.json"}
-    command = [sys.executable, "-c", WATCH_TORCH, *run_flags(**files, **folders, **FLAGS)]
+    command = [sys.executable, "-c", WATCH_TORCH, *run_flags(**files, **folders)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ["torch is loaded with passive"], done.stderr
 
@@ -246,8 +247,8 @@ def evicted(training_set):
         lambda t: (replace(t, negative_rate=0.5), {}),
         lambda t: (replace(t, raw_digest="of other new or replayed rows"), {}),
         lambda t: (evicted(t), {}),
-        lambda t: (t, {"seed": 5}),
-        lambda t: (t, {"projection_dim": 2}),
+        lambda t: (t, {"training": {"seed": 5}}),
+        lambda t: (t, {"model": {**MODEL, "projection_dim": 2}}),
     ],
     ids=["share", "negative rate", "rows", "tombstones", "seed", "network"],
 )

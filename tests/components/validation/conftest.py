@@ -16,6 +16,7 @@ from components.store import models as model_store
 from components.store import runs
 from components.validation.__main__ import main
 from components.validation.reference import ReferenceCounter
+from tests.support import recommenders
 from tests.support.validation_models import make_dataset, release_validated
 
 
@@ -65,8 +66,11 @@ def judged(raw_table):
 def step(tmp_path, store):
     """Runs the step on a manifest; gives its exit code and its report."""
 
-    def run(manifest, *flags, run="r1", champion="current"):
+    def run(manifest, *flags, run="r1", champion="current", **settings):
         output = tmp_path / "out" / f"{run}.json"
+        if settings:
+            asked = recommenders.criteo(validation=settings)
+            replace(RawDataset.read(manifest), recommender=asked).write(manifest)
         if live := model_store.champion(store, champion):  # which the round continues, too
             replace(RawDataset.read(manifest), parent_model_id=live.model_id).write(manifest)
         arguments = {"run": run, "store": store.as_uri(), "work": str(tmp_path / "work place"), "champion": champion}

@@ -19,14 +19,14 @@ from components.validation.__main__ import metric_values
 from components.validation.quarantine import screen_rows
 from components.validation.quarantine_command import main as quarantine
 from components.validation.round import Round
-from components.validation.rules import read_rules
+from components.validation.rules import RULES, RuleSet, ValidationSettings
 from components.validation.schema_command import main as schema_command
 from components.validation.schema_versions import format_schema, read_schema
 from tests.support.releases import keep_model
 from tests.support.validation_models import make_dataset, release_validated
 
 START = 1_760_000_000.0
-NAMED = {"named_rows": {"action": "quarantine", "request_ids": ["bad", "worse"]}}
+NAMED = {"named_rows": "quarantine", "request_ids": ["bad", "worse"]}
 KEYS = [raw_rows.REQUEST_ID, raw_rows.ROW]
 
 
@@ -68,8 +68,10 @@ class QuarantineWorld:
         ).write(manifest)
         return manifest
 
-    def judge(self, manifest, run, **rules):
-        code, report = self._step(manifest, f"--rules={json.dumps(rules)}", run=run)
+    def judge(self, manifest, run, **asked):
+        """Actions by rule, and settings."""
+        actions = {name: asked.pop(name) for name in list(asked) if name in RULES}
+        code, report = self._step(manifest, run=run, actions=actions, **asked)
         valid = self.folder / "out" / f"{run}.valid.json"
         return code, report, RawDataset.read(valid) if valid.exists() else None
 
@@ -154,7 +156,7 @@ def test_more_quarantined_rows_than_the_share_allows_block(world):
 def test_a_rule_about_rows_that_only_reports_counts_them_and_moves_none(world):
     days = [datetime.fromtimestamp(START, timezone.utc).strftime("%Y-%m-%d")]
     table, manifest = world.window(0)
-    answer = world.judge(manifest, "r1", named_rows={"action": "block", "days": days})
+    answer = world.judge(manifest, "r1", named_rows="block", days=days)
     on_day = sum(time.strftime("%Y-%m-%d") == days[0] for time in table[raw_rows.EVENT_TIME].to_pylist())
     assert 0 < on_day < 600
     assert (answer[0], answer[1].decision, answer[2]) == (1, "block", RawDataset.read(manifest))
@@ -195,7 +197,7 @@ def test_rows_out_of_the_schemas_domain_are_quarantined(world):
 def test_rows_taken_back_are_learned_by_the_next_round_and_once(world, capsys):
     first, manifest = world.window(0)
     named = [first[raw_rows.REQUEST_ID][at].as_py() for at in (20, 300)]  # twenty rows
-    rules = {"named_rows": {"action": "quarantine", "request_ids": named}}
+    rules = {"named_rows": "quarantine", "request_ids": named}
     _, report, valid = world.judge(manifest, "r1", **rules)
     assert valid.num_quarantined == 20
     world.release(report, valid, "m1")
@@ -243,7 +245,7 @@ def test_late_rows_that_a_refused_round_quarantined_come_from_the_lake_again_and
     raw = RawDataset.read(manifest)
     first = window[raw_rows.EVENT_TIME][0].as_py().isoformat()
     replace(raw, first_event_time=first, num_late_rows=100).write(manifest)
-    rules = {"named_rows": {"action": "quarantine", "request_ids": [late[raw_rows.REQUEST_ID][50].as_py()]}}
+    rules = {"named_rows": "quarantine", "request_ids": [late[raw_rows.REQUEST_ID][50].as_py()]}
     assert world.judge(manifest, "refused", **rules)[2].num_train_rows == 690
     assert world.replay("refused") == 0
     _, _, valid = world.judge(manifest, "r2", **rules)
@@ -256,7 +258,7 @@ def test_rows_taken_back_that_a_shorter_round_does_not_reach_are_learned_by_the_
     """The first round was refused; the second learns half as many rows, and the third goes on from there."""
     table, manifest = world.window(0)
     named = [table[raw_rows.REQUEST_ID][at].as_py() for at in (20, 500)]
-    rules = {"named_rows": {"action": "quarantine", "request_ids": named}}
+    rules = {"named_rows": "quarantine", "request_ids": named}
     world.judge(manifest, "refused", **rules)
     assert world.replay("refused") == 0
     _, report, valid = world.judge(world.write(table.slice(0, 300), "half", 1), "half", **rules)
@@ -272,7 +274,7 @@ def test_rows_taken_back_that_a_shorter_round_does_not_reach_are_learned_by_the_
 @pytest.mark.parametrize("learned_between", [False, True])
 def test_a_row_quarantined_by_two_runs_comes_back_once(world, learned_between):
     table, manifest = world.window(0)
-    rules = {"named_rows": {"action": "quarantine", "request_ids": [table[raw_rows.REQUEST_ID][0].as_py()]}}
+    rules = {"named_rows": "quarantine", "request_ids": [table[raw_rows.REQUEST_ID][0].as_py()]}
     _, report, valid = world.judge(manifest, "r1", **rules)
     world.judge(manifest, "r1 again", **rules)
     world.release(report, valid, "m1")
@@ -311,7 +313,8 @@ def test_a_replay_of_what_is_not_there_is_refused_by_name(world, capsys, argumen
 
 def test_memory_is_flat_in_rows(world, tmp_path):
     """Rows of many files pass one batch at a time: eight times the rows cost no more Arrow memory."""
-    rules = read_rules(json.dumps(NAMED))
+    settings = ValidationSettings(actions={"named_rows": "quarantine"}, request_ids=("bad", "worse"))
+    rules = RuleSet(settings=settings)
     peaks = []
     table, _ = world.window(0, rows=40_000, files=1, request_id={3: "bad"})
     for files in (1, 8):

@@ -1,20 +1,24 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pyarrow as pa
 import pytest
 
 from components.contracts.manifests import RawDataset
 from components.runtime.errors import ContractError
-from components.validation.rules import ACTIONS, RULES, RuleSet, ValidationSettings, decide, read_rules
+from components.validation.rules import ACTIONS, RULES, RuleSet, ValidationSettings, decide
 from components.validation.schema_command import main
 from components.validation.schema_versions import read_schema
+from tests.support.recommenders import criteo
 
 
-def test_without_rules_every_rule_does_what_the_catalogue_says():
-    rules = read_rules("")
+def rules_of(**settings):
+    return RuleSet(settings=criteo(validation=settings).section("validation", ValidationSettings))
+
+
+def test_without_settings_every_rule_does_what_the_catalogue_says():
+    rules = rules_of()
     assert rules == RuleSet()
     assert rules.actions == {name: rule.action for name, rule in RULES.items()}
     assert rules.row_rules() == []
@@ -22,56 +26,46 @@ def test_without_rules_every_rule_does_what_the_catalogue_says():
 
 def test_every_threshold_belongs_to_a_rule_and_every_rule_names_real_ones():
     named = {name for rule in RULES.values() for name in rule.settings}
-    assert named == {field.name for field in dataclasses.fields(ValidationSettings)}
+    assert named == {field.name for field in dataclasses.fields(ValidationSettings)} - {"actions"}
 
 
-def test_rules_are_read_from_the_text_or_from_a_file_alike(tmp_path):
-    rules = {"missing_share": "block", "domain": "quarantine"}
-    rules |= {"click_rate": {"click_rate_factor": 3}, "quarantined_share": {"max_quarantined_fraction": 0.5}}
-    rules |= {"drift": {"false_alarm_rate": 0.1}}
-    path = tmp_path / "rules of shop.json"
-    path.write_text(json.dumps(rules))
-    rules = read_rules(json.dumps(rules))
-    assert rules == read_rules(path.as_uri()) == read_rules(str(path))
+def test_actions_and_thresholds_of_a_recommender_stand_over_the_defaults():
+    rules = rules_of(actions={"missing_share": "block", "domain": "quarantine"}, click_rate_factor=3)
     assert (rules.actions["missing_share"], rules.actions["domain"]) == ("block", "quarantine")
     assert rules.actions["click_rate"] == "warn"
-    assert (rules.settings.click_rate_factor, rules.settings.false_alarm_rate) == (3.0, 0.1)
+    assert (rules.settings.click_rate_factor, rules.settings.false_alarm_rate) == (3.0, 0.05)
     assert rules.row_rules() == ["domain"]
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("settings", "message"),
     [
-        ('{"missing_shar": "block"}', "rule 'missing_shar' is unknown, expected one of no_rows, column_retyped"),
+        ({"actions": {"missing_shar": "block"}}, "rule 'missing_shar' is unknown, expected one of no_rows, column_ret"),
         (
-            '{"drift": "panic"}',
+            {"actions": {"drift": "panic"}},
             "rule drift has action 'panic', expected one of block, quarantine, warn, notify, info, off",
         ),
-        ('{"drift": "quarantine"}', "rule drift is not about single rows .*these can: domain, named_rows"),
-        ('{"skew": {"action": "warn", "size": 3}}', "rule skew has no 'size', expected one of action, skew_share"),
-        ('{"click_rate": {"click_rate_factor": 0.5}}', "factor is 0.5, expected a finite number of at least 1"),
-        ('{"click_rate": {"click_rate_factor": NaN}}', "factor is nan"),
-        ('{"click_rate": {"click_rate_factor": true}}', "factor is True"),
-        ('{"named_rows": {"days": "2026-01-01"}}', "days is '2026-01-01', expected a list of texts"),
-        ('{"named_rows": {"days": ["1 Jan"]}}', "days name '1 Jan', expected YYYY-MM-DD"),
-        ('{"missing_share": {"missing_share_jump": 7}}', "missing_share_jump is 7"),
-        ('{"missing_share": {"missing_share_jump": "0.1"}}', "missing_share_jump is '0.1', expected a number"),
-        ('{"drift": 3}', "rule drift is 3, expected an action or an object"),
-        ("[1]", "uri is"),
-        ('{"drift"', "rules: "),
-        ("file:///nowhere/rules.json", "rules /nowhere/rules.json cannot be read"),
+        ({"actions": {"drift": "quarantine"}}, "rule drift is not about single rows .*these can: domain, named_rows"),
+        ({"skew_size": 3}, "validation.skew_size is no setting, expected skew_share"),
+        ({"click_rate_factor": 0.5}, "factor is 0.5, expected a finite number of at least 1"),
+        ({"click_rate_factor": float("nan")}, "factor is nan"),
+        ({"click_rate_factor": True}, "factor is True"),
+        ({"days": "2026-01-01"}, r"validation.days is '2026-01-01', expected array"),
+        ({"days": ["1 Jan"]}, "days name '1 Jan', expected YYYY-MM-DD"),
+        ({"missing_share_jump": 7}, "missing_share_jump is 7"),
+        ({"missing_share_jump": "0.1"}, "missing_share_jump is '0.1', expected float"),
     ],
     ids=str,
 )
-def test_rules_that_mean_nothing_are_refused_by_name(text, message):
+def test_rules_that_mean_nothing_are_refused_by_name(settings, message):
     with pytest.raises(ContractError, match=message):
-        read_rules(text)
+        rules_of(**settings)
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_the_action_of_a_rule_decides_what_its_finding_does(action):
     rule = "domain"  # a rule that every action may be given
-    rules = read_rules(json.dumps({rule: action}))
+    rules = rules_of(actions={rule: action})
     findings = rules.find(rule, "I1", "I1 is odd")
     decisions = {
         "block": "block",
@@ -90,14 +84,14 @@ def test_a_rule_that_notifies_leaves_its_sentence_for_the_message_about_the_runs
     step, write_rows, judged, store, notes_of
 ):
     rows = judged(200, I7=pa.nulls(200, pa.float32()))
-    step(write_rows(rows), '--rules={"column_empty_by_chance": "notify"}')
+    step(write_rows(rows), actions={"column_empty_by_chance": "notify"})
     assert notes_of("r1").facts["notify"] == ["I7 has no value in any of 200 rows"]
     step(write_rows(rows, name="raw2"), run="r2")
     assert "notify" not in notes_of("r2").facts
 
 
-def test_rules_that_mean_nothing_end_the_step_before_any_row_is_read(step, tmp_path, capsys):
-    assert step(tmp_path / "absent.json", '--rules={"missing_shar": "block"}') == (2, None)
+def test_rules_that_mean_nothing_end_the_step_before_any_row_is_read(step, write_rows, judged, capsys):
+    assert step(write_rows(judged(20)), actions={"missing_shar": "block"}) == (2, None)
     assert "rule 'missing_shar' is unknown" in capsys.readouterr().err
 
 
@@ -143,10 +137,10 @@ def test_columns_that_extraction_cast_are_judged_by_their_type_in_the_lake(step,
     origin = {"arrow_type": "string", "file": "/lake/day=2026-03-01/a.parquet"}
     foreign = [{"column": "C7", "expected": "int64", **origin}, {"column": "shop", "expected": None, **origin}]
 
-    def judged(run, *flags):
+    def judged(run, **settings):
         manifest = write_rows(raw_table(300, seed=1), name=run)
         dataclasses.replace(RawDataset.read(manifest), schema_mismatches=foreign).write(manifest)
-        code, report = step(manifest, *flags, run=run)
+        code, report = step(manifest, run=run, **settings)
         return code, report.decision, [(f["rule"], f["feature"], f["description"]) for f in report.findings]
 
     findings = [
@@ -158,7 +152,7 @@ def test_columns_that_extraction_cast_are_judged_by_their_type_in_the_lake(step,
         ),
     ]
     assert judged("r2") == (1, "block", findings)
-    assert judged("r3", '--rules={"column_retyped": "warn"}') == (0, "warn", findings)
+    assert judged("r3", actions={"column_retyped": "warn"}) == (0, "warn", findings)
 
 
 def test_new_values_are_proposed_and_the_schema_in_force_is_used_until_people_accept(

@@ -1,4 +1,4 @@
-"""Served rows and rules in a bucket give what a folder gives, and nothing stays; retries are storage's tests.
+"""Served rows in a bucket give what a folder gives, and nothing stays; retries are storage's tests.
 
 Google's client is an older one here than where `tests/components/storage` tests it: Beam holds it back.
 """
@@ -6,7 +6,6 @@ Google's client is an older one here than where `tests/components/storage` tests
 from __future__ import annotations
 
 import datetime as dt
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 
 from components.contracts.criteo import CRITEO, RAW_TYPES
 from components.runtime.errors import ContractError
-from components.validation.rules import ValidationSettings, read_rules
+from components.validation.rules import ValidationSettings
 from components.validation.skew import EventSpan, measure_skew, open_served, read_served
 
 URI = "gs://models/a lake"
@@ -116,18 +115,11 @@ def test_a_damaged_file_is_named_as_the_object_that_it_is(in_both, put, tmp_path
         kept_rows(open_served(URI), tmp_path)
 
 
-@pytest.mark.parametrize("flag", [f"--served={URI}", f"--rules={URI}/rules.json"])
 def test_a_bucket_that_refuses_the_step_is_a_failure_that_a_retry_may_mend(
-    step, write_rows, in_both, raw_table, cloud_storage, notes_of, capsys, flag
+    step, write_rows, in_both, raw_table, cloud_storage, notes_of, capsys
 ):
     cloud_storage.fail(lambda request: True, "status", status=403, message="no access", times=10**6)
-    code, report = step(write_rows(raw_table(300)), flag, champion="none")
+    code, report = step(write_rows(raw_table(300)), f"--served={URI}", champion="none")
     assert (code, report) == (3, None)
     assert "refused (403 no access)" in capsys.readouterr().err
     assert notes_of("r1").state == "failed"
-
-
-def test_rules_are_read_from_a_bucket(put):
-    put("rules of ours/strict.json", json.dumps({"missing_share": "block"}).encode())
-    rules = read_rules(" gs://models/rules of ours/strict.json ")
-    assert rules.actions["missing_share"] == "block"

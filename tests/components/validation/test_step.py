@@ -195,9 +195,9 @@ def test_a_champion_without_statistics_is_an_error_of_one_line(step, write_rows,
 
 
 def test_a_threshold_out_of_range_is_misuse(step, write_rows, raw_table, capsys):
-    code, report = step(write_rows(raw_table(10)), '--rules={"drift": {"false_alarm_rate": 2}}')
+    code, report = step(write_rows(raw_table(10)), false_alarm_rate=2)
     assert (code, report) == (2, None)
-    assert "false_alarm_rate is 2, expected a number in (0, 1]" in capsys.readouterr().err
+    assert "false_alarm_rate is 2.0, expected a number in (0, 1]" in capsys.readouterr().err
 
 
 def test_metrics_are_finite_and_max_drift_absent_without_a_champion(step, write_rows, raw_table, release_model):
@@ -223,7 +223,7 @@ def component(write_rows, raw_table, tmp_path, store):
     def run(work):
         write_rows(raw_table(300)).rename(tmp_path / "raw_dataset")
         parameters = {"run": "r1", "store": str(store), "work": str(work), "champion": "current"}
-        parameters |= {"rules": "", "served": "", "beam_options": ""}
+        parameters |= {"served": "", "beam_options": ""}
         outputs = {"report": "Artifact", "html": "HTML", "metrics": "Metrics", "valid_dataset": "Dataset"}
         return run_component("validation", tmp_path, parameters, inputs={"raw_dataset": "Dataset"}, outputs=outputs)
 
@@ -295,9 +295,9 @@ def test_a_rule_may_block_on_skew_and_rows_served_as_trained_pass(step, write_ro
     rows = raw_table(2000)
     served = replaced(rows, "C9", pa.nulls(2000, pa.int64()))
     manifest, flag = write_rows(rows), f"--served={archive(served)}"
-    code, report = step(manifest, flag, '--rules={"skew": "block"}', champion="none")
+    code, report = step(manifest, flag, champion="none", actions={"skew": "block"})
     assert (code, report.decision) == (1, "block")
-    code, report = step(manifest, flag, '--rules={"skew": {"skew_share": 1.0}}', champion="none", run="r2")
+    code, report = step(manifest, flag, champion="none", run="r2", actions={}, skew_share=1.0)
     assert (code, report.decision) == (0, "pass")
     assert next(entry for entry in report.skew if entry["feature"] == "C9")["effect"] > 0.9
 
