@@ -20,7 +20,8 @@ from numpy.random import Generator
 from benchmarks.command import benchmark_parser, documented
 from components.contracts.metrics import auc_difference, grouped_deviation, row_log_losses
 from components.deployment.canary.policy import ABORT, GROW, CanaryPolicy, Pairs, judge_pairs
-from components.evaluation.gate import SLICE_ALPHA, GateSettings, holm, judge
+from components.evaluation.gate import SLICE_ALPHA, holm, judge
+from components.evaluation.settings import GateSettings
 from tests.support.planted_models import (
     PlantedRows,
     draw,

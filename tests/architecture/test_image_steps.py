@@ -22,6 +22,7 @@ from components.contracts.manifests import RawDataset
 from pipelines.local.environments import python_of
 from tests.support.dockerfiles import VENV, entrypoint, environment, lay_out, stages
 from tests.support.paths import REPOSITORY
+from tests.support.recommenders import accept_into
 
 USER = 10001
 WITHOUT_REPOSITORY = """import sys
@@ -96,13 +97,15 @@ def test_images_run_the_pipeline_from_a_lake_to_a_published_model(machine):
     raw, report, prepared, model, verdict, release = (
         f"{volume}/{name}.json" for name in ("raw", "report", "prepared", "model", "verdict", "release")
     )
-    machine.run("extraction", *places, "--lake", f"file://{lake}", "--output", raw)
+    settings = "preprocessing.frequency_threshold=1 model.embedding_dim=4 model.tower=[8] "
+    settings += "gate.min_auc=0 gate.max_calibration_factor=1000"
+    accept_into(volume / "store")
+    machine.run("extraction", *places, "--lake", f"file://{lake}", "--settings", settings, "--output", raw)
     machine.run("validation", *places, "--raw-dataset", raw, "--output", report)
-    machine.run("preprocessing", *places, "--raw-dataset", raw, "--output", prepared, "--frequency-threshold", "1")
-    fit = ["--embedding-dim", "4", "--tower", "8"]
-    machine.run("training", *places, *fit, "--training-set", prepared, "--validation-report", report, "--output", model)
+    machine.run("preprocessing", *places, "--raw-dataset", raw, "--output", prepared)
+    machine.run("training", *places, "--training-set", prepared, "--validation-report", report, "--output", model)
     judged = ["--raw-dataset", raw, "--training-set", prepared, "--model", model, "--output", verdict]
-    machine.run("evaluation", *places, *judged, "--min-auc", "0", "--max-calibration-factor", "1000")
+    machine.run("evaluation", *places, *judged)
     inputs = ["--raw-dataset", raw, "--model", model, "--verdict", verdict, "--output", release]
     machine.run(
         "deployment", *places[:4], *inputs, "--repository", f"file://{volume}/repository", "--server", "onnxruntime"

@@ -25,6 +25,7 @@ from pipelines.local.runner import LocalFolders
 from tests.support.clocks import Clock
 from tests.support.log_benches import open_log
 from tests.support.monitors import monitor_settings
+from tests.support.recommenders import accept_into, criteo_with
 
 BEGIN = 1_767_225_590.123456  # ten seconds before a UTC midnight: the rows fall into two day partitions
 WINDOW = 30.0
@@ -107,7 +108,8 @@ def extracted(tmp_path_factory, predictions, clicks):
     store.close()
     output = folder / "raw dataset.json"
     flags = {"run": "r", "store": folder / "store", "work": folder / "work", "lake": folder / "lake", "output": output}
-    assert extraction([f"--{name}={value}" for name, value in flags.items()] + ["--holdout-fraction=0.3"]) == 0
+    accept_into(folder / "store", criteo_with(extraction={"holdout_fraction": 0.3}))
+    assert extraction([f"--{name}={value}" for name, value in flags.items()]) == 0
     return RawDataset.read(output)
 
 

@@ -27,6 +27,7 @@ from monitoring.uploader import Uploader
 from tests.support.clocks import Clock
 from tests.support.crashes import Killed, crash_at
 from tests.support.monitors import monitor_settings
+from tests.support.recommenders import accept_into, criteo_with
 
 BEGIN = 1_767_225_590.0  # ten seconds before a UTC midnight
 WINDOW, ROWS, NUM_REQUESTS = 30.0, 4, 25
@@ -88,7 +89,8 @@ def _extracted(folder):
         "run": "r", "store": folder / "store", "work": folder / "work", "lake": folder / "lake",
         "output": folder / "raw.json",
     }  # fmt: skip
-    assert extraction([f"--{name}={value}" for name, value in flags.items()] + ["--holdout-fraction=0.3"]) == 0
+    accept_into(folder / "store", criteo_with(extraction={"holdout_fraction": 0.3}))
+    assert extraction([f"--{name}={value}" for name, value in flags.items()]) == 0
     raw = RawDataset.read(folder / "raw.json")
     paths = [p for uri in (raw.train_uri, raw.holdout_uri) for p in sorted(local_path(uri).glob("*.parquet"))]
     return [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]

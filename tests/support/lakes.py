@@ -18,7 +18,7 @@ from components.storage.bucket import BucketObjects
 from components.storage.folder import FolderObjects
 from components.storage.uris import local_path
 from components.store.archived_rows import arrow_schema
-from tests.support.recommenders import criteo
+from tests.support.recommenders import criteo_with
 
 URI = "gs://models/a lake"
 OUTCOMES = arrow_schema(raw_rows.OUTCOME_TYPES)
@@ -45,7 +45,7 @@ def extract_lake(uri: str, work: Path, window, *, run: str = "run", opened=None,
     """The step without its command line; `opened` are settings of the cache."""
     more = {"open_storage": open_storage, **(opened or {})} if uri.startswith("gs://") else {}
     with opened_lake(uri, work=work, **more) as files:
-        folder, recommender = work / run / "extraction", criteo(extraction=settings)
+        folder, recommender = work / run / "extraction", criteo_with(extraction=settings)
         return extract(Lake(files=files), window, folder=folder, recommender=recommender)
 
 

@@ -13,7 +13,7 @@ from components.contracts.recommender import Recommender
 from components.store.recommenders import accept, read_accepted
 
 
-def criteo(**sections: dict[str, Any]) -> Recommender:
+def criteo_with(**sections: dict[str, Any]) -> Recommender:
     """Criteo's with these settings by section."""
     return CRITEO_RECOMMENDER.with_settings(
         {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}

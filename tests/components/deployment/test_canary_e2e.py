@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import numpy as np
@@ -30,6 +31,7 @@ from components.store.traffic_plan import Arm
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.scoring import shadow_of
 from tests.support.processes import wait_for
+from tests.support.recommenders import criteo_with
 from tests.support.shadow_rows import write_shadow_rows
 
 pytestmark = pytest.mark.e2e
@@ -212,13 +214,15 @@ def test_the_pipelines_step_starts_a_canary_beside_the_live_version_and_is_refus
 
     def step(run, seed):
         flags = {
-            "run": run, "store": settings.store.as_uri(), "rollout": rollout,
-            "repository": settings.repository, "triton-urls": triton.grpc_url, "instances": 1,
+            "run": run, "store": settings.store.as_uri(),
+            "repository": settings.repository, "triton-urls": triton.grpc_url,
             "output": tmp_path / f"{run}.json",
         }  # fmt: skip
         for kind, manifest in zip(
             ("model", "verdict", "raw-dataset"), make_candidate(settings.store, seed), strict=True
         ):
+            if kind == "raw-dataset":
+                manifest = replace(manifest, recommender=criteo_with(release={"rollout": rollout, "instances": 1}))
             flags[kind] = tmp_path / f"{kind}-{seed}.json"
             manifest.write(flags[kind])
         return step_main([f"--{name}={value}" for name, value in flags.items()])

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.contracts.manifests import Release, Verdict
+from components.contracts.manifests import RawDataset, Release, Verdict
 from components.deployment.__main__ import main
 from components.deployment.component import deployment
 from components.store import runs
 from components.store.promotion_journal import canary_at_work, current
+from tests.support.recommenders import criteo_with
 
 
 @pytest.fixture
@@ -25,7 +26,11 @@ def step(make_candidate, tmp_path):
             paths[accepted, kind] = tmp_path / f"{kind}-{seed}.json"
             manifest.write(paths[accepted, kind])
 
-    def run(accepted, name, **other):
+    def run(accepted, name, *, release=None, **other):
+        for (_, kind), path in paths.items():
+            if kind == "raw-dataset":
+                raw = RawDataset.read(path)
+                dataclasses.replace(raw, recommender=criteo_with(release=release or {})).write(path)
         flags = {
             "run": name, "store": tmp_path / "store", "repository": tmp_path / "repository",
             "triton-urls": "", "output": tmp_path / "release.json",
@@ -56,7 +61,7 @@ def test_rollout_follows_the_verdict_where_it_is_auto(
 ):
     store = tmp_path / "store"
     if not is_first:
-        assert step(True, "run-1", rollout="full") == 0
+        assert step(True, "run-1", release={"rollout": "full"}) == 0
         live = current(store).model_id
         for kind, manifest in zip(("model", "verdict", "raw-dataset"), make_candidate(store, 3), strict=True):
             if kind == "verdict":
@@ -64,17 +69,17 @@ def test_rollout_follows_the_verdict_where_it_is_auto(
             manifest.write(step.paths[True, kind])
     path = step.paths[True, "verdict"]
     dataclasses.replace(Verdict.read(path), decision=decision).write(path)
-    assert step(True, "run-2", rollout=rollout) == 0
+    assert step(True, "run-2", release={"rollout": rollout}) == 0
     [note] = runs.read_notes(store, "run-2")
     assert note.facts["rollout"] == done
     is_live = current(store).version == note.facts["version"]
     assert (is_live, canary_at_work(store) is not None) == (done == "full", done != "full")
 
 
-def test_full_needs_a_pass_also_where_the_gate_was_told_another_rollout(step, tmp_path, capsys):
+def test_full_needs_a_pass(step, tmp_path, capsys):
     path = step.paths[True, "verdict"]
     dataclasses.replace(Verdict.read(path), decision="inconclusive").write(path)
-    assert step(True, "run-1", rollout="full") == 1
+    assert step(True, "run-1", release={"rollout": "full"}) == 1
     assert "rollout is full and the verdict inconclusive" in capsys.readouterr().err
     assert current(tmp_path / "store") is None
 
@@ -97,7 +102,7 @@ def test_misuse_is_2_and_a_server_that_does_not_answer_is_3(step, capsys):
     assert step(True, "run-3", **{"triton-urls": "http://localhost:8001"}) == 2
     assert "error: triton url is 'http://localhost:8001', expected host:grpc_port" in capsys.readouterr().err
     assert step(True, "run-4", **{"triton-urls": "127.0.0.1:9"}) == 3
-    assert step(True, "run-5", instances="0") == 2
+    assert step(True, "run-5", release={"instances": 0}) == 2
     assert "instances is 0" in capsys.readouterr().err
 
 
@@ -124,7 +129,7 @@ def arguments(make_candidate, tmp_path):
     folders = {"store": store.as_uri(), "repository": (tmp_path / "a repository").as_uri()}
     return {
         "run": "run-1", "triton_urls": "", "server": "python", "device": "cpu",
-        "rollout": "full", "instances": 2, "response_cache": False, "trigger_id": "",
+        "trigger_id": "",
         **folders, **artifacts,
         "release": SimpleNamespace(path=str(tmp_path / "outputs" / "release")), "metrics": Logged(),
     }  # fmt: skip

@@ -20,6 +20,7 @@ from components.contracts.workflow import FIRST_ID, FeatureWorkflow
 from components.models.configs import DcnConfig
 from components.models.files import TABLE, new_model
 from components.runtime.durable import sha256_file, sha256_tree
+from tests.support.recommenders import criteo_with
 from tests.support.releases import keep_model, make_live, release
 from tests.support.validation_models import make_dataset
 
@@ -172,12 +173,14 @@ class Round:
         setattr(self, name, replace(getattr(self, name), **changes))
         self.write()
 
-    def flags(self, **more) -> list[str]:
+    def flags(self, *, champion: str = "current", **gate) -> list[str]:
+        if gate:
+            self.change("raw", recommender=criteo_with(gate=gate))
         flags = {
             "run": self.run,
             "store": self.store.as_uri(),
             "work": (self.root / "work").as_uri(),
-            "champion": "current",
+            "champion": champion,
             "raw-dataset": self.path("raw"),
             "training-set": self.path("training_set"),
             "model": self.path("model"),
@@ -185,7 +188,6 @@ class Round:
             "metrics": self.path("metrics"),
             "roc": self.path("roc"),
             "html": self.path("report.html"),
-            **{name.replace("_", "-"): value for name, value in more.items()},
         }
         return [f"--{name}={value}" for name, value in flags.items()]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from components.evaluation import gate
-from components.evaluation.gate import GateSettings
+from components.evaluation.settings import GateSettings
 from components.runtime.errors import ContractError
 from tests.support.click_requests import draw_requests, true_auc
 

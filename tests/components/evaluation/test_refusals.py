@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.evaluation.gate import SLICE_ALPHA, GateSettings, holm, judge
+from components.evaluation.gate import SLICE_ALPHA, holm, judge
+from components.evaluation.settings import GateSettings
 from components.runtime.errors import ContractError
 from tests.support.planted_models import draw, draw_slices, noise_that_costs, shifted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store import runs
 from tests.support.kfp_components import run_component
+from tests.support.recommenders import criteo_with
 
 
 def verdict_of(made) -> Verdict:
@@ -79,13 +81,12 @@ def test_worse_candidate_is_refused(make_round):
     assert (note.state, note.reason) == ("refused", verdict.reason)
 
 
-@pytest.mark.parametrize("rollout", ["auto", "canary", "shadow", "full"])
-def test_inconclusive_candidate_goes_on_unless_all_traffic_would_be_its_own_at_once(make_round, rollout):
+def test_inconclusive_candidate_goes_on_to_where_its_rollout_is_decided(make_round):
     made = make_round(300, noise=0.05)
     made.release_champion(made.planted.noisy(0.05, 1))
-    assert main(made.flags(rollout=rollout)) == (1 if rollout == "full" else 0)
+    assert main(made.flags()) == 0
     verdict = verdict_of(made)
-    assert (verdict.decision, verdict.accepted) == ("inconclusive", rollout != "full")
+    assert (verdict.decision, verdict.accepted) == ("inconclusive", True)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_champion_may_be_named_or_left_out(make_round):
 def test_holdout_of_one_class_is_inconclusive_without_numbers(make_round, label):
     made = make_round(200, labels=np.full(200, label))
     made.release_champion(made.planted)
-    assert main(made.flags(rollout="full")) == 1
+    assert main(made.flags()) == 0
     verdict = verdict_of(made)
     assert verdict.decision == "inconclusive"
     assert verdict.candidate.auc is None
@@ -151,7 +152,7 @@ def test_empty_holdout_is_inconclusive(make_round):
             pq.write_table(pq.read_table(file).slice(0, 0), file)
     made.change("raw", num_holdout_rows=0)
     made.change("training_set", num_holdout_rows=0)
-    assert main(made.flags(rollout="full")) == 1
+    assert main(made.flags()) == 0
     assert "clicks come from 0 requests, expected 10" in verdict_of(made).reason
 
 
@@ -262,10 +263,8 @@ def test_metrics_are_finite_and_named(make_round):
 
 def run_as_component(made):
     """The component's process, as Kubeflow starts it, and what it recorded."""
-    made.raw.write(made.path("raw_dataset"))
+    replace(made.raw, recommender=criteo_with(gate={"max_auc_loss": 0.01})).write(made.path("raw_dataset"))
     parameters = {"run": made.run, "store": str(made.store), "work": str(made.root / "work"), "champion": "current"}
-    parameters |= {"min_auc": 0.6, "max_auc_loss": 0.01, "rollout": "auto"}
-    parameters |= {"max_slice_loss": 0.02, "max_calibration_factor": 1.5}
     return run_component(
         "evaluation",
         made.root / "artifacts",

@@ -26,7 +26,7 @@ from components.storage.bucket import BucketObjects
 from components.storage.folder import FolderObjects
 from tests.support.crashes import Killed
 from tests.support.lakes import URI, extract_lake, folder_lake, open_storage, put
-from tests.support.recommenders import criteo
+from tests.support.recommenders import criteo_with
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = date(2026, 3, 1)
@@ -60,7 +60,7 @@ def corrected(tmp_path, table):
 
 def run_step(lake: Path, tmp_path: Path, **settings):
     folder = tmp_path / "work" / "extraction"
-    dataset = extract(folder_lake(lake), TimeSpan(), folder=folder, recommender=criteo(extraction=settings))
+    dataset = extract(folder_lake(lake), TimeSpan(), folder=folder, recommender=criteo_with(extraction=settings))
     rows = [row for part in ("train", "holdout") for row in pq.read_table(folder / part).to_pylist()]
     return dataset, rows
 
@@ -105,7 +105,7 @@ def test_the_marker_says_what_was_done(lake, corrected):
 def test_replayed_days_name_their_version(lake, tmp_path, corrected):
     backfill([corrected], lake=str(lake), day=DAY)
     second = int(datetime(2026, 3, 2, tzinfo=timezone.utc).timestamp() * 1e6)
-    recommender = criteo(extraction={"replay_share": 0.2})
+    recommender = criteo_with(extraction={"replay_share": 0.2})
     dataset = extract(folder_lake(lake), TimeSpan(second, None), folder=tmp_path / "x" / "e", recommender=recommender)
     assert [(each["day"], each["version"]) for each in dataset.replay_days] == [("2026-03-01", 1)]
     assert dataset.num_replay_rows > 0
@@ -272,7 +272,7 @@ def test_what_comes_while_a_lake_is_read_is_another_runs(lake, tmp_path, table, 
     opened = folder_lake(lake)
     pq.write_table(table.slice(990), lake / "day=2026-03-02" / "part-later.parquet")
     backfill([corrected], lake=str(lake), day=DAY)
-    during = extract(opened, TimeSpan(), folder=tmp_path / "x" / "extraction", recommender=criteo())
+    during = extract(opened, TimeSpan(), folder=tmp_path / "x" / "extraction", recommender=criteo_with())
     assert (during.digest, during.days) == (before.digest, before.days)
     after, _ = run_step(lake, tmp_path)
     assert [each["version"] for each in after.days] == [1, 0]

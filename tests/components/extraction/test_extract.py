@@ -16,7 +16,7 @@ from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from tests.support.lakes import folder_lake, rows_in
-from tests.support.recommenders import criteo
+from tests.support.recommenders import criteo_with
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 ALL = TimeSpan()
@@ -31,7 +31,7 @@ def lake(tmp_path, raw_table, write_lake):
 def run_step(tmp_path):
     def run(lake, window: TimeSpan = ALL, **settings):
         folder = tmp_path / "wo rk" / "run" / "extraction"
-        return extract(lake, window, folder=folder, recommender=criteo(extraction=settings))
+        return extract(lake, window, folder=folder, recommender=criteo_with(extraction=settings))
 
     return run
 

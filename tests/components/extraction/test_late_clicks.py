@@ -16,7 +16,7 @@ from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from tests.support.lakes import OUTCOMES, folder_lake, rows_in
-from tests.support.recommenders import criteo
+from tests.support.recommenders import criteo_with
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
@@ -37,7 +37,7 @@ def lake(tmp_path, table, write_lake):
 def run_step(tmp_path):
     def run(folder, window=ALL, **settings):
         work = tmp_path / "wo rk" / "run" / "extraction"
-        return extract(folder_lake(folder), window, folder=work, recommender=criteo(extraction=settings))
+        return extract(folder_lake(folder), window, folder=work, recommender=criteo_with(extraction=settings))
 
     return run
 

@@ -19,7 +19,7 @@ from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from tests.support.lakes import folder_lake, rows_in
-from tests.support.recommenders import criteo
+from tests.support.recommenders import criteo_with
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 WINDOW = TimeSpan(parse_time("start", "2026-03-09T12:00:00Z"), None)
@@ -40,7 +40,7 @@ def lake(tmp_path, ten_days, write_lake):
 def run_step(tmp_path):
     def run(folder, window=WINDOW, *, run="run", **settings):
         work = tmp_path / "wo rk" / run / "extraction"
-        return extract(folder_lake(folder), window, folder=work, recommender=criteo(extraction=settings))
+        return extract(folder_lake(folder), window, folder=work, recommender=criteo_with(extraction=settings))
 
     return run
 

@@ -22,7 +22,7 @@ from tests.support import networks
 from tests.support.graphs import open_built
 from tests.support.nasty_rows import nasty_rows, strange_workflow
 from tests.support.networks import shaped
-from tests.support.recommenders import criteo
+from tests.support.recommenders import criteo_with
 
 WIDTHS = {"num_dense": 13, "num_categorical": 26}
 SHAPE = {"embedding_dim": 4, "tower": (16, 8)}
@@ -203,7 +203,7 @@ def test_parameters_of_another_network_are_refused():
 )
 def test_what_no_network_has_is_refused_by_name(network, settings, message):
     with pytest.raises(ContractError, match=message):
-        network_config(criteo(model={"kind": network, **settings}))
+        network_config(criteo_with(model={"kind": network, **settings}))
 
 
 def test_configurations_and_files_need_no_torch():

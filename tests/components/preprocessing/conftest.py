@@ -62,7 +62,7 @@ def write_raw(tmp_path):
 
 def with_settings(raw_path, **settings):
     """Gives a raw dataset a recommender with these settings of preprocessing."""
-    changed = recommenders.criteo(preprocessing={"frequency_threshold": 2, **settings})
+    changed = recommenders.criteo_with(preprocessing={"frequency_threshold": 2, **settings})
     replace(RawDataset.read(raw_path), recommender=changed).write(raw_path)
 
 

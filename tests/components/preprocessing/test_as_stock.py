@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.same_encoding import Different, expect_same
+from components.contracts.manifests import RawDataset
 from components.preprocessing.__main__ import main
+from tests.support.recommenders import criteo_with
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -34,8 +37,10 @@ def window(tmp_path_factory):
 def encoded(window, tmp_path_factory):
     """Our encoding of it, in five partitions by two processes."""
     folder = tmp_path_factory.mktemp("ours")
-    flags = [f"--raw-dataset={window[0]}", f"--output={folder / 'out.json'}", "--partition-rows=4000", "--processes=2"]
-    flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r", "--frequency-threshold=2"]
+    flags = [f"--raw-dataset={window[0]}", f"--output={folder / 'out.json'}"]
+    flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r"]
+    asked = criteo_with(preprocessing={"partition_rows": 4000, "processes": 2, "frequency_threshold": 2})
+    replace(RawDataset.read(window[0]), recommender=asked).write(window[0])
     assert main(flags) == 0
     return folder / "r" / "preprocessing"
 

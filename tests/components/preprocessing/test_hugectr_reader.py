@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.manifests import TrainingSet
+from components.contracts.manifests import RawDataset, TrainingSet
 from components.preprocessing.__main__ import main
 from components.storage.uris import local_path
+from tests.support.recommenders import criteo_with
 
 LABEL_DIM, DENSE_DIM, SLOTS = 1, 13, 26
 PARTITION_ROWS = 300
@@ -89,9 +90,11 @@ def written(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("written")
     raw = write_window(folder / "raw", 1000, seed=1, group_rows=100)
-    flags = [f"--raw-dataset={raw}", f"--output={folder / 'out.json'}", f"--partition-rows={PARTITION_ROWS}"]
-    flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r", "--processes=2"]
-    assert main([*flags, "--frequency-threshold=2"]) == 0
+    flags = [f"--raw-dataset={raw}", f"--output={folder / 'out.json'}"]
+    flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r"]
+    asked = criteo_with(preprocessing={"partition_rows": PARTITION_ROWS, "processes": 2, "frequency_threshold": 2})
+    replace(RawDataset.read(raw), recommender=asked).write(raw)
+    assert main(flags) == 0
     return TrainingSet.read(folder / "out.json"), raw.parent
 
 

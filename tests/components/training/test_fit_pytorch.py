@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
 from components.training.pytorch.engine import PytorchEngine
 from tests.support.paths import REPOSITORY
+from tests.support.recommenders import criteo_with
 from tests.support.training_world import World, dcn, training_sets
 from tests.support.warm import Warm
 
@@ -115,19 +117,20 @@ def test_stopped_and_continued_equals_undisturbed_bit_for_bit(world, make_traini
     assert resumed.progressive == whole.progressive
 
 
-FLAGS = {"embedding_dim": 4, "num_cross_layers": 2, "tower": "8", "dropout": 0.2}
+MODEL = {"embedding_dim": 4, "num_cross_layers": 2, "tower": [8], "dropout": 0.2}
 
 
 @pytest.fixture
 def command(tmp_path, world, make_training_set, validation_report):
     """The step's command line for a run, and the model it wrote."""
-    make_training_set(*world.rows(5_000)[:3]).write(tmp_path / "set.json")
+    training_set = make_training_set(*world.rows(5_000)[:3])
     validation_report.write(tmp_path / "report.json")
 
-    def make(run, **changed):
+    def make(run, **training):
+        replace(training_set, recommender=criteo_with(model=MODEL, training=training)).write(tmp_path / "set.json")
         files = {"training_set": tmp_path / "set.json", "validation_report": tmp_path / "report.json"}
         folders = {"run": run, "store": tmp_path / run / "store", "work": tmp_path / "work"}
-        return run_flags(**files, **folders, output=tmp_path / run / "model.json", **{**FLAGS, **changed})
+        return run_flags(**files, **folders, output=tmp_path / run / "model.json")
 
     return make
 

@@ -27,7 +27,7 @@ from components.training.__main__ import main
 from components.training.config import TrainingSettings
 from components.training.engine import make_engine
 from components.training.step import TrainingRun, train
-from tests.support.recommenders import criteo
+from tests.support.recommenders import criteo_with
 from tests.support.training_world import dcn
 
 MODEL = {"embedding_dim": 4, "num_cross_layers": 1, "tower": [8]}
@@ -38,7 +38,7 @@ def step(tmp_path, validation_report):
     """Runs the command; gives its exit code and the manifest it wrote, if any."""
 
     def run(training_set, /, *, model=MODEL, training=None, **changed):
-        asked = criteo(model=model, training={"batch_size": 256, **(training or {})})
+        asked = criteo_with(model=model, training={"batch_size": 256, **(training or {})})
         replace(training_set, recommender=asked).write(tmp_path / "training_set.json")
         validation_report.write(tmp_path / "report.json")
         output = tmp_path / "out" / "model.json"
@@ -93,7 +93,7 @@ def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, t
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_networks_own_graph_lies_beside_the_weights_and_is_hashed_with_them(step, training_set, world, network):
-    code, model, _ = step(training_set, network=network, num_cross_layers=3)
+    code, model, _ = step(training_set, model={"kind": network, "embedding_dim": 4, "tower": [8]})
     assert code == 0
     assert model.config["network"] == network
     folder = local_path(model.uri) / Model.WEIGHTS
@@ -208,7 +208,7 @@ def test_waiting_threads_sleep_because_the_policy_is_set_before_torch_loads(
     training_set, validation_report, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    asked = criteo(model=MODEL, training={"batch_size": 256})
+    asked = criteo_with(model=MODEL, training={"batch_size": 256})
     replace(training_set, recommender=asked).write(tmp_path / "set.json")
     validation_report.write(tmp_path / "report.json")
     files = {"training_set": tmp_path / "set.json", "validation_report": tmp_path / "report.json"}

@@ -69,7 +69,7 @@ def step(tmp_path, store):
     def run(manifest, *flags, run="r1", champion="current", **settings):
         output = tmp_path / "out" / f"{run}.json"
         if settings:
-            asked = recommenders.criteo(validation=settings)
+            asked = recommenders.criteo_with(validation=settings)
             replace(RawDataset.read(manifest), recommender=asked).write(manifest)
         if live := model_store.champion(store, champion):  # which the round continues, too
             replace(RawDataset.read(manifest), parent_model_id=live.model_id).write(manifest)

@@ -10,11 +10,11 @@ from components.runtime.errors import ContractError
 from components.validation.rules import ACTIONS, RULES, RuleSet, ValidationSettings, decide
 from components.validation.schema_command import main
 from components.validation.schema_versions import read_schema
-from tests.support.recommenders import criteo
+from tests.support.recommenders import criteo_with
 
 
 def rules_of(**settings):
-    return RuleSet(settings=criteo(validation=settings).section("validation", ValidationSettings))
+    return RuleSet(settings=criteo_with(validation=settings).section("validation", ValidationSettings))
 
 
 def test_without_settings_every_rule_does_what_the_catalogue_says():
