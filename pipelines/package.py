@@ -5,11 +5,9 @@ The file is read before a run, so that a wrong name or value is an error at once
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,59 +33,29 @@ def compile_pipeline(path: Path, placement: Placement) -> None:
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, where PyYAML was built with it: 0.02 s for the file instead of 0.14 s, and a run reads it twice."""
-_NUMBER = (int, float)
-_VALUES: dict[str, tuple[tuple[type, ...], str]] = {
-    "BOOLEAN": ((bool,), "true or false"),
-    "NUMBER_DOUBLE": (_NUMBER, "a number"),
-    "NUMBER_INTEGER": ((int,), "a whole number"),
-}
-"""Python types of KFP's, and how they are written; all other parameters of this pipeline are text."""
 
 
-def read_parameters(package: Path, pairs: Sequence[str], settings: Sequence[str] = ()) -> dict[str, Any]:
-    """Pipeline parameters of NAME=VALUE pairs, each of the type that the compiled pipeline asks for.
+def read_parameters(package: Path, pairs: Sequence[str], settings: Sequence[str] = ()) -> dict[str, str]:
+    """Pipeline parameters of NAME=VALUE pairs, which are all texts and taken as they are written.
 
-    The value of a text parameter is taken as it is written, also where it looks like a number or like JSON. Each of
-    `settings` is a SECTION.NAME=VALUE, added to what the parameter of that name says.
+    Each of `settings` is a SECTION.NAME=VALUE, added to what the parameter of that name says.
 
     Raises:
-        ContractError: the package is absent or no compiled pipeline, a pair has no `=`, a name is not the pipeline's,
-            or a value is not of its type.
+        ContractError: the package is absent or no compiled pipeline, a pair has no `=`, or a name is not the
+            pipeline's.
     """
-    types = _parameter_types(package)
-    parameters: dict[str, Any] = {}
+    names = _parameter_names(package)
+    parameters: dict[str, str] = {}
     for pair in pairs:
         name, separator, text = pair.partition("=")
         if not separator:
             raise ContractError(f"parameter {pair!r} has no '=', expected NAME=VALUE")
-        _check_names([name], types)
-        parameters[name] = _typed_value(name, text, types[name])
+        if name not in names:
+            raise ContractError(f"parameter {name} is unknown, expected some of {', '.join(sorted(names))}")
+        parameters[name] = text
     if settings:
         parameters["settings"] = " ".join(filter(None, [parameters.get("settings"), shlex.join(settings)]))
     return parameters
-
-
-def _typed_value(name: str, text: str, kind: str) -> Any:
-    if kind not in _VALUES:
-        return text
-    wanted, written = _VALUES[kind]
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = text
-    # A bool is an int to Python, and NaN a number to its JSON.
-    if (
-        not isinstance(value, wanted)
-        or isinstance(value, bool) != (kind == "BOOLEAN")
-        or (isinstance(value, float) and not math.isfinite(value))
-    ):
-        raise ContractError(f"parameter {name} is {text!r}, expected {written}")
-    return value
-
-
-def _check_names(names: Sequence[str], types: Mapping[str, str]) -> None:
-    if unknown := [name for name in names if name not in types]:
-        raise ContractError(f"parameter {unknown[0]} is unknown, expected some of {', '.join(sorted(types))}")
 
 
 def image_tag(package: Path) -> str:
@@ -108,11 +76,9 @@ def image_tag(package: Path) -> str:
     return str(tags.pop())
 
 
-def _parameter_types(package: Path) -> dict[str, str]:
-    """KFP's type of each parameter of the compiled pipeline."""
+def _parameter_names(package: Path) -> set[str]:
     try:
-        inputs = _read_document(package)["root"]["inputDefinitions"]["parameters"]
-        return {name: described["parameterType"] for name, described in inputs.items()}
+        return set(_read_document(package)["root"]["inputDefinitions"]["parameters"])
     except (KeyError, TypeError, AttributeError) as error:
         raise _not_a_package(package) from error
 

@@ -73,9 +73,8 @@ def extract(
     """
     settings = recommender.section("extraction", ExtractionSettings)
     with whole_directory(folder, replace=True) as aside:
-        with MalformedRows(
-            aside / MALFORMED_FILE, max_fraction=settings.max_malformed_fraction, named=lake.files.named
-        ) as malformed:
+        limit, named = settings.max_malformed_fraction, lake.files.named
+        with MalformedRows(aside / MALFORMED_FILE, max_fraction=limit, named=named) as malformed:
             count, parts = _copy_window(lake, window, malformed, folder=aside)
             late = _copy_late(lake, window, malformed, folder=aside)
             malformed.judge()

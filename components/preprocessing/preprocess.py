@@ -57,8 +57,7 @@ def preprocess(
     Beside it the numbers that people see of it, summed over the categorical columns.
 
     Raises:
-        ContractError: the raw rows are not what their manifest says, a setting of their recommender is wrong, or the
-            parent learned from other columns.
+        ContractError: the raw rows are not what they say, a setting is wrong, or the parent learned other columns.
         PermanentError: what was written is not what HugeCTR or the served graph expects.
     """
     settings = raw.recommender.section("preprocessing", PreprocessingSettings)
@@ -72,9 +71,8 @@ def preprocess(
         plan = partial(raw_partitions.plan_partitions, excluded=tuple(raw.excluded_columns))
         plans = {part: plan(*at, settings.partition_rows) for part, at in parts.items()}
         to_fit = plan(*parts[TRAIN], min(settings.partition_rows, FIT_ROWS))
-        features, columns = _fit_workflow(
-            to_fit, raw, settings, parent=parent, processes=processes, folder=aside / WORKFLOW
-        )
+        fit = partial(_fit_workflow, parent=parent, processes=processes, folder=aside / WORKFLOW)
+        features, columns = fit(to_fit, raw, settings)
         workflow = feature_graph.explicit_workflow(features, aside / CATEGORY_FILES)
         rows = encode.encode_parts(workflow, features, plans, aside=aside, final=final, processes=processes)
         for part, (_, num_rows) in parts.items():

@@ -18,6 +18,7 @@ from components.contracts.recommender import Recommender
 from components.contracts.retrain_request import CURRENT
 from components.runtime.durable import append_line, read_records, write_whole
 from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 
 JOURNAL = "journal.jsonl"
 
@@ -56,11 +57,14 @@ def accepted(store: Path, reference: str) -> Recommender:
 
     Args:
         store: The model store.
-        reference: `current`, the newest; or a version's number; or its digest, of which 8 digits are enough.
+        reference: `current`, the newest; or a version's number; or its digest, of which 8 digits are enough; or
+            another store, an absolute path or a file:// URI, whose newest it is.
 
     Raises:
         ContractError: nobody accepted such a version, or its file is absent or was changed.
     """
+    if reference.startswith(("/", "file://")):
+        store, reference = local_path(reference), CURRENT
     lines = read_accepted(store)
     if not lines:
         raise ContractError(

@@ -22,7 +22,7 @@ def training(
         run: Name of the run; a retried task of the same run (preempted ones exit with 75) goes on from its last save.
         store: Folder of the model store.
         work: Folder for intermediate files.
-        backend: Trainer of the step's image: pytorch or hugectr (needs a GPU).
+        backend: Trainer that the image has, pytorch or hugectr (needs a GPU).
         num_gpus: GPUs that share a batch; more than one only for hugectr.
         training_set: Encoded rows (manifest).
         validation_report: Statistics and schema to keep beside the model (manifest).

@@ -81,9 +81,6 @@ def run_pipeline(
         handler = _task_handler(pythons=pythons, source=source, logs=logs, temporary=Path(temporary), refused=refused)
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
         pipeline = kfp_components.load_component_from_file(str(package))
-        # JSON knows no float 2, and KFP takes no integer for a float.
-        floats = {name for name, spec in pipeline.component_spec.inputs.items() if spec.type == "Float"}
-        arguments = {n: float(v) if n in floats and type(v) is int else v for n, v in arguments.items()}
         # KFP repeats every failed task, on a cluster as here; a person at a terminal shall not wait minutes for that.
         waits = SimpleNamespace(sleep=lambda seconds: None if refused else time.sleep(seconds))
         with (

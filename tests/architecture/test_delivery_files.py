@@ -266,7 +266,8 @@ def test_candidate_is_tried_apart_and_promoted_unchanged(checkout, kfp, tmp_path
     assert run["body"]["pipeline_version_reference"]["pipeline_id"] == "p1"
     assert given == {
         "lake": "file:///evergreen/sample/lake", **places,
-        "triton_urls": "", "min_auc": 0.0, "max_calibration_factor": 1000,
+        "triton_urls": "", "recommender": "file:///evergreen/sample/store",
+        "settings": "gate.min_auc=0.0 gate.max_calibration_factor=1000",
     }  # fmt: skip
     assert REVISION in kfp.uploads[-1].decode()
 

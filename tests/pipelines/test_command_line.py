@@ -19,38 +19,45 @@ def test_commands_are_the_promised_ones():
     }  # fmt: skip
 
 
+from tests.support.recommenders import accept_into
+
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
 
 
 @pytest.mark.parametrize(
-    ("pair", "expected"),
+    ("words", "expected"),
     [
-        ("min_auc", "parameter 'min_auc' has no '=', expected NAME=VALUE"),
-        ("min_acu=0.7", "parameter min_acu is unknown, expected some of attribution_hours, "),
-        ("min_auc=high", "parameter min_auc is 'high', expected a number"),
-        ("min_auc=NaN", "parameter min_auc is 'NaN', expected a number"),
-        ("min_auc=1e999", "parameter min_auc is '1e999', expected a number"),
-        ("seed=1.5", "parameter seed is '1.5', expected a whole number"),
-        ("seed=true", "parameter seed is 'true', expected a whole number"),
-        ("response_cache=1", "parameter response_cache is '1', expected true or false"),
+        (["-p", "lake"], "parameter 'lake' has no '=', expected NAME=VALUE"),
+        (["-p", "min_auc=0.7"], "parameter min_auc is unknown, expected some of champion, "),
+        (["--set", "training.seeed=7"], "training.seeed is no setting, expected seed"),
+        (["--set", "gate.min_auc=high"], "gate.min_auc is 'high', expected float"),
+        (["-p", "settings=training.seed=7", "--set", "training.passes=0"], "passes is 0, expected at least 1"),
+        (["-p", "recommender=2"], "recommender is '2', expected current, the number of an accepted version"),
     ],
 )
-def test_wrong_parameter_is_refused_by_name_before_anything_runs(pair, expected, tmp_path, capsys):
-    code = main(["run", "--package", str(GOLDEN), "--folder", str(tmp_path), "-p", pair])
-    assert code == 2
+def test_wrong_parameter_or_setting_is_refused_by_name_before_anything_runs(words, expected, tmp_path, capsys):
+    accept_into(tmp_path / "store")
+    assert main(["run", "--package", str(GOLDEN), "--folder", str(tmp_path), *words]) == 2
     assert expected in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_parameters_have_the_types_of_the_compiled_pipeline():
-    pairs = ["min_auc=1", "seed=7", "response_cache=true", "tower=64", 'solver={"vvgpu": [[0, 1]]}', "lake=a=b"]
-    assert read_parameters(GOLDEN, pairs) == {
-        "min_auc": 1,
-        "seed": 7,
-        "response_cache": True,
-        "tower": "64",
-        "solver": '{"vvgpu": [[0, 1]]}',
+@pytest.mark.parametrize("setting", ["training.seeed=7", "gate.min_auc=high", "moddel.tower=[8]"])
+def test_submit_refuses_a_wrong_setting_before_it_calls_a_server(setting, capsys):
+    line = ["submit", "--package", str(GOLDEN), "--host", "http://127.0.0.1:9", "--set", setting]
+    assert main(line) == 2
+    assert setting.partition("=")[0].rpartition(".")[0] in capsys.readouterr().err
+
+
+def test_a_run_without_an_accepted_recommender_says_how_to_accept_one(tmp_path, capsys):
+    assert main(["run", "--package", str(GOLDEN), "--folder", str(tmp_path)]) == 2
+    assert "evergreen recommender accept" in capsys.readouterr().err
+
+
+def test_parameters_are_texts_and_settings_are_added_to_those_of_the_parameter():
+    assert read_parameters(GOLDEN, ["lake=a=b", "settings=training.seed=7"], ['training.solver={"stage_rows": 5}']) == {
         "lake": "a=b",
+        "settings": "training.seed=7 'training.solver={\"stage_rows\": 5}'",
     }
 
 

@@ -25,6 +25,12 @@ def test_current_is_the_newest_and_earlier_ones_are_found_by_number_and_digest(t
         assert recommenders.accepted(tmp_path, reference) == SHOP
 
 
+def test_a_store_of_its_own_may_take_the_recommender_of_another(tmp_path):
+    accept(tmp_path / "shared", SHOP)
+    for reference in (str(tmp_path / "shared"), (tmp_path / "shared").as_uri()):
+        assert recommenders.accepted(tmp_path / "own", reference) == SHOP
+
+
 def test_the_journal_tells_who_when_and_why(tmp_path):
     accept(tmp_path, SHOP, why="first shop")
     (line,) = recommenders.read_accepted(tmp_path)
