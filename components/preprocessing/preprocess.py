@@ -52,9 +52,7 @@ THINNED = ".thinned"
 def preprocess(
     raw: RawDataset, *, parent: ParentWorkflow | None, final: Path, dask_scheduler: str = ""
 ) -> tuple[TrainingSet, dict[str, Any]]:
-    """The manifest of the training set that is now in `final`, where it replaces what an earlier try left.
-
-    Beside it the numbers that people see of it, summed over the categorical columns.
+    """The training set that is now in `final`, in place of an earlier try's; and numbers of it for people.
 
     Raises:
         ContractError: the raw rows are not what they say, a setting is wrong, or the parent learned other columns.
@@ -71,8 +69,9 @@ def preprocess(
         plan = partial(raw_partitions.plan_partitions, excluded=tuple(raw.excluded_columns))
         plans = {part: plan(*at, settings.partition_rows) for part, at in parts.items()}
         to_fit = plan(*parts[TRAIN], min(settings.partition_rows, FIT_ROWS))
-        fit = partial(_fit_workflow, parent=parent, processes=processes, folder=aside / WORKFLOW)
-        features, columns = fit(to_fit, raw, settings)
+        features, columns = _fit_workflow(
+            to_fit, raw, settings, parent=parent, processes=processes, folder=aside / WORKFLOW
+        )
         workflow = feature_graph.explicit_workflow(features, aside / CATEGORY_FILES)
         rows = encode.encode_parts(workflow, features, plans, aside=aside, final=final, processes=processes)
         for part, (_, num_rows) in parts.items():

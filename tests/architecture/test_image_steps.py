@@ -166,6 +166,6 @@ def test_build_stage_of_the_drivers_images_makes_an_environment_that_runs_them(m
         f"file://{machine.volume}/fresh-work",
     ]
     output = machine.volume / "fresh.json"
-    accept_into(Path(volume) / "fresh")
+    accept_into(Path(machine.volume) / "fresh")
     machine.run("extraction", *places, "--lake", f"file://{lake}", "--output", str(output), venv=venv)
     assert RawDataset.read(output).num_train_rows > 0

@@ -6,6 +6,7 @@ import pytest
 
 from pipelines.__main__ import ROOMS, build_parser, main
 from pipelines.package import read_parameters
+from tests.support.recommenders import accept_into
 
 
 def test_commands_are_the_promised_ones():
@@ -18,8 +19,6 @@ def test_commands_are_the_promised_ones():
         "backfill", "lineage", "schema", "quarantine",
     }  # fmt: skip
 
-
-from tests.support.recommenders import accept_into
 
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
 

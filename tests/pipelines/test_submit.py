@@ -67,7 +67,7 @@ def version_names(server) -> list[str]:
 
 
 def test_run_is_created_in_the_experiment_with_the_parameters_given(server, send):
-    parameters = {"min_auc": 0.7, "passes": 2, "response_cache": True, "tower": "32,16", "window_end": ""}
+    parameters = {"settings": "gate.min_auc=0.7 training.passes=2", "parent": "none", "window_end": ""}
     run_id = send(parameters=parameters)
     (run,), (experiment,) = server.runs, server.experiments
     assert run_id == run["run_id"]
@@ -132,7 +132,7 @@ def test_experiment_is_the_monitors_so_that_it_sees_a_persons_run(server, comman
 
 
 def test_schedule_runs_the_version_one_at_a_time_and_makes_up_only_the_last(server, command, capsys):
-    assert command("--upload-version", "3f2a9c1", "--recurring", "0 30 3 * * *", "-p", "passes=2") == 0
+    assert command("--upload-version", "3f2a9c1", "--recurring", "0 30 3 * * *", "--set", "training.passes=2") == 0
     (schedule,) = server.schedules
     assert capsys.readouterr().out.strip() == schedule["recurring_run_id"]
     assert schedule["trigger"] == {"cron_schedule": {"cron": "0 30 3 * * *"}}
