@@ -100,7 +100,7 @@ def test_version_that_is_there_with_the_same_content_is_used_and_not_sent_again(
 
 def test_version_name_of_another_file_is_refused_and_starts_no_run(server, send, tmp_path):
     other = tmp_path / "other.yaml"
-    other.write_text(GOLDEN.read_text().replace("defaultValue: 0.6", "defaultValue: 0.9"))
+    other.write_text(GOLDEN.read_text().replace("defaultValue: current", "defaultValue: none"))
     send(upload_version="same")
     with pytest.raises(PermanentError, match="version same is on .* with other content"):
         send(other, upload_version="same")
@@ -138,7 +138,7 @@ def test_schedule_runs_the_version_one_at_a_time_and_makes_up_only_the_last(serv
     assert schedule["trigger"] == {"cron_schedule": {"cron": "0 30 3 * * *"}}
     assert (schedule["max_concurrency"], schedule["no_catchup"], schedule["mode"]) == (1, True, "ENABLE")
     assert schedule["pipeline_version_reference"] == {"pipeline_id": "p1", "pipeline_version_id": "v2"}
-    asked = {"passes": 2, "trigger_reason": "schedule 0 30 3 * * *"}
+    asked = {"settings": "training.passes=2", "trigger_reason": "schedule 0 30 3 * * *"}
     assert schedule["runtime_config"]["parameters"] == asked
     assert server.runs == []
 
