@@ -33,6 +33,7 @@ ROOMS = {
     "rank": ("inference_client", ("rank",), "rank rows of a file for one context"),
     "load": ("inference_client", ("load",), "put a stated load on a server and report latencies, errors and rates"),
     "score": ("inference_client", ("score",), "score rows of a file"),
+    "recommender": ("pipelines.recommender_file", (), "draft, check and accept the file that describes a recommender"),
     "schema": (
         "components.validation.schema_command",
         (),

@@ -87,6 +87,15 @@ def dump_document(value: dict[str, Any]) -> str:
     )
 
 
+def dump_text(text: str) -> str:
+    """One text as it stands in a document, in one line.
+
+    >>> dump_text("price"), dump_text("I1..I3"), dump_text("yes: no")
+    ('price', "'I1..I3'", "'yes: no'")
+    """
+    return str(yaml.dump(text, Dumper=_Dumper, allow_unicode=True, width=float("inf"))).removesuffix("...\n").strip()
+
+
 def expand_range(name: NameRange) -> list[str]:
     """The names that a range stands for.
 

@@ -1,0 +1,137 @@
+"""`evergreen recommender`: drafts a recommender's file, checks it, compares, accepts, lists what was accepted.
+
+Reading and writing the file is left to `form`, drafting to `draft`, keeping accepted descriptions to the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from components.contracts.recommender import Recommender
+from components.contracts.retrain_request import CURRENT
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError
+from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.people import whoami
+from components.storage.uris import typed_folder
+from components.store import recommenders
+from pipelines.recommender_file.differences import compare
+from pipelines.recommender_file.form import format_recommender, read_recommender
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their flags."""
+    parser = argparse.ArgumentParser(
+        prog="evergreen recommender", description="Drafts, checks and accepts the file that describes a recommender."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    init = commands.add_parser("init", help="draft a file from the first rows of a click log")
+    init.add_argument("data", type=Path, help="CSV or TSV with a header (plain or gzip), or Parquet")
+    init.add_argument("--output", type=Path, default=Path("recommender.yaml"), help="file to write (%(default)s)")
+    init.add_argument("--name", default="", help="the recommender's name (default: made of the data's)")
+    check = commands.add_parser("check", help="say whether a file is sound; else where it is not, and what is expected")
+    check.add_argument("file", type=Path)
+    show = commands.add_parser("show", help="print an accepted description as a file")
+    show.add_argument("which", nargs="?", default=CURRENT, help="current (default), a version, or 8 digits of a digest")
+    diff = commands.add_parser("diff", help="compare two descriptions key by key")
+    diff.add_argument("old", help="current, a version, 8 digits of a digest, or a file")
+    diff.add_argument("new", help="the same")
+    accept = commands.add_parser("accept", help="make a file the description by which the next rounds work")
+    accept.add_argument("file", type=Path)
+    accept.add_argument("--why", required=True, help="why")
+    accept.add_argument("--who", default=whoami(), help="who accepts it (%(default)s)")
+    log = commands.add_parser("log", help="list the accepted versions: who, when, why")
+    for each in (show, diff, accept, log):
+        each.add_argument("--store", required=True, help="model store, folder or its URI")
+    return parser
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; `diff` ends with `REFUSED` if the descriptions differ."""
+    arguments = build_parser().parse_args(argv)
+    return {"init": _init, "check": _check, "show": _show, "diff": _diff, "accept": _accept, "log": _log}[
+        arguments.command
+    ](arguments)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from pipelines.recommender_file.draft import draft, recommender_name
+    from pipelines.recommender_file.sample import read_sample
+
+    if arguments.output.exists():
+        raise ContractError(f"{arguments.output} exists already, expected a new file (--output)")
+    name = arguments.name or recommender_name(arguments.data.name.partition(".")[0])
+    write_whole(arguments.output, draft(read_sample(arguments.data), name=name))
+    print(f"{arguments.output} is drafted: read its comments, correct it, then")
+    print(f"  evergreen recommender check {arguments.output}")
+    return ExitCode.DONE
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    recommender = read_recommender(arguments.file)
+    print(f"{arguments.file} is sound: {_described(recommender)}")
+    return ExitCode.DONE
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    recommender = recommenders.accepted(_store(arguments), arguments.which)
+    print(f"# {recommender.digest}\n{format_recommender(recommender)}", end="")
+    return ExitCode.DONE
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    old, new = (_find(arguments, which) for which in (arguments.old, arguments.new))
+    differences = compare(old, new)
+    for each in differences:
+        print(each)
+    print(f"{len(differences)} differences")
+    return ExitCode.REFUSED if differences else ExitCode.DONE
+
+
+def _accept(arguments: argparse.Namespace) -> int:
+    recommender, store = read_recommender(arguments.file), _store(arguments)
+    before = recommenders.read_accepted(store)
+    old = recommenders.read_version(store, before[-1]) if before else None
+    version = recommenders.accept(
+        store, recommender, who=arguments.who, why=arguments.why, now=datetime.now(timezone.utc)
+    )
+    for each in compare(old, recommender) if old else ():
+        print(each)
+    print(f"version {version} is in force from the next round on: {_described(recommender)}")
+    return ExitCode.DONE
+
+
+def _log(arguments: argparse.Namespace) -> int:
+    lines = recommenders.read_accepted(_store(arguments))
+    if not lines:
+        print("no recommender was accepted yet")
+    for line in lines:
+        print(f"{line.version}  {line.time}  {line.who}  {line.name} {line.digest[:8]}: {line.reason}")
+    return ExitCode.DONE
+
+
+def _find(arguments: argparse.Namespace, which: str) -> Recommender:
+    """The description that a person named."""
+    path = Path(which)
+    return read_recommender(path) if path.is_file() else recommenders.accepted(_store(arguments), which)
+
+
+def _store(arguments: argparse.Namespace) -> Path:
+    return typed_folder(arguments.store, "--store")
+
+
+def _described(recommender: Recommender) -> str:
+    features, changed = recommender.features, sum(map(len, recommender.settings.values()))
+    return (
+        f"{recommender.name}, {len(features.numeric)} numeric and {len(features.categorical)} categorical features, "
+        f"{changed} settings named, digest {recommender.digest[:8]}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

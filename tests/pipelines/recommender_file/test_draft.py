@@ -1,0 +1,142 @@
+"""`evergreen recommender init`: a click log's columns are guessed with a reason, and the draft is a sound file."""
+
+import datetime
+import gzip
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from components.contracts.features import Features
+from components.contracts.raw_rows import ColumnNames
+from components.runtime.errors import ContractError
+from pipelines.recommender_file.draft import draft
+from pipelines.recommender_file.form import parse_recommender
+from pipelines.recommender_file.sample import read_sample
+
+CLICKS = """\
+impression_id,slot,ts,clicked,price,stock,item_id,title,day,weekday
+a,0,2026-11-01T08:00:00Z,0,1.5,3.0,11,Red shoe,2026-11-01,6
+a,1,2026-11-01T08:00:00Z,1,,,12,"Boots, black",2026-11-01,6
+b,0,2026-11-02T08:00:00Z,0,0.5,-2.0,4294967295,Hat,2026-11-02,0
+"""
+
+
+def drafted(path):
+    text = draft(read_sample(path), name="shop")
+    return text, parse_recommender(text, source="draft")
+
+
+def write(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "csv.gz", "bom"])
+def test_columns_of_a_text_file_get_their_roles(form, tmp_path):
+    text = "\n".join(line.replace(",", "\t") for line in CLICKS.replace('"Boots, black"', "Boots").splitlines())
+    content = {"csv": CLICKS, "tsv": text, "csv.gz": gzip.compress(CLICKS.encode()), "bom": "\ufeff" + CLICKS}[form]
+    comments, recommender = drafted(write(tmp_path / f"clicks.{form}", content))
+    assert recommender.data == ColumnNames(label="clicked", request_id="impression_id", row="slot", event_time="ts")
+    assert recommender.features == Features(numeric=("price", "stock"), categorical=("item_id", "weekday"))
+    assert "- price  # float; 33.3% missing; 2 distinct values, 0.5 to 1.5" in comments
+    assert "#   title: text; 3 distinct values such as Red shoe. Texts cannot be learned from yet" in comments
+    assert "#   day: time; " in comments
+
+
+def test_columns_of_a_parquet_file_get_their_roles(tmp_path):
+    when = [datetime.datetime(2026, 11, day, tzinfo=datetime.timezone.utc) for day in (1, 2, 3)]
+    columns = {
+        "label": [0, 1, 0],
+        "event_time": when,
+        "gaps": [1.0, None, 200.0],
+        "float_nan": [0.5, float("nan"), 2.5],
+        "inf": [0.5, float("inf"), 2.5],
+        "device_id": pa.array([1, 2, 2**40]),
+        "genres": [["a"], [], None],
+        "words": pa.array(["x", "y", "x"]).dictionary_encode(),
+        "nothing": pa.nulls(3),
+        "constant": [7, 7, 7],
+        "position": [1, 2, 3],
+        "is_new": [True, False, True],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "clicks.parquet")
+    comments, recommender = drafted(tmp_path / "clicks.parquet")
+    assert recommender.features == Features(numeric=("float_nan",), categorical=("gaps", "is_new"))
+    assert recommender.data == ColumnNames()
+    left_out = comments.partition("# Left out:")[2]
+    reasons = {
+        "inf": "Infinite values",
+        "device_id": "Categories end at 4294967295",
+        "genres": "Columns of type list<element: string> cannot",
+        "words": "Texts cannot be learned from yet",
+        "nothing": "cannot be learned from yet",
+        "constant": "the same in all rows",
+        "position": "Rows have a column of this name",
+    }
+    for name, reason in reasons.items():
+        (line,) = (line for line in left_out.splitlines() if line.startswith(f"#   {name}: "))
+        assert reason in line
+
+
+def test_several_columns_of_zeros_and_ones_are_told_apart_by_name_and_without_one_by_order(tmp_path):
+    named = write(tmp_path / "a.csv", "is_new,click,price\n0,1,0.5\n1,0,1.5\n")
+    assert drafted(named)[1].data.label == "click"
+    unnamed = write(tmp_path / "b.csv", "is_new,is_red,price\n0,1,0.5\n1,0,1.5\n")
+    comments, recommender = drafted(unnamed)
+    assert recommender.data.label == "is_new"
+    assert "The first column that holds only 0 and 1" in comments
+
+
+def test_a_log_without_a_label_asks_for_it(tmp_path):
+    comments, recommender = drafted(write(tmp_path / "a.csv", "price,clicks\n0.5,3\n1.5,9\n"))
+    assert "FILL IN: no column holds only 0 and 1" in comments
+    assert recommender.data.label == "label"
+
+
+def test_lines_of_another_length_are_counted_in_the_draft(tmp_path):
+    comments, _ = drafted(write(tmp_path / "a.csv", "clicked,price\n0,1.5\n1\n1,2.5\n"))
+    assert "the first 2 rows of 'a.csv', 1 lines with another number of fields aside" in comments
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "", "is empty or begins with an empty line"),
+        ("a.csv", "clicked,price\n", "holds no rows"),
+        ("a.csv", "clicked,price", "holds no rows"),
+        ("a.csv", "clicked;price;item\n0;1;2\n", "seems to be separated by ';', expected commas or tabs"),
+        ("a.csv", "clicked,price,price\n0,1,2\n", r"names the columns \['price'\] twice"),
+        ("a.csv", "clicked,,price\n0,1,2\n", "has a column without a name"),
+        ("a.tsv", "0\t17\tab\n1\t3\tcd\n", "begins with '0' as a column's name, expected a header"),
+        ("a.csv", b"clicked,price\n0,\xff\n", "invalid UTF8"),
+        ("a.csv.gz", gzip.compress(b"clicked,price\n" + b"0,1\n" * 999)[:50], "cannot be read"),
+        ("a.parquet", b"PAR1", "cannot be read"),
+        ("a.csv", "clicked,title\n0,a\n1,b\n", "has no column that can be a feature: title: texts cannot"),
+        ("absent.csv", None, "cannot be read: No such file"),
+    ],
+)
+def test_a_file_of_which_nothing_can_be_drafted_is_refused_with_the_reason(name, content, message, tmp_path):
+    if content is not None:
+        write(tmp_path / name, content)
+    with pytest.raises(ContractError, match=message):
+        drafted(tmp_path / name)
+
+
+CELLS = st.none() | st.integers(-(2**40), 2**40) | st.floats(allow_infinity=True) | st.text(max_size=5) | st.dates()
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=8), st.lists(CELLS, min_size=4, max_size=4), max_size=6),
+    st.lists(st.integers(0, 1), min_size=4, max_size=4),
+)
+def test_whatever_a_log_holds_its_draft_is_a_sound_file(tmp_path, columns, clicks):
+    table = {"price_of_it": [0.5, 1.5, 2.5, 3.5], "clicked": clicks}
+    for name, values in columns.items():
+        kinds = {type(value) for value in values if value is not None}
+        table.setdefault(name, values if len(kinds) == 1 else [None if v is None else str(v) for v in values])
+    pq.write_table(pa.table(table), tmp_path / "clicks.parquet")
+    assert "price_of_it" in drafted(tmp_path / "clicks.parquet")[1].features.numeric
