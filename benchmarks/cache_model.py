@@ -62,6 +62,7 @@ def write_models(repository: Path, network: str, *, world: World, scratch: Path)
 def _workflow(world: World) -> FeatureWorkflow:
     columns = drawn_features(world, NUM_FITTED, seed=1).categorical.T
     return FeatureWorkflow(
+        features=CRITEO,
         vocabularies=tuple(np.unique(c[c != MISSING_CATEGORY]) for c in columns),
         fill=0.0,
         clip_min=0.0,

@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.charts.line_chart import HEIGHT, WIDTH, Line, line_chart
-from components.contracts.criteo import CATEGORICAL, DENSE, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.criteo import CATEGORICAL, CRITEO, DENSE, NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.hugectr_folder import write_file_list
 from components.contracts.manifests import Model, TrainingSet
@@ -149,6 +149,7 @@ class Learner:
         ]
         means, stds = (self._features.means, self._features.stds) if self._features else _moments(rows.dense)
         features = FeatureWorkflow(
+            features=CRITEO,
             vocabularies=tuple(column.vocabulary for column in columns),
             fill=0.0,
             clip_min=0.0,

@@ -77,7 +77,7 @@ def raw_types(features: Features) -> dict[str, str]:
 
 def known_columns(features: Features) -> frozenset[str]:
     """What a raw file may hold without being asked."""
-    return frozenset({*raw_types(features), *SHADOW_TYPES, *CANARY_TYPES})
+    return frozenset(OWN_COLUMNS).union(features.names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,5 +167,7 @@ def feature_matrix(batch: Any, names: Sequence[str], dtype: str, *, missing: flo
     """
     import numpy as np  # here, because parsers of flags import this module
 
+    if not names:
+        return np.empty((batch.num_rows, 0), dtype)
     columns = [batch.column(name).cast(dtype).fill_null(missing).to_numpy(zero_copy_only=False) for name in names]
     return np.stack(columns, axis=1)

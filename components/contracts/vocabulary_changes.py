@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL
 from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
 from components.runtime.errors import ContractError
 
@@ -32,12 +31,17 @@ def vocabulary_changes(before: FeatureWorkflow | None, now: FeatureWorkflow) -> 
     """Per categorical column, what changed from `before` to `now`; None before = every category is new.
 
     Raises:
-        ContractError: an id means another category than before with no round between as a tombstone, a category moved
-            to another id, or a vocabulary shrank. Weights of the one workflow are then of no use under the other.
+        ContractError: the features differ, an id means another category than before with no round between as a
+            tombstone, a category moved to another id, or a vocabulary shrank. Weights of the one workflow are then of
+            no use under the other.
     """
-    nothing = np.zeros(0, np.int64)
-    earlier = before.vocabularies if before else (nothing,) * len(CATEGORICAL)
-    return [_change(*column) for column in zip(CATEGORICAL, earlier, now.vocabularies)]
+    if before and before.features != now.features:
+        raise ContractError(
+            f"features are {list(now.features.names)}, expected {list(before.features.names)} as before"
+        )
+    names, nothing = now.features.categorical, np.zeros(0, np.int64)
+    earlier = before.vocabularies if before else (nothing,) * len(names)
+    return [_change(*column) for column in zip(names, earlier, now.vocabularies)]
 
 
 def _change(name: str, before: NDArray[np.int64], now: NDArray[np.int64]) -> VocabularyChange:

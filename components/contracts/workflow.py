@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,11 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
+from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY, Features
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Of the files; other versions are refused."""
 MISSING_ID = 1
 OOV_ID = 2
@@ -46,16 +45,17 @@ class FeatureWorkflow:
     """A fitted workflow.
 
     Raises:
-        ContractError: wrong numbers of columns, a category twice or outside [0, 2^32), a std that is not positive, an
-            excluded column that is no feature, is named twice, or has a vocabulary.
+        ContractError: other numbers of columns than features, a category twice or outside [0, 2^32), a std that is not
+            positive, an excluded column that is no feature, is named twice, or has a vocabulary.
     """
 
+    features: Features
     vocabularies: tuple[NDArray[np.int64], ...]
     """Per categorical column, the categories in the order of their ids; `TOMBSTONE` any number of times."""
     fill: float
     clip_min: float
     means: NDArray[np.float32]
-    """Of the logged values, [13]."""
+    """Of the logged values, [d]: one for each numeric feature."""
     stds: NDArray[np.float32]
     frequency_threshold: int
     """Sightings, summed over rounds, that a category needed in the last round to enter a vocabulary."""
@@ -64,9 +64,10 @@ class FeatureWorkflow:
 
     def __post_init__(self) -> None:
         """Refuses what could not have been fitted."""
-        if len(self.vocabularies) != NUM_CATEGORICAL:
-            raise ContractError(f"workflow has {len(self.vocabularies)} vocabularies, expected {NUM_CATEGORICAL}")
-        for name, (categories, _) in zip(CATEGORICAL, self._sorted):
+        numeric, categorical = self.features.numeric, self.features.categorical
+        if len(self.vocabularies) != len(categorical):
+            raise ContractError(f"workflow has {len(self.vocabularies)} vocabularies, expected {len(categorical)}")
+        for name, (categories, _) in zip(categorical, self._sorted):
             if (categories[1:] == categories[:-1]).any():
                 raise ContractError(f"vocabulary of {name} holds a category twice")
             if len(categories) and (categories[0] < 0 or categories[-1] > MAX_CATEGORY):
@@ -75,13 +76,13 @@ class FeatureWorkflow:
                     f"from 0 to {MAX_CATEGORY}, or {TOMBSTONE} for an id without one"
                 )
         for name, values in (("means", self.means), ("stds", self.stds)):
-            if values.shape != (NUM_DENSE,) or not np.isfinite(values).all():
-                raise ContractError(f"workflow {name} are {values!r}, expected {NUM_DENSE} finite values")
+            if values.shape != (len(numeric),) or not np.isfinite(values).all():
+                raise ContractError(f"workflow {name} are {values!r}, expected {len(numeric)} finite values")
         if (self.stds <= 0).any():
-            raise ContractError(f"std of {DENSE[int(np.argmin(self.stds))]} is {self.stds.min()}, expected > 0")
-        if len(set(self.excluded)) < len(self.excluded) or not set(self.excluded) <= set(FEATURES):
+            raise ContractError(f"std of {numeric[int(np.argmin(self.stds))]} is {self.stds.min()}, expected > 0")
+        if len(set(self.excluded)) < len(self.excluded) or not set(self.excluded) <= set(self.features.names):
             raise ContractError(f"excluded columns are {list(self.excluded)}, expected features, each once")
-        if known := [name for name, v in zip(CATEGORICAL, self.vocabularies) if name in self.excluded and len(v)]:
+        if known := [name for name, v in zip(categorical, self.vocabularies) if name in self.excluded and len(v)]:
             raise ContractError(f"excluded columns {known} have vocabularies, expected none")
 
     @property
@@ -102,7 +103,7 @@ class FeatureWorkflow:
         return [(v[o], o.astype(np.int64)) for v, o in zip(self.vocabularies, orders)]
 
     def encode_categorical(self, categorical: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids [n, 26] of raw categories [n, 26] (`MISSING_CATEGORY` = missing).
+        """Ids [n, c] of raw categories [n, c] (`MISSING_CATEGORY` = missing).
 
         Any other value without an id is out of vocabulary, a negative one (and so `TOMBSTONE`) too; but any value of an
         excluded column is missing.
@@ -115,16 +116,16 @@ class FeatureWorkflow:
                 known = keys[found] == raw
                 ids[known, column] = FIRST_ID + positions[found[known]]
             ids[raw == MISSING_CATEGORY, column] = MISSING_ID
-        ids[:, [CATEGORICAL.index(name) for name in self.excluded if name in CATEGORICAL]] = MISSING_ID
+        ids[:, np.isin(self.features.categorical, self.excluded)] = MISSING_ID
         return ids
 
     @property
     def excluded_dense(self) -> list[int]:
         """Positions of the excluded dense columns."""
-        return [DENSE.index(name) for name in self.excluded if name in DENSE]
+        return [self.features.numeric.index(name) for name in self.excluded if name in self.features.numeric]
 
     def encode_dense(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalised values [n, 13] of raw integers [n, 13] (NaN = missing; so is any value of an excluded column).
+        """Normalised values [n, d] of raw numbers [n, d] (NaN = missing; so is any value of an excluded column).
 
         In float32, but for the logarithm: float64's, rounded. Libraries' own float32 logarithms differ in the last bits
         from each other, from one processor to the next, and some by a value's place in the array.
@@ -138,11 +139,13 @@ class FeatureWorkflow:
     def save(self, folder: Path) -> None:
         """Writes the workflow into `folder`, whose other files stay."""
         arrays = io.BytesIO()
-        columns: dict[str, Any] = {name: v.astype("<i8") for name, v in zip(CATEGORICAL, self.vocabularies)}
+        # By position: not every name of a column can name an array there.
+        columns: dict[str, Any] = {f"{i}": v.astype("<i8") for i, v in enumerate(self.vocabularies)}
         np.savez(arrays, **columns)
         write_whole(folder / VOCABULARIES_FILE, arrays.getvalue())
         settings = {
             "format_version": FORMAT_VERSION,
+            "features": asdict(self.features),
             "fill": self.fill,
             "clip_min": self.clip_min,
             # A float32 survives the way through a decimal float64 unchanged.
@@ -164,8 +167,9 @@ class FeatureWorkflow:
             settings = dict(json.loads((folder / SETTINGS_FILE).read_text()))
             version = settings.pop("format_version", None)
             if version == FORMAT_VERSION:
+                features = settings["features"] = Features(**settings["features"])
                 with np.load(folder / VOCABULARIES_FILE, allow_pickle=False) as arrays:
-                    settings["vocabularies"] = tuple(arrays[name] for name in CATEGORICAL)
+                    settings["vocabularies"] = tuple(arrays[f"{i}"] for i in range(len(features.categorical)))
                 for name in ("means", "stds"):
                     settings[name] = np.array(settings[name], dtype=np.float32)
                 settings["excluded"] = tuple(settings["excluded"])

@@ -21,7 +21,7 @@ from merlin.schema import ColumnSchema, Schema
 from numpy.typing import NDArray
 from nvtabular import ops
 
-from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.criteo import CATEGORICAL, CRITEO, DENSE
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
@@ -79,6 +79,7 @@ def next_workflow(
     after = [next_column(column, *counts[name], now=now, rules=rules) for name, column in zip(CATEGORICAL, before)]
     means, stds = (parent.features.means, parent.features.stds) if parent else _fitted(moments)
     features = FeatureWorkflow(
+        features=CRITEO,
         vocabularies=tuple(column.vocabulary for column in after),
         fill=parent.features.fill if parent else FILL,
         clip_min=parent.features.clip_min if parent else CLIP_MIN,

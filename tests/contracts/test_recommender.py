@@ -67,6 +67,12 @@ def test_names_that_no_server_or_metric_takes_are_refused(name):
         Recommender(name=name, features=FEATURES)
 
 
+@pytest.mark.parametrize("name", ["label", "request_id", "row", "event_time", "score", "position", "canary"])
+def test_a_feature_named_like_a_column_that_every_row_has_is_refused(name):
+    with pytest.raises(ContractError, match=re.escape(f"features ['{name}'] have the names of columns")):
+        Recommender(name="shop", features=Features(numeric=("price",), categorical=("item", name)))
+
+
 def test_the_description_survives_a_manifest():
     @dataclass(frozen=True, kw_only=True)
     class Note(Manifest):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.contracts.criteo import CRITEO
+from components.contracts.features import Features
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.runtime.errors import ContractError
@@ -16,6 +20,7 @@ def workflow(first, *others):
     vocabularies = [np.array(v, np.int64) for v in (first, *others)]
     vocabularies += [np.zeros(0, np.int64)] * (26 - len(vocabularies))
     return FeatureWorkflow(
+        features=CRITEO,
         vocabularies=tuple(vocabularies),
         fill=0.0,
         clip_min=0.0,
@@ -38,6 +43,13 @@ def workflow(first, *others):
 def test_ids_that_mean_something_else_are_refused(before, now, said):
     with pytest.raises(ContractError, match=said):
         vocabulary_changes(workflow(before), workflow(now))
+
+
+def test_workflows_of_other_features_are_refused():
+    before = workflow([10])
+    renamed = Features(numeric=CRITEO.numeric, categorical=("item", *CRITEO.categorical[1:]))
+    with pytest.raises(ContractError, match="features are .*'item'.*, expected .*'C1'"):
+        vocabulary_changes(before, replace(before, features=renamed))
 
 
 columns = st.lists(st.one_of(st.just(TOMBSTONE), st.integers(0, 12)), max_size=6).filter(

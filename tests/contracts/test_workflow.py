@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from components.contracts import workflow
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts.criteo import CRITEO
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.runtime.errors import ContractError
 
@@ -22,6 +23,7 @@ def fitted(*, seed=0, **changes):
         random.permutation(random.choice(2**32, size=size, replace=False)).astype(np.int64) for size in range(26)
     )
     values = {
+        "features": CRITEO,
         "vocabularies": vocabularies,
         "fill": 0.0,
         "clip_min": 0.0,
@@ -140,6 +142,39 @@ def test_columns_that_cannot_be_left_out_are_refused(names, said):
         fitted(excluded=names)
 
 
+@pytest.mark.parametrize(
+    "features",
+    [
+        Features(numeric=(), categorical=("file", "x", "x.npy", "1", "0", "Größe in €", "order")),
+        Features(numeric=("arr_0", "a.b", "a"), categorical=()),
+    ],
+    ids=["no numeric ones", "no categorical ones"],
+)
+def test_columns_of_any_name_and_number_survive_the_disk(tmp_path, features):
+    num_numeric, num_categorical = len(features.numeric), len(features.categorical)
+    encoder = FeatureWorkflow(
+        features=features,
+        vocabularies=tuple(np.arange(10 * i, 11 * i) for i in range(num_categorical)),
+        fill=0.0,
+        clip_min=0.0,
+        means=np.arange(num_numeric, dtype=np.float32),
+        stds=np.ones(num_numeric, np.float32),
+        frequency_threshold=1,
+        excluded=features.names[:1],
+    )
+    encoder.save(tmp_path)
+    loaded = FeatureWorkflow.load(tmp_path)
+    assert loaded.features == features
+    assert loaded.excluded == features.names[:1]
+    for left, right in zip(encoder.vocabularies, loaded.vocabularies, strict=True):
+        np.testing.assert_array_equal(left, right)
+    categorical = np.array([[10 * i for i in range(num_categorical)]] * 2).reshape(2, num_categorical)
+    expected = [[1] + [3] * (num_categorical - 1)] * 2 if num_categorical else [[], []]
+    assert loaded.encode_categorical(categorical).tolist() == expected
+    dense = loaded.encode_dense(np.full((2, num_numeric), math.e - 1, np.float32))
+    np.testing.assert_allclose(dense, [[0.0, 0.0, -1.0][:num_numeric]] * 2, atol=1e-6)
+
+
 def test_workflow_survives_the_disk_to_the_last_bit(tmp_path):
     encoder = without_columns(buried(fitted()))
     (tmp_path / "other").write_text("stays")
@@ -150,7 +185,7 @@ def test_workflow_survives_the_disk_to_the_last_bit(tmp_path):
         np.testing.assert_array_equal(left, right)
     for name in ("means", "stds"):
         assert getattr(encoder, name).tobytes() == getattr(loaded, name).tobytes()
-    for name in ("fill", "clip_min", "frequency_threshold", "excluded"):
+    for name in ("fill", "clip_min", "frequency_threshold", "excluded", "features"):
         assert getattr(encoder, name) == getattr(loaded, name)
     assert (tmp_path / "other").read_text() == "stays"
 
@@ -174,11 +209,11 @@ def damage(folder):
         (shutil.rmtree, "No such file"),
         (damage, "cannot be read"),
         (lambda f: (f / workflow.SETTINGS_FILE).write_text("{"), "cannot be read"),
-        (lambda f: rewrite(f, format_version=4), "format_version 4, expected 3"),
+        (lambda f: rewrite(f, format_version=3), "format_version 3, expected 4"),
         (lambda f: rewrite(f, fill="absent"), "fill"),
         (lambda f: rewrite(f, means=[1.0]), "expected 13 finite"),
     ],
-    ids=["no folder", "damaged vocabularies", "torn settings", "version 4", "no fill", "one mean"],
+    ids=["no folder", "damaged vocabularies", "torn settings", "version 3", "no fill", "one mean"],
 )
 def test_damaged_workflow_is_refused(tmp_path, spoil, said):
     folder = tmp_path / "workflow"

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.criteo import NUM_CATEGORICAL
+from components.contracts.criteo import CRITEO, NUM_CATEGORICAL
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.models.files import TABLE, WEIGHTS_FILE, new_model, open_model
@@ -81,6 +81,7 @@ def run_round(parent: Round | None, number: int, rows, folder: Path) -> Round:
     seen = [(np.array(list(c), np.int64), np.array(list(c.values()), np.int64)) for c in counts]
     columns = [next_column(column, *counted, now=number * DAY, rules=RULES) for column, counted in zip(columns, seen)]
     workflow = FeatureWorkflow(
+        features=CRITEO,
         vocabularies=tuple(column.vocabulary for column in columns),
         fill=0.0,
         clip_min=0.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.contracts.manifests import Model
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.models.configs import DcnConfig
@@ -40,6 +41,7 @@ def store_model(tmp_path, tensors):
                 for name, array in into.dense.items():
                     array[:] = values[name]
         FeatureWorkflow(
+            features=CRITEO,
             vocabularies=tuple(VOCABULARIES),
             fill=0.0,
             clip_min=0.0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from components.contracts.criteo import CRITEO
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 
@@ -44,6 +45,7 @@ def strange_workflow(seed=0, num_keys=200) -> FeatureWorkflow:
         np.arange(num_keys)[::-1] * 2**20 // num_keys * 4096,
     ]
     return FeatureWorkflow(
+        features=CRITEO,
         vocabularies=tuple(kinds[i % len(kinds)].astype(np.int64) for i in range(26)),
         fill=0.0,
         clip_min=0.0,

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from components.contracts.criteo import CRITEO
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.models.files import NETWORK_FILE, TABLE, new_model
@@ -103,6 +104,7 @@ def toy_workflow(seed=0, vocabularies=None):
             keep = random.permutation(keys)[: 0 if i % 5 == 4 else max(1, len(keys) - 2)]
             vocabularies.append(keep.astype(np.int64))
     return FeatureWorkflow(
+        features=CRITEO,
         vocabularies=tuple(vocabularies),
         fill=0.0,
         clip_min=0.0,

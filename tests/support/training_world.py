@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.criteo import CATEGORICAL, CRITEO, DENSE
 from components.contracts.manifests import TrainingSet
 from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
@@ -74,6 +74,7 @@ def write_folder(folder: Path, labels, dense, ids, num_files=2) -> Path:
 def write_workflow(folder: Path, slot_sizes, start=0) -> Path:
     """A feature workflow whose vocabularies have these sizes; growing one keeps its beginning."""
     FeatureWorkflow(
+        features=CRITEO,
         vocabularies=tuple(start + 10_000 * c + np.arange(s - FIRST_ID) for c, s in enumerate(slot_sizes)),
         fill=0.0,
         clip_min=0.0,

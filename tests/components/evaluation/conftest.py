@@ -62,6 +62,7 @@ def raw_arrays(table) -> tuple[np.ndarray, np.ndarray]:
 def fit(dense, categorical) -> FeatureWorkflow:
     logged = np.log1p(np.nan_to_num(dense, nan=0.0))
     return FeatureWorkflow(
+        features=criteo.CRITEO,
         vocabularies=tuple(np.unique(column[column >= 0]) for column in categorical.T),
         fill=0.0,
         clip_min=0.0,

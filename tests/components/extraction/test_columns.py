@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, FEATURES
+from components.contracts.criteo import CATEGORICAL, CRITEO, FEATURES
 from components.contracts.manifests import Model, RawDataset
 from components.contracts.workflow import FeatureWorkflow
 from components.extraction.columns import unread_columns
@@ -27,6 +27,7 @@ def champion_without(released, tmp_path):
     def release(*excluded):
         released("2026-02-01T00:00:00+00:00")
         FeatureWorkflow(
+            features=CRITEO,
             vocabularies=tuple(np.zeros(0, np.int64) for _ in CATEGORICAL),
             fill=0.0,
             clip_min=0.0,

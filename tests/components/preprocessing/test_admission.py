@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.preprocessing.parent import ADMISSION_FILE, load_columns, save_columns
 from components.preprocessing.settings import PreprocessingSettings
@@ -27,6 +28,7 @@ def make_columns(seed=0):
 
 def workflow_of(columns):
     return FeatureWorkflow(
+        features=CRITEO,
         vocabularies=tuple(column.vocabulary for column in columns),
         fill=0.0,
         clip_min=0.0,

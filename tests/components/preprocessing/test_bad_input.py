@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.criteo import CRITEO, NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.settings import PreprocessingSettings
 from components.runtime.errors import ContractError
@@ -38,6 +38,7 @@ def test_a_parent_that_is_not_in_the_store(write_raw, refuses, raw_table):
 @pytest.mark.parametrize("damage", ["missing", "truncated", "swapped", "other slots"])
 def test_a_damaged_parent_workflow(write_raw, keep_as_model, refuses, raw_table, tmp_path, damage):
     workflow = FeatureWorkflow(
+        features=CRITEO,
         vocabularies=tuple(np.arange(50) for _ in range(NUM_CATEGORICAL)),
         fill=0.0,
         clip_min=0.0,

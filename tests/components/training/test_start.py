@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CATEGORICAL
+from components.contracts.criteo import CATEGORICAL, CRITEO
 from components.contracts.manifests import Model
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.models import files
@@ -57,6 +57,7 @@ def test_seeds_decide_fresh_weights_and_chunks_do_not(tmp_path, monkeypatch):
 
 def workflow_of(vocabularies):
     return FeatureWorkflow(
+        features=CRITEO,
         vocabularies=tuple(np.array(v, np.int64) for v in vocabularies),
         fill=0.0,
         clip_min=0.0,

@@ -1,0 +1,47 @@
+"""Names that could not be told apart are refused, and so is a round whose features are not its parent's."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.contracts.features import Features
+from components.runtime.errors import ContractError
+
+BEFORE = Features(numeric=("price", "age"), categorical=("item", "shop"))
+
+
+@pytest.mark.parametrize("name", ["", " ", "item ", "a/b", "a\nb", "\0", "\ud800", 7, None])
+def test_what_is_no_name_is_refused_by_its_value(name):
+    with pytest.raises(ContractError) as refused:
+        Features(numeric=("price",), categorical=("item", name))
+    assert repr([name]) in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["Größe in €", "a.b", "file", "order", "0", "商品", "a b", "'", "%s", "{x}", "-"])
+def test_any_other_name_is_taken(name):
+    assert Features(numeric=(), categorical=(name,)).names == (name,)
+
+
+def test_names_there_twice_and_no_names_are_refused():
+    with pytest.raises(ContractError, match=r"\['item'\] are there twice"):
+        Features(numeric=("item",), categorical=("item",))
+    with pytest.raises(ContractError, match="no features"):
+        Features(numeric=(), categorical=())
+
+
+@pytest.mark.parametrize(
+    ("numeric", "categorical", "said"),
+    [
+        (("price",), ("item", "shop", "city"), r"lack \['age'\] and add \['city'\], expected"),
+        (("price",), ("item", "shop", "age"), r"run change the kind of \['age'\], expected"),
+        (("age", "price"), ("item", "shop"), "have another order, expected those of the parent m1"),
+        (("price", "age", "size"), ("item", "shop"), r"add \['size'\], .* train from scratch with parent=none"),
+    ],
+)
+def test_features_that_are_not_the_parents_are_refused_by_name(numeric, categorical, said):
+    with pytest.raises(ContractError, match=said):
+        Features(numeric=numeric, categorical=categorical).expect_same(BEFORE, parent="m1")
+
+
+def test_the_parents_features_are_taken():
+    Features(numeric=list(BEFORE.numeric), categorical=list(BEFORE.categorical)).expect_same(BEFORE, parent="m1")
