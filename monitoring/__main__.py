@@ -22,7 +22,7 @@ from components.runtime.exit_codes import ExitCode, exits_with_code
 from monitoring.backtest.settings import write_judging
 from monitoring.flags import build_parser, read_settings
 from monitoring.json_logs import configure_logging
-from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, MonitorSettings, with_rules
+from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, with_rules
 
 if TYPE_CHECKING:
     from components.logs.event_log import Subscriber
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     return ExitCode.DONE
 
 
-def run(settings: MonitorSettings, stop: threading.Event) -> None:
+def run(settings: InstallationSettings, stop: threading.Event) -> None:
     """Serves the pages and runs the loop until `stop` is set.
 
     Raises:
@@ -78,18 +78,17 @@ def run(settings: MonitorSettings, stop: threading.Event) -> None:
             raise
 
 
-def _run_loop(settings: MonitorSettings, store: Store, *, exposition: Exposition, stop: threading.Event) -> None:
+def _run_loop(settings: InstallationSettings, store: Store, *, exposition: Exposition, stop: threading.Event) -> None:
     """Opens the log, runs turns of the loop until `stop` is set, then takes in and archives what is there.
 
-    A log that is busy or down is tried again, at longer and longer pauses: nothing is gained by ending the process, for
-    a supervisor would start it again, at pauses of its own. Any other failure ends the process, so that its supervisor
-    sees it.
+    A log that is busy or down, and a store that holds no recommender yet, are tried again, at longer and longer pauses:
+    nothing is gained by ending the process, for a supervisor would start it again, at pauses of its own. Any other
+    failure ends the process, so that its supervisor sees it.
     """
     from components.logs.locations import open_subscriber
     from monitoring.acting.acting import make_trigger
     from monitoring.monitor import Monitor
 
-    write_judging(settings.state, settings.judging)
     subscriber: Subscriber | None = None
     monitor: Monitor | None = None
     tick_seconds = pause = settings.records.tick_seconds
@@ -99,8 +98,10 @@ def _run_loop(settings: MonitorSettings, store: Store, *, exposition: Exposition
                 subscriber = subscriber or opened.enter_context(closing(open_subscriber(settings.log)))
                 if monitor is None:
                     trigger = make_trigger(settings.acting, state=settings.state, store=settings.store)
+                    judged = with_rules(settings)
+                    write_judging(settings.state, judged.judging)
                     monitor = Monitor(
-                        settings, subscriber=subscriber, store=store, trigger=trigger, exposition=exposition
+                        judged, subscriber=subscriber, store=store, trigger=trigger, exposition=exposition
                     )
                 monitor.tick()
                 pause = tick_seconds

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from components.contracts.retrain_request import CURRENT
-from components.store.recommenders import accepted
+from components.runtime.errors import TemporaryError
+from components.store.recommenders import accepted, read_accepted
 from monitoring.acting.acting import ActingSettings
 from monitoring.backtest.settings import JudgingSettings, judging_settings
 from monitoring.flags import expect
@@ -79,7 +80,10 @@ def with_rules(installation: InstallationSettings) -> MonitorSettings:
     """The settings of a monitor that decides by the newest accepted recommender of its store.
 
     Raises:
-        ContractError: nobody accepted one, or a setting of its section `monitor` is wrong.
+        TemporaryError: nobody accepted one yet.
+        ContractError: a setting of its section `monitor` is wrong.
     """
+    if not read_accepted(installation.store):
+        raise TemporaryError(f"store {installation.store} holds no recommender yet, by which the monitor decides")
     parts = {each.name: getattr(installation, each.name) for each in fields(installation)}
     return MonitorSettings(**parts, judging=judging_settings(accepted(installation.store, CURRENT)))

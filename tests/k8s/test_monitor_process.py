@@ -26,6 +26,7 @@ from tests.k8s.environment import command, container, environment_of, mounted
 from tests.support.monitors import clicks, prediction, publish
 from tests.support.paths import REPOSITORY
 from tests.support.processes import DIRECT, wait_until
+from tests.support.recommenders import accept_into, criteo_with
 from tests.support.rendering import Manifest, find
 
 pytestmark = pytest.mark.e2e
@@ -126,7 +127,8 @@ def make_pod(tmp_path):
 def _lives(pod: Pod) -> None:
     """From the folders' container to the end by SIGTERM, with records on their way."""
     assert pod.start("folders").wait(120) == 0
-    monitor = pod.start("monitor", EVERGREEN_MONITOR_ATTRIBUTION_WINDOW_SECONDS="0.2")
+    accept_into(pod.root / "evergreen/store", criteo_with(monitor={"attribution_window_seconds": 0.2}))
+    monitor = pod.start("monitor")
     uploader = pod.start("uploader", EVERGREEN_UPLOADER_INTERVAL_SECONDS="0.1")
     wait_until(lambda: pod.probe("startupProbe") == 200, what="the startup probe")
     wait_until(lambda: pod.probe("readinessProbe") == 200, what="the readiness probe")

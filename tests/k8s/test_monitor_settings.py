@@ -9,7 +9,7 @@ from components.logs.urls import LogUrl
 from components.runtime.kubeflow import TOKEN_PATH
 from monitoring.acting.kubeflow_trigger import REQUEST_TIMEOUT_SECONDS
 from monitoring.flags import build_parser, read_settings
-from monitoring.settings import ENVIRONMENT_PREFIX, MonitorSettings
+from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings
 from monitoring.showing.exposition import STALL_SECONDS
 from monitoring.uploader import ENVIRONMENT_PREFIX as UPLOADER_PREFIX
 from monitoring.uploader import UploaderSettings
@@ -37,9 +37,9 @@ def read(settings, variables: dict[str, str], prefix: str = ENVIRONMENT_PREFIX):
 
 
 @pytest.fixture
-def settings(manifests, monitor) -> MonitorSettings:
+def settings(manifests, monitor) -> InstallationSettings:
     """As the process reads them."""
-    return read(MonitorSettings, environment_of(manifests, monitor, "monitor"))
+    return read(InstallationSettings, environment_of(manifests, monitor, "monitor"))
 
 
 @pytest.fixture

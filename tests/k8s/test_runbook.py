@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from monitoring.backtest.settings import JudgingSettings
 from monitoring.flags import settings_of
-from monitoring.settings import MonitorSettings
+from monitoring.settings import InstallationSettings
 from pipelines import __main__ as command_line
 from tests.support.metric_names import known
 from tests.support.paths import REPOSITORY
@@ -124,12 +125,14 @@ def test_pods_containers_and_objects_named_are_those_of_the_base():
 
 
 def test_settings_and_metrics_named_exist():
-    names = settings_of(MonitorSettings)
+    names = settings_of(InstallationSettings)
     for name in re.findall(r"EVERGREEN_MONITOR_([A-Z_]+)", PAGE):
         assert name.lower() in names, f"EVERGREEN_MONITOR_{name} is no setting"
-    for name in ("upload_wait_seconds", "auc_threshold", "daily_budget", "attribution_window_seconds"):
+    assert "`upload_wait_seconds`" in PAGE
+    assert "upload_wait_seconds" in names
+    for name in ("auc_threshold", "daily_budget", "attribution_window_seconds"):
         assert f"`{name}`" in PAGE
-        assert name in names
+        assert name in settings_of(JudgingSettings)
     for name in re.findall(r"\b(?:ctr_monitor|nv|kube)_[a-z0-9_]+", PAGE):
         assert name in known(), f"nobody exports {name}"
 

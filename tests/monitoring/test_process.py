@@ -17,9 +17,12 @@ import urllib.error
 import pytest
 
 from components.logs.sqlite import SqliteLog
+from monitoring.backtest.settings import JudgingSettings
+from monitoring.flags import settings_of
 from tests.support.monitors import clicks, prediction, publish, read_events
 from tests.support.paths import REPOSITORY
 from tests.support.processes import DIRECT, wait_until
+from tests.support.recommenders import accept_into, criteo_with
 
 
 class Processes:
@@ -45,6 +48,8 @@ class Processes:
             "archive_roll_rows": 200,
             **flags,
         }
+        rules = {name: values.pop(name) for name in settings_of(JudgingSettings) if name in values}
+        accept_into(self.folder / "store", criteo_with(monitor=rules))
         return self.start("monitoring", values)
 
     def start(self, module: str, values: dict) -> subprocess.Popen:

@@ -7,27 +7,61 @@ from pathlib import Path
 
 import pytest
 
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, TemporaryError
+from monitoring.backtest.settings import judging_settings
 from monitoring.flags import build_parser, flat_values, make_settings, read_settings, settings_of
-from monitoring.settings import ENVIRONMENT_PREFIX, MonitorSettings
+from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, MonitorSettings, with_rules
 from monitoring.uploader import UploaderSettings
+from tests.support.recommenders import accept_into, criteo_with
 
 REQUIRED = ["--log", "sqlite:///x.db", "--state", "s", "--archive", "a", "--store", "m"]
 
 
-def read(argv, environment=None, settings=MonitorSettings):
+def read(argv, environment=None, settings=InstallationSettings):
     parser = build_parser(settings, prog="monitoring", description="")
     return read_settings(settings, parser, argv, environment=environment or {}, prefix=ENVIRONMENT_PREFIX)
 
 
 def test_flags_come_before_variables_and_variables_before_defaults():
-    variables = {"EVERGREEN_MONITOR_WINDOW_ROWS": "500", "EVERGREEN_MONITOR_REQUIRE_CONFIDENCE": "false"}
-    settings = read([*REQUIRED, "--window-rows", "700"], {**variables, "EVERGREEN_MONITOR_AUC_THRESHOLD": "0.6"})
-    judge, policies = settings.judging.judge, settings.judging.policies
-    assert (judge.window_rows, policies.require_confidence, policies.auc_threshold) == (700, False, 0.6)
+    variables = {"EVERGREEN_MONITOR_ARCHIVE_ROLL_ROWS": "500", "EVERGREEN_MONITOR_HTTP_PORT": "81"}
+    settings = read([*REQUIRED, "--archive-roll-rows", "700"], variables)
+    assert (settings.records.archive_roll_rows, settings.http.http_port) == (700, 81)
     assert settings.state == Path("s")
+    assert (settings.records.pull_messages, settings.acting.trigger) == (500, "none")
+
+
+def test_a_monitor_decides_by_the_newest_accepted_recommender_of_its_store(tmp_path):
+    installation = read([*REQUIRED[:-1], str(tmp_path)])
+    with pytest.raises(TemporaryError, match="holds no recommender yet"):
+        with_rules(installation)
+    accept_into(tmp_path, criteo_with(monitor={"window_rows": 700, "require_confidence": False, "daily_budget": 7}))
+    settings = with_rules(installation)
+    judge, policies = settings.judging.judge, settings.judging.policies
+    assert (judge.window_rows, policies.require_confidence, settings.judging.restraint.daily_budget) == (700, False, 7)
     assert (policies.min_clicks, policies.policies) == (200, "sequential")
-    assert read([*REQUIRED, "--no-require-confidence"]).judging.policies.require_confidence is False
+    assert settings.state == installation.state
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"windows_rows": 5}, "monitor.windows_rows is no setting, expected window_rows"),
+        ({"window_rows": "many"}, "monitor.window_rows is 'many', expected int"),
+        (
+            {"policies": "sequential,threshold"},
+            "policies is 'sequential,threshold' without auc_threshold, expected the AUC below which",
+        ),
+        (
+            {"drift_bucket_seconds": 5},
+            "drift_grace_seconds is 60.0, expected at most 8 times drift_bucket_seconds, which is 5.0",
+        ),
+        ({"notify_only": "threshold, thresold"}, "notify_only is 'threshold, thresold', expected some of threshold, "),
+        ({"window_rows": 399}, "window_rows is 399, expected at least 400: min_clicks clicks and as many rows without"),
+    ],
+)
+def test_bad_rules_are_refused_with_their_name(wrong, message):
+    with pytest.raises(ContractError, match=message):
+        judging_settings(criteo_with(monitor=wrong))
 
 
 def test_required_settings_may_come_from_variables_alone():
@@ -40,25 +74,14 @@ def test_required_settings_may_come_from_variables_alone():
     ("argv", "environment", "message"),
     [
         ([], {}, "settings are missing: expected --log, --state, --archive, --store"),
-        (REQUIRED, {"EVERGREEN_MONITOR_WINDOWS_ROWS": "5"}, "EVERGREEN_MONITOR_WINDOWS_ROWS names no setting"),
-        (REQUIRED, {"EVERGREEN_MONITOR_WINDOW_ROWS": "many"}, "EVERGREEN_MONITOR_WINDOW_ROWS is 'many', expected int"),
-        (REQUIRED, {"EVERGREEN_MONITOR_REQUIRE_CONFIDENCE": "1"}, "expected true or false"),
+        (REQUIRED, {"EVERGREEN_MONITOR_WINDOW_ROWS": "5"}, "EVERGREEN_MONITOR_WINDOW_ROWS names no setting"),
+        (REQUIRED, {"EVERGREEN_MONITOR_HTTP_PORT": "many"}, "EVERGREEN_MONITOR_HTTP_PORT is 'many', expected int"),
         ([*REQUIRED, "--trigger", "cron"], {}, "trigger is 'cron', expected one of none, local, kubeflow"),
         ([*REQUIRED, "--trigger", "kubeflow"], {}, "kubeflow_host is empty"),
         ([*REQUIRED, "--trigger", "kubeflow", "--kubeflow-host", "http://x"], {}, "pipeline_name is empty"),
-        (
-            [*REQUIRED, "--policies", "sequential,threshold"],
-            {},
-            "policies is 'sequential,threshold' without auc_threshold, expected the AUC below which",
-        ),
-        (
-            [*REQUIRED, "--drift-bucket-seconds", "5"],
-            {},
-            "drift_grace_seconds is 60.0, expected at most 8 times drift_bucket_seconds, which is 5.0",
-        ),
         ([*REQUIRED, "--tick-seconds", "0"], {}, "tick_seconds is 0.0, expected above 0"),
         ([*REQUIRED, "--http-port", "70000"], {}, "http_port is 70000"),
-        ([*REQUIRED, "--attribution-window-seconds", "nan"], {}, "attribution_window_seconds is nan"),
+        ([*REQUIRED, "--conversion-window-seconds", "nan"], {}, "conversion_window_seconds is nan"),
     ],
 )
 def test_bad_settings_are_refused_with_their_name(argv, environment, message):
@@ -75,7 +98,8 @@ class Doubled:
 
 
 def test_flat_values_make_equal_settings_and_unknown_or_doubled_names_are_refused():
-    settings = read([*REQUIRED, "--daily-budget", "7", "--notify-only", "data_drift"])
+    changed = {"daily_budget": 7, "notify_only": "data_drift"}
+    settings = make_settings(MonitorSettings, **{**flat_values(read(REQUIRED)), **changed})
     assert make_settings(MonitorSettings, **flat_values(settings)) == settings
     with pytest.raises(ContractError, match="window_row is no setting"):
         make_settings(MonitorSettings, window_row=5)
@@ -88,6 +112,5 @@ def test_every_flag_is_described(capsys):
     with pytest.raises(SystemExit):
         read(["--help"])
     text = capsys.readouterr().out
-    assert "Newest matured rows of each model version" in text
-    assert "--no-require-confidence" in text
-    assert "95 % interval" in text
+    assert "Folder where matured rows wait for the uploader" in text
+    assert "--window-rows" not in text
