@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit
-from benchmarks.freshness import CONFIG, Learner
+from benchmarks.first_model import CONFIG, FirstModel
 from benchmarks.peers import DeepCtr
 from benchmarks.spread import spread
 from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
@@ -97,9 +97,8 @@ def contestants(split: Split, seed: int) -> dict[str, ContestantScores]:
     """Everybody's scores of the judging rows, by name."""
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory(prefix="quality-") as scratch:
-        ours = Learner(Path(scratch), TrainingSettings(seed=seed))
         began = time.perf_counter()
-        ours.learn(split.window, hour=1)
+        ours = FirstModel(split.window, Path(scratch), TrainingSettings(seed=seed))
         seconds = time.perf_counter() - began
         window, judging = ours.encoded(split.window), ours.encoded(split.judging)
         found = {OURS: ContestantScores(ours.score(split.judging).astype(np.float64), seconds)}

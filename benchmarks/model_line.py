@@ -1,0 +1,281 @@
+"""A line of models over simulated traffic: its rounds are the steps' own commands, its canary is the shipped one.
+
+A round runs extraction, preprocessing, training, evaluation and deployment with their defaults, each in its
+environment, forked from a process that has its libraries (`tests.crossings.warm_steps`). Validation runs in the first
+round alone; its report stands for all, because training only keeps it.
+
+Traffic is scored by the released graphs as the traffic plan says, each request by its arm and in the shadow by the
+other, and the canary is judged by `deployment.canary` over the rows that both scored. No server runs: both arms count
+as equally fast and as failing nobody.
+
+Which rounds are asked for, and when, is left to `benchmarks.freshness`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from datetime import date, datetime, time, timezone
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from components.contracts import raw_rows
+from components.contracts.manifests import Model, Release
+from components.contracts.serving import PROBABILITY_OUTPUT, named_inputs
+from components.deployment.canary import steps as canary_steps
+from components.deployment.canary.steps import CanarySettings
+from components.deployment.graph.parity import open_graph
+from components.deployment.site import SiteSettings
+from components.storage.locations import open_objects
+from components.storage.uris import local_path
+from components.store import promotion_journal
+from components.store.models import release_path
+from components.store.traffic_plan import TrafficPlan
+from inference_client.simulation.lake import raw_table
+from inference_client.simulation.world import WorldRows
+from pipelines.local.environments import REPOSITORY
+from tests.crossings.warm_steps import WarmSteps
+from tests.support.recommenders import accept_into
+
+FIRST_DAY = date(2040, 1, 1)
+"""Of the traffic. Later than any clock, because a canary counts rows since the clock's time when it began."""
+ROWS_PER_REQUEST = 10
+RELEASED, CANARY, REFUSED, GAVE_WAY = "released", "canary", "refused", "gave way"
+"""What becomes of a round's model: it serves at once; it becomes a canary; the gate fails it; it is undecided, and
+another canary is at work."""
+_METRICS = "no-server:8002"
+_COMPUTE_MICROSECONDS = 1000.0
+_REFUSED_CODE = 1
+_STEP = """
+import resource, runpy
+try:
+    runpy.run_module("components.{}", run_name="__main__", alter_sys=True)
+finally:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    print("\\n", sum(each.ru_utime + each.ru_stime for each in used), flush=True)
+"""
+"""The step, and last of all that it says its processor seconds, imports aside."""
+
+
+class CanaryEnd(NamedTuple):
+    """What became of a canary whose evidence decided."""
+
+    is_released: bool
+    rows: int
+    """Rows that both arms had scored by then."""
+
+
+class Round(NamedTuple):
+    """One round."""
+
+    outcome: str
+    rows: int
+    """Rows that the round learned, those of an earlier round that nobody released among them."""
+    seconds: dict[str, float]
+    """Processor seconds of each step but validation, without starting it and its imports."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Traffic:
+    """Rows of some minutes, n of them, with their requests and times."""
+
+    rows: WorldRows
+    requests: list[str]
+    """[n]."""
+    places: NDArray[np.int32]
+    """[n] within the request."""
+    times: NDArray[np.float64]
+    """[n] seconds since the epoch, ascending."""
+
+    @classmethod
+    def of(cls, rows: WorldRows, *, start: float, end: float) -> Traffic:
+        """The rows spread evenly over the hours from `start` to `end` after the beginning of `FIRST_DAY`."""
+        number, began = np.arange(len(rows.label)), datetime.combine(FIRST_DAY, time(tzinfo=timezone.utc)).timestamp()
+        request = number // ROWS_PER_REQUEST
+        seconds = 3600.0 * (end - start) * (request + 0.5) / (request[-1] + 1)
+        return cls(
+            rows=rows,
+            requests=[f"{start:g}-{each}" for each in request.tolist()],
+            places=(number % ROWS_PER_REQUEST).astype(np.int32),
+            times=began + 3600.0 * start + seconds,
+        )
+
+    @property
+    def file(self) -> str:
+        """Name of its file in a lake or an archive; rows of a `Traffic` are of one day."""
+        first = datetime.fromtimestamp(self.times[0], timezone.utc)
+        return f"{raw_rows.DAY_PARTITION.format(day=first.date())}/{first:%H%M%S}.parquet"
+
+    def write(self, folder: Path, **more: Any) -> None:
+        """Adds the rows to a lake, with columns of these names in place of the empty ones of the raw schema."""
+        table = raw_table(self.rows, request_ids=self.requests, row=self.places, times=self.times)
+        for name, values in more.items():
+            place = table.schema.get_field_index(name)
+            table = table.append_column(name, values) if place < 0 else table.set_column(place, name, values)
+        path = folder / self.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path)
+
+
+class ModelLine:
+    """A store with its repository in a folder, and the rounds run over a lake."""
+
+    def __init__(self, root: Path, *, lake: Path, warm: WarmSteps) -> None:
+        """A line without models, in the folder `root`, which must exist."""
+        self.rounds: list[Round] = []
+        self.canary_ends: list[CanaryEnd] = []
+        self._root = root
+        self._lake = lake
+        self._warm = warm
+        self._report: Path | None = None
+        self._counts: Counter[tuple[str, int]] = Counter()
+        for name in ("store", "repository", "work", "archive"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+        accept_into(root / "store")
+
+    def branched(self, root: Path) -> ModelLine:
+        """Another line in `root` that goes on from here, without rounds of its own."""
+        for name in ("store", "repository"):
+            shutil.copytree(self._root / name, root / name)
+        for path in [*root.glob("store/**/*.json"), *root.glob("store/*.jsonl")]:
+            path.write_text(path.read_text().replace(self._root.as_uri(), root.as_uri()))
+        other = ModelLine(root, lake=self._lake, warm=self._warm)
+        other._report = self._report
+        return other
+
+    @cached_property
+    def _canary(self) -> CanarySettings:
+        return CanarySettings(
+            site=SiteSettings(store=self._root / "store", repository=(self._root / "repository").as_uri()),
+            evidence=(open_objects((self._root / "archive").as_uri()),),
+            metrics=(_METRICS,),
+            drain_seconds=0.0,
+            fetch=self._metrics_text,
+        )
+
+    def run_round(self, *, parent: str = "current") -> Round:
+        """Runs a round over all rows of the lake so far that the parent has not learned; `none` = over all rows.
+
+        Raises:
+            RuntimeError: a step failed; the message ends with its last words.
+        """
+        run, seconds = f"round-{len(self.rounds):04d}", {}
+        folder = self._root / "manifests" / run
+        folder.mkdir(parents=True)
+        names = ("extraction", "preprocessing", "training", "evaluation", "deployment")
+        raw, encoded, model, verdict, release = (folder / f"{name}.json" for name in names)
+        work = {"work": self._root / "work"}
+
+        def step(name: str, output: Path, **flags: Any) -> bool:
+            is_done, seconds[name] = self._step(name, run=run, output=output, **flags)
+            return is_done
+
+        step("extraction", raw, lake=self._lake, parent=parent, **work)
+        if self._report is None:
+            self._report = folder / "validation.json"
+            # Every model keeps a copy of what the report names, so this is not tidied away.
+            apart = self._root / "validation"
+            self._step("validation", run=run, output=self._report, raw_dataset=raw, champion="current", work=apart)
+        step("preprocessing", encoded, raw_dataset=raw, **work)
+        step("training", model, training_set=encoded, validation_report=self._report, **work)
+        judged = {"raw_dataset": raw, "model": model}
+        outcome = REFUSED
+        if step("evaluation", verdict, training_set=encoded, **judged, **work):
+            repository = self._root / "repository"
+            outcome = GAVE_WAY
+            if step("deployment", release, verdict=verdict, repository=repository, **judged):
+                live = promotion_journal.current(self._root / "store")
+                made = Model.read(model)
+                outcome = RELEASED if live and live.model_id == made.model_id else CANARY
+        done = Round(outcome, Model.read(model).num_train_rows, seconds)
+        self.rounds.append(done)
+        self._tidy()
+        return done
+
+    def _step(self, name: str, **flags: Any) -> tuple[bool, float]:
+        """Whether the step did its work, rather than refuse it, and its processor seconds."""
+        arguments = [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
+        arguments.append(f"--store={self._root / 'store'}")
+        variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        waiting = self._warm.of(name, variables)
+        code, said = waiting.run(_STEP.format(name), arguments, variables=variables, folder=self._root, seconds=1800)
+        if code not in (0, _REFUSED_CODE):
+            raise RuntimeError(f"{name} ended with {code}: {said[-2000:]}")
+        return code == 0, float(said.split()[-1])
+
+    def _tidy(self) -> None:
+        """Removes what no later round reads: a study has hundreds of them."""
+        shutil.rmtree(self._root / "work")
+        (self._root / "work").mkdir()
+        store = self._root / "store"
+        used = [each for each in (promotion_journal.current(store), self._at_work) if each]
+        models = {each.model_id for each in used}
+        graphs = {str(version) for each in used for version in (each.version, each.previous_version)}
+        for folder in [*(store / "models").iterdir(), *(store / "graphs").iterdir()]:
+            if folder.name not in models | graphs:
+                shutil.rmtree(folder)
+
+    @property
+    def _at_work(self) -> promotion_journal.Promotion | None:
+        return promotion_journal.canary_at_work(self._root / "store")
+
+    def serve(self, traffic: Traffic) -> NDArray[np.float64]:
+        """The scores [n] that users got; where a canary is at work, the archive gets what both arms said."""
+        live = promotion_journal.current(self._root / "store")
+        assert live is not None, "a line serves once a model is released"
+        stable = self._scores(live.version, traffic.rows)
+        plan: TrafficPlan | None = self._canary.site.open_repository().read_plan()
+        if plan is None or plan.canary is None:
+            return stable.astype(np.float64)
+        canary = self._scores(plan.canary.version, traffic.rows)
+        chosen = {request: plan.arm_for(request) == plan.canary for request in dict.fromkeys(traffic.requests)}
+        by_canary = np.array([chosen[request] for request in traffic.requests])
+        for arm in (plan.stable, plan.canary):
+            self._counts[arm.model_name, arm.version] += len(chosen)
+        versions = np.where(by_canary, plan.canary.version, live.version)
+        served, shadow = np.where(by_canary, canary, stable), np.where(by_canary, stable, canary)
+        columns = {
+            raw_rows.MODEL_VERSION: pa.array(versions, pa.int32()),
+            raw_rows.SCORE: pa.array(served, pa.float32()),
+            raw_rows.SHADOW_VERSION: pa.array(live.version + plan.canary.version - versions, pa.int32()),
+            raw_rows.SHADOW_SCORE: pa.array(shadow, pa.float32()),
+        }
+        traffic.write(self._root / "archive", **columns)
+        return served.astype(np.float64)
+
+    def _scores(self, version: int, rows: WorldRows) -> NDArray[np.float32]:
+        graph = local_path(Release.read(release_path(self._root / "store", version)).graph_uri)
+        inputs = named_inputs(rows.dense, rows.categorical)
+        scores: NDArray[np.float32] = _session(graph).run([PROBABILITY_OUTPUT.name], inputs)[0].ravel()
+        return scores
+
+    def step_canary(self) -> None:
+        """Lets the canary be judged once, and what is released or aborted be unloaded."""
+        while (step := canary_steps.step(self._canary)).action in (canary_steps.RELEASED, canary_steps.ABORTED):
+            pairs = step.judgement.by_pairs.num_pairs if step.judgement and step.judgement.by_pairs else 0
+            self.canary_ends.append(CanaryEnd(step.action == canary_steps.RELEASED, pairs))
+        if self._at_work is None:
+            for day in (self._root / "archive").iterdir():
+                shutil.rmtree(day)
+
+    def _metrics_text(self, _: str) -> str:
+        """What a server would have counted."""
+        lines = []
+        for (name, version), requests in self._counts.items():
+            of = f'{{model="{name}",version="{version}"}}'
+            lines.append(f"nv_inference_request_success{of} {requests}")
+            lines.append(f"nv_inference_compute_infer_duration_us{of} {_COMPUTE_MICROSECONDS * requests}")
+        return "\n".join(lines) + "\n"
+
+
+@lru_cache(maxsize=12)
+def _session(graph: Path) -> Any:
+    return open_graph(graph)
