@@ -5,7 +5,7 @@
 # make images               every image, tagged by git revision, with docker or podman (REGISTRY=... PUSH=1 DIRTY=1 DRY_RUN=1)
 # make benchmark-training   training's speed against named peers in one run (BENCHMARK_FLAGS=--quick: two minutes)
 # make benchmark-quality    AUC, log loss and calibration of first models beside named peers (BENCHMARK_FLAGS=--quick: a minute)
-# make benchmark-freshness  AUC gained by retraining more often, and its cost (BENCHMARK_FLAGS=--quick: two minutes)
+# make benchmark-freshness  AUC gained by retraining more often, and its cost (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-serving    serving's latency and rows/s against named peers in one run (BENCHMARK_FLAGS=--quick: three minutes)
 # make benchmark-cache      when Triton's response cache pays, by model cost and hit rate (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-monitor    rows/s of the whole monitor on one core, and its memory (BENCHMARK_FLAGS=--quick: a minute)

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.model_line import CANARY, GAVE_WAY, REFUSED, RELEASED, ModelLine, Round, Traffic
+from benchmarks.model_line import CANARY, GAVE_WAY, REFUSED, RELEASED, LineRound, ModelLine, TimedRows
 from components.charts.line_chart import HEIGHT, WIDTH, Line, line_chart
 from components.contracts.metrics import Z_95, auc_difference, log_loss, normalized_entropy, roc_auc
 from components.contracts.retrain_request import CURRENT, NONE
@@ -50,7 +50,7 @@ EXACT = "exact truth of hour 0"
 
 
 @dataclass(frozen=True)
-class Policy:
+class Cadence:
     """When and how models are retrained."""
 
     hours: float
@@ -60,12 +60,12 @@ class Policy:
 
 
 POLICIES = {
-    FROZEN: Policy(math.inf),
-    FULL: Policy(12.0, parent=NONE),
-    "every 12 h": Policy(12.0),
-    CONTROL: Policy(5.0),
-    "every 1 h": Policy(1.0),
-    "every 30 min": Policy(0.5),
+    FROZEN: Cadence(math.inf),
+    FULL: Cadence(12.0, parent=NONE),
+    "every 12 h": Cadence(12.0),
+    CONTROL: Cadence(5.0),
+    "every 1 h": Cadence(1.0),
+    "every 30 min": Cadence(0.5),
 }
 PUBLISHED = {"every 5 h": 0.24, "every 1 h": 0.34, "every 30 min": 0.37}
 """Monolith (Liu et al. 2022, arXiv 2209.07663), table 2: mean AUC of DeepFM on Criteo's rows, trained on from batch
@@ -92,7 +92,7 @@ class Days:
     hours: int
     """Traffic before hour 0, which the first model's round reads, and as long after it, which is scored."""
     rows_per_hour: int
-    policies: dict[str, Policy]
+    policies: dict[str, Cadence]
     seed: int
 
 
@@ -105,7 +105,7 @@ class Scores:
     label: NDArray[np.int32]
     by: dict[str, NDArray[np.float64]]
     """Per policy, and for `BEST` and `EXACT`: scores [n]."""
-    first: Round
+    first: LineRound
     """What the first model took."""
     lines: dict[str, ModelLine]
     """Per policy."""
@@ -119,14 +119,14 @@ def drifting_world(seed: int, *, is_still: bool = False) -> DriftingWorld:
     return DriftingWorld(world=World.create(seed), drift=drift)
 
 
-def _traffic(world: DriftingWorld, days: Days, hours: range) -> Iterator[tuple[float, Traffic]]:
+def _traffic(world: DriftingWorld, days: Days, hours: range) -> Iterator[tuple[float, TimedRows]]:
     """(End in hours, rows) of each of the world's steps in `hours`; the same for every run of a seed."""
     step = world.drift.step_minutes / 60.0
     count = round(days.rows_per_hour * step)
     for number in range(round(hours.start / step), round(hours.stop / step)):
         random = np.random.default_rng([days.seed, 21, number])
         rows = world.at(number * step).draw(count, random)
-        yield (number + 1) * step, Traffic.of(rows, start=number * step, end=(number + 1) * step)
+        yield (number + 1) * step, TimedRows.of(rows, start=number * step, end=(number + 1) * step)
 
 
 def run_days(world: DriftingWorld, days: Days, folder: Path) -> Scores:
@@ -200,7 +200,7 @@ def figures(scores: Scores) -> dict[str, Any]:
     }
 
 
-def _cost(rounds: Sequence[Round]) -> dict[str, Any]:
+def _cost(rounds: Sequence[LineRound]) -> dict[str, Any]:
     """Rows learned and processor seconds, of training and of all steps, over all rounds."""
     return {
         "rows": sum(each.rows for each in rounds),

@@ -73,7 +73,7 @@ class CanaryEnd(NamedTuple):
     """Rows that both arms had scored by then."""
 
 
-class Round(NamedTuple):
+class LineRound(NamedTuple):
     """One round."""
 
     outcome: str
@@ -84,7 +84,7 @@ class Round(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Traffic:
+class TimedRows:
     """Rows of some minutes, n of them, with their requests and times."""
 
     rows: WorldRows
@@ -96,7 +96,7 @@ class Traffic:
     """[n] seconds since the epoch, ascending."""
 
     @classmethod
-    def of(cls, rows: WorldRows, *, start: float, end: float) -> Traffic:
+    def of(cls, rows: WorldRows, *, start: float, end: float) -> TimedRows:
         """The rows spread evenly over the hours from `start` to `end` after the beginning of `FIRST_DAY`."""
         number, began = np.arange(len(rows.label)), datetime.combine(FIRST_DAY, time(tzinfo=timezone.utc)).timestamp()
         request = number // ROWS_PER_REQUEST
@@ -110,7 +110,7 @@ class Traffic:
 
     @property
     def file(self) -> str:
-        """Name of its file in a lake or an archive; rows of a `Traffic` are of one day."""
+        """Name of its file in a lake or an archive; rows of a `TimedRows` are of one day."""
         first = datetime.fromtimestamp(self.times[0], timezone.utc)
         return f"{raw_rows.DAY_PARTITION.format(day=first.date())}/{first:%H%M%S}.parquet"
 
@@ -130,7 +130,7 @@ class ModelLine:
 
     def __init__(self, root: Path, *, lake: Path, warm: WarmSteps) -> None:
         """A line without models, in the folder `root`, which must exist."""
-        self.rounds: list[Round] = []
+        self.rounds: list[LineRound] = []
         self.canary_ends: list[CanaryEnd] = []
         self._root = root
         self._lake = lake
@@ -161,7 +161,7 @@ class ModelLine:
             fetch=self._metrics_text,
         )
 
-    def run_round(self, *, parent: str = "current") -> Round:
+    def run_round(self, *, parent: str = "current") -> LineRound:
         """Runs a round over all rows of the lake so far that the parent has not learned; `none` = over all rows.
 
         Raises:
@@ -195,7 +195,7 @@ class ModelLine:
                 live = promotion_journal.current(self._root / "store")
                 made = Model.read(model)
                 outcome = RELEASED if live and live.model_id == made.model_id else CANARY
-        done = Round(outcome, Model.read(model).num_train_rows, seconds)
+        done = LineRound(outcome, Model.read(model).num_train_rows, seconds)
         self.rounds.append(done)
         self._tidy()
         return done
@@ -227,7 +227,7 @@ class ModelLine:
     def _at_work(self) -> promotion_journal.Promotion | None:
         return promotion_journal.canary_at_work(self._root / "store")
 
-    def serve(self, traffic: Traffic) -> NDArray[np.float64]:
+    def serve(self, traffic: TimedRows) -> NDArray[np.float64]:
         """The scores [n] that users got; where a canary is at work, the archive gets what both arms said."""
         live = promotion_journal.current(self._root / "store")
         assert live is not None, "a line serves once a model is released"

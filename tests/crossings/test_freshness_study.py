@@ -18,8 +18,8 @@ from benchmarks.freshness import (
     FROZEN,
     FULL,
     POLICIES,
+    Cadence,
     Days,
-    Policy,
     Scores,
     chart,
     drifting_world,
@@ -28,7 +28,7 @@ from benchmarks.freshness import (
     run_days,
     table,
 )
-from benchmarks.model_line import CANARY, RELEASED, CanaryEnd, ModelLine, Round, Traffic
+from benchmarks.model_line import CANARY, RELEASED, CanaryEnd, LineRound, ModelLine, TimedRows
 from components.deployment.canary.evidence import read_pairs
 from components.deployment.graph.parity import open_graph
 from components.storage.locations import open_objects
@@ -42,7 +42,7 @@ def world():
 
 
 def scores_of(hours, labels, **by):
-    return Scores(hour=hours, label=labels, by=by, first=Round(RELEASED, 1, SECONDS), lines={})
+    return Scores(hour=hours, label=labels, by=by, first=LineRound(RELEASED, 1, SECONDS), lines={})
 
 
 class RecordingLine:
@@ -59,7 +59,7 @@ class RecordingLine:
         files = sorted(self.lake.rglob("*.parquet"))
         self.read.append({each for path in files for each in pq.read_table(path)["request_id"].to_pylist()})
         self.parents.append((parent, len(self.served)))
-        self.rounds.append(Round(CANARY if len(self.rounds) % 2 else RELEASED, 100, SECONDS))
+        self.rounds.append(LineRound(CANARY if len(self.rounds) % 2 else RELEASED, 100, SECONDS))
         return self.rounds[-1]
 
     def serve(self, traffic):
@@ -81,7 +81,7 @@ def recorded(monkeypatch, tmp_path, world):
 
 
 def test_every_row_is_served_by_every_policy_before_a_round_can_read_it(recorded):
-    policies = {FROZEN: Policy(math.inf), FULL: Policy(1.0, parent="none"), "every 30 min": Policy(0.5)}
+    policies = {FROZEN: Cadence(math.inf), FULL: Cadence(1.0, parent="none"), "every 30 min": Cadence(0.5)}
     scores = recorded(policies)
     frozen, full, often = (scores.lines[name] for name in policies)
     assert [at for _, at in often.parents] == [2, 4, 6], "what is learned at the end scores nothing"
@@ -134,7 +134,7 @@ def test_figures_chart_and_table_come_from_one_document(recorded):
 def test_an_undecided_round_becomes_a_canary_that_is_judged_by_what_both_arms_said(tmp_path, warm, world):
     def traffic(number, rows):
         drawn = world.at(number).draw(rows, np.random.default_rng([5, number]))
-        return Traffic.of(drawn, start=number, end=number + 1)
+        return TimedRows.of(drawn, start=number, end=number + 1)
 
     traffic(0, 6000).write(tmp_path / "lake")
     line = ModelLine(tmp_path / "line", lake=tmp_path / "lake", warm=warm)
