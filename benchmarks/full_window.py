@@ -14,15 +14,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import RawDataset
 from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, REQUEST_ID
+from components.runtime.people import whoami
+from components.store.recommenders import accept, read_accepted
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import World
 
@@ -48,7 +51,9 @@ def write_days(lake: Path, *, rows: int, days: int) -> None:
 
 def extract(folder: Path, *, days: int) -> tuple[RawDataset, float, int]:
     """The dataset of the first `days` days, the seconds that it took, and the bytes that its process held at most."""
-    output = folder / "raw.json"
+    output, now = folder / "raw.json", datetime.now(timezone.utc)
+    if not read_accepted(folder / "store"):
+        accept(folder / "store", CRITEO_RECOMMENDER, who=whoami(), why="to be measured", now=now)
     command = [sys.executable, "-m", "components.extraction", "--run=full", "--parent=none", "--champion=none"]
     command += [f"--store={folder / 'store'}", f"--work={folder / 'work'}", f"--lake={folder / 'lake'}"]
     command += [f"--window-end={_FIRST_DAY + timedelta(days=days)}", f"--output={output}"]

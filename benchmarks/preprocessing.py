@@ -30,6 +30,7 @@ from benchmarks import raw_windows, same_encoding
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import Target, spread
 from benchmarks.stock_nvtabular import FREQUENCY_THRESHOLD
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import Model, RawDataset, TrainingSet
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
@@ -54,12 +55,14 @@ class Run(NamedTuple):
     """Bytes."""
 
 
-def step(raw: Path, bench: Path, run: str, *, parent: str | None = None, flags: tuple[str, ...] = ()) -> Run:
+def step(raw: Path, bench: Path, run: str, *, parent: str | None = None, **settings: int) -> Run:
     """The step on the raw rows of a manifest; writes `bench/work/<run>/preprocessing` and `bench/<run>.json`."""
-    replace(RawDataset.read(raw), parent_model_id=parent).write(raw)
+    asked = {"frequency_threshold": FREQUENCY_THRESHOLD, **settings}
+    recommender = CRITEO_RECOMMENDER.with_settings({f"preprocessing.{name}": value for name, value in asked.items()})
+    replace(RawDataset.read(raw), parent_model_id=parent, recommender=recommender).write(raw)
     command = [sys.executable, "-m", "components.preprocessing", f"--run={run}"]
     command += [f"--store={bench / 'store'}", f"--work={bench / 'work'}", f"--raw-dataset={raw}"]
-    command += [f"--output={bench / run}.json", f"--frequency-threshold={FREQUENCY_THRESHOLD}", *flags]
+    command += [f"--output={bench / run}.json"]
     return _measure(command)
 
 
@@ -123,7 +126,7 @@ FULL_TARGET, INCREMENTAL_TARGET = 1.8, 4.0
 FIXED_TARGET_SECONDS, FIXED_ROWS = 5.0, 10_000
 MEMORY_TARGET = 1.15
 """Of four times the rows, as a multiple of the memory of once the rows."""
-_PARTITION_ROWS = "--partition-rows=65536"
+_PARTITION_ROWS = 65_536
 
 
 class PreprocessingBench:
@@ -142,9 +145,9 @@ class PreprocessingBench:
         """A first round of the step."""
         return step(self.first, self.folder, "full")
 
-    def incremental_round(self, raw: Path, *flags: str) -> Run:
+    def incremental_round(self, raw: Path, **settings: int) -> Run:
         """A round that goes on from the model."""
-        return step(raw, self.folder, "incremental", parent="m0", flags=flags)
+        return step(raw, self.folder, "incremental", parent="m0", **settings)
 
     def against_stock(self, ours: Callable[[], Run], raw: Path, *, num_rows: int, rounds: int) -> dict[str, Any]:
         """Figures of a round and of the stock script on the same rows, in turns."""
@@ -194,7 +197,9 @@ def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     larger = raw_windows.write_window(bench.folder / "larger", 4 * bench.num_rows, seed=4, is_later=True)
     peaks = {}
     for name, raw in (("once", bench.later), ("four times", larger)):
-        peaks[name] = min(bench.incremental_round(raw, _PARTITION_ROWS).peak for _ in range(min(rounds, 2)))
+        peaks[name] = min(
+            bench.incremental_round(raw, partition_rows=_PARTITION_ROWS).peak for _ in range(min(rounds, 2))
+        )
     ratio, script = peaks["four times"] / peaks["once"], stock(bench.later, bench.folder / "stock").peak
     name = f"peak memory of four times the rows ({peaks['four times'] >> 20} MiB) to that of once the rows"
     Target(name, spread([ratio]), MEMORY_TARGET).print(".2f")
