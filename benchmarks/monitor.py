@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.machine import own_memory
 from benchmarks.spread import Target, spread
-from components.contracts.criteo import CRITEO
+from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from components.contracts.manifests import Model
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode
 from components.logs.event_log import Delivery
@@ -138,7 +138,7 @@ def _write_reference(store: Path, records: list[PredictionBatch]) -> None:
     """Releases version 1 with training statistics of these rows, so that drift is measured too."""
     rows = [ArchiveRow(encode(record), np.zeros(len(record), np.uint8)) for record in records]
     counter = ReferenceCounter(CRITEO)
-    for batch in build_row_table(rows).to_batches():
+    for batch in build_row_table(rows, CRITEO).to_batches():
         counter.add(batch)
     release(store, 1, "model")
     reference = model_folder(store, "model") / Model.REFERENCE
@@ -175,6 +175,7 @@ def measure(rows: int, *, rows_per_message: int, log: str) -> dict[str, Any]:
             subscriber=subscriber,
             store=store,
             trigger=None,
+            recommender=CRITEO_RECOMMENDER,
             clock=lambda: clock["time"],
         )
         cpu = wall = 0.0

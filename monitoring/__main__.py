@@ -17,8 +17,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
+from components.contracts.retrain_request import CURRENT
 from components.runtime.errors import TemporaryError
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.store.recommenders import accepted, served_recommender
 from monitoring.backtest.settings import write_judging
 from monitoring.flags import build_parser, read_settings
 from monitoring.json_logs import configure_logging
@@ -101,7 +103,12 @@ def _run_loop(settings: InstallationSettings, store: Store, *, exposition: Expos
                     judged = with_rules(settings)
                     write_judging(settings.state, judged.judging)
                     monitor = Monitor(
-                        judged, subscriber=subscriber, store=store, trigger=trigger, exposition=exposition
+                        judged,
+                        subscriber=subscriber,
+                        store=store,
+                        trigger=trigger,
+                        recommender=served_recommender(settings.store) or accepted(settings.store, CURRENT),
+                        exposition=exposition,
                     )
                 monitor.tick()
                 pause = tick_seconds

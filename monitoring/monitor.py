@@ -11,6 +11,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from components.contracts.features import Features
+from components.contracts.recommender import Recommender
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
 from components.logs.event_log import Delivery, Subscriber
 from components.runtime.durable import no_checkpoint
@@ -57,6 +59,7 @@ class Monitor:
         subscriber: Subscriber,
         store: Store,
         trigger: Trigger | None,
+        recommender: Recommender,
         exposition: Exposition | None = None,
         clock: Callable[[], float] = time.time,
         checkpoint: Callable[[str], None] = no_checkpoint,
@@ -68,16 +71,19 @@ class Monitor:
             subscriber: The record log.
             store: The memory.
             trigger: Runs the pipeline; None = only notify.
+            recommender: Whose rows the log holds; others are dead letters.
             exposition: Shown over HTTP.
             clock: Seconds since the epoch.
             checkpoint: Called with the name of each step that a crash may follow; tests crash there.
         """
         self._settings, self._subscriber, self._store = settings, subscriber, store
+        self._recommender = recommender
+        _expect_columns_of_before(store, recommender.features)
         self._records, self._judge_settings = settings.records, settings.judging.judge
         self._clock, self._checkpoint = clock, checkpoint
         self._exposition = exposition or Exposition()
         self.journal = Journal(settings.state, clock)
-        self._archive = _open_archive(settings, store, checkpoint)
+        self._archive = _open_archive(settings, store, recommender.features, checkpoint)
         self.acting = self._make_acting(trigger)
         self.retraining = self.acting.retraining
         self._measuring = Measuring(
@@ -213,7 +219,7 @@ class Monitor:
         bad: list[tuple[Delivery, str]] = []
         for delivery in deliveries:
             try:
-                record = read_record(delivery.payload, now=now)
+                record = read_record(delivery.payload, now=now, recommender=self._recommender)
             except ContractError as error:
                 bad.append((delivery, str(error)))
                 continue
@@ -371,11 +377,25 @@ class Monitor:
         )
 
 
-def _open_archive(settings: MonitorSettings, store: Store, checkpoint: Callable[[str], None]) -> Archive:
+def _expect_columns_of_before(store: Store, features: Features) -> None:
+    """Raises ContractError where the stored rows may have other columns; an empty store gets the name of these."""
+    if (known := store.read_document("features")) is None:
+        store.write_documents({"features": dataclasses.asdict(features)})
+    elif Features(**known) != features:
+        raise ContractError(
+            f"the state folder holds rows of {list(Features(**known).names)}, expected {list(features.names)}: end the "
+            "monitor of before by a stop, which archives its rows, and start this one on an empty folder"
+        )
+
+
+def _open_archive(
+    settings: MonitorSettings, store: Store, features: Features, checkpoint: Callable[[str], None]
+) -> Archive:
     records, judge = settings.records, settings.judging.judge
     return Archive(
         settings.archive,
         store,
+        features=features,
         roll_rows=records.archive_roll_rows,
         roll_seconds=records.archive_roll_seconds,
         keep_rows=judge.window_rows,

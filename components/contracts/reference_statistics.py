@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import FEATURES
+from components.contracts.features import Features
 from components.contracts.manifests import parse_document, read_content
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
@@ -119,13 +119,18 @@ class ReferenceStatistics:
     rows: int
     dense_edges: NDArray[np.float64]
     dense: dict[str, DenseColumn]
-    """I1..I13, in column order."""
+    """By numeric feature, in their order."""
     categorical: dict[str, CategoryColumn]
-    """C1..C26, in column order."""
+    """By categorical feature, in their order."""
     scores: ScoreHistogram | None = None
     """None where evaluation kept none: a model older than the file, or one that was never judged."""
     excluded: tuple[str, ...] = ()
     """Features that the model does not use: not counted, so missing in all rows here, and not to be judged."""
+
+    @property
+    def features(self) -> Features:
+        """Of the training rows."""
+        return Features(numeric=tuple(self.dense), categorical=tuple(self.categorical))
 
     def write(self, path: Path) -> None:
         """Writes all but the scores to `path`, whole or not at all; the same statistics give the same bytes."""
@@ -183,8 +188,6 @@ def read_reference(path: Path, *, scores: Path | None = None) -> ReferenceStatis
 
 def _check_counts(found: ReferenceStatistics) -> None:
     """Raises ValueError unless the counts of every column are those of all rows."""
-    if (*found.dense, *found.categorical) != FEATURES:
-        raise ValueError(f"columns are {[*found.dense, *found.categorical]}, expected those of the training rows")
     for name, column in found.dense.items():
         if not len(column.counts) == len(column.fair_counts) == len(found.dense_edges) - 1:
             raise ValueError(f"{name} has {len(column.counts)} counts, expected {len(found.dense_edges) - 1}")

@@ -19,6 +19,8 @@ from components.contracts.retrain_request import CURRENT
 from components.runtime.durable import append_line, read_records, write_whole
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
+from components.store.models import stored_model
+from components.store.promotion_journal import current
 
 JOURNAL = "journal.jsonl"
 
@@ -78,6 +80,18 @@ def accepted(store: Path, reference: str) -> Recommender:
             f"{lines[-1].version}) or 8 digits of its digest at least"
         )
     return read_version(store, found[-1])
+
+
+def served_recommender(store: Path) -> Recommender | None:
+    """That of the live model; where nothing is live, the newest accepted one; None where there is neither.
+
+    Raises:
+        ContractError: the live model's manifest, or the accepted version, is absent or damaged.
+    """
+    live = current(store)
+    if live is not None:
+        return stored_model(store, live.model_id, role="live model").recommender
+    return accepted(store, CURRENT) if read_accepted(store) else None
 
 
 def read_version(store: Path, line: AcceptedRecommender) -> Recommender:

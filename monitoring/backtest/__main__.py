@@ -16,6 +16,7 @@ from typing import Any
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.locations import open_objects
 from components.storage.uris import typed_folder, typed_uri
+from components.store.recommenders import served_recommender
 from monitoring.backtest.archived_requests import Span, parse_time, read_requests
 from monitoring.backtest.judging import Backtest, backtest, judge_requests, no_reference
 from monitoring.backtest.settings import JudgingSettings
@@ -34,12 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     expect(arguments, "at least 0", lambda value: value >= 0, "run_seconds")
     archive = open_objects(typed_uri(arguments.archive))
     store = typed_folder(arguments.store, "--store") if arguments.store else None
+    recommender = served_recommender(store) if store else None
     backtests = []
     for policies in arguments.policy or [settings.policies.policies]:
         of_run = make_settings(JudgingSettings, **{**flat_values(settings), "policies": policies})
-        is_drift_judged = store is not None and bool(of_run.drift.drift_bucket_seconds)
+        features = recommender.features if recommender and of_run.drift.drift_bucket_seconds else None
         judgements = judge_requests(
-            read_requests(archive, Span(arguments.start, arguments.end), features=is_drift_judged),
+            read_requests(archive, Span(arguments.start, arguments.end), features=features),
             of_run,
             baseline=ReleasedModels(store).baseline if store else no_baseline,
             reference=ReleasedModels(store).reference if store else no_reference,

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts import criteo, raw_rows
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts import raw_rows
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.records import PredictionBatch
 from components.runtime.errors import ContractError
 from components.storage.objects import Objects
@@ -32,7 +32,6 @@ _NEEDED = (
     raw_rows.MODEL_VERSION,
     raw_rows.SCORE,
 )
-_TYPES = arrow_schema({**criteo.RAW_TYPES, **raw_rows.CANARY_TYPES})
 
 
 class ArchivedRequest(NamedTuple):
@@ -69,23 +68,25 @@ def parse_time(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is no ISO 8601 time and no seconds since the epoch") from error
 
 
-def read_requests(archive: Objects, span: Span = WHOLE, *, features: bool = False) -> Iterator[ArchivedRequest]:
+def read_requests(
+    archive: Objects, span: Span = WHOLE, *, features: Features | None = None
+) -> Iterator[ArchivedRequest]:
     """Every served request in `span`, by (time, request id).
 
     Args:
         archive: `day=YYYY-MM-DD/*.parquet` below it are read.
         span: Which event times.
-        features: Whether drift is to be judged: 39 columns more to read.
+        features: To be read too, where drift is to be judged; None = none.
 
     Raises:
         ContractError: there is no such file, or one is damaged, lacks a column or has one of another type; names it.
     """
     for _, table in read_days(archive, span, features=features):
-        yield from _requests(table)
+        yield from _requests(table, features)
 
 
 def read_days(
-    archive: Objects, span: Span = WHOLE, *, features: bool = False, newest_first: bool = False
+    archive: Objects, span: Span = WHOLE, *, features: Features | None = None, newest_first: bool = False
 ) -> Iterator[tuple[str, pa.Table]]:
     """Each day that `span` touches, with its served rows by (time, request id, row); else as `read_requests`."""
     by_day: dict[str, list[ArchivedFile]] = {}
@@ -104,16 +105,18 @@ def _touches(day: str, span: Span) -> bool:
     return bool(after_start and (span.end is None or span.end > start))
 
 
-def _raw_columns(archived: ArchivedFile, features: bool) -> pa.Table:
+def _raw_columns(archived: ArchivedFile, features: Features | None) -> pa.Table:
     """What is needed of one file, in the contract's types."""
-    columns = [*_NEEDED, *(criteo.FEATURES if features else ())]
+    columns = [*_NEEDED, *(features.names if features else ())]
+    types = {**(raw_rows.raw_types(features) if features else raw_rows.ROW_TYPES), **raw_rows.CANARY_TYPES}
     with archived.opened() as file:
         found = file.schema_arrow.names
         if missing := [column for column in columns if column not in found]:
             raise ContractError(f"{archived.uri} lacks column {missing[0]}, expected the raw columns")
         columns += [column for column in (raw_rows.CANARY,) if column in found]
         try:
-            return file.read(columns=columns).select(columns).cast(pa.schema(map(_TYPES.field, columns)))
+            schema = arrow_schema({name: types[name] for name in columns})
+            return file.read(columns=columns).select(columns).cast(schema)
         except ValueError as error:
             raise ContractError(f"{archived.uri} has other columns than a monitor's archive: {error}") from error
 
@@ -130,7 +133,7 @@ def _served_rows(tables: Sequence[pa.Table], span: Span) -> pa.Table:
     return table.filter(served).sort_by(order).combine_chunks()
 
 
-def _requests(table: pa.Table) -> Iterator[ArchivedRequest]:
+def _requests(table: pa.Table, features: Features | None) -> Iterator[ArchivedRequest]:
     if not len(table):
         return
     times = table[raw_rows.EVENT_TIME].cast(pa.int64()).to_numpy()
@@ -142,19 +145,19 @@ def _requests(table: pa.Table) -> Iterator[ArchivedRequest]:
     versions = table[raw_rows.MODEL_VERSION].to_numpy()
     canary = table[raw_rows.CANARY].fill_null(False).to_numpy() if raw_rows.CANARY in table.column_names else None
     dense = categorical = None
-    if criteo.DENSE[0] in table.column_names:
+    if features is not None:
         batch = table.to_batches()[0]
-        dense = raw_rows.feature_matrix(batch, criteo.DENSE, "float32", missing=np.nan)
-        categorical = raw_rows.feature_matrix(batch, criteo.CATEGORICAL, "int64", missing=MISSING_CATEGORY)
+        dense = raw_rows.feature_matrix(batch, features.numeric, "float32", missing=np.nan)
+        categorical = raw_rows.feature_matrix(batch, features.categorical, "int64", missing=MISSING_CATEGORY)
     for start, end in zip(starts.tolist(), ends.tolist()):
         rows = slice(start, end)
         matured = MaturedRequest(
             str(names[start]), float(times[start]) / 1e6, int(versions[start]), labels[rows], scores[rows]
         )
         is_canary = canary is not None and bool(canary[start])
-        features = None
+        request = None
         if dense is not None and categorical is not None:
-            features = PredictionBatch(
+            request = PredictionBatch(
                 request_id=matured.request_id,
                 time=matured.time,
                 model_version=matured.model_version,
@@ -163,4 +166,4 @@ def _requests(table: pa.Table) -> Iterator[ArchivedRequest]:
                 scores=scores[rows],
                 canary=is_canary,
             )
-        yield ArchivedRequest(matured, is_canary, features)
+        yield ArchivedRequest(matured, is_canary, request)

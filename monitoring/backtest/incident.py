@@ -18,7 +18,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from components.contracts import raw_rows
+from components.contracts.features import Features
 from components.contracts.manifests import Model, Release
 from components.contracts.reference_statistics import ReferenceStatistics, read_reference
 from components.runtime.durable import fsync_path, sha256_file
@@ -36,6 +37,7 @@ from components.storage.locations import open_objects
 from components.storage.objects import Objects
 from components.storage.uris import typed_folder, typed_uri
 from components.store.models import model_folder, release_path, scores_path
+from components.store.recommenders import served_recommender
 from monitoring.backtest.archived_requests import Span, parse_time, read_days, read_requests
 from monitoring.backtest.judging import judge_requests
 from monitoring.backtest.settings import JudgingSettings, read_judging
@@ -160,8 +162,9 @@ def replay(incident: Path) -> Replayed:
         folder = incident / STATISTICS / str(version)
         return read_reference(folder / REFERENCE, scores=folder / SCORES) if (folder / REFERENCE).exists() else None
 
+    features = Features(**manifest["features"]) if (incident / STATISTICS).exists() else None
     judgements = judge_requests(
-        read_requests(FolderObjects(incident / RECORDS), features=(incident / STATISTICS).exists()),
+        read_requests(FolderObjects(incident / RECORDS), features=features),
         make_settings(JudgingSettings, **manifest["settings"]),
         baseline=baseline,
         reference=reference,
@@ -200,9 +203,12 @@ def record(
     (aside / RECORDS).mkdir(parents=True)
     (aside / DECISIONS).write_text("".join(f"{line}\n" for line in lines))
     until = end + settings.judge.attribution_window_seconds + 2 * settings.judge.decide_seconds
+    recommender = served_recommender(store)
+    features = recommender.features if recommender else None
     versions = _copy_rows(
         archive,
         aside / RECORDS,
+        features=features,
         window_rows=settings.judge.window_rows,
         judged=None if memory is None else memory["judged"] / 1e6,
         until=until,
@@ -211,6 +217,7 @@ def record(
         "start": start,
         "end": end,
         "settings": flat_values(settings),
+        "features": asdict(features) if features else None,
         "memory": memory,
         "baselines": json.loads(lines[-1])["memory"]["baselines"],
         "models": _copy_models(aside / STATISTICS, store, versions),
@@ -247,11 +254,19 @@ def _decisions(state: Path, start: float, end: float) -> tuple[str | None, list[
     return before, lines
 
 
-def _copy_rows(archive: Objects, folder: Path, *, window_rows: int, judged: float | None, until: float) -> set[int]:
+def _copy_rows(
+    archive: Objects,
+    folder: Path,
+    *,
+    features: Features | None,
+    window_rows: int,
+    judged: float | None,
+    until: float,
+) -> set[int]:
     """Copies whole days up to `until`, as many as fill every version's window at `judged`; the versions in them."""
     window: Counter[int] = Counter()
     needed: set[int] = set()
-    for day, table in read_days(archive, Span(end=until), features=True, newest_first=True):
+    for day, table in read_days(archive, Span(end=until), features=features, newest_first=True):
         versions = table[raw_rows.MODEL_VERSION].to_numpy()
         times = table[raw_rows.EVENT_TIME].cast("int64").to_numpy()
         window.update(versions[times <= (judged or 0.0) * 1e6].tolist())

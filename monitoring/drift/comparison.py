@@ -19,11 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, NUM_DENSE
 from components.contracts.reference_statistics import CategoryColumn, DenseColumn
 from components.drift_statistics.chance import adjusted, design_effect, homogeneity, proportion
 from components.drift_statistics.effects import jensen_shannon, l_infinity
-from monitoring.drift.layout import COLUMNS, SCORE
+from monitoring.drift.layout import SCORE
 from monitoring.drift.report import JENSEN_SHANNON, L_INFINITY, ColumnDrift
 from monitoring.drift.settings import DriftSettings
 from monitoring.drift.sketch import Sketch
@@ -46,8 +45,10 @@ class _Sample(NamedTuple):
 def compare(sketch: Sketch, settings: DriftSettings) -> tuple[ColumnDrift, ...]:
     """Every judged column of the bucket, in column order."""
     reference = sketch.layout.reference
-    columns = [_dense(sketch, name, reference.dense[name]) for name in DENSE if name not in reference.excluded]
-    judged = [name for name in CATEGORICAL if name not in reference.excluded]
+    columns = [
+        _dense(sketch, name, reference.dense[name]) for name in reference.dense if name not in reference.excluded
+    ]
+    judged = [name for name in reference.categorical if name not in reference.excluded]
     columns += [_category(sketch, name, reference.categorical[name]) for name in judged]
     if reference.scores:
         columns.append(_score(sketch, reference.scores.counts))
@@ -99,7 +100,7 @@ def _score(sketch: Sketch, before: Counts) -> ColumnDrift:
 def _sample(
     sketch: Sketch, name: str, now: Counts, *, before: tuple[Counts, Counts], missing: tuple[int, int]
 ) -> _Sample:
-    number, mean_rows = COLUMNS.index(name), sketch.mean_request_rows()
+    number, mean_rows = sketch.layout.columns.index(name), sketch.mean_request_rows()
     present = np.array([missing[0], now.sum()])
     return _Sample(
         now,
@@ -155,6 +156,3 @@ def _verdict(column: ColumnDrift, significant: set[str], settings: DriftSettings
     rise = (column.outlier_rate or 0.0) - (column.outlier_rate_before or 0.0)
     outlying = "outlier_p_value" in significant and rise >= settings.drift_min_outlier_rise and rise > 0
     return replace(column, drifted=bool(excesses), outlying=outlying, excess=max(excesses, default=0.0))
-
-
-assert COLUMNS[:NUM_DENSE] == DENSE

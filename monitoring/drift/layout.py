@@ -12,14 +12,11 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, FEATURES, NUM_DENSE
 from components.contracts.features import MISSING_CATEGORY
+from components.contracts.records import PredictionBatch
 from components.contracts.reference_statistics import ReferenceStatistics, bucket_of
 
 SCORE = "score"
-COLUMNS = (*FEATURES, SCORE)
-"""The judged columns, in the order of a cell matrix's columns."""
-NUM_COLUMNS = len(COLUMNS)
 
 
 class Layout:
@@ -28,19 +25,22 @@ class Layout:
     def __init__(self, reference: ReferenceStatistics) -> None:
         """Builds the tables, 0.5 MB."""
         self.reference = reference
-        sizes = [len(reference.dense_edges)] * NUM_DENSE
-        sizes += [len(reference.categorical[name].values) + 2 for name in CATEGORICAL]
+        self.columns = (*reference.features.names, SCORE)
+        """The judged columns, in the order of a cell matrix's columns: d numeric, c categorical ones, the score."""
+        self._num_dense = num_dense = len(reference.dense)
+        sizes = [len(reference.dense_edges)] * num_dense
+        sizes += [len(column.values) + 2 for column in reference.categorical.values()]
         sizes.append(len(reference.scores.counts) if reference.scores else 1)
         self.starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        """[41] first cell of each column, and the number of cells."""
+        """[d + c + 2] first cell of each column, and the number of cells."""
         self.missing = self.starts[1:] - 1
-        """[40] cell of each column's missing values; -1, no cell, for the score."""
+        """[d + c + 1] cell of each column's missing values; -1, no cell, for the score."""
         self.missing[-1] = -1
-        self.unlisted = self.starts[NUM_DENSE + 1 : NUM_COLUMNS] - 2
-        """[26] cell of each categorical column's values that are not listed."""
+        self.unlisted = self.starts[num_dense + 1 : len(self.columns)] - 2
+        """[c] cell of each categorical column's values that are not listed."""
         self.digest = _digest(reference)
         """Identifies the layout over restarts."""
-        self._listed = [self._sorted_values(name) for name in CATEGORICAL]
+        self._listed = [self._sorted_values(name) for name in reference.categorical]
 
     def _sorted_values(self, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The listed values of a categorical column and the missing one, ascending, and the cell of each."""
@@ -52,28 +52,37 @@ class Layout:
 
     def slice_of(self, column: str) -> slice:
         """The cells of `column`."""
-        number = COLUMNS.index(column)
+        number = self.columns.index(column)
         return slice(int(self.starts[number]), int(self.starts[number + 1]))
+
+    def fits(self, batch: PredictionBatch) -> bool:
+        """Whether the batch has as many columns of each kind as the training rows."""
+        widths = len(self.reference.dense), len(self.reference.categorical)
+        return (batch.dense.shape[1], batch.categorical.shape[1]) == widths
 
     def cells(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64], scores: NDArray[np.float32]
     ) -> NDArray[np.int32]:
-        """The cell of every value: [n, 40] from [n, 13], [n, 26] and [n]."""
-        found = np.empty((len(scores), NUM_COLUMNS), np.int32)
+        """The cell of every value: [n, d + c + 1] from [n, d], [n, c] and [n]."""
+        num_dense = self._num_dense
+        found = np.empty((len(scores), len(self.columns)), np.int32)
         buckets = bucket_of(self.reference.dense_edges, dense)
         buckets[np.isnan(dense)] = len(self.reference.dense_edges) - 1
-        found[:, :NUM_DENSE] = buckets + self.starts[:NUM_DENSE]
+        found[:, :num_dense] = buckets + self.starts[:num_dense]
         for i, (values, cells) in enumerate(self._listed):
             column = categorical[:, i]
             nearest = np.minimum(np.searchsorted(values, column), len(values) - 1)
-            found[:, NUM_DENSE + i] = np.where(values[nearest] == column, cells[nearest], self.unlisted[i])
+            found[:, num_dense + i] = np.where(values[nearest] == column, cells[nearest], self.unlisted[i])
         of_scores = self.reference.scores
-        found[:, -1] = self.starts[NUM_COLUMNS - 1] + (bucket_of(of_scores.edges, scores) if of_scores else 0)
+        found[:, -1] = self.starts[-2] + (bucket_of(of_scores.edges, scores) if of_scores else 0)
         return found
 
 
 def _digest(reference: ReferenceStatistics) -> str:
-    parts = [reference.dense_edges, *(reference.categorical[name].values for name in CATEGORICAL)]
+    parts = [reference.dense_edges, *(column.values for column in reference.categorical.values())]
     if reference.scores:
         parts.append(reference.scores.edges)
-    return hashlib.sha256(b"".join(b"%d:" % len(part) + part.tobytes() for part in parts)).hexdigest()
+    found = hashlib.sha256(repr(reference.features).encode())
+    for part in parts:
+        found.update(b"%d:" % len(part) + part.tobytes())
+    return found.hexdigest()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.records import PredictionBatch
-from monitoring.drift.layout import NUM_COLUMNS, Layout
+from monitoring.drift.layout import Layout
 
 PENDING_ROWS = 4096
 """Rows counted at a time: a request's 64 alone would cost ten times as much each."""
@@ -32,11 +32,12 @@ class Sketch:
         """Sum of the squared number of rows over requests."""
         self._pending: list[PredictionBatch] = []
         self._pending_rows = 0
+        num_columns = len(layout.columns)
         self._arrays = {
             "cells": np.zeros(int(layout.starts[-1]), np.int64),
-            "both_present": np.zeros(NUM_COLUMNS, np.int64),
-            "both_missing": np.zeros(NUM_COLUMNS, np.int64),
-            "same_cell": np.zeros(NUM_COLUMNS, np.int64),
+            "both_present": np.zeros(num_columns, np.int64),
+            "both_missing": np.zeros(num_columns, np.int64),
+            "same_cell": np.zeros(num_columns, np.int64),
             "pairs": np.zeros(1, np.int64),
         }
 

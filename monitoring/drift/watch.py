@@ -60,10 +60,10 @@ class DriftWatch:
         self._put_off: int | None = None
         """The first bucket number whose rows, and those of later ones, are not counted for now."""
         self.passed_over: Counter[str] = Counter()
-        """Rows that no report counts: `late`, `no_reference`, `too_many_versions`."""
+        """Rows that no report counts: `late`, `no_reference` (none with these columns), `too_many_versions`."""
 
     def observe(self, batch: PredictionBatch) -> None:
-        """Counts a prediction in; the caller sees to it that each comes once."""
+        """Counts a prediction in; the caller sees to it that each comes once, and that all have the same columns."""
         if not self._length:
             return
         number = self._number(batch)
@@ -88,7 +88,7 @@ class DriftWatch:
         if len(self._open) >= MAX_OPEN and not self._make_room(number, batch):
             return None
         layout = self._layout(batch.model_version)
-        if layout is None:
+        if layout is None or not layout.fits(batch):
             if len(self._unknown) < MAX_UNKNOWN:
                 self._unknown.add(key)
             self.passed_over["no_reference"] += len(batch)

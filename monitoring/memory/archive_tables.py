@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from components.contracts import criteo, raw_rows
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts import raw_rows
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.raw_rows import microseconds
 from components.contracts.records import PredictionBatch, decode
 from components.store.archived_rows import arrow_schema
 from monitoring.rows import ArchiveOutcome, ArchiveRow
 
-SCHEMA = arrow_schema(criteo.RAW_TYPES)
 OUTCOME_SCHEMA = arrow_schema(raw_rows.OUTCOME_TYPES)
 _OPTIONAL: dict[str, Callable[[PredictionBatch], Any]] = {
     raw_rows.SHADOW_VERSION: lambda batch: batch.shadow_version,
@@ -34,7 +33,7 @@ _OPTIONAL: dict[str, Callable[[PredictionBatch], Any]] = {
 _DAY_SECONDS = 86_400
 
 
-def build_row_table(rows: Sequence[ArchiveRow]) -> pa.Table:
+def build_row_table(rows: Sequence[ArchiveRow], features: Features) -> pa.Table:
     """The rows of these requests in the raw schema, in the order given; missing features are null.
 
     With each optional group of `contracts.raw_rows` that any of the rows has, null in the others.
@@ -55,12 +54,12 @@ def build_row_table(rows: Sequence[ArchiveRow]) -> pa.Table:
         raw_rows.POSITION: _column([batch.positions for batch in batches], batches, pa.int32()),
         raw_rows.PROPENSITY: _column([batch.propensities for batch in batches], batches, pa.float64()),
     }
-    for i, name in enumerate(criteo.DENSE):
+    for i, name in enumerate(features.numeric):
         columns[name] = pa.array(np.ascontiguousarray(dense[:, i]), mask=np.isnan(dense[:, i]))
-    for i, name in enumerate(criteo.CATEGORICAL):
+    for i, name in enumerate(features.categorical):
         values = np.ascontiguousarray(categorical[:, i])
         columns[name] = pa.array(values, mask=values == MISSING_CATEGORY)
-    schema = SCHEMA
+    schema = arrow_schema(raw_rows.raw_types(features))
     for types in (raw_rows.SHADOW_TYPES, raw_rows.CANARY_TYPES):
         group = {field: [_OPTIONAL[field.name](batch) for batch in batches] for field in arrow_schema(types)}
         if any(given is not None and given is not False for each in group.values() for given in each):

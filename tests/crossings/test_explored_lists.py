@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.logs.locations import open_subscriber
 from components.storage.uris import local_path
 from inference_client import Outcome, RecommenderClient
@@ -58,7 +59,14 @@ def _talk(url, rows, clock):
 def _to_the_lake(folder, url, clock):
     settings = monitor_settings(folder, attribution_window_seconds=10.0, archive_roll_rows=500)
     store = Store(settings.state / "monitor.db")
-    monitor = Monitor(settings, subscriber=open_subscriber(url, clock=clock), store=store, trigger=None, clock=clock)
+    monitor = Monitor(
+        settings,
+        subscriber=open_subscriber(url, clock=clock),
+        store=store,
+        trigger=None,
+        recommender=CRITEO_RECOMMENDER,
+        clock=clock,
+    )
     for _ in range(12):
         monitor.tick()
         clock.now += 10

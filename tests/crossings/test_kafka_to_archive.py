@@ -20,6 +20,7 @@ from inference_client.publisher import Outcome, RecordPublisher
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.log_benches import open_log
 from tests.support.paths import REPOSITORY
+from tests.support.recommenders import accept_into
 
 ROWS, WAIT_SECONDS = 8, 120.0
 
@@ -55,6 +56,8 @@ def wait_for(condition, process) -> None:
 def start_monitor(tmp_path):
     """Starts the monitor on a log, as a process; every one of them is gone at the end."""
     started: list[subprocess.Popen] = []
+
+    accept_into(tmp_path / "store")
 
     def start(url: str) -> subprocess.Popen:
         flags = {

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, encode, record_id
 from components.extraction.__main__ import main as extraction
@@ -116,7 +117,14 @@ class Place:
             upload_wait_seconds=0.0,
         )
         self.store = Store(settings.state / "monitor.db")
-        self.monitor = Monitor(settings, subscriber=self.log, store=self.store, trigger=None, clock=self.clock)
+        self.monitor = Monitor(
+            settings,
+            subscriber=self.log,
+            store=self.store,
+            trigger=None,
+            recommender=CRITEO_RECOMMENDER,
+            clock=self.clock,
+        )
 
     def run(self, messages, until: float) -> None:
         """Publishes the messages of each `STEP` seconds at its end, with a turn of the monitor; ends at `until`."""

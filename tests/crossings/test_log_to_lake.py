@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CONVERSION, OutcomeBatch, PredictionBatch, decode, encode, record_id
@@ -83,6 +84,7 @@ def extracted(tmp_path_factory, predictions, clicks):
         subscriber=reading,
         store=store,
         trigger=None,
+        recommender=CRITEO_RECOMMENDER,
         clock=clock,
     )
     for prediction in predictions:

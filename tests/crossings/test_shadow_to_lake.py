@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode, record_id
 from components.deployment.canary.evidence import read_pairs
@@ -64,6 +65,7 @@ def _archived(folder, records):
         subscriber=reading,
         store=store,
         trigger=None,
+        recommender=CRITEO_RECOMMENDER,
         clock=clock,
     )
     clicks = OutcomeBatch(

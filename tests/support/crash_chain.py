@@ -21,6 +21,7 @@ import time
 import traceback
 from pathlib import Path
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from tests.support.clocks import Clock
 
 LEASE_SECONDS = 5.0
@@ -95,7 +96,15 @@ def monitor(order, clock, reach) -> None:
     )
     log = SqliteLog(folder / "log.db", lease_seconds=LEASE_SECONDS, clock=clock)
     store = Store(settings.state / "monitor.db")
-    monitor = Monitor(settings, subscriber=log, store=store, trigger=None, clock=clock, checkpoint=reach)
+    monitor = Monitor(
+        settings,
+        subscriber=log,
+        store=store,
+        trigger=None,
+        recommender=CRITEO_RECOMMENDER,
+        clock=clock,
+        checkpoint=reach,
+    )
     for _ in range(order["ticks"]):
         monitor.tick()
         clock.advance(0.1)

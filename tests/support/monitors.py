@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from components.contracts import criteo
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode, record_id
 from components.contracts.retrain_request import RetrainRequest
@@ -130,6 +131,7 @@ class Bench:
             subscriber=self.log,
             store=self.store,
             trigger=self.trigger,
+            recommender=CRITEO_RECOMMENDER,
             clock=self.clock,
             checkpoint=lambda name: self.checkpoint(name),
         )

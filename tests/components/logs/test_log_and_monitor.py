@@ -7,6 +7,7 @@ import time
 import zlib
 
 from components.contracts import raw_rows
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.records import encode, record_id
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
@@ -33,7 +34,7 @@ def test_monitor_archives_every_published_row_once_and_dead_letters_the_unreadab
     random.Random(1).shuffle(messages)
     settings = monitor_settings(tmp_path, attribution_window_seconds=2.0, archive_roll_rows=50)
     subscriber, store, publisher = bench.subscriber(), Store(settings.state / "monitor.db"), bench.publisher()
-    monitor = Monitor(settings, subscriber=subscriber, store=store, trigger=None)
+    monitor = Monitor(settings, subscriber=subscriber, store=store, trigger=None, recommender=CRITEO_RECOMMENDER)
     for start in range(0, len(messages), 10):
         publisher.publish(messages[start : start + 10])
         monitor.tick()

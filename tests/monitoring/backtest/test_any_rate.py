@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from components.contracts.criteo import CRITEO
 from components.contracts.manifests import Model
 from components.storage.folder import FolderObjects
 from components.store.models import model_folder, scores_path
@@ -75,7 +76,7 @@ def play(folder, requests, reference, *, times, looks, pull_messages, kills):
         bench.clock.now += 1.0
     bench.monitor.stop()
     judged = judge_requests(
-        read_requests(FolderObjects(bench.settings.archive), features=True),
+        read_requests(FolderObjects(bench.settings.archive), features=CRITEO),
         bench.settings.judging,
         baseline=ReleasedModels(store).baseline,
         reference=ReleasedModels(store).reference,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from components.contracts import criteo
+from components.contracts.criteo import CRITEO
 from components.contracts.manifests import Model
 from components.storage.folder import FolderObjects
 from components.store.models import model_folder, scores_path
@@ -20,6 +21,7 @@ from monitoring.released_models import ReleasedModels
 from tests.monitoring.backtest.conftest import Ran, run_over
 from tests.monitoring.drift.conftest import reference_of, requests_of
 from tests.support.monitors import START, WINDOW, Bench, clicks
+from tests.support.recommenders import accept_into
 from tests.support.releases import release
 
 SECONDS, ROWS = 400, 25
@@ -71,6 +73,7 @@ def run_monitor(folder, stream, reference, *, every: int, restart_every: int = 0
         reference.write(model_folder(store, model) / Model.REFERENCE)
         reference.scores.write(scores_path(store, model))
         release(store, version, model)
+    accept_into(store)
     ran = run_over(bench, enumerate(stream), SECONDS, every=every, restart_every=restart_every)
     bench.kill()
     bench.log.close()
@@ -85,7 +88,7 @@ def ran(tmp_path_factory, stream, reference):
 def backtested(ran) -> list[str]:
     store = ran.bench.settings.store
     judged = judge_requests(
-        read_requests(FolderObjects(ran.archive), features=True),
+        read_requests(FolderObjects(ran.archive), features=CRITEO),
         ran.settings,
         baseline=ReleasedModels(store).baseline,
         reference=ReleasedModels(store).reference,

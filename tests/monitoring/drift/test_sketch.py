@@ -8,7 +8,7 @@ import pytest
 from components.contracts import criteo
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.records import PredictionBatch
-from monitoring.drift.layout import COLUMNS, SCORE, Layout
+from monitoring.drift.layout import SCORE, Layout
 from monitoring.drift.sketch import Sketch
 
 from .conftest import reference_of, requests_of
@@ -105,10 +105,10 @@ def test_agreement_within_requests_is_measured_without_bias_whatever_their_order
             )
         )
     sketch = sketch_of(layout, requests)
-    same, seen = sketch.same_cell(COLUMNS.index("C1"))
+    same, seen = sketch.same_cell(layout.columns.index("C1"))
     assert seen == 40_000
     assert same / seen == pytest.approx(pairs_alike / pairs, abs=0.01)
-    assert sketch.same_missing(COLUMNS.index("C2")) == (40_000, 40_000)
+    assert sketch.same_missing(layout.columns.index("C2")) == (40_000, 40_000)
     assert sketch.mean_request_rows() == 10.0
 
 

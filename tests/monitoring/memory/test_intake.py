@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import monitoring.monitor
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.records import PredictionBatch, Record, encode
 from components.runtime.errors import TemporaryError
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
@@ -156,7 +157,7 @@ def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
     read_record = monitoring.monitor.read_record
 
     def read(payload, *, now):
-        record = read_record(payload, now=now)
+        record = read_record(payload, now=now, recommender=CRITEO_RECOMMENDER)
         if getattr(record, "request_id", "") == "r3":
             object.__setattr__(record, "model_version", 2**70)
         return record

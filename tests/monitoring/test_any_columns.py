@@ -1,0 +1,119 @@
+"""The monitor takes rows of any recommender by its own columns: intake, archive and drift, also without a kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from components.contracts.features import Features
+from components.contracts.raw_rows import raw_types
+from components.contracts.recommender import Recommender
+from components.contracts.records import PredictionBatch, encode
+from components.contracts.reference_statistics import (
+    DENSE_EDGES,
+    CategoryColumn,
+    DenseColumn,
+    ReferenceStatistics,
+    count_between,
+)
+from components.runtime.errors import ContractError
+from components.store.archived_rows import arrow_schema
+from monitoring.drift.comparison import compare
+from monitoring.drift.layout import Layout
+from monitoring.drift.settings import DriftSettings
+from monitoring.drift.sketch import Sketch
+from monitoring.memory.archive_tables import build_row_table
+from monitoring.memory.intake import read_record
+from monitoring.monitor import Monitor
+from monitoring.rows import ArchiveRow
+from tests.support.monitors import START, Bench
+
+SHOPS = [
+    Features(numeric=("price",), categorical=("item", "shop")),
+    Features(numeric=(), categorical=("item", "shop")),
+    Features(numeric=("price", "age"), categorical=()),
+]
+EACH = pytest.mark.parametrize("features", SHOPS, ids=["both", "no numeric", "no categorical"])
+
+
+def batch_of(features, rows=4, *, seed=0, **changes):
+    random = np.random.default_rng(seed)
+    values = {
+        "request_id": f"r-{seed}",
+        "time": START,
+        "model_version": 1,
+        "dense": random.integers(0, 9, (rows, len(features.numeric))).astype(np.float32),
+        "categorical": random.integers(0, 5, (rows, len(features.categorical))),
+        "scores": random.random(rows).astype(np.float32),
+    }
+    return PredictionBatch(**{**values, **changes})
+
+
+def reference_of(batch, features):
+    counts = [count_between(DENSE_EDGES, column) for column in batch.dense.T]
+    listed = [np.unique(column, return_counts=True) for column in batch.categorical.T]
+    none = np.zeros_like
+    return ReferenceStatistics(
+        rows=len(batch),
+        dense_edges=DENSE_EDGES,
+        dense={name: DenseColumn.of(c, none(c), 0) for name, c in zip(features.numeric, counts)},
+        categorical={
+            name: CategoryColumn(values=v, counts=n, others=0, fair_counts=n, fair_others=0, missing=0)
+            for name, (v, n) in zip(features.categorical, listed)
+        },
+    )
+
+
+@EACH
+def test_a_record_with_the_recommenders_columns_is_taken_and_others_are_refused_with_the_numbers(features):
+    shop = Recommender(name="shop", features=features)
+    message = encode(batch_of(features, recommender="shop", recommender_digest=shop.digest))
+    assert read_record(message, now=START, recommender=shop).dense.shape == (4, len(features.numeric))
+    wide = Features(numeric=(*features.numeric, "more"), categorical=features.categorical)
+    with pytest.raises(
+        ContractError, match=rf"rows have {len(wide.numeric)} numeric .*, expected {len(features.numeric)}"
+    ):
+        read_record(encode(batch_of(wide)), now=START, recommender=shop)
+    with pytest.raises(ContractError, match="rows are of recommender 'books', expected 'shop'"):
+        read_record(encode(batch_of(features, recommender="books")), now=START, recommender=shop)
+
+
+@EACH
+def test_the_archive_names_the_recommenders_columns(features):
+    batch = batch_of(features)
+    table = build_row_table([ArchiveRow(encode(batch), np.ones(4, np.uint8))], features)
+    assert table.schema.equals(arrow_schema(raw_types(features)))
+    for i, name in enumerate(features.numeric):
+        assert table[name].to_pylist() == batch.dense[:, i].tolist()
+    for i, name in enumerate(features.categorical):
+        assert table[name].to_pylist() == batch.categorical[:, i].tolist()
+
+
+@EACH
+def test_the_cells_of_every_column_hold_each_row_once_and_the_changed_column_is_the_one_that_drifts(features):
+    trained, changed = batch_of(features, 4000), batch_of(features, 4000, seed=1)
+    array = changed.categorical if features.categorical else changed.dense
+    array[:, -1] = 1
+    layout = Layout(reference_of(trained, features))
+    assert layout.columns == (*features.names, "score")
+    assert layout.fits(trained)
+    assert not layout.fits(batch_of(Features(numeric=("a", "b", "c"), categorical=("d",))))
+    sketch = Sketch(layout)
+    for at in range(4000):  # one row a request: no two rows are alike by their user
+        rows = slice(at, at + 1)
+        arrays = {name: getattr(changed, name)[rows] for name in ("dense", "categorical", "scores")}
+        sketch.add(batch_of(features, 1, request_id=f"r-{at}", **arrays))
+    assert [sketch.cells[layout.slice_of(name)].sum() for name in layout.columns] == [4000] * len(layout.columns)
+    compared = compare(sketch, DriftSettings())
+    assert [column.column for column in compared] == list(features.names)
+    distances = [column.distance for column in compared]
+    assert np.argmax(distances) == len(distances) - 1
+    assert max(distances) > 10 * max([0.001, *distances[:-1]])
+
+
+def test_a_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp_path):
+    bench = Bench(tmp_path)
+    bench.start()
+    shop = Recommender(name="shop", features=SHOPS[0])
+    with pytest.raises(ContractError, match=r"rows of \['I1', .*, expected \['price', 'item', 'shop'\]"):
+        Monitor(bench.settings, subscriber=bench.log, store=bench.store, trigger=None, recommender=shop)
