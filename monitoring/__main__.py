@@ -44,8 +44,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    installation = read_settings(InstallationSettings, parser, argv, environment=environment, prefix=ENVIRONMENT_PREFIX)
-    settings = with_rules(installation)
+    settings = read_settings(InstallationSettings, parser, argv, environment=environment, prefix=ENVIRONMENT_PREFIX)
     configure_logging(settings.log_format)
     run(settings, stop)
     return ExitCode.DONE
