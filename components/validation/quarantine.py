@@ -13,6 +13,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store.promotion_journal import moment_of
 from components.validation import quarantine_store
-from components.validation.quarantine_store import QuarantinedBatch
+from components.validation.quarantine_store import QuarantinedBatch, QuarantinedRun
 from components.validation.round import Round
 from components.validation.rows import parquet_files, read_all_columns
 from components.validation.rules import DATASET, INFO, QUARANTINE, Finding, RuleSet
@@ -91,7 +92,7 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
             run,
             folder / QUARANTINED,
             num_by_rule=dict(tally.quarantined),
-            last_learned_time=raw.last_learned_time,
+            dataset=dataset,
         )
         dataset = replace(dataset, quarantine_uri=kept.as_uri())
     else:
@@ -200,8 +201,9 @@ class ReturningRows:
 
     A row in the round's window, or late beside it, comes from the lake: no rule touches it any more. An earlier one is
     read from the store and learned beside the window, as long as no model of the parent's line has learned it: a
-    round that took it and was refused has lost nothing. A model's line is known by its parents, what it learned by its
-    dataset's digest.
+    round that took it and was refused has lost nothing. A model's line is known by its parents, what it learned from
+    the store by its dataset's digest. From the lake it learned every row of its window that its own run did not
+    quarantine, whatever another run of the same window did. That is not known of late rows, which lie before it.
     """
 
     def __init__(self, store: Path, parent: Path | None, raw: RawDataset) -> None:
@@ -217,17 +219,30 @@ class ReturningRows:
         """
         self._store, self._raw = store, raw
         replayed = quarantine_store.read_replayed(store)
-        learned = _learned_batches(store, parent) if replayed else set()
+        line = list(_line(store, parent)) if replayed else []
+        learned = _learned_batches(store, line)
         runs = {kept.run: kept for kept in quarantine_store.read_quarantined_runs(store)} if replayed else {}
         end = moment_of(raw.last_learned_time)
         # Rows newer than those that this round learns wait for a round that reaches them.
         self.taken = sorted(each for each in replayed - learned if moment_of(runs[each.run].last_learned_time) <= end)
         """What is all in this round's dataset, from the store or from the lake."""
-        self._seen = self._read_keys(learned)
+        self._seen = self._read_keys(learned) | self._read_from_lake(line, runs.values())
         self._replayed = self._read_keys(self.taken) | self._seen
 
     def _read_keys(self, batches: Iterable[QuarantinedBatch]) -> set[RowKey]:
         return {key for rows in self._read_rows(batches) for key in _row_keys(rows)}
+
+    def _read_from_lake(self, line: Sequence[Model], runs: Iterable[QuarantinedRun]) -> set[RowKey]:
+        """Those of the rows taken back that a model of the line met in its window and did not quarantine."""
+        digests, windows = {model.raw_digest for model in line}, [_window(model) for model in line]
+        own = {QuarantinedBatch(kept.run, rule) for kept in runs if kept.digest in digests for rule in kept.num_by_rule}
+        found = {
+            key
+            for rows in self._read_rows(each for each in self.taken if each not in own)
+            for key, time in zip(_row_keys(rows), rows.column(raw_rows.EVENT_TIME).to_pylist())
+            if any(start <= time <= end for start, end in windows)
+        }
+        return found - self._read_keys(own) if found else found
 
     def _read_rows(self, batches: Iterable[QuarantinedBatch]) -> Iterator[pa.RecordBatch]:
         for run, rule in batches:
@@ -264,14 +279,25 @@ def _row_keys(batch: pa.RecordBatch) -> list[RowKey]:
     return list(zip(batch.column(raw_rows.REQUEST_ID).to_pylist(), batch.column(raw_rows.ROW).to_pylist()))
 
 
-def _learned_batches(store: Path, parent: Path | None) -> set[QuarantinedBatch]:
-    """What the parent or a model before it in its line has learned."""
-    line, folder = set(), parent
+def _line(store: Path, parent: Path | None) -> Iterator[Model]:
+    """The parent and the models before it in its line."""
+    folder = parent
     while folder is not None and (folder / Model.MANIFEST).exists():
         model = Model.read(folder / Model.MANIFEST)
-        line.add(model.raw_digest)
+        yield model
         folder = model_store.model_folder(store, model.parent_model_id) if model.parent_model_id else None
-    return {batch for digest, taken in quarantine_store.read_taken(store) if digest in line for batch in taken}
+
+
+def _window(model: Model) -> tuple[datetime, datetime]:
+    """The times of the first and the last row that the model's own round may have learned."""
+    start = moment_of(model.window_start) if model.window_start else datetime.min.replace(tzinfo=timezone.utc)
+    return start, moment_of(model.last_learned_time)
+
+
+def _learned_batches(store: Path, line: Sequence[Model]) -> set[QuarantinedBatch]:
+    """What a model of the line has learned from the store."""
+    digests = {model.raw_digest for model in line}
+    return {batch for digest, taken in quarantine_store.read_taken(store) if digest in digests for batch in taken}
 
 
 # -- the rules about single rows

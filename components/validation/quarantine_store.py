@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
+from components.contracts.manifests import RawDataset
 from components.runtime.durable import append_line, read_records, whole_directory, write_whole
 from components.runtime.errors import ContractError
 from components.store.runs import run_folder
@@ -35,6 +36,8 @@ class QuarantinedRun:
     num_by_rule: dict[str, int]
     last_learned_time: str
     """Of the run's rows; see `manifests.RawDataset`."""
+    digest: str
+    """Of the dataset that is left without them."""
 
 
 class QuarantinedBatch(NamedTuple):
@@ -66,15 +69,19 @@ def rows_folder(store: Path, run: str) -> Path:
     return quarantine_folder(store) / "runs" / run_folder(store, run).name / "rows"
 
 
-def keep_quarantined(store: Path, run: str, rows: Path, *, num_by_rule: dict[str, int], last_learned_time: str) -> Path:
-    """Copies the Parquet files in `rows`, replacing those of an earlier try of the run; returns their folder."""
+def keep_quarantined(store: Path, run: str, rows: Path, *, num_by_rule: dict[str, int], dataset: RawDataset) -> Path:
+    """Copies the Parquet files in `rows`, replacing those of an earlier try of the run; returns their folder.
+
+    `dataset` is what is left without them.
+    """
     final = rows_folder(store, run)
     kept = QuarantinedRun(
         run=run,
         time=datetime.now(timezone.utc).isoformat(),
         num_rows=sum(num_by_rule.values()),
         num_by_rule=num_by_rule,
-        last_learned_time=last_learned_time,
+        last_learned_time=dataset.last_learned_time,
+        digest=dataset.digest,
     )
     with whole_directory(final.parent, replace=True) as folder:
         shutil.copytree(rows, folder / final.name)

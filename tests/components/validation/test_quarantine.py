@@ -78,7 +78,14 @@ class QuarantineWorld:
     def release(self, report, valid, name):
         """A model that learned the dataset `valid` becomes the champion; it continues the one before."""
         release_validated(self.store, name, report, raw_digest=valid.digest)
-        keep_model(self.store, name, parent_model_id=self.live, raw_digest=valid.digest)
+        keep_model(
+            self.store,
+            name,
+            parent_model_id=self.live,
+            raw_digest=valid.digest,
+            window_start=valid.first_event_time,
+            last_learned_time=valid.last_learned_time,
+        )
         self.live = name
 
     def replay(self, run, *flags):
@@ -288,6 +295,28 @@ def test_a_row_quarantined_by_two_runs_comes_back_once(world, learned_between):
     world.replay("r1 again")
     _, manifest = world.window(2)
     assert world.judge(manifest, "r3")[2].num_train_rows == 600
+
+
+@pytest.mark.parametrize("is_quarantined_again", [False, True])
+def test_a_row_that_a_refused_run_quarantined_is_not_learned_again_after_one_that_learned_it_was_released(
+    world, is_quarantined_again
+):
+    table, manifest = world.window(0)
+    first, third = (table[raw_rows.REQUEST_ID][at].as_py() for at in (0, 20))  # ten rows each
+
+    def naming(*requests):
+        return {"named_rows": {"action": "quarantine", "request_ids": requests}}
+
+    assert world.judge(manifest, "refused", **naming(first))[2].num_train_rows == 590
+    again = (first, third) if is_quarantined_again else (third,)
+    _, report, valid = world.judge(manifest, "released", **naming(*again))
+    assert valid.num_train_rows == 600 - 10 * len(again)
+    world.release(report, valid, "m1")
+    world.replay("refused")
+    _, manifest = world.window(1)
+    assert world.judge(manifest, "r2")[2].num_train_rows == (610 if is_quarantined_again else 600)
+    world.replay("released")
+    assert world.judge(manifest, "r3")[2].num_train_rows == 600 + 10 * len(again)
 
 
 @pytest.mark.parametrize(
