@@ -58,7 +58,7 @@ def full_prediction(name: str) -> PredictionBatch:
         shadow_version=3,
         shadow_scores=np.full(ROWS, 0.5, np.float32),
         canary=True,
-        recommender="shop",
+        recommender=CRITEO_RECOMMENDER.name,
         recommender_digest="ab" * 32,
     )
 
@@ -156,8 +156,8 @@ def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
     """A number that SQLite does not take, past every check."""
     read_record = monitoring.monitor.read_record
 
-    def read(payload, *, now):
-        record = read_record(payload, now=now, recommender=CRITEO_RECOMMENDER)
+    def read(payload, **known):
+        record = read_record(payload, **known)
         if getattr(record, "request_id", "") == "r3":
             object.__setattr__(record, "model_version", 2**70)
         return record
