@@ -46,6 +46,13 @@ class Machine:
             os.chown(self.volume, USER, USER)
             os.chown(self.temporary, USER, USER)
 
+    def accept_into(self, store: Path) -> None:
+        """Accepts Criteo's recommender into a store that is the images' user's."""
+        accept_into(store)
+        if os.geteuid() == 0:
+            for path in [store, *store.rglob("*")]:
+                os.chown(path, USER, USER)
+
     def run(self, image: str, *arguments: str, command: list[str] | None = None, venv: Path | None = None) -> str:
         """What the image's entry point (or `command`) prints, given these arguments; it must end with 0."""
         root = self._images / image
@@ -99,7 +106,7 @@ def test_images_run_the_pipeline_from_a_lake_to_a_published_model(machine):
     )
     settings = "preprocessing.frequency_threshold=1 model.embedding_dim=4 model.tower=[8] "
     settings += "gate.min_auc=0 gate.max_calibration_factor=1000"
-    accept_into(volume / "store")
+    machine.accept_into(volume / "store")
     machine.run("extraction", *places, "--lake", f"file://{lake}", "--settings", settings, "--output", raw)
     machine.run("validation", *places, "--raw-dataset", raw, "--output", report)
     machine.run("preprocessing", *places, "--raw-dataset", raw, "--output", prepared)
@@ -166,6 +173,6 @@ def test_build_stage_of_the_drivers_images_makes_an_environment_that_runs_them(m
         f"file://{machine.volume}/fresh-work",
     ]
     output = machine.volume / "fresh.json"
-    accept_into(Path(machine.volume) / "fresh")
+    machine.accept_into(machine.volume / "fresh")
     machine.run("extraction", *places, "--lake", f"file://{lake}", "--output", str(output), venv=venv)
     assert RawDataset.read(output).num_train_rows > 0
