@@ -6,7 +6,7 @@ over its archive judge the same rows at the same points, whatever the sizes of t
 Keeping the memory is left to `monitoring.memory.store`; restraint and acting, which depend on the clock, to
 `monitoring.acting`.
 
-Decision points are the multiples of `decide_seconds`. Times are whole microseconds (`contracts.criteo.microseconds`).
+Decision points are the multiples of `decide_seconds`. Times are whole microseconds (`contracts.raw_rows.microseconds`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from components.contracts.criteo import CRITEO
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
@@ -56,7 +55,7 @@ _FIRST_KEY = 2**32
 
 def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
     """Adds the network's dense input [n, d], operator by operator as `FeatureWorkflow.encode_dense`; its name."""
-    numeric = CRITEO.numeric
+    numeric = workflow.features.numeric
     if not numeric:
         return parts.node("Cast", [_no_columns(parts, CATEGORICAL_INPUT)], DENSE, to=TensorProto.FLOAT)
     missing = parts.node("IsNaN", [DENSE_INPUT], "dense_missing")
@@ -81,7 +80,7 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow) -> str:
     Raises:
         ContractError: as `build_table`.
     """
-    categorical = CRITEO.categorical
+    categorical = workflow.features.categorical
     if not categorical:
         return parts.node("Cast", [_no_columns(parts, DENSE_INPUT)], "table_rows", to=TensorProto.INT64)
     bounds = [parts.constant(f"category_{n}", np.array(b)) for n, b in (("lowest", _LOWEST), ("highest", _HIGHEST))]
@@ -105,7 +104,7 @@ def _no_columns(parts: Parts, source: str) -> str:
 def _entries(workflow: FeatureWorkflow) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Keys, and the distance of each one's row from its slot's out-of-vocabulary row."""
     keys, distances = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # all columns may be excluded
-    for slot, (name, vocabulary) in enumerate(zip(CRITEO.categorical, workflow.vocabularies)):
+    for slot, (name, vocabulary) in enumerate(zip(workflow.features.categorical, workflow.vocabularies)):
         if name in workflow.excluded:
             continue
         # An id without a category is no entry: its mark, sent as a raw value, is out of vocabulary like any other.

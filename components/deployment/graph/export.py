@@ -20,7 +20,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from components.contracts.criteo import CRITEO
 from components.contracts.manifests import Model
 from components.contracts.serving import PROBABILITY_OUTPUT, input_tensors
 from components.contracts.workflow import FeatureWorkflow
@@ -51,7 +50,7 @@ def write_graph(folder: Path, workflow: FeatureWorkflow, table: NDArray[np.float
         raise ContractError(
             f"embeddings have {len(table)} rows, expected {sum(workflow.slot_sizes)} from the workflow's vocabularies"
         )
-    parts = Parts(input_tensors(CRITEO))
+    parts = Parts(input_tensors(workflow.features))
     encode_dense(parts, workflow)
     encode_categorical(parts, workflow)
     # An empty table is no entry of `model.data`: ONNX Runtime maps no bytes.

@@ -1,0 +1,115 @@
+"""The served graph of another recommender than Criteo's: its own columns, also without a kind of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from components.contracts.features import Features
+from components.contracts.serving import input_tensors, named_inputs
+from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from components.deployment.graph.encoding import DENSE
+from components.deployment.graph.export import write_graph
+from components.deployment.graph.parity import open_graph
+from components.store.models import GRAPH_FILE
+from tests.support.graphs import with_inner_values
+
+DIM = 4
+SHOP = Features(numeric=("price", "age"), categorical=("item", "shop", "city"))
+EACH = pytest.mark.parametrize(
+    "features",
+    [SHOP, Features(numeric=(), categorical=SHOP.categorical), Features(numeric=SHOP.numeric, categorical=())],
+    ids=["both", "no numeric", "no categorical"],
+)
+
+
+def workflow_of(features, excluded=()):
+    vocabularies = {"item": [7, 2**32 - 1, TOMBSTONE, 0], "shop": [0, 7, 5], "city": []}
+    return FeatureWorkflow(
+        features=features,
+        vocabularies=tuple(
+            np.array([] if name in excluded else vocabularies[name], np.int64) for name in features.categorical
+        ),
+        fill=0.0,
+        clip_min=0.0,
+        means=np.array([1.5, 0.25], np.float32)[: len(features.numeric)],
+        stds=np.array([0.5, 2.0], np.float32)[: len(features.numeric)],
+        frequency_threshold=1,
+        excluded=excluded,
+    )
+
+
+def network_of(features):
+    """logit = concat(vectors, dense) @ weights, as a model's `network.onnx` gives it."""
+    d, c = len(features.numeric), len(features.categorical)
+    weights = np.random.default_rng(1).normal(0, 0.4, d + c * DIM).astype(np.float32)
+    nodes = [
+        helper.make_node("Reshape", ["embeddings", "wide"], ["flat"]),
+        helper.make_node("Concat", ["flat", "dense"], ["all"], axis=1),
+        helper.make_node("MatMul", ["all", "weights"], ["logit"]),
+    ]
+    constants = [
+        numpy_helper.from_array(np.array([-1, c * DIM]) if c else np.array([0, 0]), "wide"),
+        numpy_helper.from_array(weights, "weights"),
+    ]
+    value = helper.make_tensor_value_info
+    inputs = [value("dense", TensorProto.FLOAT, ["rows", d]), value("embeddings", TensorProto.FLOAT, ["rows", c, DIM])]
+    graph = helper.make_graph(nodes, "linear", inputs, [value("logit", TensorProto.FLOAT, ["rows"])], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def rows_of(features, count=500):
+    random = np.random.default_rng(3)
+    dense = random.choice([np.nan, -3, 0, 0.5, 7, 12345], (count, len(features.numeric))).astype(np.float32)
+    values = [-1, TOMBSTONE, 0, 5, 7, 9, 2**32 - 1, 2**34, 2**34 + 7]
+    return dense, random.choice(values, (count, len(features.categorical)))
+
+
+def by_hand(workflow, table, dense, categorical, weights):
+    """Probabilities by the docstring of `contracts.workflow`, value by value in float64."""
+    answers = []
+    for dense_row, categorical_row in zip(dense, categorical):
+        row, offset = [], 0
+        for name, vocabulary, raw in zip(workflow.features.categorical, workflow.vocabularies, categorical_row):
+            ids = {int(key): 3 + at for at, key in enumerate(vocabulary) if key != TOMBSTONE} | {-1: 1}
+            row.extend(table[offset + (1 if name in workflow.excluded else ids.get(int(raw), 2))].tolist())
+            offset += 3 + len(vocabulary)
+        for name, raw, mean, std in zip(workflow.features.numeric, dense_row, workflow.means, workflow.stds):
+            value = 0.0 if math.isnan(raw) or name in workflow.excluded else max(float(raw), 0.0)
+            row.append((math.log1p(value) - float(mean)) / float(std))
+        answers.append(1 / (1 + math.exp(-np.dot(row, weights.astype(np.float64)))))
+    return np.array(answers)
+
+
+@EACH
+@pytest.mark.parametrize("excludes", [False, True], ids=["all learnt", "some excluded"])
+def test_graph_scores_rows_of_any_columns_as_workflow_and_network_do(features, excludes, tmp_path):
+    workflow = workflow_of(features, tuple(n for n in ("age", "shop") if n in features.names) if excludes else ())
+    network = network_of(features)
+    weights = numpy_helper.to_array(network.graph.initializer[1])
+    table = np.random.default_rng(2).normal(0, 0.5, (sum(workflow.slot_sizes), DIM)).astype(np.float32)
+    write_graph(tmp_path, workflow, table, network=network)
+    dense, categorical = rows_of(features)
+    inputs = named_inputs(dense, categorical)
+    session = open_graph(tmp_path / GRAPH_FILE)
+    assert {each.name: each.shape[1] for each in session.get_inputs()} == {
+        tensor.name: tensor.width for tensor in input_tensors(features)
+    }
+    scores = session.run(["probability"], inputs)[0]
+    assert scores.shape == (len(dense), 1)
+    assert scores.std() > 0.05
+    np.testing.assert_allclose(scores[:, 0], by_hand(workflow, table, dense, categorical, weights), rtol=0, atol=1e-6)
+    inside = open_graph(with_inner_values(tmp_path / GRAPH_FILE, [DENSE, "table_rows"]))
+    values, table_rows, _ = inside.run([DENSE, "table_rows", "probability"], inputs)
+    encoded, ids = workflow.encode_dense(dense), workflow.encode_categorical(categorical)
+    np.testing.assert_array_equal(values.view(np.int32), encoded.view(np.int32))
+    np.testing.assert_array_equal(table_rows, ids + np.cumsum([0, *workflow.slot_sizes])[: ids.shape[1]])
+    vectors = table[table_rows]
+    logit = onnxruntime.InferenceSession(network.SerializeToString()).run(
+        ["logit"], {"dense": encoded, "embeddings": vectors}
+    )[0]
+    np.testing.assert_allclose(scores[:, 0], 1 / (1 + np.exp(-logit.astype(np.float64))), rtol=0, atol=1e-6)
