@@ -13,6 +13,7 @@ from kfp import compiler, dsl
 from pipelines.__main__ import main
 from pipelines.local import environments
 from tests.support.paths import REPOSITORY
+from tests.support.recommenders import accept_into
 
 
 @dsl.component(base_image="evergreen-extraction", install_kfp_package=False)
@@ -36,11 +37,12 @@ def endless_pipeline(lake: str, store: str, work: str, repository: str, server: 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"])
 def test_a_stopped_run_ends_its_step_whose_note_says_so(tmp_path, number, code):
+    store = tmp_path / "a b" / "store"
+    accept_into(store)
     package = tmp_path / "endless.yaml"
     compiler.Compiler().compile(endless_pipeline, str(package))
     command = [sys.executable, "-m", "pipelines", "run", "--package", str(package), "--folder", str(tmp_path / "a b")]
     run = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    store = tmp_path / "a b" / "store"
     deadline = time.monotonic() + 60
     while not (store / "pid").exists() or not (store / "pid").read_text():
         assert run.poll() is None, run.communicate()[1]
@@ -79,14 +81,16 @@ def test_a_file_that_is_no_pipeline_is_misuse(run_line, tmp_path, capsys, text):
 
 
 def test_a_folder_that_cannot_be_made_is_named(run_line, tmp_path, capsys):
-    (tmp_path / "folder").write_text("a file")
+    accept_into(tmp_path / "folder" / "store")
+    (tmp_path / "folder" / "lake").write_text("a file")
     assert run_line(REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml") == 2
     error = capsys.readouterr().err
-    assert f"error: folder {tmp_path / 'folder' / 'lake'} cannot be made: Not a directory" in error
+    assert f"error: folder {tmp_path / 'folder' / 'lake'} cannot be made: File exists" in error
     assert "Traceback" not in error
 
 
 def test_an_absent_environment_is_named_before_anything_runs(run_line, tmp_path, monkeypatch, capsys):
+    accept_into(tmp_path / "folder" / "store")
     monkeypatch.setattr(environments, "python_of", lambda name: tmp_path / ".venvs" / name / "bin" / "python")
     assert run_line(REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml") == 2
     assert "environment driver is absent, expected " in capsys.readouterr().err

@@ -11,7 +11,7 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 
 from components.contracts.criteo import CRITEO
-from components.contracts.serving import MODEL_NAME, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.serving import MODEL_NAME
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from pipelines.local.triton import TritonServer
 
@@ -50,8 +50,8 @@ class Client:
         self.grpc = grpc_client.InferenceServerClient(url)
         self._inputs = []
         for name, kind, row in (
-            ("dense", "FP32", np.zeros((1, NUM_DENSE), np.float32)),
-            ("categorical", "INT64", np.zeros((1, NUM_CATEGORICAL), np.int64)),
+            ("dense", "FP32", np.zeros((1, len(CRITEO.numeric)), np.float32)),
+            ("categorical", "INT64", np.zeros((1, len(CRITEO.categorical)), np.int64)),
         ):
             self._inputs.append(grpc_client.InferInput(name, list(row.shape), kind))
             self._inputs[-1].set_data_from_numpy(row)

@@ -18,7 +18,7 @@ from components.storage.uris import local_path
 from components.validation.windows import read_windows
 from tests.support.validation_models import make_dataset
 
-SHOP = Features(numeric=("price", "age of item"), categorical=("item", "shop.id", "city/<b>"))
+SHOP = Features(numeric=("price", "age of item"), categorical=("item", "shop.id", "city <b>"))
 NUMBERS = Features(numeric=("price", "age of item"), categorical=())
 CATEGORIES = Features(numeric=(), categorical=("item",))
 EVERY_KIND = pytest.mark.parametrize("features", [SHOP, NUMBERS, CATEGORIES], ids=["both", "numbers", "categories"])
