@@ -20,7 +20,7 @@ from inference_client.publisher import Outcome, RecordPublisher
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.log_benches import open_log
 from tests.support.paths import REPOSITORY
-from tests.support.recommenders import accept_into
+from tests.support.recommenders import accept_into, criteo_with
 
 ROWS, WAIT_SECONDS = 8, 120.0
 
@@ -57,7 +57,7 @@ def start_monitor(tmp_path):
     """Starts the monitor on a log, as a process; every one of them is gone at the end."""
     started: list[subprocess.Popen] = []
 
-    accept_into(tmp_path / "store")
+    accept_into(tmp_path / "store", criteo_with(monitor={"attribution_window_seconds": 2.0}))
 
     def start(url: str) -> subprocess.Popen:
         flags = {
@@ -66,7 +66,6 @@ def start_monitor(tmp_path):
             "archive": tmp_path / "archive",
             "store": tmp_path / "store",
             "http-port": 0,
-            "attribution-window-seconds": 2,
             "archive-roll-seconds": 0.5,
             "tick-seconds": 0.1,
         }

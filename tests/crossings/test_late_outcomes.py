@@ -28,6 +28,7 @@ from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
 from monitoring.uploader import Uploader
+from tests.support.recommenders import accept_into, criteo_with
 
 BEGIN = 1_767_225_400.0  # a midnight passes while rows come in, and another clicks do
 WINDOW, STEP, ROWS, NUM_REQUESTS = 30.0, 15.0, 5, 60
@@ -152,8 +153,9 @@ class Place:
 def extracted(folder, lake, *, run: str, start: str = "") -> tuple[RawDataset, dict]:
     flags = {
         "run": run, "store": folder / "store", "work": folder / "work", "lake": lake, "output": folder / f"{run}.json",
-        "window-start": start, "replay-days": 0,
+        "window-start": start,
     }  # fmt: skip
+    accept_into(folder / "store", criteo_with(extraction={"replay_days": 0}))
     assert extraction([f"--{name}={value}" for name, value in flags.items()]) == 0
     raw = RawDataset.read(folder / f"{run}.json")
     paths = [p for uri in (raw.train_uri, raw.holdout_uri) for p in sorted(local_path(uri).glob("*.parquet"))]

@@ -174,7 +174,7 @@ def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(
     monitor_asks, kfp_server, inputs, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
-    further = {"store": "/mnt/store", "triton_urls": "triton:8001", "min_auc": 0.7, "response_cache": False}
+    further = {"store": "/mnt/store", "triton_urls": "triton:8001", "settings": "gate.min_auc=0.7"}
     settings = KubeflowSettings(
         kubeflow_host=kfp_server.url, pipeline_name="ours", pipeline_arguments=json.dumps(further)
     )

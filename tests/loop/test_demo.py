@@ -18,6 +18,7 @@ from pipelines.local.runner import LocalFolders
 from pipelines.local.stack import JsonLines, Stack
 from pipelines.local.summary import count_served_rows
 from pipelines.local.triton import TritonServer
+from tests.support.recommenders import accept_into
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +145,9 @@ def test_monitor_killed_under_traffic_and_started_again_archives_every_record_on
         timeline = JsonLines(services.monitor_state / "timeline.jsonl")
         # A roll of its own size, so that the kill finds rows archived, rows open in a file, and labels pending; and no
         # policy that asks for a run.
-        monitor = [*services.monitor_command(), "--archive-roll-rows", "3000", "--policies", "data_drift"]
+        asks_for_nothing = {"monitor.policies": "data_drift", "monitor.notify_only": "data_drift"}
+        accept_into(root / "store", plan.recommender().with_settings(asks_for_nothing))
+        monitor = [*services.monitor_command(), "--archive-roll-rows", "3000"]
 
         def matured():
             timeline.update()

@@ -6,6 +6,7 @@ import pytest
 
 from components.store import promotion_journal
 from components.store.runs import find_outcome
+from tests.support.recommenders import accept_into
 
 
 @pytest.fixture(scope="module")
@@ -19,14 +20,15 @@ def small_lake(tmp_path_factory, run_to_end):
     ):
         ended = run_to_end(words, output=root / "command.log", seconds=120)
         assert ended.code == 0, ended.output
+    accept_into(root / "store")
     return root
 
 
 @pytest.mark.parametrize(
     ("parameter", "code", "state", "step", "reason"),
     [
-        ("min_auc=0.99", 1, "refused", "evaluation", "below the floor 0.99"),
-        ("holdout_fraction=2", 3, "failed", "extraction", "holdout_fraction is 2"),
+        ("settings=gate.min_auc=0.99", 1, "refused", "evaluation", "below the floor 0.99"),
+        ("window_start=yesterday", 3, "failed", "extraction", "window_start is 'yesterday'"),
     ],
     ids=["the gate refuses", "a step raises"],
 )

@@ -44,11 +44,11 @@ def shop_rows(features: Features, *, seed: int, start: float = 1_760_000_000.0, 
 def write(tmp_path):
     """Writes rows of a recommender with these features as a run's training rows; gives the manifest's path."""
 
-    def make(table, features, name, **facts):
+    def make(table, features, name, settings=(), **facts):
         folder = tmp_path / name / "train"
         folder.mkdir(parents=True)
         pq.write_table(table, folder / "part-0.parquet")
-        recommender = Recommender(name="shop", features=features)
+        recommender = Recommender(name="shop", features=features, settings=dict(settings))
         dataset = replace(make_dataset(folder, table.num_rows, digest=name), recommender=recommender, **facts)
         dataset.write(tmp_path / name / "raw.json")
         return tmp_path / name / "raw.json"
@@ -106,8 +106,8 @@ def test_a_lost_column_a_new_column_and_values_out_of_range_are_named(step, writ
         ("colour", "column_new"),
     }
     wild = shop_rows(SHOP, seed=2, numeric0=np.append(np.full(ROWS - 1, 20, np.float32), np.float32(1e9)))
-    rules = '--rules={"domain": "quarantine"}'
-    _, report = step(write(wild, SHOP, "third"), rules, run="r3")
+    settings = {"validation": {"actions": {"domain": "quarantine"}}}
+    _, report = step(write(wild, SHOP, "third", settings), run="r3")
     (found,) = [each for each in report.findings if each["rule"] == "domain"]
     assert found["num_quarantined"] == 1
     assert "price is 1e+09" in found["description"]

@@ -153,8 +153,7 @@ def test_quarantined_rows_outlive_the_work_folder_and_a_retry_replaces_them(worl
 def test_more_quarantined_rows_than_the_share_allows_block(world):
     _, manifest = world.window(0, request_id=dict.fromkeys(range(31), "bad"))
     assert world.judge(manifest, "r1", **NAMED)[0] == 1
-    allowed = {"max_quarantined_fraction": 31 / 600}
-    code, report, _ = world.judge(manifest, "r2", **NAMED, quarantined_share=allowed)
+    code, report, _ = world.judge(manifest, "r2", **NAMED, max_quarantined_fraction=31 / 600)
     assert (code, report.decision) == (0, "warn")
     report = world.judge(manifest, "r3", **NAMED, quarantined_share="notify")[1]
     assert {f["rule"]: f["action"] for f in report.findings}["quarantined_share"] == "notify"
@@ -305,7 +304,7 @@ def test_a_row_that_a_refused_run_quarantined_is_not_learned_again_after_one_tha
     first, third = (table[raw_rows.REQUEST_ID][at].as_py() for at in (0, 20))  # ten rows each
 
     def naming(*requests):
-        return {"named_rows": {"action": "quarantine", "request_ids": requests}}
+        return {"named_rows": "quarantine", "request_ids": list(requests)}
 
     assert world.judge(manifest, "refused", **naming(first))[2].num_train_rows == 590
     again = (first, third) if is_quarantined_again else (third,)
