@@ -83,15 +83,10 @@ class Monitor:
         self._clock, self._checkpoint = clock, checkpoint
         self._exposition = exposition or Exposition()
         self.journal = Journal(settings.state, clock)
-        self._archive = _open_archive(settings, store, recommender.features, checkpoint)
+        self._archive = _open_archive(settings, store, features=recommender.features, checkpoint=checkpoint)
         self.acting = self._make_acting(trigger)
         self.retraining = self.acting.retraining
-        self._measuring = Measuring(
-            settings.judging.judge,
-            conversion_window_seconds=settings.records.conversion_window_seconds,
-            store=store,
-            clock=clock,
-        )
+        self._measuring = self._make_measuring()
         self.windows = self._measuring.windows
         self._versions_seen: set[int] = set((store.read_document("versions") or {"seen": []})["seen"])
         self._judging = StoredJudge(
@@ -114,6 +109,14 @@ class Monitor:
         self._forget_at = clock() + FORGET_SECONDS
         self._rebuild_windows()
         self._emit_started()
+
+    def _make_measuring(self) -> Measuring:
+        return Measuring(
+            self._judge_settings,
+            conversion_window_seconds=self._records.conversion_window_seconds,
+            store=self._store,
+            clock=self._clock,
+        )
 
     def _make_acting(self, trigger: Trigger | None) -> Acting:
         return Acting(
@@ -389,7 +392,7 @@ def _expect_columns_of_before(store: Store, features: Features) -> None:
 
 
 def _open_archive(
-    settings: MonitorSettings, store: Store, features: Features, checkpoint: Callable[[str], None]
+    settings: MonitorSettings, store: Store, *, features: Features, checkpoint: Callable[[str], None]
 ) -> Archive:
     records, judge = settings.records, settings.judging.judge
     return Archive(

@@ -99,7 +99,8 @@ def network_config(recommender: Recommender) -> NetworkConfig:
     """The network that the section `model` of a recommender describes, for its features; `kind` is the network's name.
 
     Raises:
-        ContractError: no network has this name, the network has no such setting, or a value is out of range.
+        ContractError: no network has this name, the network has no such setting, a value is out of range, or the
+            features are all of one kind.
 
     >>> from components.contracts.features import Features
     >>> features = Features(numeric=("price",), categorical=("item", "shop"))
@@ -110,6 +111,11 @@ def network_config(recommender: Recommender) -> NetworkConfig:
     settings = dict(recommender.settings.get("model", {}))
     kind = _config_class(settings.pop("kind", DcnConfig.network))
     features = recommender.features
+    for name, columns in (("numeric", features.numeric), ("categorical", features.categorical)):
+        if not columns:
+            raise ContractError(
+                f"features.{name} names no column, expected one or more: every network needs both kinds"
+            )
     widths = {"num_dense": len(features.numeric), "num_categorical": len(features.categorical)}
     if stated := settings.keys() & widths.keys():
         raise ContractError(f"model.{min(stated)} is no setting: the features decide it")

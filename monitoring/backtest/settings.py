@@ -64,7 +64,10 @@ def judging_settings(recommender: Recommender) -> JudgingSettings:
         part: settings_of(kind, {name: values[name] for name in flat_names(kind) if name in values}, path="monitor")
         for part, kind in hints.items()
     }
-    return JudgingSettings(**parts)
+    try:
+        return JudgingSettings(**parts)
+    except ContractError as error:
+        raise ContractError(f"monitor: {error}") from error
 
 
 def write_judging(state: Path, settings: JudgingSettings) -> None:

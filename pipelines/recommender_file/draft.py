@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from components.contracts.features import MAX_CATEGORY
+from components.contracts.features import MAX_CATEGORY, Features
 from components.contracts.raw_rows import EVENT_TIME, LABEL, OWN_COLUMNS, REQUEST_ID, ROW
 from components.runtime.errors import ContractError
 from pipelines.recommender_file.document import dump_text
 from pipelines.recommender_file.form import FORMAT, KINDS
-from pipelines.recommender_file.sample import BOOLEAN, FLOAT, INTEGER, OTHER, TEXT, TIME, Sample, SampledColumn
+from pipelines.recommender_file.sample import BOOLEAN, FLOAT, INTEGER, OTHER, TEXT, TIME, ColumnSample, SampledColumn
 
 NUMERIC, CATEGORICAL = KINDS
 LEFT_OUT = "left out"
@@ -45,8 +45,8 @@ class Guess(NamedTuple):
     why: str
 
 
-def draft(sample: Sample, *, name: str) -> str:
-    """The text of a file that `form.parse_recommender` takes, with a comment on each column.
+def draft(sample: ColumnSample, *, name: str) -> str:
+    """The text of a file with a comment on each column, sound once what it asks for is filled in.
 
     Args:
         sample: Rows of the click log.
@@ -75,7 +75,7 @@ def draft(sample: Sample, *, name: str) -> str:
     lines += ["", "# The columns to learn from.", "features:"]
     for kind in KINDS:
         of_kind = [(column, guess) for column, guess in guesses if guess.role == kind]
-        lines += [f"  {kind}:"] if of_kind else [f"  {kind}: []"]
+        lines += [f"  {kind}:"] if of_kind else [f"  {kind}: []  # FILL IN: every network needs columns of both kinds"]
         lines += _aligned([(f"    - {dump_text(column.name)}", _remark(column, guess)) for column, guess in of_kind])
     if left := [(column, guess) for column, guess in guesses if guess.role == LEFT_OUT]:
         lines += ["", "# Left out:"]
@@ -138,6 +138,8 @@ def _is_row(column: SampledColumn) -> bool:
 def _guess_feature(column: SampledColumn) -> Guess:
     if column.name in OWN_COLUMNS:
         return Guess(LEFT_OUT, "rows have a column of this name beside their features; rename it to learn from it")
+    if not _is_name(column.name):
+        return Guess(LEFT_OUT, "a feature has a printable name without a slash and without spaces around it; rename it")
     if column.distinct is not None and column.distinct < 2:
         return Guess(LEFT_OUT, "it says nothing, being the same in all rows")
     if column.kind == TEXT:
@@ -153,6 +155,14 @@ def _guess_feature(column: SampledColumn) -> Guess:
             return Guess(LEFT_OUT, "infinite values cannot be learned from; leave them empty")
         return Guess(NUMERIC, "numbers with fractions")
     return _guess_integer(column)
+
+
+def _is_name(name: str) -> bool:
+    try:
+        Features(numeric=(name,), categorical=())
+    except ContractError:
+        return False
+    return True
 
 
 def _guess_integer(column: SampledColumn) -> Guess:

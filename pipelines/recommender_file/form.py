@@ -14,6 +14,7 @@ from components.contracts.features import Features
 from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
 from components.contracts.recommender import SECTIONS, Recommender, nearest, settings_of
 from components.runtime.errors import ContractError
+from pipelines.recommender import check_settings
 from pipelines.recommender_file.document import (
     Document,
     NameRange,
@@ -53,7 +54,7 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
             refuses its section.
     """
     document = load_document(text, source=source)
-    values = _mapping(document, "", document.value, KEYS)
+    values = _mapping(document, "", document.value, keys=KEYS)
     for key in REQUIRED:
         if key not in values:
             raise document.refusal("", f"{key} is missing, expected the keys {', '.join(REQUIRED)}")
@@ -64,12 +65,14 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
     features = _features(document, values["features"], label=data.label)
     settings = {name: _mapping(document, name, values[name]) for name in SECTIONS if name in values}
     with document.located("name"):
-        return Recommender(
+        recommender = Recommender(
             name=values["name"],
             features=features,
             data=data,
             settings={name: each for name, each in settings.items() if each},
         )
+        check_settings(recommender)
+    return recommender
 
 
 def format_recommender(recommender: Recommender) -> str:
@@ -84,7 +87,7 @@ def format_recommender(recommender: Recommender) -> str:
 
 
 def _features(document: Document, value: Any, *, label: str) -> Features:
-    kinds = _mapping(document, "features", value, KINDS)
+    kinds = _mapping(document, "features", value, keys=KINDS)
     taken = dict.fromkeys(OWN_COLUMNS, "which every row has beside its features, expected another name")
     taken[label] = "which is the label, expected what is known before it"
     names: dict[str, list[str]] = {kind: [] for kind in KINDS}
@@ -96,7 +99,8 @@ def _features(document: Document, value: Any, *, label: str) -> Features:
             names[kind].append(name)
     if not any(names.values()):
         raise document.refusal("features", "features names no column, expected one or more")
-    return Features(numeric=tuple(names["numeric"]), categorical=tuple(names["categorical"]))
+    with document.located("features"):
+        return Features(numeric=tuple(names["numeric"]), categorical=tuple(names["categorical"]))
 
 
 def _names(document: Document, path: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -116,7 +120,7 @@ def _names(document: Document, path: str, value: Any) -> Iterator[tuple[str, str
             raise document.refusal(inner, f"{inner} is {error}") from error
 
 
-def _mapping(document: Document, path: str, value: Any, keys: Sequence[str] = ()) -> dict[str, Any]:
+def _mapping(document: Document, path: str, value: Any, *, keys: Sequence[str] = ()) -> dict[str, Any]:
     """`value` as a mapping, of these keys where some are given."""
     if not isinstance(value, dict):
         found = "empty" if value is None else repr(value)

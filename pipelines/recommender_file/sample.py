@@ -51,7 +51,7 @@ class SampledColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class ColumnSample:
     """The first rows of one file."""
 
     path: Path
@@ -61,7 +61,7 @@ class Sample:
     columns: tuple[SampledColumn, ...]
 
 
-def read_sample(path: Path, *, rows: int = SAMPLE_ROWS) -> Sample:
+def read_sample(path: Path, *, rows: int = SAMPLE_ROWS) -> ColumnSample:
     """The first `rows` rows of the file at `path`.
 
     Raises:
@@ -80,7 +80,7 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS) -> Sample:
         raise ContractError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if table is None or not table.num_rows:
         raise ContractError(f"{path} holds no rows, expected some below its header")
-    return Sample(
+    return ColumnSample(
         path=path,
         num_rows=table.num_rows,
         num_ragged=len(ragged),

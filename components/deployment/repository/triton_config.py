@@ -89,9 +89,9 @@ def triton_config(
         raise ContractError(f"versions are {wanted}, expected one or more, each at least 1")
     # A sample of batch size n is n requests of one and the same row, run as one batch.
     inputs = input_tensors(features)
-    samples = [_sample(f"row {at}", 1, row, inputs) for at, row in enumerate(warmup)]
+    samples = [_sample(f"row {at}", row, inputs, batch_size=1) for at, row in enumerate(warmup)]
     if warmup:
-        samples.append(_sample("batch", WARMUP_BATCH, warmup[0], inputs))
+        samples.append(_sample("batch", warmup[0], inputs, batch_size=WARMUP_BATCH))
     threads = ("intra_op_thread_count", "inter_op_thread_count") if options.server == ONNXRUNTIME else ()
     document = {
         "name": name,
@@ -123,7 +123,7 @@ def _shape(tensor: Tensor) -> dict[str, Any]:
     return {"data_type": f"TYPE_{tensor.datatype}", "dims": [tensor.width]}
 
 
-def _sample(name: str, batch_size: int, row: WarmupRow, inputs: Iterable[Tensor]) -> dict[str, Any]:
+def _sample(name: str, row: WarmupRow, inputs: Iterable[Tensor], *, batch_size: int) -> dict[str, Any]:
     files = {tensor.name: {**_shape(tensor), "input_data_file": row[tensor.name]} for tensor in inputs}
     return {"name": name, "batch_size": batch_size, "inputs": files}
 

@@ -96,8 +96,21 @@ def test_a_log_without_a_label_asks_for_it(tmp_path):
     assert recommender.data.label == "label"
 
 
+def test_a_log_without_features_of_one_kind_asks_for_them(tmp_path):
+    path = write(tmp_path / "a.csv", "clicked,price\n0,0.5\n1,1.5\n")
+    assert "  categorical: []  # FILL IN: " in draft(read_sample(path), name="shop")
+    with pytest.raises(ContractError, match="draft:17: features.categorical names no column"):
+        drafted(path)
+
+
+def test_a_column_whose_name_no_feature_can_have_is_left_out(tmp_path):
+    comments, recommender = drafted(write(tmp_path / "a.csv", "clicked,price,item_id,a/b\n0,0.5,1,2\n1,1.5,2,3\n"))
+    assert recommender.features.names == ("price", "item_id")
+    assert "#   a/b: " in comments
+
+
 def test_lines_of_another_length_are_counted_in_the_draft(tmp_path):
-    comments, _ = drafted(write(tmp_path / "a.csv", "clicked,price\n0,1.5\n1\n1,2.5\n"))
+    comments, _ = drafted(write(tmp_path / "a.csv", "clicked,price,item_id\n0,1.5,3\n1\n1,2.5,4\n"))
     assert "the first 2 rows of 'a.csv', 1 lines with another number of fields aside" in comments
 
 
@@ -134,7 +147,7 @@ CELLS = st.none() | st.integers(-(2**40), 2**40) | st.floats(allow_infinity=True
     st.lists(st.integers(0, 1), min_size=4, max_size=4),
 )
 def test_whatever_a_log_holds_its_draft_is_a_sound_file(tmp_path, columns, clicks):
-    table = {"price_of_it": [0.5, 1.5, 2.5, 3.5], "clicked": clicks}
+    table = {"price_of_it": [0.5, 1.5, 2.5, 3.5], "item_id": [1, 2, 3, 4], "clicked": clicks}
     for name, values in columns.items():
         kinds = {type(value) for value in values if value is not None}
         table.setdefault(name, values if len(kinds) == 1 else [None if v is None else str(v) for v in values])

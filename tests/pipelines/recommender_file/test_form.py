@@ -89,6 +89,12 @@ def test_a_file_says_name_columns_and_settings():
             "---\ntraining:",
             "11: expected a single document in the stream in line 1, but found another document",
         ),
+        ("learning_rate:", "learnin_rate:", "12: training.learnin_rate is no setting, expected learning_rate"),
+        ("1e-3", "-1", "12: training: learning_rate is -1.0, expected"),
+        ("1e-3", "high", "12: training.learning_rate is 'high', expected float"),
+        ("training:", "monitor:\n  window_rows: 5\ntraining:", "12: monitor: window_rows is 5, expected at least"),
+        ("[price]", "[]", "7: features.numeric names no column, expected one or more: every network needs both kinds"),
+        ("[price]", "[a/b]", "6: features are named ['a/b'], expected printable characters without a slash"),
         ("shop", "sh\0op", "2: character '\\x00', expected printable ones"),
     ],
 )
@@ -123,12 +129,13 @@ def test_a_file_without_any_feature_is_refused():
 
 
 def test_words_that_older_yaml_takes_for_something_else_are_texts_and_quoted_ranges_are_names():
-    text = "format: evergreen/recommender/1\nname: shop\nfeatures: {numeric: [on, no, 2026-11-23, 1:30, 010, 'a1..a3']}"
+    text = "format: evergreen/recommender/1\nname: shop\n"
+    text += "features: {numeric: [on, no, 2026-11-23, 1:30, 010, 'a1..a3'], categorical: [yes]}"
     assert parse_recommender(text, source="it").features.numeric == ("on", "no", "2026-11-23", "1:30", "010", "a1..a3")
 
 
 def test_numbers_in_a_range_keep_their_leading_zeros():
-    text = "format: evergreen/recommender/1\nname: shop\nfeatures: {categorical: [c08..c11]}"
+    text = "format: evergreen/recommender/1\nname: shop\nfeatures: {numeric: [price], categorical: [c08..c11]}"
     assert parse_recommender(text, source="it").features.categorical == ("c08", "c09", "c10", "c11")
 
 
@@ -143,7 +150,9 @@ NUMBERED = st.builds(
     lambda prefix, first: f"{prefix}{first}", st.sampled_from(["", "a", "1..", "a..b", "0"]), st.integers(0, 20)
 )
 NAMES = st.text(min_size=1) | NUMBERED | st.sampled_from(["true", "null", "~", "1e7", "a: b", "x #y", "- x", "I1..I3"])
-NAMES = NAMES.filter(lambda name: name not in OWN_COLUMNS)
+NAMES = NAMES.map(str.strip).filter(
+    lambda name: name and name.isprintable() and "/" not in name and name not in OWN_COLUMNS
+)
 RUNS = st.builds(
     lambda prefix, first, width, length: [f"{prefix}{number:0{width}}" for number in range(first, first + length)],
     st.sampled_from(["I", "x1y", "a..", "9"]),
@@ -166,8 +175,8 @@ SETTINGS = st.fixed_dictionaries(
 @st.composite
 def recommenders(draw):
     listed = draw(st.lists(NAMES.map(lambda name: [name]) | RUNS, min_size=1, max_size=8))
-    names = list(dict.fromkeys(name for run in listed for name in run))
-    cut = draw(st.integers(0, len(names)))
+    names = list(dict.fromkeys(["price", *(name for run in listed for name in run), "item"]))
+    cut = draw(st.integers(1, len(names) - 1))
     features = Features(numeric=tuple(names[:cut]), categorical=tuple(names[cut:]))
     label, time = draw(st.lists(NAMES.filter(lambda name: name not in names), min_size=2, max_size=2, unique=True))
     data = draw(st.sampled_from([ColumnNames(), ColumnNames(label=label), ColumnNames(label=label, event_time=time)]))
