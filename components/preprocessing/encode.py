@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.hugectr_folder import write_file_list
 from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FeatureWorkflow
@@ -35,7 +34,6 @@ from components.runtime import forked
 from components.runtime.durable import write_whole
 from components.runtime.errors import PermanentError
 
-TYPES = {LABEL: "float", **dict.fromkeys(DENSE, "float"), **dict.fromkeys(CATEGORICAL, "int64")}
 COMPARED_ROWS = 1024
 """Of each file."""
 TOLERANCE = 1e-6
@@ -112,12 +110,12 @@ def _encode_share(workflow: Any, features: FeatureWorkflow, share: Share) -> int
     feature_graph.write_encoded(workflow, share.partitions, folder=share.folder, names=share.names)
     num_rows = 0
     for partition, name in zip(share.partitions, share.names):
-        num_rows += verify_file(share.folder / name, features.slot_sizes)
+        num_rows += verify_file(share.folder / name, features.features, features.slot_sizes)
         compare(features, partition, share.folder / name)
     return num_rows
 
 
-def verify_file(path: Path, slot_sizes: list[int]) -> int:
+def verify_file(path: Path, columns: Features, slot_sizes: list[int]) -> int:
     """Proves that one file is in HugeCTR's form; gives its number of rows.
 
     Raises:
@@ -125,11 +123,12 @@ def verify_file(path: Path, slot_sizes: list[int]) -> int:
     """
     file = pq.ParquetFile(path)
     found = {field.name: str(field.type) for field in file.schema_arrow}
-    if list(found.items()) != list(TYPES.items()):
-        raise PermanentError(f"columns of {path} are {found}, expected {TYPES} in this order")
-    sizes = dict(zip(CATEGORICAL, slot_sizes))
+    types = {**dict.fromkeys((LABEL, *columns.numeric), "float"), **dict.fromkeys(columns.categorical, "int64")}
+    if list(found.items()) != list(types.items()):
+        raise PermanentError(f"columns of {path} are {found}, expected {types} in this order")
+    sizes = dict(zip(columns.categorical, slot_sizes))
     for batch in file.iter_batches():
-        for name, column in zip(TYPES, batch.columns):
+        for name, column in zip(types, batch.columns):
             if column.null_count:
                 raise PermanentError(f"column {name} of {path} has {column.null_count} nulls, expected none")
             _verify_values(path, name, column.to_numpy(), slot_size=sizes.get(name))
@@ -154,10 +153,12 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
     """
     raw = read_partition(partition, first_rows=COMPARED_ROWS)
     written = next(pq.ParquetFile(path).iter_batches(batch_size=len(raw))).to_pandas()
-    categories = raw[list(CATEGORICAL)].fillna(MISSING_CATEGORY).to_numpy().astype(np.int64)
-    wrong_ids = np.count_nonzero(features.encode_categorical(categories) != written[list(CATEGORICAL)].to_numpy())
-    dense = features.encode_dense(raw[list(DENSE)].to_numpy())
-    difference = float((np.abs(dense - written[list(DENSE)].to_numpy()) / np.maximum(np.abs(dense), 1.0)).max())
+    numeric, categorical = list(features.features.numeric), list(features.features.categorical)
+    categories = raw[categorical].fillna(MISSING_CATEGORY).to_numpy().astype(np.int64)
+    wrong_ids = np.count_nonzero(features.encode_categorical(categories) != written[categorical].to_numpy())
+    dense = features.encode_dense(raw[numeric].to_numpy().astype(np.float32))
+    relative = np.abs(dense - written[numeric].to_numpy().astype(np.float32)) / np.maximum(np.abs(dense), 1.0)
+    difference = float(relative.max(initial=0.0))
     if wrong_ids or not difference <= TOLERANCE:  # not a number is a difference, too
         raise PermanentError(
             f"NVTabular and the feature workflow differ in {wrong_ids} ids and by {difference} in dense values "

@@ -21,23 +21,18 @@ from merlin.schema import ColumnSchema, Schema
 from numpy.typing import NDArray
 from nvtabular import ops
 
-from components.contracts.criteo import CATEGORICAL, CRITEO, DENSE
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
 from components.preprocessing import operators
-from components.preprocessing.operators import Counts, DistinctCategorify, Emptied, Moments, RoundedLogOp
+from components.preprocessing.operators import Counts, DistinctCategorify, Emptied, Moments, RoundedLogOp, stored_name
 from components.preprocessing.parent import ParentWorkflow
-from components.preprocessing.raw_partitions import READ_TYPES, Partition, read_lazily
+from components.preprocessing.raw_partitions import Partition, read_lazily, read_types
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import Column, next_column, unseen_column
 
 FILL = 0.0
 CLIP_MIN = 0.0
-
-
-INPUT_SCHEMA = Schema([ColumnSchema(name, dtype=np.dtype(dtype)) for name, dtype in READ_TYPES.items()])
-"""Stated, because NVTabular would read a partition to find out."""
 
 
 def statistics_of(partitions: list[Partition], *, with_moments: bool) -> tuple[dict[str, Counts], Moments]:
@@ -47,10 +42,14 @@ def statistics_of(partitions: list[Partition], *, with_moments: bool) -> tuple[d
         partitions: At least one.
         with_moments: Whether the dense columns are fitted too; without, there are no moments.
     """
-    statistics = operators.WindowStatistics(CATEGORICAL, DENSE if with_moments else ())
-    inputs = list(CATEGORICAL) + logged() if with_moments else list(CATEGORICAL)
-    workflow = nvt.Workflow(inputs >> statistics)
-    workflow.graph.construct_schema(INPUT_SCHEMA)
+    features = partitions[0].features
+    numeric = features.numeric if with_moments else ()
+    statistics = operators.WindowStatistics(features.categorical, numeric)
+    inputs = [columns for columns in (list(features.categorical), logged(numeric)) if columns]
+    if not inputs:
+        return {}, {}
+    workflow = nvt.Workflow(_joined(inputs) >> statistics)
+    workflow.graph.construct_schema(_input_schema(features))
     # What Workflow.fit does, but for the types of the output, for which it reads and transforms a partition once more.
     workflow.executor.fit_phase(_dataset(partitions), [workflow.output_node])
     return statistics.counts, statistics.moments
@@ -59,6 +58,7 @@ def statistics_of(partitions: list[Partition], *, with_moments: bool) -> tuple[d
 def next_workflow(
     statistics: tuple[dict[str, Counts], Moments],
     *,
+    of: Features,
     parent: ParentWorkflow | None,
     now: int,
     rules: PreprocessingSettings,
@@ -68,6 +68,7 @@ def next_workflow(
 
     Args:
         statistics: Those of the training rows.
+        of: The columns; a parent's are the same.
         parent: Whose workflow to carry on; None = fitted on these rows alone. The arithmetic on dense columns stays
             the parent's, because its weights were trained on it.
         now: Newest row of the window, microseconds of UTC since 1970.
@@ -75,11 +76,11 @@ def next_workflow(
         excluded: Features that the rows all lack, and that what is fitted always takes as missing.
     """
     counts, moments = statistics
-    before = parent.columns if parent else [unseen_column(np.zeros(0, np.int64))] * len(CATEGORICAL)
-    after = [next_column(column, *counts[name], now=now, rules=rules) for name, column in zip(CATEGORICAL, before)]
-    means, stds = (parent.features.means, parent.features.stds) if parent else _fitted(moments)
+    before = parent.columns if parent else [unseen_column(np.zeros(0, np.int64))] * len(of.categorical)
+    after = [next_column(column, *counts[name], now=now, rules=rules) for name, column in zip(of.categorical, before)]
+    means, stds = (parent.features.means, parent.features.stds) if parent else _fitted(moments, of)
     features = FeatureWorkflow(
-        features=CRITEO,
+        features=of,
         vocabularies=tuple(column.vocabulary for column in after),
         fill=parent.features.fill if parent else FILL,
         clip_min=parent.features.clip_min if parent else CLIP_MIN,
@@ -93,34 +94,49 @@ def next_workflow(
 
 def explicit_workflow(features: FeatureWorkflow, storage: Path) -> Any:
     """The NVTabular workflow that computes what `features` says; its category files lie below `storage`."""
-    categorify = DistinctCategorify(vocabs=_write_vocabularies(features, storage), out_path=str(storage))
+    columns = features.features
+    categorify = DistinctCategorify(_write_vocabularies(features, storage), folder=storage)
     normalize = ops.Normalize(out_dtype=np.float32)
     # A float32 scalar written as a Python float keeps the arithmetic in float32.
-    normalize.means = dict(zip(DENSE, map(float, features.means)))
-    normalize.stds = dict(zip(DENSE, map(float, features.stds)))
+    normalize.means = dict(zip(columns.numeric, map(float, features.means)))
+    normalize.stds = dict(zip(columns.numeric, map(float, features.stds)))
     categorify.fitted = normalize.fitted = True
-    label = [LABEL] >> ops.AddMetadata(tags=["target"])
-    dense, categorical = _present(DENSE, features.excluded), _present(CATEGORICAL, features.excluded)
-    values = logged(features.fill, features.clip_min, columns=dense) >> normalize
-    return nvt.Workflow(label + values + (categorical >> categorify)).fit_schema(INPUT_SCHEMA)
+    outputs = [[LABEL] >> ops.AddMetadata(tags=["target"])]
+    if columns.numeric:
+        dense = _present(columns.numeric, features.excluded)
+        outputs.append(logged(dense, features.fill, features.clip_min) >> normalize)
+    if columns.categorical:
+        outputs.append(_present(columns.categorical, features.excluded) >> categorify)
+    return nvt.Workflow(_joined(outputs)).fit_schema(_input_schema(columns))
 
 
 def write_encoded(workflow: Any, partitions: list[Partition], *, folder: Path, names: list[str]) -> None:
     """Writes the encoded rows to `folder` in HugeCTR's Parquet form, one file per partition, called by its name."""
     encoded = workflow.transform(_dataset(partitions))
     encoded.schema = _movable(encoded.schema)
-    columns = {"cats": list(CATEGORICAL), "conts": list(DENSE), "labels": [LABEL]}
+    features = partitions[0].features
+    columns = {"cats": list(features.categorical), "conts": list(features.numeric), "labels": [LABEL]}
     encoded.to_parquet(str(folder), output_files=names, **columns)
 
 
-def logged(fill: float = FILL, clip_min: float = CLIP_MIN, *, columns: Any = None) -> Any:
-    """The part of the graph before normalising: log(1 + max(x, clip_min)), missing = fill."""
-    columns = list(DENSE) if columns is None else columns
-    return columns >> ops.FillMissing(fill_val=fill) >> ops.Clip(min_value=clip_min) >> RoundedLogOp()
+def logged(columns: Any, fill: float = FILL, clip_min: float = CLIP_MIN) -> Any:
+    """The part of the graph before normalising: log(1 + max(x, clip_min)), missing = fill; None of no columns."""
+    columns = list(columns) if isinstance(columns, tuple) else columns
+    return columns and columns >> ops.FillMissing(fill_val=fill) >> ops.Clip(min_value=clip_min) >> RoundedLogOp()
 
 
 def _dataset(partitions: list[Partition]) -> Any:
-    return nvt.Dataset(read_lazily(partitions), cpu=True, schema=INPUT_SCHEMA)
+    return nvt.Dataset(read_lazily(partitions), cpu=True, schema=_input_schema(partitions[0].features))
+
+
+def _input_schema(features: Features) -> Any:
+    """Stated, because NVTabular would read a partition to find out."""
+    return Schema([ColumnSchema(name, dtype=np.dtype(dtype)) for name, dtype in read_types(features).items()])
+
+
+def _joined(parts: list[Any]) -> Any:
+    """The columns of all parts, at least one, in their order."""
+    return sum(parts[1:], start=parts[0])
 
 
 def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, str]:
@@ -131,11 +147,11 @@ def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, s
     folder = storage / "categories"
     folder.mkdir(parents=True)
     paths = {}
-    for name, values in zip(CATEGORICAL, features.vocabularies):
+    for i, (name, values) in enumerate(zip(features.features.categorical, features.vocabularies)):
         # NVTabular cannot encode with an empty vocabulary; this value, which no raw row holds, stands in for it.
         listed = _without_tombstones(values) if len(values) else np.array([MISSING_CATEGORY])
-        frame = pd.DataFrame({name: listed}, index=pd.RangeIndex(FIRST_ID, FIRST_ID + len(listed)))
-        paths[name] = str(folder / f"unique.{name}.parquet")
+        frame = pd.DataFrame({stored_name(name): listed}, index=pd.RangeIndex(FIRST_ID, FIRST_ID + len(listed)))
+        paths[name] = str(folder / f"unique.{i}.parquet")
         pq.write_table(pa.Table.from_pandas(frame), paths[name], use_dictionary=False, write_statistics=False)
     return paths
 
@@ -164,7 +180,7 @@ def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(vocabulary == TOMBSTONE, TOMBSTONE - np.arange(len(vocabulary)), vocabulary)
 
 
-def _fitted(moments: Moments) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _fitted(moments: Moments, features: Features) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Means and standard deviations; 1 in place of the standard deviation of a constant or one-row column."""
-    means, stds = np.array([operators.mean_and_std(*moments[name]) for name in DENSE]).T
+    means, stds = np.array([operators.mean_and_std(*moments[name]) for name in features.numeric]).reshape(-1, 2).T
     return means.astype(np.float32), np.where(stds == 0, 1.0, stds).astype(np.float32)

@@ -9,6 +9,7 @@ machine.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -126,11 +127,24 @@ def _moments(values: Any) -> tuple[int, int, int]:
     return len(values), int(fixed.sum()), squares
 
 
+def stored_name(name: str) -> str:
+    """The name by which Categorify looks a column up.
+
+    It merges tables that have columns `order` and `labels` of their own; no feature's name has a slash.
+    """
+    return f"/{name}"
+
+
 class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
     """Categorify that looks up each distinct value of a column once, and gives the rows the ids of their values.
 
     It also takes a partition in which a column has no value at all, where NVTabular 23.8 raises.
     """
+
+    def __init__(self, vocabularies: dict[str, str], *, folder: Path) -> None:
+        """Takes the file of each column, whose category column is named by `stored_name`, and their folder."""
+        super().__init__(vocabs={stored_name(name): path for name, path in vocabularies.items()}, out_path=str(folder))
+        self.storage_name = {name: stored_name(name) for name in vocabularies}
 
     def transform(self, col_selector: Any, df: Any) -> Any:
         """The ids of `df`, int64."""
@@ -141,8 +155,8 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
         places, distinct = _distinct(column.to_numpy())
         ids = np.full(len(distinct) + 1, MISSING_ID, dtype=np.int64)
         if len(distinct):
-            selector = type(col_selector)([name])
-            ids[:-1] = super().transform(selector, pd.DataFrame({name: distinct}))[name]
+            stored = stored_name(name)
+            ids[:-1] = super().transform(type(col_selector)([stored]), pd.DataFrame({stored: distinct}))[stored]
         return ids[places]
 
 

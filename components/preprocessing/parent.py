@@ -17,7 +17,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from components.contracts.criteo import CATEGORICAL
+from components.contracts.features import Features
 from components.contracts.manifests import Model
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.vocabularies import Candidates, Column
@@ -27,16 +27,17 @@ from components.storage.uris import local_path
 from components.store import models as model_store
 
 ADMISSION_FILE = "admission.npz"
-"""Per column, int64: `C1` (last seen, per id); of its candidates `C1_candidates`, `C1_sightings`, `C1_last_seen`."""
+"""Per column, by its position, int64: `0` (last seen, per id); of its candidates `0_candidates`, `0_sightings`,
+`0_last_seen`."""
 
 
 def save_columns(columns: Sequence[Column], folder: Path) -> None:
-    """Writes what is remembered of the 26 columns into `folder`; the same columns give the same bytes."""
+    """Writes what is remembered of the categorical columns into `folder`; the same columns give the same bytes."""
     arrays: dict[str, Any] = {}
-    for name, column in zip(CATEGORICAL, columns):
+    for i, column in enumerate(columns):
         known = column.candidates
-        arrays |= {name: column.last_seen, f"{name}_candidates": known.categories}
-        arrays |= {f"{name}_sightings": known.sightings, f"{name}_last_seen": known.last_seen}
+        arrays |= {f"{i}": column.last_seen, f"{i}_candidates": known.categories}
+        arrays |= {f"{i}_sightings": known.sightings, f"{i}_last_seen": known.last_seen}
     content = io.BytesIO()
     # All that one window held has one time: compressed, a million ids of 30 windows take 1 MB instead of 8.
     np.savez_compressed(content, **{name: array.astype("<i8") for name, array in arrays.items()})
@@ -44,7 +45,7 @@ def save_columns(columns: Sequence[Column], folder: Path) -> None:
 
 
 def load_columns(folder: Path, features: FeatureWorkflow) -> list[Column]:
-    """The 26 columns of the workflow `features`, which lies in `folder`.
+    """The categorical columns of the workflow `features`, which lies in `folder`.
 
     Raises:
         ContractError: the file is absent or damaged.
@@ -52,13 +53,13 @@ def load_columns(folder: Path, features: FeatureWorkflow) -> list[Column]:
     path, columns = folder / ADMISSION_FILE, []
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            for name, vocabulary in zip(CATEGORICAL, features.vocabularies):
+            for i, vocabulary in enumerate(features.vocabularies):
                 candidates = Candidates(
-                    categories=arrays[f"{name}_candidates"],
-                    sightings=arrays[f"{name}_sightings"],
-                    last_seen=arrays[f"{name}_last_seen"],
+                    categories=arrays[f"{i}_candidates"],
+                    sightings=arrays[f"{i}_sightings"],
+                    last_seen=arrays[f"{i}_last_seen"],
                 )
-                columns.append(Column(vocabulary=vocabulary, last_seen=arrays[name], candidates=candidates))
+                columns.append(Column(vocabulary=vocabulary, last_seen=arrays[f"{i}"], candidates=candidates))
         return columns
     except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
         raise ContractError(f"{path} cannot be read: {error}") from error
@@ -73,13 +74,16 @@ class ParentWorkflow:
     columns: list[Column]
 
 
-def expect_parents_columns(excluded_columns: list[str], parent: ParentWorkflow | None) -> None:
-    """Refuses a round that leaves out other columns than its parent: the parent's weights were fitted to them.
+def expect_parents_columns(features: Features, excluded_columns: list[str], parent: ParentWorkflow | None) -> None:
+    """Refuses a round that has or leaves out other columns than its parent: the parent's weights were fitted to them.
 
     Raises:
-        ContractError: the excluded columns differ; names those that do.
+        ContractError: the features or the excluded columns differ; names those that do.
     """
-    if parent is not None and set(excluded_columns) != set(parent.features.excluded):
+    if parent is None:
+        return
+    features.expect_same(parent.features.features, parent=parent.model.model_id)
+    if set(excluded_columns) != set(parent.features.excluded):
         missing = sorted(set(excluded_columns) - set(parent.features.excluded))
         added = sorted(set(parent.features.excluded) - set(excluded_columns))
         raise ContractError(

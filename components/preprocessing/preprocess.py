@@ -60,18 +60,17 @@ def preprocess(
     """
     settings = raw.recommender.section("preprocessing", PreprocessingSettings)
     processes = 1 if dask_scheduler else settings.processes or min(forked.available_cores(), forked.MAX_PROCESSES)
-    expect_parents_columns(raw.excluded_columns, parent)
+    named = raw.recommender.features
+    expect_parents_columns(named, raw.excluded_columns, parent)
     with (
         dask_client(dask_scheduler),
         whole_directory(final, replace=True) as aside,
         _parts(raw, settings.negative_rate, aside) as parts,
     ):
-        plan = partial(raw_partitions.plan_partitions, excluded=tuple(raw.excluded_columns))
+        plan = partial(raw_partitions.plan_partitions, features=named, excluded=tuple(raw.excluded_columns))
         plans = {part: plan(*at, settings.partition_rows) for part, at in parts.items()}
         to_fit = plan(*parts[TRAIN], min(settings.partition_rows, FIT_ROWS))
-        features, columns = _fit_workflow(
-            to_fit, raw, settings, parent=parent, processes=processes, folder=aside / WORKFLOW
-        )
+        features, columns = _fit_workflow(to_fit, raw, parent=parent, processes=processes, folder=aside / WORKFLOW)
         workflow = feature_graph.explicit_workflow(features, aside / CATEGORY_FILES)
         rows = encode.encode_parts(workflow, features, plans, aside=aside, final=final, processes=processes)
         for part, (_, num_rows) in parts.items():
@@ -141,7 +140,9 @@ def _parts(raw: RawDataset, negative_rate: float, aside: Path) -> Iterator[dict[
         if part in parts:
             folder = aside / THINNED / part
             source, num_rows = parts[part]
-            parts[part] = (folder, thin(source, folder, negative_rate, expected_rows=num_rows))
+            features = raw.recommender.features
+            kept = thin(source, folder, negative_rate, features=features, expected_rows=num_rows)
+            parts[part] = (folder, kept)
             logger.info("%s thinned: %d rows kept", part, parts[part][1])
     if not parts[TRAIN][1]:
         raise ContractError(f"negative_rate {negative_rate} keeps no row of {raw.train_uri}, expected a larger one")
@@ -152,7 +153,6 @@ def _parts(raw: RawDataset, negative_rate: float, aside: Path) -> Iterator[dict[
 def _fit_workflow(
     plan: list[raw_partitions.Partition],
     raw: RawDataset,
-    settings: PreprocessingSettings,
     *,
     parent: ParentWorkflow | None,
     processes: int,
@@ -165,9 +165,10 @@ def _fit_workflow(
     found = forked.run_all(fit_share, shares, processes=processes)
     features, columns = feature_graph.next_workflow(
         operators.merged(found),
+        of=raw.recommender.features,
         parent=parent,
         now=now,
-        rules=settings,
+        rules=raw.recommender.section("preprocessing", PreprocessingSettings),
         excluded=tuple(raw.excluded_columns),
     )
     features.save(folder)

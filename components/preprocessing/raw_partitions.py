@@ -16,8 +16,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES, RAW_TYPES
-from components.contracts.raw_rows import LABEL
+from components.contracts.features import Features
+from components.contracts.raw_rows import LABEL, raw_types
 from components.runtime.errors import ContractError, first_line
 
 
@@ -28,11 +28,18 @@ class Partition(NamedTuple):
     groups: tuple[int, ...]
     """Row groups of the file; at least one."""
     num_rows: int
+    features: Features
     excluded: tuple[str, ...] = ()
     """Features that are missing whatever the file holds."""
 
 
-READ_TYPES = {LABEL: "float32", **dict.fromkeys(DENSE, "float32"), **dict.fromkeys(CATEGORICAL, "float64")}
+def read_types(features: Features) -> dict[str, str]:
+    """Types of the columns of a partition's frame, in their order."""
+    return {
+        LABEL: "float32",
+        **dict.fromkeys(features.numeric, "float32"),
+        **dict.fromkeys(features.categorical, "float64"),
+    }
 
 
 def raw_files(folder: Path) -> list[Path]:
@@ -48,7 +55,7 @@ def raw_files(folder: Path) -> list[Path]:
 
 
 def plan_partitions(
-    folder: Path, expected_rows: int, partition_rows: int, *, excluded: tuple[str, ...] = ()
+    folder: Path, expected_rows: int, partition_rows: int, *, features: Features, excluded: tuple[str, ...] = ()
 ) -> list[Partition]:
     """Partitions of about `partition_rows` rows each, none empty, in row order; only the files' footers are read.
 
@@ -61,9 +68,9 @@ def plan_partitions(
     partitions: list[Partition] = []
     num_rows = 0
     for path in raw_files(folder):
-        metadata = open_raw(path).metadata
+        metadata = open_raw(path, features, (LABEL, *features.names)).metadata
         num_rows += metadata.num_rows
-        partitions += [Partition(str(path), *group, excluded) for group in _grouped(metadata, partition_rows)]
+        partitions += [Partition(str(path), *group, features, excluded) for group in _grouped(metadata, partition_rows)]
     if num_rows != expected_rows or num_rows == 0:
         raise ContractError(
             f"raw folder {folder} has {num_rows} rows, expected the manifest's {expected_rows} and at least 1"
@@ -72,13 +79,14 @@ def plan_partitions(
 
 
 def read_partition(partition: Partition, *, first_rows: int | None = None) -> Any:
-    """The label and the features of a partition, or of its first rows, as a frame of `READ_TYPES`.
+    """The label and the features of a partition, or of its first rows, as a frame of `read_types`.
 
     Raises:
         ContractError: the file is damaged.
     """
-    path, groups, _, excluded = partition
-    names = [name for name in READ_TYPES if name not in excluded]
+    path, groups, _, features, excluded = partition
+    types = read_types(features)
+    names = [name for name in types if name not in excluded]
     try:
         file = pq.ParquetFile(path)
         if first_rows is None:
@@ -92,16 +100,17 @@ def read_partition(partition: Partition, *, first_rows: int | None = None) -> An
         name: np.full(table.num_rows, np.nan, dtype)
         if name in excluded
         else table[name].to_numpy().astype(dtype, copy=False)
-        for name, dtype in READ_TYPES.items()
+        for name, dtype in types.items()
     }
     return pd.DataFrame(columns)
 
 
 def read_lazily(partitions: list[Partition]) -> Any:
-    """The partitions as a Dask frame."""
+    """The partitions, at least one, as a Dask frame."""
     import dask.dataframe as dd
 
-    empty = pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in READ_TYPES.items()})
+    types = read_types(partitions[0].features)
+    empty = pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in types.items()})
     return dd.from_map(read_partition, partitions, meta=empty, enforce_metadata=False)
 
 
@@ -119,7 +128,7 @@ def _grouped(metadata: Any, partition_rows: int) -> list[tuple[tuple[int, ...], 
     return grouped
 
 
-def open_raw(path: Path, columns: Iterable[str] = (LABEL, *FEATURES)) -> Any:
+def open_raw(path: Path, features: Features, columns: Iterable[str]) -> Any:
     """The raw Parquet file at `path`, footer read.
 
     Raises:
@@ -129,12 +138,12 @@ def open_raw(path: Path, columns: Iterable[str] = (LABEL, *FEATURES)) -> Any:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
-    schema = file.schema_arrow
+    schema, types = file.schema_arrow, raw_types(features)
     for name in columns:
         found = str(schema.field(name).type) if name in schema.names else "absent"
         found = "float32" if found == "float" else found
-        if found != RAW_TYPES[name]:
-            raise ContractError(f"column {name} of {path} is {found}, expected {RAW_TYPES[name]}")
+        if found != types[name]:
+            raise ContractError(f"column {name} of {path} is {found}, expected {types[name]}")
     return file
 
 

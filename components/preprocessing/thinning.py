@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import FEATURES
+from components.contracts.features import Features
 from components.contracts.raw_rows import LABEL, REQUEST_ID, ROW
 from components.contracts.row_hash import row_identities, uniforms
 from components.preprocessing.raw_partitions import open_raw, raw_files, unreadable
@@ -26,10 +26,9 @@ from components.runtime.errors import ContractError
 SALT = 0x5EED0F7415
 """Another than replay's (its salt is a time), so that the rows drawn to be replayed are thinned like all others."""
 GROUP_ROWS = 65_536
-_COLUMNS = [LABEL, *FEATURES, REQUEST_ID, ROW]
 
 
-def thin(source: Path, into: Path, negative_rate: float, *, expected_rows: int) -> int:
+def thin(source: Path, into: Path, negative_rate: float, *, features: Features, expected_rows: int) -> int:
     """Copies label and features of the raw rows of a folder, without those that the rate leaves out; returns how many.
 
     Rows keep their order, and one batch is in memory at a time.
@@ -38,6 +37,7 @@ def thin(source: Path, into: Path, negative_rate: float, *, expected_rows: int) 
         source: Folder of raw Parquet files, in the order of their names.
         into: Created; has one file, and none where no row is kept.
         negative_rate: Probability with which a row without a click is kept, in (0, 1].
+        features: Which the rows have.
         expected_rows: Rows that the folder has by its manifest.
 
     Raises:
@@ -47,16 +47,18 @@ def thin(source: Path, into: Path, negative_rate: float, *, expected_rows: int) 
     if not 0 < negative_rate <= 1:
         raise ContractError(f"negative_rate is {negative_rate}, expected more than 0 and at most 1")
     into.mkdir(parents=True)
+    copied = [LABEL, *features.names]
+    columns = [*copied, REQUEST_ID, ROW]
     num_read = num_rows = 0
     with ExitStack() as stack:
         writer = None
         for path in raw_files(source):
             try:
-                for batch in open_raw(path, _COLUMNS).iter_batches(batch_size=GROUP_ROWS, columns=_COLUMNS):
+                for batch in open_raw(path, features, columns).iter_batches(batch_size=GROUP_ROWS, columns=columns):
                     kept = pa.Table.from_batches([batch]).filter(pa.array(kept_rows(batch, negative_rate)))
                     num_read, num_rows = num_read + batch.num_rows, num_rows + kept.num_rows
                     if kept.num_rows:
-                        table = kept.select([LABEL, *FEATURES])
+                        table = kept.select(copied)
                         writer = writer or stack.enter_context(pq.ParquetWriter(into / "part.parquet", table.schema))
                         writer.write_table(table)
             except (pa.ArrowException, OSError) as error:

@@ -51,16 +51,16 @@ ENCODE = """
 import sys
 from pathlib import Path
 import numpy as np, nvtabular, pandas
-from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.criteo import CATEGORICAL, CRITEO, DENSE
 from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.feature_graph import explicit_workflow
-from components.preprocessing.raw_partitions import READ_TYPES
+from components.preprocessing.raw_partitions import read_types
 
 folder = Path(sys.argv[1])
 with np.load(folder / "rows.npz") as rows:
     columns = {**dict(zip(DENSE, rows["dense"].T)), **dict(zip(CATEGORICAL, rows["categorical"].T))}
-frame = pandas.DataFrame({LABEL: 0, **columns}).astype(READ_TYPES)
+frame = pandas.DataFrame({LABEL: 0, **columns}).astype(read_types(CRITEO))
 frame[list(CATEGORICAL)] = frame[list(CATEGORICAL)].replace(-1, float("nan"))
 dataset = nvtabular.Dataset(frame, cpu=True)
 workflow = explicit_workflow(FeatureWorkflow.load(folder), folder / "categories")

@@ -19,7 +19,6 @@ from components.preprocessing.__main__ import main
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
 from components.store.models import model_folder
-from tests.support import recommenders
 from tests.support.releases import keep_model
 
 
@@ -61,9 +60,10 @@ def write_raw(tmp_path):
 
 
 def with_settings(raw_path, **settings):
-    """Gives a raw dataset a recommender with these settings of preprocessing."""
-    changed = recommenders.criteo_with(preprocessing={"frequency_threshold": 2, **settings})
-    replace(RawDataset.read(raw_path), recommender=changed).write(raw_path)
+    """Gives the recommender of a raw dataset these settings of preprocessing."""
+    raw = RawDataset.read(raw_path)
+    recommender = replace(raw.recommender, settings={"preprocessing": {"frequency_threshold": 2, **settings}})
+    replace(raw, recommender=recommender).write(raw_path)
 
 
 @pytest.fixture
@@ -71,7 +71,8 @@ def run_step(tmp_path):
     """Runs the step as its command line does; the store and the work folder have a space in their names."""
 
     def run(raw_path, *, run="run-1", parent=None, extra=(), expect=0, **settings):
-        with_settings(raw_path, **settings)
+        if raw_path.exists():
+            with_settings(raw_path, **settings)
         if parent:
             replace(RawDataset.read(raw_path), parent_model_id=parent).write(raw_path)
         output = tmp_path / f"{run}.json"

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.criteo import CATEGORICAL, CRITEO, DENSE
 from components.contracts.raw_rows import LABEL
 from components.preprocessing.encode import verify_file
 from components.runtime.errors import PermanentError
@@ -25,7 +25,7 @@ def encoded_folder(tmp_path):
 
 def verify(folder, slot_sizes=None):
     sizes = slot_sizes or [5] * len(CATEGORICAL)
-    return sum(verify_file(path, sizes) for path in sorted(folder.glob("*.parquet")))
+    return sum(verify_file(path, CRITEO, sizes) for path in sorted(folder.glob("*.parquet")))
 
 
 def test_verification_accepts_and_counts_what_is_right(encoded_folder):

@@ -58,7 +58,7 @@ def play(write_raw, run_step, keep_as_model, raw_table, reading):
         table = reading.replace(raw_table(300, seed=number), "C2", values, mask=np.arange(300) >= len(IN_C2[number]))
         run = run or f"run-{number}"
         raw = write_raw(table, name=f"raw of {run}", last_event_time=DAYS[number])
-        encoded_set = run_step(raw, run=run, parent=parent, extra=("--category-ttl-days", "1"))
+        encoded_set = run_step(raw, run=run, parent=parent, category_ttl_days=1)
         if keep:
             keep_as_model(local_path(encoded_set.workflow_uri), encoded_set.slot_sizes, keep)
         return encoded_set, reading.raw([table]).categorical

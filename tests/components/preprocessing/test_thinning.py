@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.contracts.manifests import RawDataset
 from components.contracts.raw_rows import LABEL
 from components.preprocessing.thinning import kept_rows, thin
@@ -60,7 +61,7 @@ def test_the_copy_has_the_kept_rows_in_order(tmp_path, raw_table):
     (tmp_path / "raw").mkdir()
     for name, table in zip(("a", "b"), tables):
         pq.write_table(table, tmp_path / "raw" / f"{name}.parquet", row_group_size=300)
-    num_rows = thin(tmp_path / "raw", tmp_path / "thinned", 0.5, expected_rows=1_600)
+    num_rows = thin(tmp_path / "raw", tmp_path / "thinned", 0.5, features=CRITEO, expected_rows=1_600)
     [path] = (tmp_path / "thinned").glob("*.parquet")
     copied = pq.read_table(path)
     expected = pa.concat_tables([table.filter(pa.array(kept(table, 0.5))) for table in tables])
@@ -116,5 +117,5 @@ def test_rows_without_identity_or_of_other_types_cannot_be_thinned(tmp_path, raw
         folder.mkdir()
         pq.write_table(table, folder / "part.parquet")
         with pytest.raises(ContractError) as refused:
-            thin(folder, tmp_path / f"{name} thinned", 0.5, expected_rows=50)
+            thin(folder, tmp_path / f"{name} thinned", 0.5, features=CRITEO, expected_rows=50)
         assert name in str(refused.value)

@@ -1,0 +1,65 @@
+"""The columns are the recommender's: any names, any number of each kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.features import Features
+from components.contracts.manifests import RawDataset
+from components.contracts.recommender import Recommender
+from components.storage.uris import local_path
+
+
+def table_of(features, n=400):
+    """Rows with some values missing; categories 0 to 8, of which 8 occurs once in each column."""
+    random = np.random.default_rng(3)
+    categories = np.append(np.arange(n - 1) % 8, 8)
+    return pa.table(
+        {"label": pa.array(np.arange(n) % 3 == 0).cast(pa.int32())}
+        | {
+            name: pa.array(random.lognormal(size=n), pa.float32(), mask=np.arange(n) % 9 == 1)
+            for name in features.numeric
+        }
+        | {
+            name: pa.array(random.permutation(categories), pa.int64(), mask=random.random(n) < 0.1)
+            for name in features.categorical
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        Features(numeric=("price", "age"), categorical=("item", "shop")),
+        Features(numeric=("item id",), categorical=("order", "labels", "encoded", "C1")),
+        Features(numeric=(), categorical=("item",)),
+        Features(numeric=("price",), categorical=()),
+    ],
+    ids=["two of each", "names that libraries use", "no numeric ones", "no categorical ones"],
+)
+def test_rows_of_any_columns_are_encoded_as_the_workflow_says(write_raw, run_step, reading, features):
+    table = table_of(features)
+    path = write_raw(table)
+    replace(RawDataset.read(path), recommender=Recommender(name="shop", features=features)).write(path)
+    encoded_set = run_step(path)
+    assert encoded_set.recommender.features == features
+    workflow = reading.workflow(encoded_set)
+    assert workflow.features == features
+    for size, name in zip(encoded_set.slot_sizes, features.categorical, strict=True):
+        counts = {each["values"]: each["counts"] for each in table[name].value_counts().to_pylist()}
+        assert size == 3 + sum(count >= 2 for category, count in counts.items() if category is not None)
+    (written,) = local_path(encoded_set.train_uri).glob("*.parquet")
+    found = pq.read_table(written)
+    assert found.column_names == ["label", *features.names]
+    for name, mean, std in zip(features.numeric, workflow.means, workflow.stds, strict=True):
+        logged = np.log1p(np.nan_to_num(table[name].to_numpy(), nan=0.0).astype(np.float64))
+        assert (mean, std) == pytest.approx((logged.mean(), logged.std(ddof=1)), rel=1e-5)
+        np.testing.assert_allclose(found[name].to_numpy(), (logged - mean) / std, rtol=0, atol=1e-5)
+    for name, vocabulary in zip(features.categorical, workflow.vocabularies, strict=True):
+        ids = {category: 3 + i for i, category in enumerate(vocabulary.tolist())} | {None: 1}
+        assert found[name].to_pylist() == [ids.get(category, 2) for category in table[name].to_pylist()]
