@@ -134,6 +134,7 @@ benchmark-validation: environments
 
 golden: environments
 	$(DRIVER) -m pipelines compile --output tests/pipelines/golden/retraining.yaml
+	$(DRIVER) -m pipelines.recommender_file.reference > docs/recommender.md
 
 format: environments
 	$(DRIVER) -m ruff check --fix .

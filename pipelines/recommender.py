@@ -6,19 +6,19 @@ The classes of the sections are their rooms'; which run has which description is
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from components.contracts.features import Features
 from components.contracts.recommender import Recommender, parse_settings
 from components.deployment.settings import RolloutSettings
 from components.evaluation.settings import GateSettings
 from components.extraction.settings import ExtractionSettings
-from components.models.configs import network_config
+from components.models.configs import NETWORKS, network_config
 from components.preprocessing.settings import PreprocessingSettings
 from components.store.recommenders import accepted
 from components.training.config import TrainingSettings
 from components.validation.rules import ValidationSettings
-from monitoring.backtest.settings import judging_settings
+from monitoring.backtest.settings import JudgingSettings, judging_settings
 
 SECTION_CLASSES: dict[str, type[Any]] = {
     "extraction": ExtractionSettings,
@@ -30,6 +30,15 @@ SECTION_CLASSES: dict[str, type[Any]] = {
 }
 """Of the sections that one dataclass reads. `model` is read by the class of its `kind` (`components.models.configs`),
 `monitor` by the parts of `monitoring.backtest.settings.JudgingSettings`."""
+
+
+def section_classes(section: str) -> list[type[Any]]:
+    """The dataclasses whose fields are the section's settings: of `model` one per network, of `monitor` its parts."""
+    if section == "model":
+        return list(NETWORKS.values())
+    if section == "monitor":
+        return list(get_type_hints(JudgingSettings).values())
+    return [SECTION_CLASSES[section]]
 
 
 _ANY = Recommender(name="any", features=Features(numeric=("any",), categorical=("other",)))

@@ -96,9 +96,13 @@ class ColumnNames:
     """
 
     label: str = LABEL
+    """1 where the row was clicked, else 0."""
     request_id: str = REQUEST_ID
+    """Which rows were shown together; without the column each row is a request of its own."""
     row: str = ROW
+    """Number of the row in its request; without the column the rows are numbered in file order."""
     event_time: str = EVENT_TIME
+    """When the row was shown; without the column rows have no time until `evergreen ingest` gives them one."""
 
     def __post_init__(self) -> None:
         """Refuses names that could not be told apart."""

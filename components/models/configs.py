@@ -61,6 +61,7 @@ class DcnConfig(NetworkConfig):
     network = "dcn"
     logit_weights = ("final_tower", "final_cross")
     num_cross_layers: int = 3
+    """Number of cross layers."""
     projection_dim: int = 0
     """Rank of the cross layers' matrices (DCN v2); 0 = DCN v1, whose cross layers have one weight vector each."""
 

@@ -1,0 +1,77 @@
+"""docs/recommender.md: every key of a recommender's file, from the classes that read it. `make golden` writes it.
+
+The text about each setting is its field's docstring; the classes are named by `pipelines.recommender`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+from components.contracts.raw_rows import ColumnNames
+from components.contracts.recommender import SECTIONS
+from components.runtime.docstrings import field_docstrings
+from pipelines.recommender import section_classes
+from pipelines.recommender_file.form import FORMAT
+
+_OF_FEATURES = ("num_dense", "num_categorical")
+"""Fields of a network that the features decide; nobody sets them."""
+_HEAD = f"""# The recommender's file
+
+`recommender.yaml` describes one recommender. `evergreen recommender init DATA` drafts it from a click log, `check FILE`
+says where it is wrong, `accept FILE --store STORE --why WHY` makes it the description by which the next rounds work.
+Every key of the sections is optional and has the default below. `make golden` writes this page from the code.
+
+| Key | Meaning |
+|---|---|
+| `format` | `{FORMAT}`, required |
+| `name` | of the served model, required: a lower-case letter, then up to 62 lower-case letters, digits or underscores |
+| `data` | what the files call the columns that every row has |
+| `features` | the columns to learn from, required |
+
+`features` has two lists, each of one name or more: `numeric` (numbers, stored as float32) and `categorical` (whole
+numbers from 0 to 4294967295). `I1..I13` stands for 13 names. Texts, lists and times cannot be learned from yet.
+"""
+
+
+def reference() -> str:
+    """The page as Markdown."""
+    parts = [_HEAD, _table("data", [ColumnNames])]
+    parts += [_table(name, section_classes(name)) for name in SECTIONS]
+    return "\n".join(parts)
+
+
+def _table(section: str, kinds: list[type[Any]]) -> str:
+    lines = [f"## {section}", "", "| Key | Type | Default | Meaning |", "|---|---|---|---|"]
+    if section == "model":
+        names = ", ".join(kind.network for kind in kinds)
+        lines.append(f'| `kind` | str | `"{kinds[0].network}"` | The network: {names}. |')
+    rows: dict[str, list[str]] = {}
+    for kind in kinds:
+        for row in _rows(kind):
+            rows.setdefault(row, []).append(getattr(kind, "network", ""))
+    for row, owners in rows.items():
+        only = f" Only of {', '.join(owners)}." if len(owners) < len(kinds) and section == "model" else ""
+        lines.append(f"{row}{only} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rows(kind: type[Any], prefix: str = "") -> Iterator[str]:
+    texts, hints = field_docstrings(kind), get_type_hints(kind)  # type: ignore[arg-type]
+    for field in dataclasses.fields(kind):
+        if field.name in _OF_FEATURES:
+            continue
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from _rows(hints[field.name], f"{prefix}{field.name}.")
+            continue
+        make: Any = field.default_factory
+        default = field.default if make is dataclasses.MISSING else make()
+        meaning = texts.get(field.name, "").replace("|", "\\|")
+        type_name = str(field.type).replace("|", "\\|")
+        yield f"| `{prefix}{field.name}` | {type_name} | `{json.dumps(default)}` | {meaning}"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
