@@ -37,8 +37,13 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         """Refuses shapes that no network has."""
-        for name in ("num_dense", "num_categorical", "embedding_dim"):
-            _require_at_least(1, name, getattr(self, name))
+        for name, kind in (("num_dense", "numeric"), ("num_categorical", "categorical")):
+            if getattr(self, name) < 1:
+                raise ContractError(
+                    f"{name} is {getattr(self, name)}, expected at least 1: a recommender without {kind} columns is "
+                    "not supported yet"
+                )
+        _require_at_least(1, "embedding_dim", self.embedding_dim)
         if not self.tower or min(self.tower) < 1:
             raise ContractError(f"tower is {self.tower}, expected one or more widths of at least 1")
         if not 0.0 <= self.dropout < 1.0:

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL
 from components.contracts.manifests import Model
 from components.contracts.workflow import FeatureWorkflow
 from components.models.configs import config_from_document
@@ -72,7 +71,7 @@ def inspect_model(folder: Path) -> Inspection:
         stored = open_model(folder / Model.WEIGHTS, manifest.slot_sizes)
     except ContractError as error:
         return Inspection(lines=lines, faults=[*faults, str(error)])
-    slots = list(_slot_figures(stored, manifest.slot_sizes, workflow.tombstones))
+    slots = list(_slot_figures(stored, workflow))
     dense = list(_dense_figures(stored))
     lines += ["", *_format_table([_SLOT_HEAD, *slots]), "", *_format_table([_DENSE_HEAD, *dense])]
     if stored.moments is None:
@@ -82,10 +81,10 @@ def inspect_model(folder: Path) -> Inspection:
     return Inspection(lines=lines, faults=faults)
 
 
-def _slot_figures(stored: StoredModel, slot_sizes: list[int], tombstones: list[int]) -> Iterator[tuple[Cell, ...]]:
+def _slot_figures(stored: StoredModel, workflow: FeatureWorkflow) -> Iterator[tuple[Cell, ...]]:
     """A line of `_SLOT_HEAD` for each slot; norms are of rows with finite values only."""
-    offsets = slot_offsets(slot_sizes).tolist()
-    for column, offset, size, num_tombstones in zip(CATEGORICAL, offsets, slot_sizes, tombstones):
+    names, sizes = workflow.features.categorical, workflow.slot_sizes
+    for column, offset, size, num_tombstones in zip(names, slot_offsets(sizes).tolist(), sizes, workflow.tombstones):
         norms = np.concatenate([_row_norms(stored, part) for part in chunks(offset, offset + size)], axis=1)
         finite = norms[:, np.isfinite(norms).all(axis=0)]
         figures = [float(finite[0].max()), *finite.mean(axis=1).tolist()] if finite.size else []

@@ -145,9 +145,12 @@ class _Fit:
         self._clock = clock
         self._should_stop = should_stop
         manifest = job.training_set
-        folders = [RowFolder(path=local_path(manifest.train_uri), num_rows=manifest.num_train_rows)]
+        features = manifest.recommender.features
+        train = local_path(manifest.train_uri)
+        folders = [RowFolder(path=train, num_rows=manifest.num_train_rows, features=features)]
         if manifest.replay_uri is not None and manifest.replay_share > 0:
-            folders.append(RowFolder(path=local_path(manifest.replay_uri), num_rows=manifest.num_replay_rows))
+            replay = local_path(manifest.replay_uri)
+            folders.append(RowFolder(path=replay, num_rows=manifest.num_replay_rows, features=features))
         self._rows = open_rows(folders, manifest.slot_sizes, job.checkpoint_path)
         self._num_new = manifest.num_train_rows
         num_replayed = replayed(self._num_new, manifest.replay_share, len(self._rows) - self._num_new)

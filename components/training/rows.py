@@ -1,8 +1,9 @@
 """Encoded rows from HugeCTR's Parquet folders: decoded once, into flat files that are mapped and not held in memory.
 
-A row takes 160 bytes (ids as int32). What the fit then touches are pages that the kernel may drop again, so rows may
-outgrow memory; decoding holds some ten thousand rows per thread. What the columns mean is `contracts.features`'; what
-is wrong with a folder is reported here, before a long fit starts. The order in which rows are learned is `row_order`'s.
+A row takes 4 bytes a column (ids as int32). What the fit then touches are pages that the kernel may drop again, so
+rows may outgrow memory; decoding holds some ten thousand rows per thread. What the columns mean is
+`contracts.features`'; what is wrong with a folder is reported here, before a long fit starts. The order in which rows
+are learned is `row_order`'s.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.features import Features
 from components.contracts.hugectr_folder import listed_files
 from components.contracts.raw_rows import LABEL
 from components.runtime.errors import ContractError, PermanentError, first_line
@@ -41,9 +42,9 @@ class Rows:
     labels: NDArray[np.float32]
     """0 or 1, [n]."""
     dense: NDArray[np.float32]
-    """Normalised values, [n, 13]."""
+    """Normalised values, [n, numeric columns]."""
     ids: NDArray[np.int32]
-    """Slot-local ids, [n, 26]."""
+    """Slot-local ids, [n, categorical columns]."""
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -65,10 +66,13 @@ class RowFolder:
     path: Path
     """Folder with Parquet files and `_file_list.txt`, whose paths may be those of another machine."""
     num_rows: int
+    features: Features
 
 
 def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
     """All rows of the folders, one after another, each in the order of its `_file_list.txt`.
+
+    There is at least one folder, and all have the same features.
 
     The flat files have no name once they are open: they end with the arrays, however the process ends, and no later
     process can take them for those of another set. It decodes again, in less than a tenth of the time of one pass.
@@ -81,7 +85,7 @@ def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) 
         PermanentError: the flat files cannot be written, as on a full disk.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    rows = _map_nameless_files(cache, sum(folder.num_rows for folder in folders))
+    rows = _map_nameless_files(cache, sum(folder.num_rows for folder in folders), folders[0].features)
     first = 0
     for folder in folders:
         _decode_folder(folder, rows[first : first + folder.num_rows], slot_sizes)
@@ -91,7 +95,7 @@ def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) 
     return rows
 
 
-def _map_nameless_files(folder: Path, num_rows: int) -> Rows:
+def _map_nameless_files(folder: Path, num_rows: int, features: Features) -> Rows:
     """Arrays for so many rows, each mapped from a file without a name.
 
     The files get their whole size here: on a full disk that is an error, where a mapped page would kill the process.
@@ -107,8 +111,8 @@ def _map_nameless_files(folder: Path, num_rows: int) -> Rows:
     try:
         return Rows(
             labels=mapped(np.float32, num_rows),
-            dense=mapped(np.float32, num_rows, NUM_DENSE),
-            ids=mapped(np.int32, num_rows, NUM_CATEGORICAL),
+            dense=mapped(np.float32, num_rows, len(features.numeric)),
+            ids=mapped(np.int32, num_rows, len(features.categorical)),
         )
     except OSError as error:
         raise PermanentError(f"decoded rows cannot be written to {folder}: {error.strerror}") from error
@@ -122,16 +126,18 @@ class _RowGroup:
     metadata: Any
     number: int
     into: Rows
+    features: Features
 
 
 def _decode_folder(folder: RowFolder, into: Rows, slot_sizes: list[int]) -> None:
     groups: list[_RowGroup] = []
     at = 0
     for path in listed_files(folder.path):
-        metadata = _read_metadata(path)
+        metadata = _read_metadata(path, folder.features)
         for number in range(metadata.num_row_groups):
             num_rows = metadata.row_group(number).num_rows
-            groups.append(_RowGroup(path=path, metadata=metadata, number=number, into=into[at : at + num_rows]))
+            part = into[at : at + num_rows]
+            groups.append(_RowGroup(path=path, metadata=metadata, number=number, into=part, features=folder.features))
             at += num_rows
     if at != folder.num_rows:
         raise ContractError(f"{folder.path} holds {at} rows, expected the {folder.num_rows} of its manifest")
@@ -140,10 +146,10 @@ def _decode_folder(folder: RowFolder, into: Rows, slot_sizes: list[int]) -> None
         deque(pool.map(lambda group: _decode_group(group, slot_sizes), groups), maxlen=0)
 
 
-def _read_metadata(path: Path) -> Any:
+def _read_metadata(path: Path, features: Features) -> Any:
     with _unreadable_is_contract_error(path):
         metadata = pq.read_metadata(path, memory_map=True)
-    if missing := {LABEL, *DENSE, *CATEGORICAL} - set(metadata.schema.names):
+    if missing := {LABEL, *features.names} - set(metadata.schema.names):
         raise ContractError(f"{path} has no columns {sorted(missing)}")
     return metadata
 
@@ -151,7 +157,8 @@ def _read_metadata(path: Path) -> Any:
 def _decode_group(group: _RowGroup, slot_sizes: list[int]) -> None:
     at = 0
     for batch in _iterate_batches(group):
-        _decode(batch, group.into[at : at + batch.num_rows], slot_sizes, source=f"{group.path}")
+        part = group.into[at : at + batch.num_rows]
+        _decode(batch, part, slot_sizes, features=group.features, source=f"{group.path}")
         at += batch.num_rows
     if at != len(group.into):
         raise ContractError(f"row group {group.number} of {group.path} holds {at} rows, expected {len(group.into)}")
@@ -163,7 +170,7 @@ def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
         _unreadable_is_contract_error(group.path),
         pq.ParquetFile(group.path, metadata=group.metadata, memory_map=True) as file,
     ):
-        columns = [LABEL, *DENSE, *CATEGORICAL]
+        columns = [LABEL, *group.features.names]
         yield from file.iter_batches(_DECODED_ROWS, row_groups=[group.number], columns=columns, use_threads=False)
 
 
@@ -175,7 +182,7 @@ def _unreadable_is_contract_error(path: Path) -> Iterator[None]:
         raise ContractError(f"training rows {path} cannot be read: {first_line(error)}") from error
 
 
-def _decode(batch: Any, into: Rows, slot_sizes: list[int], *, source: str) -> None:
+def _decode(batch: Any, into: Rows, slot_sizes: list[int], *, features: Features, source: str) -> None:
     """Copies one batch's columns into `into`, checking each value's range once, here and not per step."""
 
     def column(name: str, expected: Any, dtype: type) -> NDArray[Any]:
@@ -190,12 +197,12 @@ def _decode(batch: Any, into: Rows, slot_sizes: list[int], *, source: str) -> No
     labels = column(LABEL, pa.float32(), np.float32)
     if len(wrong := labels[(labels != 0) & (labels != 1)]):
         raise ContractError(f"label in {source} is {wrong[0]}, expected 0 or 1")
-    dense = [column(name, pa.float32(), np.float32) for name in DENSE]
-    for name, values in zip(DENSE, dense):
+    dense = [column(name, pa.float32(), np.float32) for name in features.numeric]
+    for name, values in zip(features.numeric, dense):
         if not np.isfinite(values).all():
             raise ContractError(f"column {name} of {source} holds NaN or infinity, expected finite values")
-    ids = [column(name, pa.int64(), np.int64) for name in CATEGORICAL]
-    for name, size, values in zip(CATEGORICAL, slot_sizes, ids):
+    ids = [column(name, pa.int64(), np.int64) for name in features.categorical]
+    for name, size, values in zip(features.categorical, slot_sizes, ids):
         if len(values) and (values.min() < 0 or values.max() >= size):
             raise ContractError(f"ids of {name} in {source} are {values.min()}..{values.max()}, expected 0..{size - 1}")
     into.labels[:] = labels

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 
-from components.contracts.criteo import CATEGORICAL
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
@@ -93,7 +92,8 @@ def continue_from(parent: Model, training_set: TrainingSet, config: NetworkConfi
         PermanentError: a file cannot be written.
     """
     _require_same_network(parent, config)
-    for name, before, now in zip(CATEGORICAL, parent.slot_sizes, training_set.slot_sizes):
+    names = training_set.recommender.features.categorical
+    for name, before, now in zip(names, parent.slot_sizes, training_set.slot_sizes):
         if now < before:
             raise ContractError(
                 f"slot size of {name} is {now} in the training set and {before} in the parent {parent.model_id}, "

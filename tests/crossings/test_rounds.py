@@ -38,9 +38,9 @@ def _keys(uri):
 def _learned(this, cache):
     """The identities of the rows that training reads of a round, which must be as many as it reads."""
     encoded = this.preprocessing
-    rows = open_rows(
-        [RowFolder(path=local_path(encoded.train_uri), num_rows=encoded.num_train_rows)], encoded.slot_sizes, cache
-    )
+    features = encoded.recommender.features
+    folder = RowFolder(path=local_path(encoded.train_uri), num_rows=encoded.num_train_rows, features=features)
+    rows = open_rows([folder], encoded.slot_sizes, cache)
     keys = _keys(this.extraction.train_uri)
     raw = [pq.ParquetFile(path).read() for path in sorted(local_path(this.extraction.train_uri).glob("*.parquet"))]
     assert len(rows) == len(keys) == this.training.num_train_rows

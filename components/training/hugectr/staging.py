@@ -3,6 +3,7 @@
 HugeCTR reads files, not arrays. Each of its workers, one per GPU, has a file of its own and cuts batches inside it;
 they are taken in turns. So each file holds whole batches and batch b goes to file b modulo their number: the batches
 come out in the order given. HugeCTR checks neither types nor ranges; rows that reach this point were checked by `rows`.
+Their columns are named by numbers here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE
 from components.contracts.hugectr_folder import FILE_LIST, write_file_list
 from components.contracts.raw_rows import LABEL
 from components.runtime.durable import write_whole
@@ -26,7 +26,6 @@ from components.runtime.errors import PermanentError
 from components.training.rows import Rows
 
 METADATA = "_metadata.json"
-_COLUMNS = (LABEL, *DENSE, *CATEGORICAL)
 ROW_GROUP = 65_536
 """Most rows per row group, which HugeCTR decodes as a whole on the GPU."""
 
@@ -108,7 +107,7 @@ def write_stage(
         for number, name in enumerate(names):
             _write_file(folder / name, rows, order=batches[number::num_files].reshape(-1), group_rows=group_rows)
         counts = [batch_size * len(batches[number::num_files]) for number in range(num_files)]
-        write_whole(folder / METADATA, json.dumps(_metadata(names, counts)) + "\n")
+        write_whole(folder / METADATA, json.dumps(_metadata(rows, names, counts)) + "\n")
         write_file_list(folder, names, final=folder.absolute())
     except (OSError, pa.ArrowException) as error:
         raise PermanentError(f"rows for HugeCTR cannot be written to {folder}: {error}") from error
@@ -121,8 +120,10 @@ def write_stage(
 
 
 def _write_file(path: Path, rows: Rows, *, order: NDArray[np.int64], group_rows: int) -> None:
-    types = [pa.float32()] * (1 + len(DENSE)) + [pa.int64()] * len(CATEGORICAL)
-    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in zip(_COLUMNS, types)])
+    numeric, categorical = _names(rows)
+    types = [pa.float32()] * (1 + len(numeric)) + [pa.int64()] * len(categorical)
+    fields = [pa.field(name, kind, nullable=False) for name, kind in zip((LABEL, *numeric, *categorical), types)]
+    schema = pa.schema(fields)
     # Written to be read once, on this machine: encoding and compression would only cost time.
     with pq.ParquetWriter(path, schema, use_dictionary=False, compression="none", write_statistics=False) as writer:
         for at in range(0, len(order), group_rows):
@@ -133,13 +134,21 @@ def _write_file(path: Path, rows: Rows, *, order: NDArray[np.int64], group_rows:
             writer.write_table(pa.table(arrays, schema=schema), row_group_size=group_rows)
 
 
-def _metadata(names: list[str], counts: list[int]) -> dict[str, object]:
-    def columns(wanted: tuple[str, ...]) -> list[dict[str, object]]:
-        return [{"col_name": name, "index": _COLUMNS.index(name)} for name in wanted]
+def _names(rows: Rows) -> tuple[list[str], list[str]]:
+    """Of the dense columns and of those with ids."""
+    return [f"dense_{i}" for i in range(rows.dense.shape[1])], [f"ids_{i}" for i in range(rows.ids.shape[1])]
+
+
+def _metadata(rows: Rows, names: list[str], counts: list[int]) -> dict[str, object]:
+    numeric, categorical = _names(rows)
+    places = {name: i for i, name in enumerate((LABEL, *numeric, *categorical))}
+
+    def columns(wanted: list[str]) -> list[dict[str, object]]:
+        return [{"col_name": name, "index": places[name]} for name in wanted]
 
     return {
         "file_stats": [{"file_name": name, "num_rows": count} for name, count in zip(names, counts)],
-        "cats": columns(CATEGORICAL),
-        "conts": columns(DENSE),
-        "labels": columns((LABEL,)),
+        "cats": columns(categorical),
+        "conts": columns(numeric),
+        "labels": columns([LABEL]),
     }

@@ -59,7 +59,7 @@ def test_staged_files_are_in_hugectrs_form(rows, tmp_path):
     metadata = json.loads((stage.file_list.parent / "_metadata.json").read_text())
     assert [(c["col_name"], c["index"]) for c in metadata["labels"]] == [("label", 0)]
     assert [c["index"] for c in metadata["conts"]] == list(range(1, 14))
-    assert [(c["col_name"], c["index"]) for c in metadata["cats"]] == [(f"C{i}", 13 + i) for i in range(1, 27)]
+    assert [(c["col_name"], c["index"]) for c in metadata["cats"]] == [(f"ids_{i}", 14 + i) for i in range(26)]
     assert metadata["file_stats"] == [{"file_name": f"00{i}.parquet", "num_rows": 128} for i in range(2)]
     assert write_stage(rows, np.arange(64), batch_size=64, num_files=4, folder=tmp_path / "one").num_batches == 1
 

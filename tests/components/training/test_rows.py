@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.uris import local_path
 from components.training.rows import RowFolder, open_rows
@@ -23,7 +24,9 @@ def read_rows(tmp_path):
 
     def read(folder, num_rows, slot_sizes):
         try:
-            return open_rows([RowFolder(path=folder, num_rows=num_rows)], slot_sizes, tmp_path / "cache")
+            return open_rows(
+                [RowFolder(path=folder, num_rows=num_rows, features=CRITEO)], slot_sizes, tmp_path / "cache"
+            )
         finally:
             assert not list((tmp_path / "cache").iterdir())
 
@@ -94,7 +97,10 @@ def test_a_missing_column_a_truncated_and_an_absent_file_are_refused_by_name(rea
 def test_folders_follow_one_another(written, world, make_training_set, tmp_path):
     folder, labels, dense, ids = written
     older = local_path(make_training_set(*world.rows(50, seed=3)[:3], name="older", num_files=1).train_uri)
-    folders = [RowFolder(path=folder, num_rows=1200), RowFolder(path=older, num_rows=50)]
+    folders = [
+        RowFolder(path=folder, num_rows=1200, features=CRITEO),
+        RowFolder(path=older, num_rows=50, features=CRITEO),
+    ]
     rows = open_rows(folders, world.slot_sizes, tmp_path / "cache")
     np.testing.assert_array_equal(rows.ids, np.concatenate([ids, world.rows(50, seed=3)[2]]))
     np.testing.assert_array_equal(rows[1200:].dense, world.rows(50, seed=3)[1])
@@ -102,7 +108,8 @@ def test_folders_follow_one_another(written, world, make_training_set, tmp_path)
 
 def test_a_folder_without_rows_is_empty(world, make_training_set, tmp_path):
     folder = local_path(make_training_set(*world.rows(0)[:3]).train_uri)
-    assert len(open_rows([RowFolder(path=folder, num_rows=0)], world.slot_sizes, tmp_path / "cache")) == 0
+    nothing = RowFolder(path=folder, num_rows=0, features=CRITEO)
+    assert len(open_rows([nothing], world.slot_sizes, tmp_path / "cache")) == 0
 
 
 def test_rows_are_decoded_in_parts_without_holding_them(tmp_path, world, make_training_set):
@@ -111,9 +118,11 @@ def test_rows_are_decoded_in_parts_without_holding_them(tmp_path, world, make_tr
     folder = local_path(make_training_set(labels, dense, ids).train_uri)
     code = (
         "import sys; from pathlib import Path; from components.training.rows import RowFolder, open_rows\n"
+        "from components.contracts.criteo import CRITEO\n"
         "def anonymous(): return [int(line.split()[1]) for line in open('/proc/self/status') if 'RssAnon' in line][0]\n"
         "def opened():\n"
-        "    return open_rows([RowFolder(path=Path(sys.argv[1]), num_rows=200_000)], [200] * 26, Path(sys.argv[2]))\n"
+        "    folder = RowFolder(path=Path(sys.argv[1]), num_rows=200_000, features=CRITEO)\n"
+        "    return open_rows([folder], [200] * 26, Path(sys.argv[2]))\n"
         "opened(); before = anonymous(); kept = [opened() for _ in range(4)]\n"
         "print(anonymous() - before, sum(rows.labels.sum() for rows in kept))"
     )
