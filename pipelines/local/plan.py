@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import Verdict
 from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError
+from pipelines.local.environments import REPOSITORY
 from pipelines.local.log_server import LogPlace, sqlite_log
 from pipelines.local.runner import LocalFolders
+from pipelines.recommender_file.form import read_recommender
 
+CRITEO_FILE = REPOSITORY / "examples" / "criteo" / "recommender.yaml"
+"""What the demo's recommender is made of."""
 LOW_CARDINALITY_COLUMNS = ("C2", "C5", "C6", "C8", "C9", "C14", "C17", "C20", "C22", "C23", "C25")
 """Criteo's columns with few values: what a permutation breaks, a short window can learn again."""
 
@@ -80,7 +83,7 @@ class DemoPlan:
 
         Releases need a pass, because the demo has nobody who steps a canary.
         """
-        return CRITEO_RECOMMENDER.with_settings(
+        return read_recommender(CRITEO_FILE).with_settings(
             {
                 "release.rollout": "full",
                 **self.settings,

@@ -12,6 +12,7 @@ from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
 from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError
 from pipelines.recommender_file.form import format_recommender, parse_recommender, read_recommender
+from tests.support.paths import REPOSITORY
 
 SHOP = """\
 format: evergreen/recommender/1
@@ -137,6 +138,10 @@ def test_words_that_older_yaml_takes_for_something_else_are_texts_and_quoted_ran
 def test_numbers_in_a_range_keep_their_leading_zeros():
     text = "format: evergreen/recommender/1\nname: shop\nfeatures: {numeric: [price], categorical: [c08..c11]}"
     assert parse_recommender(text, source="it").features.categorical == ("c08", "c09", "c10", "c11")
+
+
+def test_the_example_describes_criteos_recommender():
+    assert read_recommender(REPOSITORY / "examples/criteo/recommender.yaml") == CRITEO_RECOMMENDER
 
 
 def test_criteos_columns_are_written_as_two_ranges():
