@@ -40,13 +40,14 @@ def ours(file: Path, folder: Path) -> Callable[[], int]:
 
     Categories become int64.
     """
+    from components.contracts.criteo import CRITEO_RECOMMENDER
     from components.extraction.malformed_rows import MalformedRows
     from components.extraction.part_files import PartWriter
     from components.extraction.readers.forms import find_reader
 
     def work() -> int:
         with MalformedRows(folder / "malformed.jsonl") as malformed, PartWriter(folder) as writer:
-            for batch in find_reader(file).batches(malformed):
+            for batch in find_reader(file, CRITEO_RECOMMENDER).batches(malformed):
                 writer.write(batch)
             malformed.judge()
         return sum(part.num_rows for part in writer.parts)

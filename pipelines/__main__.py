@@ -44,7 +44,7 @@ ROOMS = {
         (),
         "list the quarantined rows; return them to the next round",
     ),
-    "ingest": ("components.extraction.ingest", (), "convert Criteo files to a lake"),
+    "ingest": ("components.extraction.ingest", (), "convert click logs to a lake"),
     "backfill": ("components.extraction.backfill", (), "replace a past day of the lake by a new version of it"),
     "lineage": ("components.extraction.lineage", (), "which model saw which version of which day"),
     "verify": ("components.deployment.verify", (), "prove offline that a version answered as it was released"),

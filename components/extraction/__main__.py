@@ -73,12 +73,13 @@ def _extract_window(arguments: argparse.Namespace) -> None:
         recommender = accepted(store, arguments.recommender).with_settings(changes)
         settings = recommender.section(STEP, ExtractionSettings)
         rivals = find_rivals(store, parent=arguments.parent, champion=arguments.champion)
-        excluded = excluded_columns(settings.columns)
+        excluded = excluded_columns(settings.columns, recommender.features)
         asked = arguments.window_start or settings.window_days
         seen = seen_files(None if asked else rivals.parent, settings.late_days)
         work = local_path(arguments.work)
         with opened_lake(arguments.lake, work=work) as files:
-            lake = Lake(files=files, unread=unread_columns(excluded, rivals.champion), seen=seen)
+            unread = unread_columns(excluded, rivals.champion)
+            lake = Lake(files=files, features=recommender.features, unread=unread, seen=seen)
             window = resolve_window(
                 start=arguments.window_start,
                 end=arguments.window_end,

@@ -21,19 +21,17 @@ from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from components.contracts.raw_rows import DAY_PARTITION, VERSION_COMPLETE, VERSION_PARTITION
+from components.contracts.recommender import Recommender
 from components.extraction.day_versions import FileMark, VersionMarker, is_own_file, version_of_folder
-from components.extraction.ingest import dated, name_of, spool_rows
-from components.extraction.lake import PIECE_ROWS, cut_evenly, sorted_once
+from components.extraction.ingest import add_store_flag, dated, name_of, recommender_of, spool_rows
+from components.extraction.lake import sorted_day
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.part_files import PartWriter
-from components.extraction.raw_schema import RAW_SCHEMA
 from components.extraction.readers.forms import click_log_files, find_reader
 from components.extraction.readers.parquet import RawParquet
 from components.extraction.settings import ExtractionSettings
-from components.extraction.times import day_span, parse_day
+from components.extraction.times import parse_day
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.people import whoami
@@ -62,6 +60,7 @@ class Backfilled(NamedTuple):
 
 def backfill(
     files: list[Path],
+    recommender: Recommender,
     *,
     lake: str,
     day: date,
@@ -70,11 +69,12 @@ def backfill(
 ) -> Backfilled:
     """Writes the rows of `files` as the day's next version.
 
-    Rows in the raw schema keep their times and must be of the day; Criteo's rows, which have none, are spread evenly
-    over it in the order of `files`. Of two simultaneous back-fills both are written, and the higher version counts.
+    Rows in the raw schema keep their times and must be of the day; rows without times are spread evenly over it in the
+    order of `files`. Of two simultaneous back-fills both are written, and the higher version counts.
 
     Args:
         files: All in the raw schema, or none.
+        recommender: Whose rows they are.
         lake: `gs://bucket/prefix`, `file:///folder` or an absolute path; must exist.
         day: Its UTC day.
         reason: Kept in the marker, for people.
@@ -95,7 +95,7 @@ def backfill(
             PartWriter(rows) as writer,
         ):
             num_duplicates = 0
-            for table, duplicates in _day_rows(files, day, malformed, scratch=scratch):
+            for table, duplicates in _day_rows(files, recommender, day, malformed=malformed, scratch=scratch):
                 num_duplicates += duplicates
                 writer.write(table)
             malformed.judge()
@@ -178,34 +178,39 @@ class DayVersions:
         return f"{self._partition}/{VERSION_PARTITION.format(version=version)}"
 
 
-def _day_rows(files: list[Path], day: date, malformed: MalformedRows, *, scratch: Path) -> Iterator[tuple[Any, int]]:
+def _day_rows(
+    files: list[Path], recommender: Recommender, day: date, *, malformed: MalformedRows, scratch: Path
+) -> Iterator[tuple[Any, int]]:
     """The day's rows in time order, a bounded piece at a time, each with how many duplicates were left out."""
-    raw = [isinstance(find_reader(path), RawParquet) for path in files]
+    readers = [find_reader(path, recommender) for path in files]
+    raw = [isinstance(reader, RawParquet) for reader in readers]
+    if timed := [reader.path for reader in readers if reader.has_times and not isinstance(reader, RawParquet)]:
+        raise ContractError(
+            f"{timed[0]} has event times and is not in the raw schema, expected files of a lake; `evergreen ingest` "
+            "into another lake makes such files of it"
+        )
     if any(raw) and not all(raw):
         raise ContractError(
             f"{files[raw.index(True)]} has event times, {files[raw.index(False)]} has none; expected files of one kind"
         )
     if not any(raw):
-        total, _ = spool_rows(files, scratch / "spool", malformed)
+        total, _ = spool_rows(files, recommender, scratch / "spool", malformed=malformed)
         source = name_of(files, prefix=f"backfill-{day}")
-        for batch, _ in dated(scratch / "spool", source, total, first_day=day, days=1):
+        for batch, _ in dated(scratch / "spool", source, recommender.features, total=total, first_day=day, days=1):
             yield batch, 0
         return
-    span = day_span(day)
-    for i, piece in enumerate(cut_evenly(day, files, span, piece_rows=PIECE_ROWS)):
-        readers = [RawParquet(path=path, span=piece.span, day=span, with_strays=i == 0) for path in files]
-        batches = [batch for reader in readers for batch in reader.batches(malformed)]
-        yield sorted_once(pa.Table.from_batches(batches, RAW_SCHEMA))
+    yield from sorted_day(files, day, features=recommender.features, malformed=malformed)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's flags; `--help` is its documentation."""
     parser = argparse.ArgumentParser(
         prog="python -m components.extraction.backfill",
-        description="Writes the rows of files (raw Parquet of the day, or Criteo files without times) as the next "
+        description="Writes the rows of files (raw Parquet of the day, or files without times) as the next "
         "version of a day of the lake. Readers take the newest complete version, and beside it files that came to the "
         "day after it was written. Prints its counts as JSON.",
     )
+    add_store_flag(parser)
     parser.add_argument("--lake", required=True, help="lake: folder, file:// or gs:// URI")
     parser.add_argument("--day", required=True, help="the day, UTC, YYYY-MM-DD")
     parser.add_argument("--reason", default="", help="why, kept in the version's marker")
@@ -215,7 +220,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=ExtractionSettings.max_malformed_fraction,
         help="share of a file's rows that may be malformed or of another day",
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a file, or a folder of Criteo files")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a file, or a folder of files")
     return parser
 
 
@@ -227,6 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     files = [file for path in arguments.files for file in click_log_files(path)]
     done = backfill(
         files,
+        recommender_of(arguments.store),
         lake=typed_uri(arguments.lake),
         day=parse_day("day", arguments.day),
         reason=arguments.reason,

@@ -18,32 +18,33 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from components.contracts import criteo, raw_rows
-from components.contracts.criteo import FEATURES
+from components.contracts import raw_rows
+from components.contracts.features import Features
 from components.contracts.manifests import Model
 from components.contracts.workflow import FeatureWorkflow
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 
 
-def excluded_columns(columns: Sequence[str]) -> list[str]:
-    """The features that `columns` does not name, in the order of files.
+def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
+    """Those of `features` that `columns` does not name, in the order of files.
 
     Args:
         columns: Names; empty = all.
+        features: The recommender's.
 
     Raises:
         ContractError: a name is no feature's, or is there twice.
 
-    >>> excluded_columns(()), len(excluded_columns(["I1", "C3"]))
-    ([], 37)
+    >>> excluded_columns(["item", "price"], Features(numeric=("price", "age"), categorical=("item",)))
+    ['age']
     """
-    names = list(columns or FEATURES)
-    if unknown := [name for name in names if name not in FEATURES]:
-        raise ContractError(f"columns name {unknown}, expected some of I1 to I13 and C1 to C26")
+    names = list(columns or features.names)
+    if unknown := [name for name in names if name not in features.names]:
+        raise ContractError(f"columns name {unknown}, expected some of {', '.join(features.names)}")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ContractError(f"columns name {twice} twice, expected each once")
-    return [name for name in FEATURES if name not in names]
+    return [name for name in features.names if name not in names]
 
 
 def unread_columns(excluded: Collection[str], champion: Model | None) -> frozenset[str]:
@@ -58,9 +59,6 @@ def unread_columns(excluded: Collection[str], champion: Model | None) -> frozens
     return frozenset(excluded) & frozenset(workflow.excluded)
 
 
-NUMBERS = (raw_rows.LABEL, *criteo.FEATURES)
-
-
 class SchemaMismatch(NamedTuple):
     """One column of one file."""
 
@@ -73,17 +71,24 @@ class SchemaMismatch(NamedTuple):
     """The first file that has it so."""
 
 
-def find_schema_mismatches(schema: Any, path: Path, unread: Container[str] = ()) -> list[SchemaMismatch]:
+def find_schema_mismatches(
+    schema: Any, path: Path, features: Features, *, unread: Container[str] = ()
+) -> list[SchemaMismatch]:
     """The foreign columns of a file with that Arrow schema, in its order; features in `unread` are not judged.
 
     Numbers of another width, whole numbers among floats and label as a boolean are what was agreed on.
     """
     found = []
+    types, known, numbers = (
+        raw_rows.raw_types(features),
+        raw_rows.known_columns(features),
+        (raw_rows.LABEL, *features.names),
+    )
     for field in schema:
-        if field.name not in criteo.KNOWN_COLUMNS:
+        if field.name not in known:
             found.append(SchemaMismatch(field.name, str(field.type), None, str(path)))
-        elif field.name in NUMBERS and field.name not in unread and not _is_number(field.type):
-            expected = criteo.RAW_TYPES[field.name]
+        elif field.name in numbers and field.name not in unread and not _is_number(field.type):
+            expected = types[field.name]
             found.append(SchemaMismatch(field.name, str(field.type), expected, str(path)))
     return found
 

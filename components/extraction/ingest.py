@@ -1,9 +1,10 @@
-"""Brings a user's Criteo files into the lake: `python -m components.extraction.ingest`.
+"""Brings a user's files into the lake: `python -m components.extraction.ingest`.
 
-Criteo's rows have no times, so they get some: spread evenly, in file order, over whole days. Rows are spooled to disk
-first, because their spacing depends on their number, which malformed rows make known only at the end. The earlier rows
-become day partitions of the lake, the later ones a file to replay. Days appear in the order of their rows' times, each
-file whole or not at all; ingesting the same files again replaces what they left.
+Rows keep their times, or get some: spread evenly, in file order, over whole days, as rows without times (Criteo's) must
+be. Rows are spooled to disk first: their spacing depends on their number, which malformed rows make known only at the
+end, and times come in any order. The earlier rows become day partitions of the lake, the later ones a file to replay.
+Days appear in the order of their rows' times, each file whole or not at all; ingesting the same files again replaces
+what they left.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date, timedelta
 from itertools import groupby
@@ -31,12 +33,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
+from components.contracts.features import Features
 from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, LABEL, REQUEST_ID, ROW
+from components.contracts.recommender import Recommender
+from components.contracts.retrain_request import CURRENT
+from components.extraction.lake import sorted_day
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.part_files import PartWriter
-from components.extraction.raw_schema import BATCH_ROWS, CLICK_COLUMNS, RAW_SCHEMA, raw_batch
+from components.extraction.raw_schema import BATCH_ROWS, TIME_TYPE, click_columns, raw_batch, raw_schema
 from components.extraction.readers.forms import click_log_files, find_reader, passed_over
-from components.extraction.readers.parquet import RawParquet
 from components.extraction.settings import ExtractionSettings
 from components.extraction.times import DAY_MICROS, day_span, parse_day, to_iso
 from components.runtime.durable import fsync_path
@@ -45,15 +51,17 @@ from components.runtime.exit_codes import exits_with_code
 from components.storage.downloads import NUM_TRANSFERS
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
-from components.storage.uris import typed_uri
+from components.storage.uris import typed_folder, typed_uri
+from components.store.recommenders import accepted
 
 logger = logging.getLogger(__name__)
 
 ROWS_PER_REQUEST = 100
 COMPARED_ROWS = 1000
 """By these first rows, or by all of a smaller file, a file is known that is there twice, as `day_0` and `day_0.gz`."""
+MAX_DAYS = 500
+"""Days of one ingestion, each of which has a file open."""
 _PARTITION = DAY_PARTITION.format(day="")
-_SPOOL_SCHEMA = pa.schema([RAW_SCHEMA.field(name) for name in CLICK_COLUMNS])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +72,10 @@ class IngestSettings:
         ContractError: a value is out of its range.
     """
 
-    last_day: date
-    """UTC day of the last row, replayed rows included."""
-    days: int
-    """Whole days, ending with `last_day`, over which the rows spread."""
+    last_day: date | None = None
+    """UTC day of the last row, replayed rows included; None = rows keep the times that they have."""
+    days: int | None = None
+    """Whole days, ending with `last_day`, over which the rows spread; None where that is."""
     max_rows: int | None
     """Rows taken from the beginning; None = all."""
     lake_fraction: float
@@ -77,7 +85,11 @@ class IngestSettings:
 
     def __post_init__(self) -> None:
         """Refuses values out of range."""
-        if not 1 <= self.days <= self.last_day.toordinal():
+        if (self.last_day is None) != (self.days is None):
+            raise ContractError(
+                f"last_day is {self.last_day} and days is {self.days}, expected both, or none: rows keep their times"
+            )
+        if self.last_day is not None and self.days is not None and not 1 <= self.days <= self.last_day.toordinal():
             raise ContractError(f"days is {self.days}, expected at least 1")
         if self.max_rows is not None and self.max_rows < 1:
             raise ContractError(f"max_rows is {self.max_rows}, expected at least 1")
@@ -85,19 +97,23 @@ class IngestSettings:
             raise ContractError(f"lake_fraction is {self.lake_fraction}, expected more than 0 and at most 1")
 
 
-def ingest(files: list[Path], *, lake: str, replay: Path, settings: IngestSettings) -> dict[str, int]:
-    """Ingests the files in order and returns counts: rows, lake_rows, replay_rows, malformed, clicks.
+def ingest(
+    files: list[Path], recommender: Recommender, *, lake: str, replay: Path, settings: IngestSettings
+) -> dict[str, int]:
+    """Ingests the files in order and returns counts: rows, lake_rows, replay_rows, malformed, duplicates, clicks.
 
     Malformed rows are kept in `<replay>.malformed_rows.jsonl`, which exists only if there are any.
 
     Args:
         files: A user's files, in the order of their rows.
+        recommender: Whose rows they are, and what the files call columns.
         lake: `gs://bucket/prefix`, `file:///folder` or an absolute path; a folder is created if absent.
         replay: Parquet file for the rows that do not go to the lake.
         settings: What becomes of the rows.
 
     Raises:
-        ContractError: a file is of no known form, damaged or too malformed, or there is no row at all.
+        ContractError: a file is of no known form, damaged or too malformed, there is no row at all, or rows are to keep
+            times that they do not have.
         TemporaryError: the bucket cannot be reached.
         PermanentError: no permission, no bucket, or no room.
     """
@@ -110,15 +126,23 @@ def ingest(files: list[Path], *, lake: str, replay: Path, settings: IngestSettin
         scratch = Path(folder)
         malformed_file = scratch / "malformed_rows.jsonl"
         with MalformedRows(malformed_file, max_fraction=settings.max_malformed_fraction) as malformed:
-            total, clicks = spool_rows(files, scratch / "spool", malformed, max_rows=settings.max_rows)
+            spool_all = spool_rows if settings.days else spool_days
+            total, clicks = spool_all(
+                files, recommender, scratch / "spool", malformed=malformed, max_rows=settings.max_rows
+            )
             malformed.judge()
         if total == 0:
-            raise ContractError(f"{', '.join(map(str, files))} holds no row, expected Criteo rows")
-        num_lake = max(1, int(total * settings.lake_fraction))
-        first_day = settings.last_day - timedelta(days=settings.days - 1)
-        rows = dated(scratch / "spool", source, total, first_day=first_day, days=settings.days)
-        with pq.ParquetWriter(scratch / "replay", RAW_SCHEMA) as replay_file:
-            _write_days(rows, num_lake, days=scratch / "days", source=source, replay=replay_file)
+            raise ContractError(f"{', '.join(map(str, files))} holds no row, expected some")
+        num_lake, num_sorted = max(1, int(total * settings.lake_fraction)), 0
+        if settings.days and settings.last_day:
+            first_day = settings.last_day - timedelta(days=settings.days - 1)
+            spool, features = scratch / "spool", recommender.features
+            rows = dated(spool, source, features, total=total, first_day=first_day, days=settings.days)
+        else:
+            rows = in_time_order(scratch / "spool", recommender.features)
+        with pq.ParquetWriter(scratch / "replay", raw_schema(recommender.features)) as replay_file:
+            num_sorted = _write_days(rows, num_lake, days=scratch / "days", source=source, replay=replay_file)
+        num_lake = min(num_lake, num_sorted)
         _publish_days(objects, scratch / "days", source)
         _publish_file(scratch / "replay", replay)
         final_malformed = replay.with_name(f"{replay.name}.malformed_rows.jsonl")
@@ -126,10 +150,11 @@ def ingest(files: list[Path], *, lake: str, replay: Path, settings: IngestSettin
         if malformed_file.exists():
             _publish_file(malformed_file, final_malformed)
     return {
-        "rows": total,
+        "rows": num_sorted,
         "lake_rows": num_lake,
-        "replay_rows": total - num_lake,
+        "replay_rows": num_sorted - num_lake,
         "malformed": malformed.num_rows,
+        "duplicates": total - num_sorted,
         "clicks": clicks,
     }
 
@@ -141,39 +166,130 @@ def name_of(files: list[Path], *, prefix: str = "ingest") -> str:
 
 
 def spool_rows(
-    files: list[Path], path: Path, malformed: MalformedRows, *, max_rows: int | None = None
+    files: list[Path],
+    recommender: Recommender,
+    path: Path,
+    *,
+    malformed: MalformedRows,
+    max_rows: int | None = None,
 ) -> tuple[int, int]:
-    """Copies the well-formed rows to an Arrow stream file; returns how many they are, and how many are clicks.
+    """Copies label and features of the well-formed rows to an Arrow stream file; how many rows, and how many clicks.
 
     Raises:
         ContractError: two files begin with the same rows, which would be learnt and judged twice; or a file cannot be
             read.
     """
     total = clicks = 0
-    beginnings: dict[str, Path] = {}
-    with pa.ipc.new_stream(path, _SPOOL_SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4")) as spool:
-        for file in files:
-            logger.info("reading %s", file)
-            reader = find_reader(file)
-            if isinstance(reader, RawParquet):
-                logger.warning(
-                    "%s has event times and request ids, which are replaced by new ones. To keep them, copy the file "
-                    "into its day's folder of the lake, or use `evergreen backfill`",
-                    file,
-                )
-            batches = reader.batches(malformed)
-            beginning = _first_rows(batches)
-            _refuse_repetition(file, beginning, beginnings)
-            for batch in itertools.chain(beginning, batches):
-                rows = batch.select(list(CLICK_COLUMNS))
-                if max_rows is not None:
-                    rows = rows.slice(0, max_rows - total)
-                spool.write_batch(rows)
-                total += rows.num_rows
-                clicks += pc.sum(rows.column(LABEL)).as_py() or 0
-                if total == max_rows:
-                    return total, clicks
+    names, schema = click_columns(recommender.features), raw_schema(recommender.features)
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(path, pa.schema([schema.field(name) for name in names]), options=options) as spool:
+        for rows in _read(files, recommender, malformed, with_keys=False, max_rows=max_rows):
+            spool.write_batch(rows.select(names))
+            total += rows.num_rows
+            clicks += pc.sum(rows.column(LABEL)).as_py() or 0
     return total, clicks
+
+
+def spool_days(
+    files: list[Path],
+    recommender: Recommender,
+    folder: Path,
+    *,
+    malformed: MalformedRows,
+    max_rows: int | None = None,
+) -> tuple[int, int]:
+    """Copies the well-formed rows, which have times, to a file a day in the new folder; see `spool_rows`.
+
+    Raises:
+        ContractError: as `spool_rows`; or a file has no times, or the rows are of more than `MAX_DAYS` days.
+    """
+    total = clicks = 0
+    folder.mkdir()
+    origin = _Origin(name_of(files))
+    writers: dict[int, Any] = {}
+    with ExitStack() as stack:
+        for found in _read(files, recommender, malformed, with_keys=True, max_rows=max_rows):
+            rows = origin.complete(found)
+            days = rows.column(EVENT_TIME).cast(pa.int64()).to_numpy() // DAY_MICROS
+            for day in np.unique(days).tolist():
+                if day not in writers:
+                    if len(writers) == MAX_DAYS:
+                        raise ContractError(f"rows are of more than {MAX_DAYS} days, expected the times of a click log")
+                    path = folder / f"{to_iso(day * DAY_MICROS)[:10]}.parquet"
+                    writers[day] = stack.enter_context(pq.ParquetWriter(path, rows.schema))
+                writers[day].write_batch(rows.filter(pa.array(days == day)))
+            total += rows.num_rows
+            clicks += pc.sum(rows.column(LABEL)).as_py() or 0
+    return total, clicks
+
+
+def _read(
+    files: list[Path],
+    recommender: Recommender,
+    malformed: MalformedRows,
+    *,
+    with_keys: bool,
+    max_rows: int | None,
+) -> Iterator[Any]:
+    """The first `max_rows` rows of the files, in batches in the raw schema, of which none is empty."""
+    left = max_rows
+    beginnings: dict[str, Path] = {}
+    for file in files:
+        logger.info("reading %s", file)
+        reader = find_reader(file, recommender, with_keys=with_keys)
+        if with_keys and not reader.has_times:
+            raise ContractError(
+                f"{file} has no column {recommender.data.event_time!r}, expected times, or last_day and days over "
+                "which rows are spread"
+            )
+        if reader.has_times and not with_keys:
+            logger.warning("%s has event times, which are replaced: rows keep them without last_day and days", file)
+        batches = reader.batches(malformed)
+        beginning = _first_rows(batches)
+        _refuse_repetition(file, beginning, beginnings, names=click_columns(recommender.features))
+        for batch in itertools.chain(beginning, batches):
+            rows = batch if left is None else batch.slice(0, left)
+            left = None if left is None else left - rows.num_rows
+            if rows.num_rows:
+                yield rows
+            if left == 0:
+                return
+
+
+class _Origin:
+    """Names the rows of files that do not say which request they belong to, or which row of it they are.
+
+    Without a request id each row is a request of its own; without a number the rows of a request are numbered in file
+    order, for which every request id is held in memory.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source, self._num_rows = source, 0
+        self._num_of_request: dict[str, int] = {}
+
+    def complete(self, batch: Any) -> Any:
+        """The batch with a request id and a number in each row; either column has all values, or none."""
+        requests, numbers = batch.column(REQUEST_ID), batch.column(ROW)
+        if requests.null_count:
+            requests = _request_ids(self._source, self._num_rows + np.arange(batch.num_rows))
+        if numbers.null_count:
+            numbers = pa.array(self._number(requests.dictionary_encode()), pa.int32())
+        self._num_rows += batch.num_rows
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        return raw_batch({**columns, REQUEST_ID: requests, ROW: numbers}, batch.schema)
+
+    def _number(self, encoded: Any) -> NDArray[np.int64]:
+        codes = encoded.indices.to_numpy()
+        order = np.argsort(codes, kind="stable")
+        sizes = np.bincount(codes)
+        first = np.cumsum(sizes) - sizes
+        numbers: NDArray[np.int64] = np.empty(len(codes), np.int64)
+        numbers[order] = np.arange(len(codes)) - first[codes[order]]
+        names = encoded.dictionary.to_pylist()
+        before = np.array([self._num_of_request.get(name, 0) for name in names])
+        self._num_of_request.update(zip(names, (before + sizes).tolist()))
+        numbers += before[codes]
+        return numbers
 
 
 def _first_rows(batches: Iterator[Any]) -> list[Any]:
@@ -184,9 +300,9 @@ def _first_rows(batches: Iterator[Any]) -> list[Any]:
     return found
 
 
-def _refuse_repetition(file: Path, beginning: list[Any], known: dict[str, Path]) -> None:
+def _refuse_repetition(file: Path, beginning: list[Any], known: dict[str, Path], *, names: list[str]) -> None:
     """Notes in `known` the file of each beginning; refuses one that is there."""
-    rows = [row for batch in beginning for row in batch.select(list(CLICK_COLUMNS)).slice(0, COMPARED_ROWS).to_pylist()]
+    rows = [row for batch in beginning for row in batch.select(names).slice(0, COMPARED_ROWS).to_pylist()]
     rows = rows[:COMPARED_ROWS]
     digest = hashlib.sha256(repr(rows).encode()).hexdigest()
     if rows and known.setdefault(digest, file) is not file:
@@ -195,8 +311,17 @@ def _refuse_repetition(file: Path, beginning: list[Any], known: dict[str, Path])
         )
 
 
+def in_time_order(folder: Path, features: Features) -> Iterator[tuple[Any, NDArray[np.int64]]]:
+    """The rows that `spool_days` wrote in order of time, each (request id, row) once, and their times."""
+    with MalformedRows(Path(os.devnull)) as malformed:  # what was spooled has none
+        for path in sorted(folder.iterdir()):
+            for table, _ in sorted_day([path], parse_day("day", path.stem), features=features, malformed=malformed):
+                for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+                    yield batch, batch.column(EVENT_TIME).cast(pa.int64()).to_numpy()
+
+
 def dated(
-    spool: Path, source: str, total: int, *, first_day: date, days: int
+    spool: Path, source: str, features: Features, *, total: int, first_day: date, days: int
 ) -> Iterator[tuple[Any, NDArray[np.int64]]]:
     """The `total` spooled rows in the raw schema, and their times, spread evenly over `days` days from `first_day`."""
     start = day_span(first_day).start
@@ -207,29 +332,34 @@ def dated(
             for at in range(0, batch.num_rows, BATCH_ROWS):
                 piece = batch.slice(at, BATCH_ROWS)
                 times = spread(row, piece.num_rows, start=start, length=days * DAY_MICROS, total=total)
-                yield with_origin(piece, source=source, first_row=row, times=times), times
+                yield with_origin(piece, features, source=source, first_row=row, times=times), times
                 row += piece.num_rows
 
 
-def with_origin(batch: Any, *, source: str, first_row: int, times: NDArray[np.int64]) -> Any:
+def with_origin(batch: Any, features: Features, *, source: str, first_row: int, times: NDArray[np.int64]) -> Any:
     """The click columns of `batch` as rows of requests `<source>-<n>`, 100 rows each.
 
     Args:
         batch: Has the click columns.
+        features: Of the rows.
         source: Names where the rows come from.
         first_row: Place of the first row in the source, from 0.
         times: Event times in microseconds, one a row.
     """
     places = first_row + np.arange(batch.num_rows, dtype=np.int64)
-    numbers = pc.ascii_lpad(pa.array(places // ROWS_PER_REQUEST).cast(pa.string()), 9, "0")
     return raw_batch(
         {
-            **{name: batch.column(name) for name in CLICK_COLUMNS},
-            REQUEST_ID: pc.binary_join_element_wise(source, numbers, "-"),
+            **{name: batch.column(name) for name in click_columns(features)},
+            REQUEST_ID: _request_ids(source, places // ROWS_PER_REQUEST),
             ROW: pa.array((places % ROWS_PER_REQUEST).astype(np.int32)),
-            EVENT_TIME: pa.array(times).cast(RAW_SCHEMA.field(EVENT_TIME).type),
-        }
+            EVENT_TIME: pa.array(times).cast(TIME_TYPE),
+        },
+        raw_schema(features),
     )
+
+
+def _request_ids(source: str, numbers: NDArray[np.int64]) -> Any:
+    return pc.binary_join_element_wise(source, pc.ascii_lpad(pa.array(numbers).cast(pa.string()), 9, "0"), "-")
 
 
 def spread(first_row: int, num_rows: int, *, start: int, length: int, total: int) -> NDArray[np.int64]:
@@ -247,11 +377,12 @@ def spread(first_row: int, num_rows: int, *, start: int, length: int, total: int
 
 def _write_days(
     rows: Iterator[tuple[Any, NDArray[np.int64]]], num_lake: int, *, days: Path, source: str, replay: Any
-) -> None:
-    """Writes the first `num_lake` rows as day partitions below `days`, the others to `replay`."""
+) -> int:
+    """Writes the first `num_lake` rows as day partitions below `days`, the others to `replay`; how many all are."""
+    row = 0
 
     def lake_pieces() -> Iterator[tuple[int, Any]]:
-        row = 0
+        nonlocal row
         for batch, times in rows:
             here = min(max(num_lake - row, 0), batch.num_rows)
             if here < batch.num_rows:
@@ -268,6 +399,7 @@ def _write_days(
         with PartWriter(folder, prefix=f"part-{source}") as writer:
             for _, piece in pieces:
                 writer.write(piece)
+    return row
 
 
 def _publish_days(objects: Objects, days: Path, source: str) -> None:
@@ -292,19 +424,43 @@ def _publish_file(path: Path, final: Path) -> None:
     fsync_path(final.parent)
 
 
+def add_store_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag that says whose rows a person's files hold; see `recommender_of`."""
+    parser.add_argument(
+        "--store",
+        default="",
+        help="model store whose newest recommender describes the files (default: Criteo's)",
+    )
+
+
+def recommender_of(store: str) -> Recommender:
+    """The newest that was accepted into the store; Criteo's where `store` is empty.
+
+    Raises:
+        ContractError: nobody accepted one there.
+    """
+    return accepted(typed_folder(store, "--store"), CURRENT) if store else CRITEO_RECOMMENDER
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command's flags; `--help` is its documentation."""
     parser = argparse.ArgumentParser(
         prog="python -m components.extraction.ingest",
-        description="Reads Criteo files (1TB TSV, Kaggle CSV, Parquet) in order, gives rows times spread over whole "
-        "days, and writes the earlier ones to the lake, the later ones to a file to replay. Prints its counts as JSON.",
+        description="Reads files of rows (Parquet, text with a header; Criteo's 1TB TSV and Kaggle CSV) in order, and "
+        "writes the earlier ones to the lake, the later ones to a file to replay. Rows keep their times, or get some, "
+        "spread over whole days. Prints its counts as JSON.",
     )
-    parser.add_argument("--data", required=True, type=Path, help="a Criteo file, or a folder of them")
+    add_store_flag(parser)
+    parser.add_argument("--data", required=True, type=Path, help="a file, or a folder of files")
     parser.add_argument(
         "--lake", required=True, help="lake: folder or its URI, created if absent; or gs://bucket/prefix"
     )
-    parser.add_argument("--last-day", required=True, help="UTC day of the last row, YYYY-MM-DD")
-    parser.add_argument("--days", required=True, type=int, help="whole days over which the rows spread")
+    parser.add_argument(
+        "--last-day",
+        default="",
+        help="UTC day of the last row, YYYY-MM-DD, if rows are spread; default: rows keep their times",
+    )
+    parser.add_argument("--days", type=int, default=None, help="whole days over which the rows spread; with --last-day")
     parser.add_argument("--max-rows", type=int, default=None, help="rows taken from the beginning; default: all")
     parser.add_argument(
         "--lake-fraction", required=True, type=float, help="share of the rows, the earlier ones, to lake"
@@ -325,14 +481,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = IngestSettings(
-        last_day=parse_day("last_day", arguments.last_day),
+        last_day=parse_day("last_day", arguments.last_day) if arguments.last_day else None,
         days=arguments.days,
         max_rows=arguments.max_rows,
         lake_fraction=arguments.lake_fraction,
         max_malformed_fraction=arguments.max_malformed_fraction,
     )
     files = click_log_files(arguments.data)
-    counts = ingest(files, lake=typed_uri(arguments.lake), replay=arguments.replay, settings=settings)
+    lake = typed_uri(arguments.lake)
+    recommender = recommender_of(arguments.store)
+    counts = ingest(files, recommender, lake=lake, replay=arguments.replay, settings=settings)
     print(json.dumps({**counts, "passed_over": passed_over(arguments.data)}))
     return 0
 

@@ -21,12 +21,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from components.contracts.features import Features
 from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID, ROW
 from components.extraction.day_versions import base_name
 from components.extraction.lake_files import LakeFiles
 from components.extraction.late_clicks import LateClicks
 from components.extraction.malformed_rows import MalformedRows
-from components.extraction.raw_schema import RAW_SCHEMA, open_parquet, unreadable
+from components.extraction.raw_schema import TIME_TYPE, open_parquet, raw_schema, unreadable
 from components.extraction.readers.parquet import RawParquet, group_times, within
 from components.extraction.times import TimeSpan, day_span
 from components.extraction.window import SeenFiles
@@ -60,7 +61,7 @@ def newest_time(path: Path, day: TimeSpan) -> int | None:
     if EVENT_TIME not in file.schema_arrow.names:
         raise ContractError(f"{path} lacks the column {EVENT_TIME}, expected the raw schema")
     try:
-        times = file.read(columns=[EVENT_TIME]).column(0).cast(RAW_SCHEMA.field(EVENT_TIME).type)
+        times = file.read(columns=[EVENT_TIME]).column(0).cast(TIME_TYPE)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
     newest: int | None = pc.max(times.filter(within(times, day)).cast(pa.int64())).as_py()
@@ -117,6 +118,8 @@ class Lake:
     """The rows of a lake on a time axis."""
 
     files: LakeFiles
+    features: Features
+    """Of the rows."""
     piece_rows: int = PIECE_ROWS
     """Rows sorted at a time, about."""
     unread: frozenset[str] = frozenset()
@@ -259,13 +262,18 @@ class Lake:
 
     def _sorted(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool) -> tuple[Any, int]:
         batches = list(self._batches(piece, malformed, with_strays=with_strays))
-        return sorted_once(pa.Table.from_batches(batches, RAW_SCHEMA))
+        return sorted_once(pa.Table.from_batches(batches, raw_schema(self.features)))
 
     def _batches(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool) -> Iterator[Any]:
         day = day_span(piece.day)
         for path in piece.files:
             yield from RawParquet(
-                path=path, span=piece.span, day=day, with_strays=with_strays, unread=self.unread
+                path=path,
+                features=self.features,
+                span=piece.span,
+                day=day,
+                with_strays=with_strays,
+                unread=self.unread,
             ).batches(malformed)
 
     def _without_known(self, table: Any, piece: Piece) -> Any:
@@ -281,6 +289,23 @@ class Lake:
             return table
         identities = zip(table.column(REQUEST_ID).to_pylist(), table.column(ROW).to_pylist())
         return table.filter(pa.array([identity not in known for identity in identities], pa.bool_()))
+
+
+def sorted_day(
+    files: list[Path], day: date, *, features: Features, malformed: MalformedRows
+) -> Iterator[tuple[Any, int]]:
+    """The rows of raw files, all of the day, as `Lake.tables` gives them; those of another day are malformed.
+
+    Raises:
+        ContractError: a file is damaged or too malformed.
+    """
+    span = day_span(day)
+    for i, piece in enumerate(cut_evenly(day, files, span, piece_rows=PIECE_ROWS)):
+        readers = [
+            RawParquet(path=path, features=features, span=piece.span, day=span, with_strays=i == 0) for path in files
+        ]
+        batches = [batch for reader in readers for batch in reader.batches(malformed)]
+        yield sorted_once(pa.Table.from_batches(batches, raw_schema(features)))
 
 
 def sorted_once(table: Any) -> tuple[Any, int]:

@@ -54,7 +54,7 @@ class LakeFiles:
         if not self._rows and not outcomes:
             raise ContractError(
                 f"lake {self.name} holds no rows, expected folders day=YYYY-MM-DD of Parquet files; `evergreen ingest` "
-                "brings Criteo files into a lake"
+                "brings files of rows into a lake"
             )
         self.outcomes = {
             day: [each for name, each in sorted(names.items()) if "/" not in name and name.endswith(".parquet")]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.extraction.raw_schema import BATCH_ROWS, RAW_SCHEMA
+from components.extraction.raw_schema import BATCH_ROWS
 
 FILE_ROWS = 4 * BATCH_ROWS
 """262,144 rows: about 40 MB, so that later steps can stream and share files out."""
@@ -67,10 +67,10 @@ class PartWriter:
             self._write_group(size)
 
     def _write_group(self, num_rows: int) -> None:
-        pending = pa.Table.from_batches(self._pending, RAW_SCHEMA)
+        pending = pa.Table.from_batches(self._pending)
         if self._writer is None:
             path = self._folder / f"{self._prefix}-{self._number:05d}.parquet"
-            self._writer = pq.ParquetWriter(path, RAW_SCHEMA, dictionary_pagesize_limit=_DICTIONARY_BYTES)
+            self._writer = pq.ParquetWriter(path, pending.schema, dictionary_pagesize_limit=_DICTIONARY_BYTES)
             self.parts.append(PartFile(path, 0))
             self._number += 1
         self._writer.write_table(pending.slice(0, num_rows).combine_chunks(), row_group_size=num_rows)

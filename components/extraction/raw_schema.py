@@ -7,7 +7,7 @@ once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.contracts import criteo, raw_rows
-from components.contracts.features import MAX_CATEGORY
+from components.contracts import raw_rows
+from components.contracts.features import MAX_CATEGORY, Features
 from components.extraction.malformed_rows import MalformedRows
 from components.runtime.errors import ContractError, first_line
 from components.store.archived_rows import arrow_schema
@@ -26,10 +26,19 @@ BATCH_ROWS = 65_536
 """Rows of a batch in memory and of a row group on disk."""
 
 
-RAW_SCHEMA = arrow_schema(criteo.RAW_TYPES)
-CLICK_COLUMNS = (raw_rows.LABEL, *criteo.FEATURES)
-"""What Criteo publishes; the other columns of the raw schema say where a row came from."""
 KEY_COLUMNS = (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME)
+TIME_TYPE = pa.timestamp("us", tz="UTC")
+"""Of `event_time`."""
+
+
+def raw_schema(features: Features) -> Any:
+    """The raw schema of rows with these features."""
+    return arrow_schema(raw_rows.raw_types(features))
+
+
+def click_columns(features: Features) -> list[str]:
+    """What a row says by itself; the other columns of the raw schema say where it came from."""
+    return [raw_rows.LABEL, *features.names]
 
 
 def open_parquet(path: Path) -> Any:
@@ -49,12 +58,12 @@ def unreadable(path: Path, error: Exception) -> ContractError:
     return ContractError(f"{path} is not a readable Parquet file: {first_line(error)}")
 
 
-def raw_batch(columns: dict[str, Any]) -> Any:
-    """A record batch in the raw schema from some of its columns; the others are null."""
+def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
+    """A record batch in the raw schema `schema` from some of its columns; the others are null."""
     num_rows = len(next(iter(columns.values())))
-    arrays = [columns.get(f.name) for f in RAW_SCHEMA]
+    arrays = [columns.get(f.name) for f in schema]
     return pa.record_batch(
-        [a if a is not None else pa.nulls(num_rows, f.type) for a, f in zip(arrays, RAW_SCHEMA)], schema=RAW_SCHEMA
+        [a if a is not None else pa.nulls(num_rows, f.type) for a, f in zip(arrays, schema)], schema=schema
     )
 
 
@@ -63,12 +72,16 @@ def nan_to_null(values: Any) -> Any:
     return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
 
 
-def find_malformed(batch: Any, *, keys: bool) -> dict[int, str]:
+def find_malformed(
+    batch: Any, features: Features, *, keys: Collection[str] = (), names: Mapping[str, str] | None = None
+) -> dict[int, str]:
     """Why rows of a raw batch break the contract, by row position; the first reason of each.
 
     Args:
         batch: In the raw schema.
-        keys: Whether request id, row and event time must be there as well.
+        features: Of the rows.
+        keys: Those of `KEY_COLUMNS` that must have a value as well.
+        names: What the file calls columns, where it calls them otherwise.
     """
     reasons: dict[int, str] = {}
 
@@ -76,16 +89,17 @@ def find_malformed(batch: Any, *, keys: bool) -> dict[int, str]:
         # Null means missing, which only the required columns forbid; their `wrong` is never null.
         if pc.any(wrong).as_py():
             for at in np.flatnonzero(wrong.fill_null(False).to_numpy(zero_copy_only=False)):
-                reasons.setdefault(int(at), f"{name} is {batch.column(name)[int(at)].as_py()!r}, expected {expected}")
+                value = batch.column(name)[int(at)].as_py()
+                reasons.setdefault(int(at), f"{(names or {}).get(name, name)} is {value!r}, expected {expected}")
 
     label = batch.column(raw_rows.LABEL)
     note(pc.invert(pc.is_in(label, value_set=pa.array([0, 1], label.type))), raw_rows.LABEL, "0 or 1")
-    for name in criteo.DENSE:
+    for name in features.numeric:
         note(pc.invert(pc.is_finite(batch.column(name))), name, "a finite number")
-    for name in criteo.CATEGORICAL:
+    for name in features.categorical:
         values = batch.column(name)
-        note(pc.or_(pc.less(values, 0), pc.greater(values, MAX_CATEGORY)), name, "a hash of 32 bits")
-    for name in KEY_COLUMNS if keys else ():
+        note(pc.or_(pc.less(values, 0), pc.greater(values, MAX_CATEGORY)), name, f"a category from 0 to {MAX_CATEGORY}")
+    for name in keys:
         note(pc.is_null(batch.column(name)), name, "a value")
     return reasons
 

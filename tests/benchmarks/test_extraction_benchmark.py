@@ -12,7 +12,7 @@ import pytest
 from benchmarks import extraction
 from benchmarks.criteo_text import CATEGORIES, CLICK_RATE, INTEGERS, write_tsv_gz
 from benchmarks.extraction import CATEGORICAL, DENSE, NAMES, pyarrow_stream, pyarrow_whole
-from components.extraction.readers.text import INTEGER_PATTERN
+from components.extraction.readers.criteo import INTEGER_PATTERN
 
 
 @pytest.fixture(scope="module")

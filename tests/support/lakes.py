@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from components.contracts import raw_rows
+from components.contracts.criteo import CRITEO
 from components.contracts.manifests import RawDataset
 from components.extraction.extract import extract
 from components.extraction.lake import Lake
@@ -26,7 +27,7 @@ OUTCOMES = arrow_schema(raw_rows.OUTCOME_TYPES)
 
 def folder_lake(folder: Path, **settings) -> Lake:
     """The lake in a folder, as it is now."""
-    return Lake(files=LakeFiles(FolderObjects(folder)), **settings)
+    return Lake(files=LakeFiles(FolderObjects(folder)), features=CRITEO, **settings)
 
 
 def open_storage(uri: str, **settings) -> BucketObjects:
@@ -46,7 +47,7 @@ def extract_lake(uri: str, work: Path, window, *, run: str = "run", opened=None,
     more = {"open_storage": open_storage, **(opened or {})} if uri.startswith("gs://") else {}
     with opened_lake(uri, work=work, **more) as files:
         folder, recommender = work / run / "extraction", criteo_with(extraction=settings)
-        return extract(Lake(files=files), window, folder=folder, recommender=recommender)
+        return extract(Lake(files=files, features=CRITEO), window, folder=folder, recommender=recommender)
 
 
 def fetched(seen) -> Counter:

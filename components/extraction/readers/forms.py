@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from components.contracts.criteo import RAW_TYPES
-from components.contracts.raw_rows import SERVED_BY, is_visible
+import pyarrow as pa
+
+from components.contracts.raw_rows import EVENT_TIME, SERVED_BY, ColumnNames, is_visible, raw_types
+from components.contracts.recommender import Recommender
 from components.extraction.malformed_rows import MalformedRows
-from components.extraction.raw_schema import CLICK_COLUMNS, open_parquet
-from components.extraction.readers.parquet import CriteoParquet, RawParquet
-from components.extraction.readers.text import NUM_TSV_FIELDS, CriteoText, TextLayout, blocks
+from components.extraction.raw_schema import open_parquet
+from components.extraction.readers import criteo
+from components.extraction.readers.named import NamedParquet, columns_of, text_file, text_layout
+from components.extraction.readers.parquet import RawParquet
+from components.extraction.readers.text import blocks
 from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
@@ -33,6 +37,10 @@ class Reader(Protocol):
     @property
     def path(self) -> Path:
         """The file."""
+
+    @property
+    def has_times(self) -> bool:
+        """Whether rows have event times."""
 
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """Record batches in the raw schema, in file order; memory is bounded by a batch, not by the file.
@@ -57,13 +65,13 @@ def click_log_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise ContractError(f"{path} does not exist, expected a Criteo file or a folder of them")
+        raise ContractError(f"{path} does not exist, expected a file of rows or a folder of them")
     others = passed_over(path)
     if others:
         logger.warning("passed over %d files in %s that are no click logs: %s", len(others), path, others[:5])
     files = [path / name for name in _visible_names(path) if name not in others]
     if not files:
-        raise ContractError(f"{path} holds no Criteo file, expected day_N[.gz], *.tsv, *.txt, *.csv or *.parquet")
+        raise ContractError(f"{path} holds no file of rows, expected day_N[.gz], *.tsv, *.txt, *.csv or *.parquet")
     return sorted(files, key=lambda p: natural_key(p.name))
 
 
@@ -90,8 +98,15 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
 
 
-def find_reader(path: Path) -> Reader:
+def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True) -> Reader:
     """The reader for the form that `path` has.
+
+    Criteo's own forms are read for a recommender with exactly Criteo's features; they have no times.
+
+    Args:
+        path: The file.
+        recommender: Whose rows it holds, and what it calls columns.
+        with_keys: Whether a user's request ids, rows and times are read; without them they are null.
 
     Raises:
         ContractError: none of the forms; says what the file looks like.
@@ -99,29 +114,54 @@ def find_reader(path: Path) -> Reader:
     with open(path, "rb") as file:
         magic = file.read(4)
     if magic == b"PAR1" or path.suffix == ".parquet":
-        return _parquet_reader(path)
+        return _parquet_reader(path, recommender, with_keys=with_keys)
     content = next((block.content for block in blocks(path, block_bytes=_SNIFFED_BYTES)), b"")
     decoded = [line.rstrip(b"\r").decode(errors="backslashreplace") for line in content.split(b"\n")]
     lines = [line for line in decoded if line][:_SNIFFED_LINES]
     if not lines:
-        raise ContractError(f"{path} is empty, expected Criteo rows")
-    if layout := TextLayout.of_header(lines[0], path=path):
-        return CriteoText(path=path, layout=layout)
-    found = [layout for line in lines if (layout := TextLayout.of_fields(line))]
-    if found:
-        return CriteoText(path=path, layout=next((each for each in found if each.delimiter == "\t"), found[0]))
+        raise ContractError(f"{path} is empty, expected rows")
+    layout = text_layout(lines[0], recommender)
+    if layout is not None and not _is_criteos(layout.fields, recommender):
+        return text_file(path, layout, recommender, with_keys=with_keys)
+    if recommender.features == criteo.FEATURES and (reader := criteo.text_file(path, lines)):
+        return reader
+    found = (
+        f"its first line has {lines[0].count(chr(9)) + 1} tab-separated and {lines[0].count(',') + 1} comma-separated"
+    )
+    if recommender.features == criteo.FEATURES:
+        raise ContractError(
+            f"{path} is no Criteo file: {found} columns, expected {criteo.NUM_TSV_FIELDS} (label, 13 integers, "
+            "26 categories), a header with Label, or Parquet"
+        )
+    if any(map(criteo.layout_of_fields, lines)):
+        raise ContractError(
+            f"{path} looks like a Criteo file without header, whose columns are {', '.join(criteo.COLUMNS)}; "
+            f"recommender {recommender.name} has {', '.join(recommender.features.names)}: expected a header with them"
+        )
     raise ContractError(
-        f"{path} is no Criteo file: its first line has {lines[0].count(chr(9)) + 1} tab-separated and "
-        f"{lines[0].count(',') + 1} comma-separated columns, expected {NUM_TSV_FIELDS} (label, 13 integers, "
-        "26 categories), a header with Label, or Parquet"
+        f"{path} has no header that names the label {recommender.data.label!r}: {found} columns, expected a header, "
+        "or Parquet"
     )
 
 
-def _parquet_reader(path: Path) -> Reader:
-    names = open_parquet(path).schema_arrow.names
-    if set(RAW_TYPES) - set(SERVED_BY) <= set(names):
-        return RawParquet(path=path)
-    lower = [name.lower() for name in names]
-    if missing := [name for name in CLICK_COLUMNS if lower.count(name.lower()) != 1]:
+def _is_criteos(names: Sequence[str], recommender: Recommender) -> bool:
+    """Whether a file with these columns is read as one of Criteo's forms, which have no times."""
+    return recommender.features == criteo.FEATURES and recommender.data.event_time not in names
+
+
+def _parquet_reader(path: Path, recommender: Recommender, *, with_keys: bool) -> Reader:
+    schema, features = open_parquet(path).schema_arrow, recommender.features
+    raw = set(raw_types(features)) - set(SERVED_BY)
+    if recommender.data == ColumnNames() and raw <= set(schema.names) and _is_time(schema):
+        return RawParquet(path=path, features=features)
+    if not _is_criteos(schema.names, recommender):
+        columns = columns_of(schema.names, recommender, path=path, with_keys=with_keys)
+        return NamedParquet(path=path, features=features, columns=columns)
+    lower = [name.lower() for name in schema.names]
+    if missing := [name for name in criteo.COLUMNS if lower.count(name.lower()) != 1]:
         raise ContractError(f"{path} is no Criteo Parquet file: it lacks the columns {missing}")
-    return CriteoParquet(path=path)
+    return criteo.CriteoParquet(path=path)
+
+
+def _is_time(schema: Any) -> bool:
+    return bool(pa.types.is_timestamp(schema.field(EVENT_TIME).type))

@@ -1,6 +1,6 @@
-"""Parquet files of click rows: Criteo's columns alone (`CriteoParquet`), or our raw schema (`RawParquet`), a lake file.
+"""Parquet files in the raw schema: those of a lake.
 
-Of a raw file, row groups whose statistics lie outside the wanted span are not read. Sorting and duplicates are left to
+Row groups whose statistics lie outside the wanted span are not read. Sorting and duplicates are left to
 `lake`.
 """
 
@@ -8,95 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts.criteo import CATEGORICAL
-from components.contracts.raw_rows import EVENT_TIME, LABEL, SERVED_BY
+from components.contracts.features import Features
+from components.contracts.raw_rows import EVENT_TIME, SERVED_BY
 from components.extraction.columns import find_schema_mismatches
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import (
     BATCH_ROWS,
-    CLICK_COLUMNS,
-    RAW_SCHEMA,
+    KEY_COLUMNS,
     find_malformed,
     nan_to_null,
     open_parquet,
     raw_batch,
+    raw_schema,
     record_malformed,
     unreadable,
     without_rows,
 )
-from components.extraction.readers.text import parse_hex
 from components.extraction.times import TimeSpan, to_micros
 from components.runtime.errors import ContractError
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriteoParquet:
-    """One file of that form; a table in our own raw schema is read by `RawParquet`."""
-
-    path: Path
-
-    def batches(self, malformed: MalformedRows) -> Iterator[Any]:
-        """See `Reader.batches`."""
-        file = open_parquet(self.path)
-        names = {name.lower(): name for name in file.schema_arrow.names}
-        wanted = [names[name.lower()] for name in CLICK_COLUMNS]
-        first_row = 1
-        try:
-            for found in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
-                columns, reasons = self._parse(found.select(wanted))
-                batch = raw_batch(columns)
-                for at, reason in find_malformed(batch, keys=False).items():
-                    reasons.setdefault(at, reason)
-                record_malformed(found, reasons, path=self.path, first_row=first_row, malformed=malformed)
-                first_row += found.num_rows
-                malformed.count(self.path, found.num_rows)
-                yield without_rows(batch, reasons)
-        except (pa.ArrowException, OSError) as error:
-            raise unreadable(self.path, error) from error
-
-    def _parse(self, found: Any) -> tuple[dict[str, Any], dict[int, str]]:
-        columns: dict[str, Any] = {}
-        reasons: dict[int, str] = {}
-        for name, values in zip(CLICK_COLUMNS, found.columns):
-            if name in CATEGORICAL:
-                columns[name] = self._hashes(name, values, reasons)
-            else:
-                columns[name] = self._numbers(name, values)
-        return columns, reasons
-
-    def _numbers(self, name: str, values: Any) -> Any:
-        if pa.types.is_null(values.type) or pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
-            target = RAW_SCHEMA.field(name).type
-            if name == LABEL and pa.types.is_floating(values.type):
-                values = nan_to_null(values)
-            numbers = values.cast(target, safe=name == LABEL)
-            return nan_to_null(numbers) if pa.types.is_floating(target) else numbers
-        raise ContractError(f"{self.path} has {name} of type {values.type}, expected numbers")
-
-    def _hashes(self, name: str, values: Any, reasons: dict[int, str]) -> Any:
-        if pa.types.is_dictionary(values.type):
-            values = values.cast(values.type.value_type)
-        if pa.types.is_null(values.type):
-            return values.cast(pa.int64())
-        if values.type == pa.int32():
-            return values.view(pa.uint32()).cast(pa.int64())
-        if pa.types.is_integer(values.type) and values.type != pa.uint64():
-            return values.cast(pa.int64())
-        if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-            raise ContractError(f"{self.path} has {name} of type {values.type}, expected integers or hex strings")
-        encoded = values.cast(pa.string()).cast(pa.binary()).dictionary_encode()
-        hashes = parse_hex(encoded.dictionary).take(encoded.indices)
-        # An empty string is missing, as an empty field of the TSV is.
-        wrong = pc.and_(hashes.is_null(), pc.greater(pc.fill_null(pc.binary_length(values), 0), 0))
-        for at in pc.indices_nonzero(wrong).to_pylist():
-            reasons.setdefault(at, f"{name} is {values[at].as_py()!r}, expected 1 to 8 hex digits or nothing")
-        return hashes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +40,7 @@ class RawParquet:
     """One file in the raw schema."""
 
     path: Path
+    features: Features
     span: TimeSpan = TimeSpan()
     """Rows of this span are read."""
     day: TimeSpan = TimeSpan()
@@ -112,6 +49,8 @@ class RawParquet:
     """Whether this reader records rows of no time or of another day as malformed; one of a day's readers does."""
     unread: frozenset[str] = frozenset()
     """Features that are null in the rows, whatever the file holds; it need not have them."""
+    has_times: bool = True
+    """See `Reader.has_times`."""
 
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """See `Reader.batches`."""
@@ -119,9 +58,11 @@ class RawParquet:
         here = file.schema_arrow.names
         if missing := [name for name in self._names if name not in here and name not in SERVED_BY]:
             raise ContractError(
-                f"{self.path} lacks the columns {missing}, expected the raw schema: {', '.join(RAW_SCHEMA.names)}"
+                f"{self.path} lacks the columns {missing}, expected the raw schema: {', '.join(self._schema.names)}"
             )
-        malformed.add_mismatches(find_schema_mismatches(file.schema_arrow, self.path, self.unread))
+        malformed.add_mismatches(
+            find_schema_mismatches(file.schema_arrow, self.path, self.features, unread=self.unread)
+        )
         # Arrow would cast any integer to a time.
         if not pa.types.is_timestamp(found := file.schema_arrow.field(EVENT_TIME).type):
             raise ContractError(f"{self.path} has {EVENT_TIME} of type {found}, expected a timestamp")
@@ -134,7 +75,11 @@ class RawParquet:
     @property
     def _names(self) -> list[str]:
         """The columns that are read."""
-        return [name for name in RAW_SCHEMA.names if name not in self.unread]
+        return [name for name in self._schema.names if name not in self.unread]
+
+    @cached_property
+    def _schema(self) -> Any:
+        return raw_schema(self.features)
 
     def _group_batches(self, file: Any, group: int, malformed: MalformedRows, *, first_row: int) -> Iterator[Any]:
         try:
@@ -144,7 +89,7 @@ class RawParquet:
                 times = batch.column(EVENT_TIME)
                 strays = pc.invert(within(times, self.day))
                 ours = pc.and_not(within(times, self.span), strays)
-                reasons = find_malformed(batch, keys=True)
+                reasons = find_malformed(batch, self.features, keys=KEY_COLUMNS)
                 for at in pc.indices_nonzero(strays).to_pylist():
                     time = times[at].as_py()
                     reasons.setdefault(at, f"event_time {time} is outside the file's day, expected {self.day}")
@@ -164,7 +109,7 @@ class RawParquet:
     def _conform(self, found: Any) -> Any:
         """The batch in the exact types of the raw schema."""
         columns = {}
-        for field in [RAW_SCHEMA.field(name) for name in found.schema.names]:
+        for field in [self._schema.field(name) for name in found.schema.names]:
             values = found.column(field.name)
             if pa.types.is_floating(values.type):  # also where categories are wanted: pandas has no other null for them
                 values = nan_to_null(values)
@@ -176,7 +121,7 @@ class RawParquet:
                         f"{self.path} has {field.name} of type {values.type}, expected {field.type}: {error}"
                     ) from error
             columns[field.name] = values
-        return raw_batch(columns)
+        return raw_batch(columns, self._schema)
 
     def _may_hold(self, group: Any) -> bool:
         """Whether a row group can hold a row of ours, by its statistics; True where there are none."""

@@ -14,11 +14,12 @@ import pytest
 
 import components.extraction.backfill as backfill_module
 from components.contracts import raw_rows
+from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from components.extraction.backfill import backfill, main
 from components.extraction.day_versions import VersionMarker
 from components.extraction.extract import extract
 from components.extraction.part_files import PartWriter
-from components.extraction.raw_schema import RAW_SCHEMA
+from components.extraction.raw_schema import raw_schema
 from components.extraction.times import TimeSpan
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
@@ -27,6 +28,8 @@ from components.storage.folder import FolderObjects
 from tests.support.crashes import Killed
 from tests.support.lakes import URI, extract_lake, folder_lake, open_storage, put
 from tests.support.recommenders import criteo_with
+
+RAW_SCHEMA = raw_schema(CRITEO)
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = date(2026, 3, 1)
@@ -76,7 +79,7 @@ def unfinished(folder: Path) -> list[str]:
 
 def test_training_again_gets_the_back_filled_rows(lake, tmp_path, table, corrected):
     before, _ = run_step(lake, tmp_path)
-    done = backfill([corrected], lake=lake.as_uri(), day=DAY)
+    done = backfill([corrected], CRITEO_RECOMMENDER, lake=lake.as_uri(), day=DAY)
     after, rows = run_step(lake, tmp_path)
     first = labelled(table, 1)
     assert done == (1, first.num_rows, 0, 0, ["part-0.parquet", "part-1.parquet"])
@@ -93,7 +96,7 @@ def test_training_again_gets_the_back_filled_rows(lake, tmp_path, table, correct
 
 
 def test_the_marker_says_what_was_done(lake, corrected):
-    backfill([corrected], lake=str(lake), day=DAY, reason="labels were wrong")
+    backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY, reason="labels were wrong")
     folder = lake / "day=2026-03-01" / "version=1"
     marker = VersionMarker.parse((folder / raw_rows.VERSION_COMPLETE).read_bytes(), "")
     assert (marker.day, marker.version, marker.num_rows, marker.reason) == ("2026-03-01", 1, 500, "labels were wrong")
@@ -103,7 +106,7 @@ def test_the_marker_says_what_was_done(lake, corrected):
 
 
 def test_replayed_days_name_their_version(lake, tmp_path, corrected):
-    backfill([corrected], lake=str(lake), day=DAY)
+    backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     second = int(datetime(2026, 3, 2, tzinfo=timezone.utc).timestamp() * 1e6)
     recommender = criteo_with(extraction={"replay_share": 0.2})
     dataset = extract(folder_lake(lake), TimeSpan(second, None), folder=tmp_path / "x" / "e", recommender=recommender)
@@ -115,7 +118,7 @@ def test_replayed_days_name_their_version(lake, tmp_path, corrected):
 
 
 def test_of_a_row_that_came_later_again_the_back_filled_one_stays(lake, tmp_path, table, corrected, caplog):
-    backfill([corrected], lake=str(lake), day=DAY)
+    backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     pq.write_table(labelled(table, 0).slice(0, 50), lake / "day=2026-03-01" / "part-again.parquet")
     dataset, rows = run_step(lake, tmp_path)
     assert dataset.num_duplicates == 50
@@ -131,16 +134,16 @@ def test_a_file_that_arrives_during_the_back_fill_is_not_replaced(lake, tmp_path
         yield from rows_of(*arguments, **more)
 
     monkeypatch.setattr(backfill_module, "_day_rows", slow)
-    done = backfill([corrected], lake=str(lake), day=DAY)
+    done = backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     assert done.replaces == ["part-0.parquet", "part-1.parquet"]
     assert "part-new.parquet" in [path.name for path in paths_of_day(lake, DAY)]
 
 
 def test_a_later_version_replaces_an_earlier_one_and_what_came_between(lake, tmp_path, table, corrected):
-    backfill([corrected], lake=str(lake), day=DAY)
+    backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     pq.write_table(labelled(table, 0).slice(0, 50), lake / "day=2026-03-01" / "part-between.parquet")
     pq.write_table(labelled(table, 0).slice(0, 60), tmp_path / "second.parquet")
-    done = backfill([tmp_path / "second.parquet"], lake=str(lake), day=DAY)
+    done = backfill([tmp_path / "second.parquet"], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     assert (done.version, done.replaces) == (2, ["part-0.parquet", "part-1.parquet", "part-between.parquet"])
     dataset, rows = run_step(lake, tmp_path)
     assert [(d["version"], d["num_rows"]) for d in dataset.days] == [(2, 60), (0, 500)]
@@ -157,23 +160,23 @@ def test_an_interrupted_back_fill_is_invisible(lake, tmp_path, corrected, monkey
     with monkeypatch.context() as patch:
         patch.setattr(*moment, killed)
         with pytest.raises(Killed):
-            backfill([corrected], lake=str(lake), day=DAY)
+            backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     assert run_step(lake, tmp_path)[1] == rows
     was_claimed = moment[0] is FolderObjects
-    assert backfill([corrected], lake=str(lake), day=DAY).version == 1 + was_claimed
+    assert backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY).version == 1 + was_claimed
     run_step(lake, tmp_path)
     assert ("ignored versions [1] of 2026-03-01" in caplog.text) == was_claimed
 
 
 def test_a_version_without_its_marker_is_passed_over_with_a_warning(lake, tmp_path, corrected, caplog):
-    backfill([corrected], lake=str(lake), day=DAY)
+    backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     _, rows = run_step(lake, tmp_path)
     incomplete = lake / "day=2026-03-01" / "version=7"
     incomplete.mkdir()
     (incomplete / "part-00000.parquet").write_bytes(b"half")
     assert run_step(lake, tmp_path)[1] == rows
     assert "ignored versions [7]" in caplog.text
-    assert backfill([corrected], lake=str(lake), day=DAY).version == 8
+    assert backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY).version == 8
 
 
 @pytest.mark.timeout(120)
@@ -191,7 +194,10 @@ def test_of_two_back_fills_at_once_both_are_written(lake, tmp_path, table, monke
 
     monkeypatch.setattr(backfill_module, "_day_rows", meeting)
     with ThreadPoolExecutor(2) as pool:
-        versions = [done.version for done in pool.map(lambda path: backfill([path], lake=str(lake), day=DAY), paths)]
+        versions = [
+            done.version
+            for done in pool.map(lambda path: backfill([path], CRITEO_RECOMMENDER, lake=str(lake), day=DAY), paths)
+        ]
     assert sorted(versions) == [1, 2]
     dataset, rows = run_step(lake, tmp_path)
     assert dataset.days[0]["version"] == 2
@@ -201,7 +207,7 @@ def test_of_two_back_fills_at_once_both_are_written(lake, tmp_path, table, monke
 
 def test_criteo_rows_are_spread_over_the_day(lake, tmp_path, criteo_rows, write_text, truth, clicks):
     files = [write_text(tmp_path / f"{i}.tsv.gz", criteo_rows(30, seed=i)) for i in range(2)]
-    backfill(files, lake=str(lake), day=date(2026, 4, 2))
+    backfill(files, CRITEO_RECOMMENDER, lake=str(lake), day=date(2026, 4, 2))
     found = pa.concat_tables(pq.read_table(path, partitioning=None) for path in paths_of_day(lake, date(2026, 4, 2)))
     assert clicks(found) == truth(criteo_rows(30, seed=0) + criteo_rows(30, seed=1))
     times = found.column(raw_rows.EVENT_TIME).to_pylist()
@@ -212,15 +218,17 @@ def test_criteo_rows_are_spread_over_the_day(lake, tmp_path, criteo_rows, write_
 def test_rows_of_another_day_are_malformed(lake, tmp_path, table):
     pq.write_table(table, tmp_path / "both days.parquet")
     with pytest.raises(ContractError, match=r"500 of 1000 rows are malformed"):
-        backfill([tmp_path / "both days.parquet"], lake=str(lake), day=DAY)
-    done = backfill([tmp_path / "both days.parquet"], lake=str(lake), day=DAY, max_malformed_fraction=0.5)
+        backfill([tmp_path / "both days.parquet"], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
+    done = backfill(
+        [tmp_path / "both days.parquet"], CRITEO_RECOMMENDER, lake=str(lake), day=DAY, max_malformed_fraction=0.5
+    )
     assert (done.num_rows, done.num_malformed) == (500, 500)
     aside = lake / "day=2026-03-01" / "version=1" / backfill_module.MALFORMED_FILE
     assert len(aside.read_text().splitlines()) == 500
 
 
 def test_a_changed_file_of_a_version_is_told(lake, corrected):
-    backfill([corrected], lake=str(lake), day=DAY)
+    backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     path = lake / "day=2026-03-01" / "version=1" / "part-00000.parquet"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ContractError, match=r"version=1/part-00000.parquet is absent or changed, expected \d+ bytes"):
@@ -229,7 +237,7 @@ def test_a_changed_file_of_a_version_is_told(lake, corrected):
 
 @pytest.mark.parametrize("text", ["[]", '{"format_version": 2}', '{"format_version": 1, "files": [1]}'])
 def test_a_damaged_marker_is_told(lake, corrected, text):
-    backfill([corrected], lake=str(lake), day=DAY)
+    backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     (lake / "day=2026-03-01" / "version=1" / "_SUCCESS").write_text(text)
     with pytest.raises(ContractError, match="_SUCCESS is"):
         paths_of_day(lake, DAY)
@@ -271,7 +279,7 @@ def test_what_comes_while_a_lake_is_read_is_another_runs(lake, tmp_path, table, 
     before, _ = run_step(lake, tmp_path)
     opened = folder_lake(lake)
     pq.write_table(table.slice(990), lake / "day=2026-03-02" / "part-later.parquet")
-    backfill([corrected], lake=str(lake), day=DAY)
+    backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     during = extract(opened, TimeSpan(), folder=tmp_path / "x" / "extraction", recommender=criteo_with())
     assert (during.digest, during.days) == (before.digest, before.days)
     after, _ = run_step(lake, tmp_path)
@@ -281,8 +289,8 @@ def test_what_comes_while_a_lake_is_read_is_another_runs(lake, tmp_path, table, 
 
 def test_a_lake_in_a_bucket_is_back_filled_as_a_folder_is(lake, tmp_path, corrected, cloud_storage):
     put(lake)
-    done = backfill([corrected], lake=URI, day=DAY)
-    backfill([corrected], lake=str(lake), day=DAY)
+    done = backfill([corrected], CRITEO_RECOMMENDER, lake=URI, day=DAY)
+    backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     dataset = extract_lake(URI, tmp_path / "bucket work", TimeSpan())
     in_folder, rows = run_step(lake, tmp_path)
     folder = tmp_path / "bucket work" / "run" / "extraction"

@@ -17,19 +17,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import raw_rows
+from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK
 from components.extraction.backfill import backfill
 from components.extraction.download_cache import DownloadCache, DownloadProgress
 from components.extraction.lake import Lake
 from components.extraction.lake_files import opened_lake
-from components.extraction.raw_schema import RAW_SCHEMA
+from components.extraction.raw_schema import raw_schema
 from components.extraction.times import TimeSpan, parse_day, parse_time
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.objects import ObjectInfo
 from tests.support.full_disk import files_of_at_most
 from tests.support.lakes import OUTCOMES, URI, cached, extract_lake, fetched, is_fetch_of, open_storage, put, until
 from tests.support.recommenders import accept_into
+
+RAW_SCHEMA = raw_schema(CRITEO)
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
@@ -123,7 +126,7 @@ def test_of_a_back_filled_day_the_newest_complete_version_is_fetched(lake, folde
         newer = tmp_path / f"newer-{version}.parquet"
         start = parse_time("start", day(5)) / 1e6
         pq.write_table(raw_table(300, seed=20 + version, start=start, seconds=86_000), newer)
-        backfill([newer], lake=str(folder), day=parse_day("day", day(5)))
+        backfill([newer], CRITEO_RECOMMENDER, lake=str(folder), day=parse_day("day", day(5)))
     (folder / f"day={day(5)}" / "version=3").mkdir()
     (folder / f"day={day(5)}" / "version=3" / "part-00000.parquet").write_bytes(b"half, and no marker")
     put(folder)
@@ -193,7 +196,7 @@ def test_the_newest_row_takes_the_newest_day_with_rows_alone(lake, folder, tmp_p
     put(folder)
     lake.seen.clear()
     with opened_lake(URI, work=tmp_path / "work", open_storage=open_storage) as files:
-        found = Lake(files=files).newest()
+        found = Lake(files=files, features=CRITEO).newest()
     assert found == parse_time("newest", "2026-03-05T23:52:48Z")
     assert {name.partition("/")[0] for name in fetched(lake.seen)} == {f"day={day(n)}" for n in (5, 6, 7)}
 

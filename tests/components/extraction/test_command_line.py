@@ -101,7 +101,7 @@ REFUSED = {
     "holdout of all": ({"holdout_fraction": "1"}, "holdout_fraction is 1.0, expected"),
     "days and a start": ({"window_days": "2", "window_start": "2026-03-01"}, "window_days is 2.0 with window_start"),
     "negative full days": ({"full_days": "-1"}, "full_days is -1.0, expected 0"),
-    "no column": ({"columns": '["I1", "label"]'}, "columns name ['label'], expected some of I1 to I13 and C1 to C26"),
+    "no column": ({"columns": '["I1", "label"]'}, "columns name ['label'], expected some of I1, I2, I3"),
     "no setting": ({"settings": "extraction.holdout=1"}, "extraction.holdout is no setting, expected holdout_fraction"),
     "no section": ({"settings": "extractoin.late_days=1"}, "extractoin is no section, expected extraction"),
     "no recommender": ({"recommender": "7"}, "recommender is '7', expected current, the number of an accepted version"),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
-from components.extraction.readers.forms import click_log_files, find_reader
-from components.extraction.readers.parquet import CriteoParquet, RawParquet
+from components.extraction.readers import forms
+from components.extraction.readers.criteo import CriteoParquet
+from components.extraction.readers.forms import click_log_files
+from components.extraction.readers.parquet import RawParquet
 from components.runtime.errors import ContractError
+
+find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
 
 
 def test_days_are_read_in_the_order_of_their_numbers(tmp_path):
@@ -20,7 +26,7 @@ def test_days_are_read_in_the_order_of_their_numbers(tmp_path):
 
 def test_a_folder_without_click_logs_is_refused(tmp_path):
     (tmp_path / "notes.md").touch()
-    with pytest.raises(ContractError, match=r"holds no Criteo file, expected day_N"):
+    with pytest.raises(ContractError, match=r"holds no file of rows, expected day_N"):
         click_log_files(tmp_path)
 
 

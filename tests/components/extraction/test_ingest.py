@@ -14,11 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.contracts import criteo, raw_rows
+from components.contracts.criteo import CRITEO
 from components.extraction.ingest import main, spread
-from components.extraction.raw_schema import RAW_SCHEMA
+from components.extraction.raw_schema import raw_schema
 from components.storage.bucket import BucketObjects
 from tests.support.crashes import Killed
 from tests.support.lakes import URI, open_storage
+
+RAW_SCHEMA = raw_schema(CRITEO)
 
 
 @pytest.fixture
@@ -70,6 +73,7 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(tmp_path, criteo_rows, wr
         "lake_rows": 800,
         "replay_rows": 200,
         "malformed": 0,
+        "duplicates": 0,
         "clicks": sum(row[0] for row in expected),
         "passed_over": [],
     }
@@ -138,7 +142,7 @@ def test_our_own_raw_schema_is_ingested_too_with_a_warning_that_its_times_are_re
     assert "given up" not in caplog.text
     pq.write_table(raw_table(100), tmp_path / "raw.parquet")
     run_ingest(tmp_path / "raw.parquet")
-    assert "raw.parquet has event times and request ids, which are replaced by new ones" in caplog.text
+    assert "raw.parquet has event times, which are replaced" in caplog.text
     assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == clicks(raw_table(100))
 
 

@@ -12,12 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.contracts import raw_rows
+from components.contracts.criteo import CRITEO
 from components.extraction.lake import Lake
 from components.extraction.malformed_rows import MalformedRows
-from components.extraction.raw_schema import RAW_SCHEMA
+from components.extraction.raw_schema import raw_schema
 from components.extraction.times import TimeSpan, to_micros
 from components.runtime.errors import ContractError
 from tests.support.lakes import folder_lake
+
+RAW_SCHEMA = raw_schema(CRITEO)
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 FIRST = to_micros(START)

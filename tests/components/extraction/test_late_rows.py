@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import raw_rows
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import RawDataset
 from components.extraction.backfill import backfill
 from tests.support.lakes import URI, fetched, keys_in, keys_of, put
@@ -208,7 +209,7 @@ def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, betw
     rounds.turn()
     for day, hours in ((1, (0, 24)), (2, (24, 30))):
         pq.write_table(between(*hours, step=2, offset=1), tmp_path / "again.parquet")
-        backfill([tmp_path / "again.parquet"], lake=str(rounds.lake), day=date(2026, 3, day))
+        backfill([tmp_path / "again.parquet"], CRITEO_RECOMMENDER, lake=str(rounds.lake), day=date(2026, 3, day))
     late = between(10, 30, step=2)
     rounds.add(late, "b.parquet")
     rounds.add(between(30, 48), "c.parquet")

@@ -9,6 +9,7 @@ from datetime import date, datetime, timedelta, timezone
 import pyarrow.parquet as pq
 import pytest
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.extraction.backfill import backfill
 from components.extraction.lineage import lake_versions, main
 from components.store import promotion_journal
@@ -58,7 +59,7 @@ def lake(tmp_path, raw_table, write_lake):
     for day in (1, 2, 2):
         source = folder / f"day=2026-03-0{day}" / "part-0.parquet"
         pq.write_table(pq.read_table(source, partitioning=None), tmp_path / "again.parquet")
-        backfill([tmp_path / "again.parquet"], lake=str(folder), day=date(2026, 3, day))
+        backfill([tmp_path / "again.parquet"], CRITEO_RECOMMENDER, lake=str(folder), day=date(2026, 3, day))
     return folder
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from components.contracts import criteo
 from components.extraction.malformed_rows import JUDGED_FROM_ROWS, MalformedRows
-from components.extraction.readers.forms import find_reader
+from components.extraction.readers import forms
 from components.runtime.errors import ContractError
+
+find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
 
 
 @pytest.mark.parametrize(("num_bad", "refused"), [(1, False), (2, True)])

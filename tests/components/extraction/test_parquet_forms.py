@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
-from components.extraction.readers.forms import find_reader
+from components.extraction.readers import forms
 from components.extraction.readers.parquet import RawParquet
 from components.extraction.times import TimeSpan
 from components.runtime.errors import ContractError
+
+find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
 
 
 def nvidia_table(rows: list[tuple]) -> pa.Table:
@@ -65,7 +68,7 @@ def test_malformed_rows_are_set_aside_by_row_number(tmp_path, criteo_rows, truth
         (8, "label is None, expected 0 or 1"),
         (10, "C1 is 'xyz', expected 1 to 8 hex digits or nothing"),
         (12, "I1 is inf, expected a finite number"),
-        (16, "C2 is 4294967296, expected a hash of 32 bits"),
+        (16, "C2 is 4294967296, expected a category from 0 to 4294967295"),
     ]
     assert len(found) == 15
     assert found[8][1] is None  # row 13's NaN is a missing value
@@ -81,7 +84,7 @@ def test_a_column_of_another_type_is_refused_by_name(tmp_path, criteo_rows, trut
 def test_raw_schema_comes_back_as_written(tmp_path, raw_table, read, clicks):
     table = raw_table(500)
     pq.write_table(table, tmp_path / "part.parquet", row_group_size=70)
-    assert read(RawParquet(path=tmp_path / "part.parquet")) == (clicks(table), [])
+    assert read(RawParquet(path=tmp_path / "part.parquet", features=criteo.CRITEO)) == (clicks(table), [])
 
 
 def test_raw_rows_without_identity_or_time_are_set_aside(tmp_path, raw_table, read):
@@ -92,7 +95,7 @@ def test_raw_rows_without_identity_or_time_are_set_aside(tmp_path, raw_table, re
         field = table.schema.field(name)
         table = table.set_column(table.schema.get_field_index(name), field, pa.array(values, field.type))
     pq.write_table(table, tmp_path / "part.parquet")
-    found, malformed = read(RawParquet(path=tmp_path / "part.parquet"))
+    found, malformed = read(RawParquet(path=tmp_path / "part.parquet", features=criteo.CRITEO))
     assert len(found) == 17
     assert [(m["line"], m["reason"].split(",")[0]) for m in malformed] == [
         (4, "request_id is None"),
@@ -107,7 +110,7 @@ def test_raw_columns_of_another_type_are_refused_by_name(tmp_path, raw_table, re
     table = table.set_column(index, raw_rows.EVENT_TIME, table.column(raw_rows.EVENT_TIME).cast(pa.int64()))
     pq.write_table(table, tmp_path / "part.parquet")
     with pytest.raises(ContractError, match="part.parquet has event_time of type int64, expected a timestamp"):
-        read(RawParquet(path=tmp_path / "part.parquet"))
+        read(RawParquet(path=tmp_path / "part.parquet", features=criteo.CRITEO))
 
 
 @pytest.mark.parametrize("unit", ["ms", "ns"])
@@ -117,5 +120,5 @@ def test_times_of_another_unit_are_converted(tmp_path, raw_table, read, clicks, 
     times = table.column(raw_rows.EVENT_TIME).cast(pa.timestamp(unit, tz="UTC"))
     pq.write_table(table.set_column(index, raw_rows.EVENT_TIME, times), tmp_path / "part.parquet")
     start = table.column(raw_rows.EVENT_TIME)[10].cast(pa.int64()).as_py()
-    reader = RawParquet(path=tmp_path / "part.parquet", span=TimeSpan(start, start + 5_000_000))
+    reader = RawParquet(path=tmp_path / "part.parquet", features=criteo.CRITEO, span=TimeSpan(start, start + 5_000_000))
     assert read(reader) == (clicks(table)[10:15], [])

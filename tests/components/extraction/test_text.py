@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import string
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -11,14 +12,25 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from components.contracts import criteo
-from components.extraction.raw_schema import CLICK_COLUMNS
+from components.extraction.raw_schema import raw_schema
+from components.extraction.readers import criteo as criteo_forms
+from components.extraction.readers import forms
 from components.extraction.readers import text as text_module
-from components.extraction.readers.forms import find_reader
-from components.extraction.readers.text import TextLayout, blocks, parse_hex
+from components.extraction.readers.criteo import parse_hex
+from components.extraction.readers.text import blocks
 from components.runtime.errors import ContractError
 
+RAW_SCHEMA = raw_schema(criteo.CRITEO)
+find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
+
+
+def criteo_file(path):
+    """A file of tab-separated fields without header, whatever is in its lines."""
+    layout = criteo_forms.layout_of_fields("\t" * 39)
+    return text_module.TextFile(path=path, layout=layout, columns=criteo_forms.TEXT_COLUMNS, schema=RAW_SCHEMA)
+
+
 HEADER = ("Label", *criteo.FEATURES)
-LAYOUT = TextLayout(delimiter="\t", columns=CLICK_COLUMNS, has_header=False)
 
 
 @pytest.mark.parametrize("name", ["day_3", "a b.tsv.gz"])
@@ -90,7 +102,7 @@ def test_a_malformed_field_sets_its_line_aside_and_no_other(
     bad = list(rows[17])
     bad[column] = text
     path = write_text(tmp_path / "day_0.gz", [*rows[:17], bad, *rows[18:]])
-    found, malformed = read(text_module.CriteoText(path=path, layout=LAYOUT))
+    found, malformed = read(criteo_file(path))
     assert found == truth(rows[:17] + rows[18:])
     assert malformed == [{"file": str(path), "line": 18, "reason": reason, "text": "\t".join(bad)}]
 
@@ -142,7 +154,7 @@ def test_every_line_is_read_or_set_aside_wherever_blocks_end(
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
     monkeypatch.setattr(text_module, "blocks", lambda p: blocks(p, block_bytes=block_bytes))
     monkeypatch.setattr(text_module, "_READ_BYTES", 64)
-    found, malformed = read(text_module.CriteoText(path=path, layout=LAYOUT))
+    found, malformed = read(criteo_file(path))
     assert found == truth([row for i, row in enumerate(rows) if i not in noise])
     assert [(m["line"], m["text"]) for m in malformed] == [(i + 1, t) for i, t in sorted(noise.items()) if t]
 

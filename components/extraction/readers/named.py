@@ -1,0 +1,267 @@
+"""A user's files, with columns under the user's own names: Parquet, or text with a header; see `ColumnNames`.
+
+Numeric features are finite numbers; categories whole numbers, in text decimal ones; the label is 0 or 1, or a boolean.
+A time is a timestamp, which without a zone is UTC, or seconds since the epoch. Columns that nobody named are not read.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from components.contracts.features import MAX_CATEGORY, Features
+from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
+from components.contracts.recommender import Recommender
+from components.extraction.malformed_rows import MalformedRows
+from components.extraction.raw_schema import (
+    BATCH_ROWS,
+    KEY_COLUMNS,
+    TIME_TYPE,
+    find_malformed,
+    nan_to_null,
+    open_parquet,
+    raw_batch,
+    raw_schema,
+    record_malformed,
+    unreadable,
+    without_rows,
+)
+from components.extraction.readers.text import TextColumn, TextFile, TextLayout, matching
+from components.runtime.errors import ContractError, first_line
+
+DELIMITERS = (",", "\t", ";")
+MAX_SECONDS = 1e11
+"""Of a time, about the year 5138: milliseconds since the epoch are more."""
+_MISSING = ("", "nan", "NaN", "null", "NULL")
+"""What stands for no value in a text."""
+_WHOLE = r"^[0-9]{1,10}(\.0*)?$"
+_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
+_SECONDS = r"^[0-9]{1,12}(\.[0-9]*)?$"
+_DAY = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?$"
+
+
+def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path, with_keys: bool) -> dict[str, str]:
+    """The name in a file of each raw column that is read.
+
+    Args:
+        here: The names in the file.
+        recommender: Whose rows the file holds.
+        path: The file, for messages.
+        with_keys: Whether request id, row and time are read, as far as they are there.
+
+    Raises:
+        ContractError: the file lacks a column, or has it twice.
+    """
+    features, names = recommender.features, recommender.data
+    wanted = {LABEL: names.label, **{name: name for name in features.names}}
+    for raw, name in ((REQUEST_ID, names.request_id), (ROW, names.row), (EVENT_TIME, names.event_time)):
+        # A name of the user's own is a promise; the default is none.
+        if with_keys and (name in here or name != raw):
+            wanted[raw] = name
+    if missing := [name for name in wanted.values() if name not in here]:
+        raise ContractError(f"{path} lacks the columns {missing} of recommender {recommender.name}, has {list(here)}")
+    if twice := sorted({name for name in wanted.values() if list(here).count(name) > 1}):
+        raise ContractError(f"{path} has the columns {twice} twice, expected each once")
+    return wanted
+
+
+# -- text
+
+
+def text_layout(line: str, recommender: Recommender) -> TextLayout | None:
+    """The layout of a file that begins with this line; None if it is no header that names the label."""
+    for delimiter in DELIMITERS:
+        fields = next(csv.reader([line], delimiter=delimiter), [])
+        if recommender.data.label in fields:
+            return TextLayout(
+                delimiter=delimiter, fields=tuple(fields), has_header=True, has_quotes=True, missing=_MISSING
+            )
+    return None
+
+
+def text_file(path: Path, layout: TextLayout, recommender: Recommender, *, with_keys: bool) -> TextFile:
+    """The reader of a text file with that layout.
+
+    Raises:
+        ContractError: see `columns_of`.
+    """
+    columns = columns_of(layout.fields, recommender, path=path, with_keys=with_keys)
+    return TextFile(
+        path=path,
+        layout=layout,
+        columns={raw: _text_column(raw, name, recommender.features) for raw, name in columns.items()},
+        schema=raw_schema(recommender.features),
+        has_times=EVENT_TIME in columns,
+    )
+
+
+def _text_column(raw: str, field: str, features: Features) -> TextColumn:
+    if raw in features.numeric:
+        return TextColumn(field, _parse_numbers, "a finite number or nothing", is_required=False)
+    if raw in features.categorical:
+        expected = f"a whole number from 0 to {MAX_CATEGORY} or nothing"
+        return TextColumn(field, _parse_categories, expected, is_required=False)
+    parse, expected = {
+        LABEL: (_parse_labels, "0, 1, true or false"),
+        REQUEST_ID: (_parse_names, "a text"),
+        ROW: (_parse_rows, "a whole number"),
+        EVENT_TIME: (parse_times, "an ISO 8601 time, or seconds since the epoch"),
+    }[raw]
+    return TextColumn(field, parse, expected, is_required=True)
+
+
+def _parse_labels(distinct: Any) -> Any:
+    numbers = matching(distinct, r"^[01](\.0*)?$").cast(pa.float64()).cast(pa.int32())
+    words = pc.equal(pc.utf8_lower(matching(distinct, "^(?i)(true|false)$")), "true").cast(pa.int32())
+    return pc.coalesce(numbers, words)
+
+
+def _parse_numbers(distinct: Any) -> Any:
+    numbers = matching(distinct, _NUMBER).cast(pa.float64()).cast(pa.float32())
+    return pc.if_else(pc.is_finite(numbers), numbers, pa.scalar(None, numbers.type))
+
+
+def _parse_categories(distinct: Any) -> Any:
+    numbers = matching(distinct, _WHOLE).cast(pa.float64()).cast(pa.int64())
+    return pc.if_else(pc.less_equal(numbers, MAX_CATEGORY), numbers, pa.scalar(None, numbers.type))
+
+
+def _parse_rows(distinct: Any) -> Any:
+    return matching(distinct, r"^[0-9]{1,9}(\.0*)?$").cast(pa.float64()).cast(pa.int32())
+
+
+def _parse_names(distinct: Any) -> Any:
+    try:
+        return distinct.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([_decoded(value) for value in distinct.to_pylist()], pa.string())
+
+
+def _decoded(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def parse_times(distinct: Any) -> Any:
+    """The times of texts (binary array), as `event_time`; null where a text is none.
+
+    >>> texts = [b"1970-01-01 00:00:01", b"1970-01-01T01:00:00+01:00", b"1970-01-02", b"1.5", b"soon", b"1970-13-01"]
+    >>> [None if time is None else time.timestamp() for time in parse_times(pa.array(texts)).to_pylist()]
+    [1.0, 0.0, 86400.0, 1.5, None, None]
+    """
+    seconds = matching(distinct, _SECONDS).cast(pa.float64())
+    seconds = pc.if_else(pc.less(seconds, MAX_SECONDS), seconds, pa.scalar(None, seconds.type))
+    days = pc.binary_join_element_wise(matching(distinct, _DAY), "00:00:00", " ")
+    texts = pc.coalesce(matching(distinct, _TIME), days)
+    has_zone = pc.match_substring_regex(texts, r"(Z|:\d{2}(\.\d+)?[+-][\d:]+)$")
+    texts = pc.if_else(has_zone, texts, pc.binary_join_element_wise(texts, "Z", ""))
+    return pc.coalesce(_micros(seconds), _cast_texts(texts))
+
+
+def _cast_texts(texts: Any) -> Any:
+    exact = pa.timestamp("ns", tz="UTC")
+    try:
+        return texts.cast(exact).cast(TIME_TYPE, safe=False)
+    except pa.ArrowInvalid:  # a text that looks like a time is none, such as the 31st of February
+        if len(texts) > 1:
+            middle = len(texts) // 2
+            return pa.concat_arrays([_cast_texts(texts.slice(0, middle)), _cast_texts(texts.slice(middle))])
+        return pa.nulls(len(texts), TIME_TYPE)
+
+
+def _micros(seconds: Any) -> Any:
+    return pc.round(pc.multiply(seconds.cast(pa.float64()), 1e6)).cast(pa.int64()).cast(TIME_TYPE)
+
+
+# -- Parquet
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedParquet:
+    """One Parquet file; see `forms.Reader`."""
+
+    path: Path
+    features: Features
+    columns: Mapping[str, str]
+    """See `columns_of`."""
+
+    @property
+    def has_times(self) -> bool:
+        """See `Reader.has_times`."""
+        return EVENT_TIME in self.columns
+
+    def batches(self, malformed: MalformedRows) -> Iterator[Any]:
+        """See `Reader.batches`."""
+        file, schema = open_parquet(self.path), raw_schema(self.features)
+        wanted = list(dict.fromkeys(self.columns.values()))
+        keys = [name for name in KEY_COLUMNS if name in self.columns]
+        first_row = 1
+        try:
+            for found in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
+                batch = raw_batch(
+                    {raw: self._conform(raw, found.column(self.columns[raw])) for raw in self.columns}, schema
+                )
+                reasons = find_malformed(batch, self.features, keys=keys, names=self.columns)
+                record_malformed(found, reasons, path=self.path, first_row=first_row, malformed=malformed)
+                first_row += found.num_rows
+                malformed.count(self.path, found.num_rows)
+                yield without_rows(batch, reasons)
+        except (pa.ArrowException, OSError) as error:
+            raise unreadable(self.path, error) from error
+
+    def _conform(self, raw: str, values: Any) -> Any:
+        """The values in the type of the raw column.
+
+        Raises:
+            ContractError: they are of a type that cannot be, or one of them cannot.
+        """
+        if pa.types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
+        if pa.types.is_floating(values.type):
+            values = nan_to_null(values)
+        types, expected = _TYPES_OF.get(raw, _NUMBERS)
+        if not pa.types.is_null(values.type) and not any(is_type(values.type) for is_type in types):
+            raise self._unfit(raw, values, expected)
+        try:
+            if raw == EVENT_TIME:
+                return self._times(values)
+            return values.cast(raw_schema(self.features).field(raw).type, safe=raw not in self.features.numeric)
+        except pa.ArrowException as error:
+            raise self._unfit(raw, values, f"{expected}: {first_line(error)}") from error
+
+    def _times(self, values: Any) -> Any:
+        kind = values.type
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            if (most := pc.max(pc.abs(values.cast(pa.float64()))).as_py() or 0) >= MAX_SECONDS:
+                raise self._unfit(EVENT_TIME, values, f"seconds since the epoch, not {most:.0f}")
+            return _micros(values)
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return parse_times(values.cast(pa.string()).cast(pa.binary()))
+        return values.cast(TIME_TYPE, safe=False)
+
+    def _unfit(self, raw: str, values: Any, expected: str) -> ContractError:
+        return ContractError(f"{self.path} has {self.columns[raw]} of type {values.type}, expected {expected}")
+
+
+_NUMBERS = (
+    (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean),
+    "numbers",
+)
+_TEXTS = (pa.types.is_string, pa.types.is_large_string)
+_TYPES_OF = {
+    REQUEST_ID: ((*_TEXTS, pa.types.is_integer), "texts or whole numbers"),
+    EVENT_TIME: (
+        (*_TEXTS, pa.types.is_timestamp, pa.types.is_date, pa.types.is_integer, pa.types.is_floating),
+        "timestamps, or seconds since the epoch",
+    ),
+}
+"""By raw column, which Arrow types are read, and how they are called in messages; of any other `_NUMBERS`."""

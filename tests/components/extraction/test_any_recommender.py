@@ -1,0 +1,352 @@
+"""Rows of a recommender with columns of its own: the step over its lake, and the ingestion of its files."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from datetime import date, datetime, timedelta, timezone
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts import criteo, raw_rows
+from components.contracts.features import Features
+from components.contracts.raw_rows import ColumnNames
+from components.contracts.recommender import Recommender
+from components.extraction.backfill import backfill
+from components.extraction.columns import excluded_columns
+from components.extraction.extract import extract
+from components.extraction.ingest import IngestSettings, ingest
+from components.extraction.lake import Lake
+from components.extraction.lake_files import LakeFiles
+from components.extraction.raw_schema import raw_schema
+from components.extraction.readers.forms import find_reader
+from components.extraction.times import TimeSpan
+from components.runtime.errors import ContractError
+from components.storage.folder import FolderObjects
+from tests.support.lakes import rows_in
+
+SHOP = Features(numeric=("price", "age of item"), categorical=("item", "shop", "city"))
+NUMBERS = Features(numeric=("price",), categorical=())
+CATEGORIES = Features(numeric=(), categorical=("item",))
+EVERY_KIND = pytest.mark.parametrize("features", [SHOP, NUMBERS, CATEGORIES], ids=["both", "numbers", "categories"])
+OWN_NAMES = ColumnNames(label="clicked", request_id="impression", row="slot", event_time="ts")
+DAY = datetime(2026, 5, 1, tzinfo=timezone.utc)
+
+
+def recommender(features=SHOP, **more):
+    return Recommender(name="shop", features=features, **more)
+
+
+def shop_rows(n: int, *, features=SHOP, seed: int = 0, hours: float = 60.0) -> list[dict]:
+    """Rows in the raw schema's names, in the order of time, three to a request, with gaps."""
+    source = random.Random(seed)
+    rows = []
+    for i in range(n):
+        numbers = {name: None if source.random() < 0.1 else source.randint(-4, 90) / 4 for name in features.numeric}
+        items = {name: None if source.random() < 0.1 else source.randrange(2**32) for name in features.categorical}
+        rows.append(
+            {
+                raw_rows.LABEL: int(source.random() < 0.3),
+                **numbers,
+                **items,
+                raw_rows.REQUEST_ID: f"request {seed}/{i // 3}",
+                raw_rows.ROW: i % 3,
+                raw_rows.EVENT_TIME: DAY + timedelta(hours=hours) * (i // 3) / n * 3,
+            }
+        )
+    return rows
+
+
+def write_lake(folder, rows, features) -> None:
+    by_day: dict[str, list[dict]] = {}
+    for row in rows:
+        by_day.setdefault(str(row[raw_rows.EVENT_TIME].date()), []).append(row)
+    for day, of_day in by_day.items():
+        (folder / f"day={day}").mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(of_day, raw_schema(features)), folder / f"day={day}" / "part.parquet")
+
+
+def extracted(lake, features, folder, **settings):
+    opened = Lake(files=LakeFiles(FolderObjects(lake)), features=features)
+    described = recommender(features, settings={"extraction": settings} if settings else {})
+    return extract(opened, TimeSpan(), folder=folder, recommender=described)
+
+
+def known(rows):
+    """Rows without the columns that say what served them."""
+    return [{name: value for name, value in row.items() if name not in raw_rows.SERVED_BY} for row in rows]
+
+
+@EVERY_KIND
+def test_a_lake_of_any_features_is_extracted_with_the_description_in_the_manifest(tmp_path, features):
+    rows = shop_rows(600, features=features)
+    write_lake(tmp_path / "lake", rows, features)
+    dataset = extracted(tmp_path / "lake", features, tmp_path / "out")
+    assert dataset.recommender == recommender(features)
+    assert known(rows_in(dataset.train_uri, dataset.holdout_uri)) == rows
+    dataset.write(tmp_path / "raw.json")
+    assert type(dataset).read(tmp_path / "raw.json").recommender == recommender(features)
+
+
+def test_the_lake_of_another_recommender_is_refused_by_its_columns(tmp_path):
+    write_lake(tmp_path / "lake", shop_rows(60), SHOP)
+    other = Features(numeric=("price", "weight"), categorical=("item",))
+    with pytest.raises(ContractError, match=r"lacks the columns \['weight'\], expected the raw schema"):
+        extracted(tmp_path / "lake", other, tmp_path / "out")
+
+
+def test_a_column_of_a_wrong_value_is_malformed_under_its_name(tmp_path):
+    rows = shop_rows(600)
+    rows[5]["price"], rows[8]["city"] = float("inf"), 2**32
+    write_lake(tmp_path / "lake", rows, SHOP)
+    dataset = extracted(tmp_path / "lake", SHOP, tmp_path / "out", max_malformed_fraction=0.05)
+    kept = [json.loads(line)["reason"] for line in (tmp_path / "out" / "malformed.jsonl").read_text().splitlines()]
+    assert kept == [
+        "price is inf, expected a finite number",
+        "city is 4294967296, expected a category from 0 to 4294967295",
+    ]
+    assert dataset.num_malformed == 2
+
+
+def test_a_foreign_column_is_told_by_name(tmp_path):
+    rows = shop_rows(60, hours=2)
+    write_lake(tmp_path / "lake", rows, SHOP)
+    (path,) = (tmp_path / "lake").rglob("*.parquet")
+    pq.write_table(pq.read_table(path, partitioning=None).append_column("I1", pa.array([1.0] * 60)), path)
+    (mismatch,) = extracted(tmp_path / "lake", SHOP, tmp_path / "out").schema_mismatches
+    assert (mismatch["column"], mismatch["expected"]) == ("I1", None)
+
+
+def test_columns_are_chosen_by_the_recommenders_names():
+    assert excluded_columns(["city", "price"], SHOP) == ["age of item", "item", "shop"]
+    with pytest.raises(
+        ContractError, match=r"columns name \['I1'\], expected some of price, age of item, item, shop, city"
+    ):
+        excluded_columns(["price", "I1"], SHOP)
+
+
+# -- a user's files
+
+
+def own_text(rows, names=OWN_NAMES, *, delimiter=",", time=str, leave_out=()) -> str:
+    """The rows as a text with a header, in columns of the user's names and in another order, beside one of no use."""
+    raws = {names.event_time: raw_rows.EVENT_TIME, names.row: raw_rows.ROW, names.request_id: raw_rows.REQUEST_ID}
+    columns = {"remark": None, **raws, **{name: name for name in reversed(SHOP.names)}, names.label: raw_rows.LABEL}
+    columns = {name: raw for name, raw in columns.items() if name not in leave_out}
+    lines = [delimiter.join(columns)]
+    for row in rows:
+        values = {name: row.get(raw) for name, raw in columns.items()}
+        if "remark" in columns:
+            values["remark"] = f'"so{delimiter}so"'
+        if names.event_time in columns:
+            values[names.event_time] = time(row[raw_rows.EVENT_TIME])
+        lines.append(delimiter.join("" if value is None else str(value) for value in values.values()))
+    return "\n".join(lines) + "\n"
+
+
+def ingested(tmp_path, path, features=SHOP, *, names=OWN_NAMES, lake_fraction=1.0, **settings):
+    """The counts, and the rows of lake and replay file."""
+    counts = ingest(
+        [path] if path.is_file() else sorted(path.iterdir()),
+        recommender(features, data=names),
+        lake=str(tmp_path / "a lake"),
+        replay=tmp_path / "replay.parquet",
+        settings=IngestSettings(**{
+            "max_rows": None, "lake_fraction": lake_fraction, "max_malformed_fraction": 0.01, **settings
+        }),
+    )  # fmt: skip
+    days = sorted((tmp_path / "a lake").iterdir())
+    in_lake = [row for day in days if day.name[0] != "." for row in rows_in(day.as_uri())]
+    return counts, in_lake, pq.read_table(tmp_path / "replay.parquet").to_pylist()
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";"])
+@pytest.mark.parametrize(
+    "time",
+    [str, datetime.isoformat, lambda t: t.replace(tzinfo=None).isoformat(" "), lambda t: repr(t.timestamp())],
+    ids=["zone", "T", "no zone", "seconds"],
+)
+def test_a_text_with_a_header_becomes_a_lake_in_the_order_of_time(tmp_path, delimiter, time):
+    rows = shop_rows(400)
+    shuffled = random.Random(1).sample(rows, len(rows))
+    (tmp_path / "clicks.csv").write_text(own_text(shuffled, delimiter=delimiter, time=time))
+    counts, in_lake, replay = ingested(tmp_path, tmp_path / "clicks.csv", lake_fraction=0.75)
+    clicks = sum(row[raw_rows.LABEL] for row in rows)
+    assert counts == {
+        "rows": 400, "lake_rows": 300, "replay_rows": 100, "malformed": 0, "duplicates": 0, "clicks": clicks
+    }  # fmt: skip
+    assert known(in_lake + replay) == sorted(rows, key=lambda row: (row["event_time"], row["request_id"], row["row"]))
+    assert {path.name for path in (tmp_path / "a lake").glob("day=*")} == {"day=2026-05-01", "day=2026-05-02"}
+    extracted(tmp_path / "a lake", SHOP, tmp_path / "out")
+
+
+PARQUET_TIMES = {
+    "timestamps": pa.timestamp("us", tz="UTC"),
+    "nanoseconds": pa.timestamp("ns"),
+    "another zone": pa.timestamp("ms", tz="Europe/Berlin"),
+    "seconds": pa.int64(),
+    "fractions": pa.float64(),
+}
+
+
+@pytest.mark.parametrize("kind", PARQUET_TIMES.values(), ids=PARQUET_TIMES.keys())
+def test_a_parquet_file_under_other_names_becomes_a_lake(tmp_path, kind):
+    rows = [{**row, "event_time": row["event_time"].replace(microsecond=0)} for row in shop_rows(300)]
+    table = pa.Table.from_pylist(rows, raw_schema(SHOP)).drop(list(raw_rows.SERVED_BY))
+    times = [row["event_time"].timestamp() for row in rows]
+    stamps = pa.array(times, kind) if not pa.types.is_timestamp(kind) else table["event_time"].cast(kind)
+    columns = {
+        "clicked": pa.array([bool(row["label"]) for row in rows]),
+        "impression": table["request_id"].combine_chunks().dictionary_encode(),
+        "slot": table["row"].cast(pa.int8()),
+        "ts": stamps,
+        "price": table["price"].cast(pa.float64()),
+        "age of item": table["age of item"],
+        "item": table["item"].cast(pa.uint32()),
+        "shop": table["shop"],
+        "city": table["city"].cast(pa.float64()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "clicks.parquet")
+    _, in_lake, _ = ingested(tmp_path, tmp_path / "clicks.parquet")
+    assert known(in_lake) == rows
+
+
+@EVERY_KIND
+def test_rows_without_times_are_spread_over_the_days_that_are_asked_for(tmp_path, features):
+    rows = shop_rows(200, features=features)
+    table = pa.Table.from_pylist(rows, raw_schema(features)).select([raw_rows.LABEL, *features.names])
+    pq.write_table(table, tmp_path / "clicks.parquet")
+    days = {"last_day": date(2026, 3, 4), "days": 2}
+    _, in_lake, _ = ingested(tmp_path, tmp_path / "clicks.parquet", features, names=ColumnNames(), **days)
+    assert [{name: row[name] for name in table.column_names} for row in in_lake] == table.to_pylist()
+    assert {row["event_time"].date() for row in in_lake} == {date(2026, 3, 3), date(2026, 3, 4)}
+
+
+def test_without_requests_each_row_is_one_and_without_numbers_a_requests_rows_are_numbered(tmp_path):
+    rows = shop_rows(300, hours=5)
+    names = ColumnNames(label="clicked", event_time="ts")
+    (tmp_path / "no request.csv").write_text(own_text(rows, names, leave_out=("request_id", "row")))
+    _, in_lake, _ = ingested(tmp_path, tmp_path / "no request.csv", names=names)
+    assert len({row["request_id"] for row in in_lake}) == 300
+    assert {row["row"] for row in in_lake} == {0}
+    (tmp_path / "two").mkdir()
+    for number, part in enumerate((rows[:100], rows[100:])):  # the cut goes through a request
+        text = own_text(part, replace(names, request_id="impression"), leave_out=("row",))
+        (tmp_path / "two" / f"{number}.csv").write_text(text)
+    (tmp_path / "again").mkdir()
+    _, in_lake, _ = ingested(tmp_path / "again", tmp_path / "two", names=replace(names, request_id="impression"))
+    assert known(in_lake) == rows
+
+
+def test_a_row_that_is_there_twice_is_ingested_once(tmp_path):
+    rows = shop_rows(90, hours=5)
+    (tmp_path / "clicks.csv").write_text(own_text([*rows, rows[4]]))
+    counts, in_lake, _ = ingested(tmp_path, tmp_path / "clicks.csv")
+    assert (counts["rows"], counts["duplicates"]) == (90, 1)
+    assert known(in_lake) == rows
+
+
+BAD = {
+    "label": ("clicked", "maybe", "clicked is 'maybe', expected 0, 1, true or false"),
+    "number": ("price", "cheap", "price is 'cheap', expected a finite number or nothing"),
+    "infinity": ("price", "1e300", "price is '1e300', expected a finite number or nothing"),
+    "word": ("city", "Rome", "city is 'Rome', expected a whole number from 0 to 4294967295 or nothing"),
+    "too large": ("city", str(2**32), "city is '4294967296', expected a whole number from 0 to 4294967295 or nothing"),
+    "negative": ("item", "-1", "item is '-1', expected a whole number from 0 to 4294967295 or nothing"),
+    "no day": ("ts", "2026-02-30", "ts is '2026-02-30', expected an ISO 8601 time, or seconds since the epoch"),
+    "milliseconds": (
+        "ts",
+        "1777593600000",
+        "ts is '1777593600000', expected an ISO 8601 time, or seconds since the epoch",
+    ),
+    "no request": ("impression", "", "impression is '', expected a text"),
+    "ragged": ("price", "1,2", "9 columns, expected 8"),
+    "quote": ("impression", '"open', "a quote is not closed"),
+}
+
+
+@pytest.mark.parametrize(("column", "text", "reason"), BAD.values(), ids=BAD.keys())
+def test_a_malformed_line_is_kept_with_its_number_and_reason_and_no_other(tmp_path, column, text, reason):
+    rows = shop_rows(200)
+    lines = own_text(rows, leave_out=("remark", "slot")).splitlines()
+    fields = lines[7].split(",")
+    fields[lines[0].split(",").index(column)] = text
+    lines[7] = ",".join(fields)
+    (tmp_path / "clicks.csv").write_text("\n".join(lines))
+    counts, in_lake, _ = ingested(tmp_path, tmp_path / "clicks.csv", names=replace(OWN_NAMES, row="row"))
+    (kept,) = map(json.loads, (tmp_path / "replay.parquet.malformed_rows.jsonl").read_text().splitlines())
+    assert (kept["line"], kept["reason"], kept["text"]) == (8, reason, lines[7])
+    assert (counts["malformed"], len(in_lake)) == (1, 199)
+
+
+def parquet_of(tmp_path, **columns):
+    table = pa.Table.from_pylist(shop_rows(30), raw_schema(SHOP))
+    for name, column in columns.items():
+        table = table.set_column(table.schema.get_field_index(name), name, column)
+    pq.write_table(table, tmp_path / "clicks.parquet")
+    return tmp_path / "clicks.parquet"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"item": ["a"] * 30}, "clicks.parquet has item of type string, expected numbers"),
+        ({"item": [0.5] * 30}, "clicks.parquet has item of type double, expected numbers: .*0.5"),
+        ({"event_time": [1_777_593_600_000] * 30}, "seconds since the epoch, not 1777593600000"),
+        ({"event_time": [True] * 30}, "event_time of type bool, expected timestamps, or seconds since the epoch"),
+    ],
+)
+def test_a_column_of_a_type_that_cannot_be_is_refused_by_name(tmp_path, columns, message):
+    path = parquet_of(tmp_path, **{name: pa.array(values) for name, values in columns.items()})
+    names = ColumnNames(label="label", row="row") if "event_time" in columns else ColumnNames(row="position")
+    with pytest.raises(ContractError, match=message):
+        ingested(tmp_path, path, names=names)
+
+
+def test_columns_that_a_file_lacks_or_has_twice_and_times_that_nobody_has_are_told(tmp_path):
+    text = own_text(shop_rows(5))
+    (tmp_path / "lacks.csv").write_text(text.replace("shop", "store", 1))
+    with pytest.raises(
+        ContractError, match=r"lacks.csv lacks the columns \['shop'\] of recommender shop, has \['remark'"
+    ):
+        ingested(tmp_path, tmp_path / "lacks.csv")
+    (tmp_path / "twice.csv").write_text(text.replace("remark", "shop", 1))
+    with pytest.raises(ContractError, match=r"twice.csv has the columns \['shop'\] twice"):
+        ingested(tmp_path, tmp_path / "twice.csv")
+    (tmp_path / "label.csv").write_text(text.replace("clicked", "bought", 1))
+    with pytest.raises(ContractError, match="label.csv has no header that names the label 'clicked'"):
+        ingested(tmp_path, tmp_path / "label.csv")
+    names = replace(OWN_NAMES, event_time="event_time")
+    (tmp_path / "times.csv").write_text(own_text(shop_rows(5), names, leave_out=("event_time",)))
+    with pytest.raises(
+        ContractError, match="times.csv has no column 'event_time', expected times, or last_day and days"
+    ):
+        ingested(tmp_path, tmp_path / "times.csv", names=names)
+    with pytest.raises(ContractError, match="last_day is None and days is 3, expected both, or none"):
+        ingested(tmp_path, tmp_path / "times.csv", days=3)
+
+
+def test_criteos_text_is_refused_for_a_recommender_of_other_columns_which_are_named(tmp_path, criteo_rows, write_text):
+    path = write_text(tmp_path / "day_0", criteo_rows(5))
+    with pytest.raises(ContractError, match="looks like a Criteo file without header.*shop has price, age of item"):
+        find_reader(path, recommender())
+    header = ",".join(["Label", *criteo.FEATURES])
+    path = write_text(tmp_path / "kaggle.csv", criteo_rows(5), delimiter=",", header=header)
+    with pytest.raises(ContractError, match=r"lacks the columns \['price', .* has \['Label', 'I1'"):
+        find_reader(path, recommender(data=ColumnNames(label="Label")))
+
+
+def test_a_day_is_back_filled_by_files_of_a_lake_of_the_same_recommender(tmp_path):
+    rows = shop_rows(90, hours=5)
+    write_lake(tmp_path / "lake", rows, SHOP)
+    corrected = [{**row, "label": 1} for row in rows]
+    pq.write_table(pa.Table.from_pylist(corrected, raw_schema(SHOP)), tmp_path / "new.parquet")
+    backfill([tmp_path / "new.parquet"], recommender(), lake=str(tmp_path / "lake"), day=DAY.date())
+    dataset = extracted(tmp_path / "lake", SHOP, tmp_path / "out")
+    assert known(rows_in(dataset.train_uri, dataset.holdout_uri)) == corrected
+    (tmp_path / "own.csv").write_text(own_text(rows))
+    with pytest.raises(ContractError, match="own.csv has event times and is not in the raw schema"):
+        backfill([tmp_path / "own.csv"], recommender(data=OWN_NAMES), lake=str(tmp_path / "lake"), day=DAY.date())
