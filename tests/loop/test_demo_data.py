@@ -39,7 +39,7 @@ def test_few_thousand_rows_say_how_uncertain_they_are_everywhere(few_rows):
     ("make", "words"),
     [
         (lambda folder, kaggle: folder / "absent.csv", "does not exist"),
-        (lambda folder, kaggle: folder, "holds no Criteo file"),
+        (lambda folder, kaggle: folder, "holds no file of rows"),
         (lambda folder, kaggle: _written(folder / "letter.csv", "Dear all,\nno clicks today.\n"), "is no Criteo file"),
         (lambda folder, kaggle: kaggle(folder / "train.csv", 200), "holds 200 rows, expected at least 1,000"),
         (
