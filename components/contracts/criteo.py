@@ -6,7 +6,7 @@ Leaves what a feature is to `contracts.features`.
 from __future__ import annotations
 
 from components.contracts.features import Features
-from components.contracts.raw_rows import known_columns, raw_types
+from components.contracts.raw_rows import raw_types
 from components.contracts.recommender import Recommender
 
 CRITEO = Features(numeric=tuple(f"I{i}" for i in range(1, 14)), categorical=tuple(f"C{i}" for i in range(1, 27)))
@@ -17,4 +17,3 @@ FEATURES = CRITEO.names
 NUM_DENSE = len(DENSE)
 NUM_CATEGORICAL = len(CATEGORICAL)
 RAW_TYPES = raw_types(CRITEO)
-KNOWN_COLUMNS = known_columns(CRITEO)

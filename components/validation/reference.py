@@ -165,9 +165,9 @@ class ReferenceCounter:
             return
         # By blocks, because rows of one request lie together and are alike: cut between them, no half would be fair.
         requests = BatchRequests(batch, self.rows if first_row is None else first_row)
-        dense = _feature_matrix(batch, self._dense, "float32", missing=np.nan)[requests.order]
+        dense = raw_rows.feature_matrix(batch, self._dense, "float32", missing=np.nan)[requests.order]
         missing = MISSING_CATEGORY
-        categorical = _feature_matrix(batch, self._categorical, "int64", missing=missing)[requests.order]
+        categorical = raw_rows.feature_matrix(batch, self._categorical, "int64", missing=missing)[requests.order]
         present = np.concatenate([~np.isnan(dense), categorical != missing], axis=1)
         with_value = requests.sums(present)
         self._add_rows(batch, requests, with_value)
@@ -315,12 +315,6 @@ class ReferenceCounter:
             place_products=places[1],
             floor=floor,
         )
-
-
-def _feature_matrix(batch: pa.RecordBatch, names: tuple[str, ...], dtype: str, *, missing: float) -> NDArray[Any]:
-    if not names:
-        return np.zeros((batch.num_rows, 0), dtype)
-    return raw_rows.feature_matrix(batch, names, dtype, missing=missing)
 
 
 def _run_starts(ascending: Ints) -> Ints:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts.features import Features
+from components.contracts.criteo import CRITEO
 from components.contracts.raw_rows import LABEL
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import (
@@ -31,15 +31,14 @@ from components.extraction.raw_schema import (
 from components.extraction.readers.text import TextColumn, TextFile, TextLayout, matching
 from components.runtime.errors import ContractError
 
-FEATURES = Features(numeric=tuple(f"I{i}" for i in range(1, 14)), categorical=tuple(f"C{i}" for i in range(1, 27)))
-COLUMNS = (LABEL, *FEATURES.names)
+COLUMNS = (LABEL, *CRITEO.names)
 """What Criteo publishes, in the order of its files without header."""
 NUM_TSV_FIELDS = len(COLUMNS)
 INTEGER_PATTERN = r"^-?[0-9]{1,18}(\.0*)?$"
 """An integer as text: `.0` because pandas writes an integer column with missing values so; 18 digits fit an int64."""
 HEX_PATTERN = r"^[0-9a-fA-F]{1,8}$"
 """A category as text."""
-_SCHEMA = raw_schema(FEATURES)
+_SCHEMA = raw_schema(CRITEO)
 
 
 def text_file(path: Path, lines: list[str]) -> TextFile | None:
@@ -104,12 +103,10 @@ def _parse_labels(distinct: Any) -> Any:
 
 TEXT_COLUMNS = {
     LABEL: TextColumn(LABEL, _parse_labels, "0 or 1", is_required=True),
-    **{
-        name: TextColumn(name, _parse_integers, "an integer or nothing", is_required=False) for name in FEATURES.numeric
-    },
+    **{name: TextColumn(name, _parse_integers, "an integer or nothing", is_required=False) for name in CRITEO.numeric},
     **{
         name: TextColumn(name, parse_hex, "1 to 8 hex digits or nothing", is_required=False)
-        for name in FEATURES.categorical
+        for name in CRITEO.categorical
     },
 }
 
@@ -132,7 +129,7 @@ class CriteoParquet:
             for found in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
                 columns, reasons = self._parse(found.select(wanted))
                 batch = raw_batch(columns, _SCHEMA)
-                for at, reason in find_malformed(batch, FEATURES).items():
+                for at, reason in find_malformed(batch, CRITEO).items():
                     reasons.setdefault(at, reason)
                 record_malformed(found, reasons, path=self.path, first_row=first_row, malformed=malformed)
                 first_row += found.num_rows
@@ -145,7 +142,7 @@ class CriteoParquet:
         columns: dict[str, Any] = {}
         reasons: dict[int, str] = {}
         for name, values in zip(COLUMNS, found.columns):
-            if name in FEATURES.categorical:
+            if name in CRITEO.categorical:
                 columns[name] = self._hashes(name, values, reasons)
             else:
                 columns[name] = self._numbers(name, values)
