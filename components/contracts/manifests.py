@@ -368,6 +368,9 @@ class ModelQuality:
     normalized_entropy: float | None = None
     calibration: float | None = None
     """Expected clicks divided by observed ones."""
+    gauc: float | None = None
+    """See `metrics.UserQuality`; None too where the recommender names no user, likewise the next."""
+    user_ndcg: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

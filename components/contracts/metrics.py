@@ -292,6 +292,56 @@ def expected_calibration_error(labels: ArrayLike, scores: ArrayLike, *, bins: in
     return float(np.abs(np.add.reduceat(score[order] - rates, edges)).sum() / len(score))
 
 
+class UserQuality(NamedTuple):
+    """How well scores order the rows of each user; None where no user has both a click and a row without one."""
+
+    gauc: float | None = None
+    """Mean of the users' AUCs, weighted by their rows (Zhu et al. 2017, arXiv 1706.06978)."""
+    ndcg: float | None = None
+    """Mean of the NDCGs of all rows of a user, ordered by score; each user counts once."""
+
+
+def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> UserQuality:
+    """GAUC and NDCG over users who have both a click and a row without one.
+
+    Rows of one user with equal scores share the discounts of the places that they take together.
+
+    Args:
+        labels: 0 or 1, [n].
+        scores: Finite numbers, [n].
+        users: The user of each row, strings or integers, [n].
+
+    Raises:
+        ContractError: as `roc_auc`, or there is not one user for each row.
+
+    >>> user_quality([1, 0, 0, 1], [0.9, 0.1, 0.8, 0.7], users=["a", "a", "b", "b"]).gauc
+    0.5
+    """
+    click, score = _checked(labels, scores)
+    user = group_numbers(users, len(click))
+    clicks, sizes = np.bincount(user, click), np.bincount(user)
+    is_ordered = (clicks > 0) & (clicks < sizes)
+    order = np.lexsort((-score, user))
+    order = order[is_ordered[user[order]]]
+    if not len(order):
+        return UserQuality()
+    click, score, user = click[order], score[order], group_numbers(user[order], len(order))
+    clicks, sizes = np.bincount(user, click).astype(np.int64), np.bincount(user)
+    firsts = np.cumsum(sizes) - sizes
+    ties = np.flatnonzero(np.concatenate([[True], (np.diff(user) != 0) | (np.diff(score) != 0)]))
+    tie_sizes = np.diff(ties, append=len(user))
+    place = np.arange(len(user)) - firsts[user]
+    middle = np.repeat(place[ties] + (tie_sizes - 1) / 2.0, tie_sizes)
+    discount = 1.0 / np.log2(place + 2.0)
+    shared = np.repeat(np.add.reduceat(discount, ties) / tie_sizes, tie_sizes)
+    # Of u clicks among n rows: places from 0 sum to u (u - 1) / 2 where all clicks come first.
+    lost = np.bincount(user, middle * click) - clicks * (clicks - 1) / 2.0
+    aucs = 1.0 - lost / (clicks * (sizes - clicks))
+    ideal = np.cumsum(1.0 / np.log2(np.arange(clicks.max()) + 2.0))[clicks - 1]
+    gains = np.bincount(user, shared * click) / ideal
+    return UserQuality(float(np.average(aucs, weights=sizes)), float(gains.mean()))
+
+
 def hit_at_k(positions_of_clicks: ArrayLike, *, k: int) -> bool:
     """Whether one of a list's clicks lies at a place up to `k`, places counted from 1.
 

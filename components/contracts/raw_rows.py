@@ -103,6 +103,9 @@ class ColumnNames:
     """Number of the row in its request; without the column the rows are numbered in file order."""
     event_time: str = EVENT_TIME
     """When the row was shown; without the column rows have no time until `evergreen ingest` gives them one."""
+    user: str | None = None
+    """The categorical feature that says who saw the row. With it the gate counts the rows of a user as alike, and tells
+    how well each user's rows are ordered."""
 
     def __post_init__(self) -> None:
         """Refuses names that could not be told apart."""

@@ -59,6 +59,9 @@ class Recommender:
             raise ContractError(f"features {taken} have the names of columns that every row has, expected other names")
         if self.data.label in self.features.names:
             raise ContractError(f"feature {self.data.label!r} is the label, expected features that are known before it")
+        user, categorical = self.data.user, self.features.categorical
+        if user is not None and user not in categorical:
+            raise ContractError(f"data.user is {user!r}, which is no categorical feature{nearest(user, categorical)}")
         for section, values in self.settings.items():
             if section not in SECTIONS:
                 raise ContractError(f"{section} is no section{nearest(section, SECTIONS)}")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import (
     FAIL,
     AucLead,
@@ -27,7 +28,15 @@ from components.contracts.manifests import (
     TrainingSet,
     Verdict,
 )
-from components.contracts.metrics import AucEstimate, calibration, log_loss, normalized_entropy, roc_auc
+from components.contracts.metrics import (
+    AucEstimate,
+    UserQuality,
+    calibration,
+    log_loss,
+    normalized_entropy,
+    roc_auc,
+    user_quality,
+)
 from components.contracts.retrain_request import CURRENT
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
@@ -85,6 +94,7 @@ def evaluate(
     score = partial(
         score_holdout,
         features=raw.recommender.features,
+        user=raw.recommender.data.user,
         score_candidate=candidate_scorer(model),
         score_champion=champion_scorer(champion) if champion else None,
         slot_sizes=training_set.slot_sizes,
@@ -176,6 +186,10 @@ def _measure_quality(scored: ScoredHoldout, estimates: Estimates) -> OldRowsQual
     """The figures of one set of held-out rows; those of the window itself are the verdict's."""
 
     def quality(scores: NDArray[np.float32], estimated: AucEstimate | None) -> ModelQuality:
+        of_users = UserQuality()
+        if scored.users is not None:
+            known = scored.users != MISSING_CATEGORY
+            of_users = user_quality(scored.labels[known], scores[known], users=scored.users[known])
         return ModelQuality(
             auc=estimated.auc if estimated else roc_auc(scored.labels, scores),
             auc_low=estimated.low if estimated else None,
@@ -183,6 +197,8 @@ def _measure_quality(scored: ScoredHoldout, estimates: Estimates) -> OldRowsQual
             log_loss=log_loss(scored.labels, scores),
             normalized_entropy=normalized_entropy(scored.labels, scores),
             calibration=calibration(scored.labels, scores),
+            gauc=of_users.gauc,
+            user_ndcg=of_users.ndcg,
         )
 
     lead = AucLead()

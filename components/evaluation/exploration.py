@@ -53,7 +53,7 @@ class ShownRows(NamedTuple):
     """Rows of lists that were shown by the rule, list by list in the order shown, each [n]."""
 
     lists: NDArray[np.int64]
-    """Their requests, as `ScoredHoldout.groups`; the rows of one follow each other."""
+    """Their requests, as in `ScoredHoldout`; the rows of one follow each other."""
     positions: NDArray[np.float64]
     propensities: NDArray[np.float64]
     labels: NDArray[np.float64]
@@ -74,7 +74,7 @@ def read_shown(folder: Path, scored: ScoredHoldout) -> ShownRows:
     shown = np.flatnonzero(~np.isnan(numbers[:, :2]).any(axis=1))
     positions, propensities, served = numbers[shown].T
     return ShownRows(
-        lists=scored.groups[shown],
+        lists=scored.requests[shown],
         positions=positions,
         propensities=propensities,
         labels=scored.labels[shown].astype(np.float64),

@@ -1,9 +1,10 @@
 """The gate: decides from labels and scores alone whether the candidate may be released, and gives the reason.
 
-Two checks decide by a 95 % interval (DeLong, rows of one request counted as alike): the candidate's AUC against an
-absolute floor, and its paired difference to the champion's AUC against the loss that is allowed (non-inferiority). They
-pass where the whole interval lies on the good side, fail where it lies on the bad side, and are inconclusive between,
-or without an interval. An inconclusive model is not lost: a canary goes on judging it (`deployment.canary`).
+Two checks decide by a 95 % interval (DeLong, rows of one user counted as alike, or of one request where the recommender
+names no user): the candidate's AUC against an absolute floor, and its paired difference to the champion's AUC against
+the loss that is allowed (non-inferiority). They pass where the whole interval lies on the good side, fail where it lies
+on the bad side, and are inconclusive between, or without an interval. An inconclusive model is not lost: a canary goes
+on judging it (`deployment.canary`).
 
 Two checks only ever refuse, where the rows are sure of it: a slice of them loses more of its log loss than is allowed
 (one-sided tests, Holm's correction over all slices), or clicks are predicted wrongly by more than a factor. What the
@@ -34,8 +35,8 @@ from components.contracts.metrics import (
 from components.evaluation.settings import GateSettings
 
 MIN_CLASS_REQUESTS = 10
-"""Requests with a click, and with a row without one, below which an interval is not trusted: simulated with clicks in
-4 to 9 requests, some 95 % intervals hold in 92 % of the windows (docs/evaluation.md)."""
+"""Requests (or users) with a click, and with a row without one, below which an interval is not trusted: simulated with
+clicks in 4 to 9 requests, some 95 % intervals hold in 92 % of the windows (docs/evaluation.md)."""
 SLICE_ALPHA = 0.05
 """Highest probability of refusing a model that loses no more than is allowed in any slice, over all slices."""
 
@@ -91,7 +92,7 @@ def judge(
         labels: 0 or 1, [n].
         candidate: The candidate's scores, [n].
         champion: The live model's scores of the same rows; None judges by floor and calibration alone.
-        groups: The request of each row, strings or integers, [n]: rows of one request are not independent.
+        groups: The user or request of each row, strings or integers, [n]: rows of one are not independent.
         slices: Parts of the rows by name, each [n] whether a row is of it; they may overlap.
         settings: The thresholds.
 

@@ -99,15 +99,19 @@ def _difference(value: AucDifference | AucLead | None) -> str:
 def _quality_table(
     verdict: Verdict, candidate: ModelQuality, champion: ModelQuality | None, *, difference: AucLead | None
 ) -> str:
+    of_users = candidate.gauc is not None
+
     def row(name: str, quality: ModelQuality) -> list[str]:
         auc, low, high = (ABSENT if v is None else f"{v:.4f}" for v in (quality.auc, quality.auc_low, quality.auc_high))
-        others = (quality.log_loss, quality.normalized_entropy, quality.calibration)
+        others = [quality.log_loss, quality.normalized_entropy, quality.calibration]
+        others += [quality.gauc, quality.user_ndcg] if of_users else []
         return [escape(name), f"{auc} [{low}, {high}]", *map(number, others)]
 
     rows = [row(f"candidate {verdict.candidate_model_id}", candidate)]
     if champion is not None:
         rows.append(row(f"champion {verdict.champion_model_id}", champion))
     head = ["model", "AUC [95 %]", "log loss", "normalized entropy", "expected / observed clicks"]
+    head += ["AUC within users (GAUC)", "NDCG within users"] if of_users else []
     table = html_table(head, rows, caption="both models on the same rows", numbers=range(1, len(head)))
     if difference is None:
         return f"{table}<p>There is no champion to compare with.</p>"

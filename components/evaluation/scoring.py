@@ -44,7 +44,7 @@ class RawBatch(NamedTuple):
     labels: NDArray[np.int8]
     event_seconds: NDArray[np.float64]
     """Since the epoch, UTC."""
-    groups: NDArray[np.int64]
+    requests: NDArray[np.int64]
     """Number of the request that each row belongs to, from 0 in the order of the folder."""
     positions: NDArray[np.int32]
     """Places in a ranked list, from 1; 0 = in none."""
@@ -74,8 +74,10 @@ class ScoredHoldout:
 
     labels: NDArray[np.int8]
     event_seconds: NDArray[np.float64]
-    groups: NDArray[np.int64]
+    requests: NDArray[np.int64]
     """Number of the request that a row belongs to, from 0."""
+    users: NDArray[np.int64] | None
+    """The user who saw a row, `MISSING_CATEGORY` = unknown; None where the recommender names no user."""
     positions: NDArray[np.int32]
     """The row's place in its ranked list, from 1; 0 = it is in none."""
     candidate: NDArray[np.float32]
@@ -88,6 +90,13 @@ class ScoredHoldout:
     """[n, c] raw values of the categorical columns."""
     columns: tuple[str, ...]
     """[c] names of these columns."""
+
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """Which rows are not independent of each other: those of a user, and of a request where no user is known."""
+        if self.users is None:
+            return self.requests
+        return np.where(self.users == MISSING_CATEGORY, MISSING_CATEGORY - 1 - self.requests, self.users)
 
 
 def candidate_scorer(model: Model) -> ScoreEncoded:
@@ -140,6 +149,7 @@ def score_holdout(
     encoded_uri: str,
     *,
     features: Features,
+    user: str | None,
     counts: tuple[int, int],
     score_candidate: ScoreEncoded,
     score_champion: ScoreRaw | None,
@@ -152,6 +162,7 @@ def score_holdout(
         raw_uri: Folder of the raw rows.
         encoded_uri: Folder of the same rows encoded, in the same order.
         features: Of the rows.
+        user: The feature that names the user, if one does.
         counts: Rows of both folders according to their manifests.
         score_candidate: See `candidate_scorer`.
         score_champion: See `champion_scorer`; None if nothing is live.
@@ -160,7 +171,7 @@ def score_holdout(
     """
     raw, encoded = local_path(raw_uri), local_path(encoded_uri)
     logger.info("scoring %d held-out rows", check_counts(raw, encoded, counts))
-    labels, event_seconds, groups, positions, champion, categories = _raw_columns(raw, features, score_champion)
+    labels, event_seconds, requests, positions, champion, categories = _raw_columns(raw, features, score_champion)
     is_new = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
     encoded_labels, candidate, new, unknown = _columns(
         (
@@ -178,7 +189,8 @@ def score_holdout(
     return ScoredHoldout(
         labels=labels,
         event_seconds=event_seconds,
-        groups=groups,
+        requests=requests,
+        users=None if user is None else categories[:, features.categorical.index(user)],
         positions=positions,
         candidate=candidate,
         champion=champion if score_champion else None,
@@ -203,7 +215,7 @@ def _raw_columns(folder: Path, features: Features, score_champion: ScoreRaw | No
             (
                 batch.labels,
                 batch.event_seconds,
-                batch.groups,
+                batch.requests,
                 batch.positions,
                 score_champion(batch) if score_champion else np.zeros(0, np.float32),
                 batch.categorical,
@@ -280,7 +292,7 @@ def raw_batches(folder: Path, features: Features, batch_rows: int = BATCH_ROWS) 
         yield RawBatch(
             labels=_labels(batch),
             event_seconds=time.to_numpy(zero_copy_only=False) / 1e6,
-            groups=_numbered(batch.column(REQUEST_ID), numbers),
+            requests=_numbered(batch.column(REQUEST_ID), numbers),
             positions=feature_matrix(batch, [POSITION], "int32", missing=0)[:, 0],
             dense=feature_matrix(batch, features.numeric, "float32", missing=np.nan),
             categorical=feature_matrix(batch, features.categorical, "int64", missing=MISSING_CATEGORY),

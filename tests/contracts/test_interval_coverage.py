@@ -41,6 +41,20 @@ def test_rows_taken_one_by_one_would_promise_too_much():
     assert coverage(windows=200, rows=4000, size=64, rate=0.25, by_row=True)["auc"] < 0.88
 
 
+def test_users_who_come_back_need_to_be_counted_as_alike():
+    """Rows of 16 requests of 4 rows share a user: by request an interval promises too much, by user it holds."""
+    random, truth = np.random.default_rng(7), true_auc(0.25)
+    held: dict[int, list[bool]] = {1: [], 16: []}
+    for _ in range(400):
+        drawn = draw_requests(random, rows=4000, size=64, rate=0.25)
+        for requests in held:
+            estimate = auc_estimate(drawn.labels, drawn.candidate, groups=np.arange(4000) // (64 // 16 * requests))
+            assert estimate
+            held[requests].append(estimate.low <= truth <= estimate.high)
+    assert 0.92 <= np.mean(held[16]) <= 0.98
+    assert np.mean(held[1]) < 0.88
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.001, 0.03, 0.25], ids="{:.1%} clicks".format)
 @pytest.mark.parametrize("size", [1, 10, 64], ids="{} rows a request".format)

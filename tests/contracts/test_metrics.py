@@ -174,3 +174,25 @@ def test_calibration_is_expected_over_observed_clicks():
     assert metrics.calibration([1, 0, 0, 1], [0.5, 0.25, 0.25, 0.5]) == pytest.approx(0.75)
     assert metrics.calibration([0, 0], [0.5, 0.5]) is None
     assert metrics.calibration([], []) is None
+
+
+def test_user_quality_is_the_mean_over_users_who_have_both_labels():
+    random = np.random.default_rng(5)
+    users, labels = random.integers(0, 40, 300), random.integers(0, 2, 300)
+    scores = random.integers(0, 6, 300) / 8  # many ties
+    aucs, weights, gains = [], [], []
+    for user in range(40):
+        mine = users == user
+        click, score = labels[mine], scores[mine]
+        if not 0 < click.sum() < len(click):
+            continue
+        aucs.append(np.mean([(a > b) + (a == b) / 2 for a in score[click == 1] for b in score[click == 0]]))
+        weights.append(len(click))
+        # Over all orders of equal scores, by drawing them.
+        orders = [np.lexsort((random.random(len(click)), -score)) for _ in range(4000)]
+        ideal = sum(1 / np.log2(place + 2) for place in range(click.sum()))
+        gains.append(np.mean([(click[order] / np.log2(np.arange(len(click)) + 2)).sum() for order in orders]) / ideal)
+    found = metrics.user_quality(labels, scores, users=users)
+    assert found.gauc == pytest.approx(np.average(aucs, weights=weights))
+    assert found.ndcg == pytest.approx(np.mean(gains), abs=0.002)
+    assert metrics.user_quality([1, 0], [0.1, 0.2], users=[1, 2]) == metrics.UserQuality(None, None)

@@ -1,12 +1,13 @@
 """A recommender's description: what is wrong with it is named by its path, and its digest is of its content."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from components.contracts.features import Features
 from components.contracts.manifests import Manifest
+from components.contracts.raw_rows import ColumnNames
 from components.contracts.recommender import Recommender, parse_settings
 from components.runtime.errors import ContractError
 from components.training.config import TrainingSettings
@@ -31,6 +32,11 @@ def shop(**settings):
 def test_a_wrong_setting_is_named_by_path_value_and_what_was_expected(path, value, message):
     with pytest.raises(ContractError, match=re.escape(message)):
         shop().with_settings({path: value}).section("training", TrainingSettings)
+
+
+def test_a_user_that_is_no_categorical_feature_is_refused():
+    with pytest.raises(ContractError, match="data.user is 'shp', which is no categorical feature, expected shop"):
+        replace(shop(), data=ColumnNames(user="shp"))
 
 
 @pytest.mark.parametrize(

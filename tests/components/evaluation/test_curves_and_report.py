@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from components.contracts.criteo import CATEGORICAL
+from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
 from components.contracts.features import MISSING_CATEGORY
-from components.contracts.metrics import auc_difference, auc_estimate
+from components.contracts.manifests import Verdict
+from components.contracts.metrics import auc_difference, auc_estimate, user_quality
+from components.contracts.raw_rows import ColumnNames
 from components.evaluation.__main__ import main
 from components.evaluation.report import calibration_bins, roc_curve
 from components.evaluation.scoring import ScoredHoldout
 from components.evaluation.slices import MAX_SHOWN, cut_slices, measure_slices
+from components.runtime.exit_codes import ExitCode
+from components.storage.uris import local_path
 from tests.support.html_pages import assert_needs_nothing
 
 
@@ -61,7 +67,8 @@ def scored(n=3000, *, seconds=7200.0, champion=True, seed=0):
     return ScoredHoldout(
         labels=labels,
         event_seconds=1_760_000_400.0 + np.arange(n) * (seconds / n),
-        groups=np.arange(n) // 5,
+        requests=np.arange(n) // 5,
+        users=None,
         positions=(np.arange(n) % 5).astype(np.int32),
         candidate=candidate,
         champion=random.random(n).astype(np.float32) if champion else None,
@@ -130,6 +137,24 @@ def test_slice_without_clicks_has_no_number():
     rows.labels[:] = 0
     for part in measure_slices(rows, cut_slices(rows, is_first_round=False), {}):
         assert (part.candidate, part.champion, part.difference, part.calibration) == (None, None, None, None)
+
+
+def test_quality_within_users_is_told_where_the_recommender_names_them(make_round):
+    made = make_round(1000)
+    made.release_champion(made.planted)
+    named = replace(CRITEO_RECOMMENDER, data=ColumnNames(user="C17"))
+    flags = made.flags()
+    assert main(flags) == ExitCode.DONE
+    assert "GAUC" not in made.path("report.html").read_text()
+    made.change("raw", recommender=named)
+    assert main(flags) == ExitCode.DONE
+    verdict = Verdict.read(made.path("verdict"))
+    users = made.categorical[:, 16]
+    known, scores = users != MISSING_CATEGORY, np.load(local_path(verdict.scores_uri))["candidate"]
+    expected = user_quality(made.labels[known], scores[known], users=users[known])
+    assert verdict.candidate.gauc == pytest.approx(expected.gauc)
+    assert verdict.candidate.user_ndcg == pytest.approx(expected.ndcg)
+    assert f"{expected.gauc:.4g}" in made.path("report.html").read_text()
 
 
 def test_report_is_one_closed_page_that_fetches_nothing(make_round):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from components.contracts.criteo import CRITEO
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID
 from components.evaluation.scoring import (
     candidate_scorer,
@@ -29,6 +30,7 @@ def score(made, **changes):
         "score_candidate": candidate_scorer(made.model),
         "score_champion": None,
         "slot_sizes": made.training_set.slot_sizes,
+        "user": None,
         "new_ids": [np.zeros(0, np.int64)] * 26,
         **changes,
     }
@@ -47,6 +49,14 @@ def test_rows_keep_their_order_labels_times_and_categories(made):
     names = np.concatenate([table[REQUEST_ID].to_pylist() for table in tables])
     assert rows.groups.tolist() == [list(dict.fromkeys(names)).index(name) for name in names]
     assert rows.champion is None
+
+
+def test_rows_of_a_user_are_one_group_and_unknown_users_are_grouped_by_request(made):
+    rows, by_request = score(made, user="C19"), score(made).requests
+    users = made.categorical[:, 18]
+    assert (users == MISSING_CATEGORY).any()
+    expected = [("request", by_request[i]) if user == MISSING_CATEGORY else user for i, user in enumerate(users)]
+    assert len(set(zip(expected, rows.groups.tolist()))) == len(set(expected)) == len(set(rows.groups.tolist()))
 
 
 def test_row_is_new_if_it_holds_an_id_of_this_round(made):
