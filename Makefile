@@ -135,6 +135,7 @@ benchmark-validation: environments
 golden: environments
 	$(DRIVER) -m pipelines compile --output tests/pipelines/golden/retraining.yaml
 	$(DRIVER) -m pipelines.recommender_file.reference > docs/recommender.md
+	$(DRIVER) -m pipelines.recommender_file.json_schema > docs/recommender.schema.json
 
 format: environments
 	$(DRIVER) -m ruff check --fix .

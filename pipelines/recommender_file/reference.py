@@ -16,13 +16,15 @@ from components.runtime.docstrings import field_docstrings
 from pipelines.recommender import section_classes
 from pipelines.recommender_file.form import FORMAT
 
-_OF_FEATURES = ("num_dense", "num_categorical")
+OF_FEATURES = ("num_dense", "num_categorical")
 """Fields of a network that the features decide; nobody sets them."""
 _HEAD = f"""# The recommender's file
 
 `recommender.yaml` describes one recommender. `evergreen recommender init DATA` drafts it from a click log, `check FILE`
 says where it is wrong, `accept FILE --store STORE --why WHY` makes it the description by which the next rounds work.
-Every key of the sections is optional and has the default below. `make golden` writes this page from the code.
+Every key of the sections is optional and has the default below. `make golden` writes this page from the code, and
+beside it [recommender.schema.json](recommender.schema.json), by which editors complete and check a file that begins
+with `# yaml-language-server: $schema=<path or address of the schema>`.
 
 | Key | Meaning |
 |---|---|
@@ -61,7 +63,7 @@ def _table(section: str, kinds: list[type[Any]]) -> str:
 def _rows(kind: type[Any], prefix: str = "") -> Iterator[str]:
     texts, hints = field_docstrings(kind), get_type_hints(kind)  # type: ignore[arg-type]
     for field in dataclasses.fields(kind):
-        if field.name in _OF_FEATURES:
+        if field.name in OF_FEATURES:
             continue
         if dataclasses.is_dataclass(hints[field.name]):
             yield from _rows(hints[field.name], f"{prefix}{field.name}.")
