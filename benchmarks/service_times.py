@@ -24,7 +24,8 @@ from benchmarks import machine
 from benchmarks.cache_model import Requests
 from benchmarks.serving_model import WORLD_SEED
 from benchmarks.triton_counters import counters
-from components.contracts.serving import GRPC_OPTIONS, MODEL_NAME
+from components.contracts.criteo import CRITEO_RECOMMENDER
+from components.contracts.serving import GRPC_OPTIONS
 from components.runtime.durable import write_whole
 from components.runtime.errors import TemporaryError
 from components.runtime.exit_codes import exits_with_code
@@ -104,7 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service_times", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--server", required=True, help="host:grpc_port of the Triton")
-    parser.add_argument("--model", default=MODEL_NAME, help="its model (default: %(default)s)")
+    parser.add_argument("--model", default=CRITEO_RECOMMENDER.name, help="its model (default: %(default)s)")
     parser.add_argument("--describe", default="", help="what it runs on, such as the GPU's name")
     parser.add_argument("--seconds", type=float, default=4.0, help="of asking, per number of rows")
     return parser

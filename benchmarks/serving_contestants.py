@@ -28,13 +28,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from benchmarks.command import run_to_end
 from benchmarks.serving_model import Models
-from components.contracts.criteo import CRITEO
+from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from components.contracts.manifests import Model, Release
 from components.contracts.serving import (
     GRPC_OPTIONS,
     INPUT_TYPES,
     MAX_BATCH_ROWS,
-    MODEL_NAME,
     PROBABILITY_OUTPUT,
     named_inputs,
 )
@@ -191,11 +190,11 @@ class Released:
 
     def options(self) -> ServingOptions:
         """How the released model is served."""
-        return read_options((self.repository / MODEL_NAME / "config.pbtxt").read_text())
+        return read_options((self.repository / CRITEO_RECOMMENDER.name / "config.pbtxt").read_text())
 
     def graph(self, version: int) -> Path:
         """The served graph."""
-        return self.repository / MODEL_NAME / str(version) / "model.onnx"
+        return self.repository / CRITEO_RECOMMENDER.name / str(version) / "model.onnx"
 
 
 @contextmanager
@@ -216,7 +215,7 @@ def running(models: Models, peers_python: Path) -> Iterator[tuple[Released, dict
         processes = stack.enter_context(Stack(logs=models.folder / "logs", variables={"OMP_NUM_THREADS": "1"}))
         web = _start_web_server(processes, peers_python, ours.graph(version))
         contestants = [
-            Contestant(OURS, ours.server.grpc_url, MODEL_NAME),
+            Contestant(OURS, ours.server.grpc_url, CRITEO_RECOMMENDER.name),
             Contestant(FLOOR, ours.server.grpc_url, FLOOR),
             Contestant(REFERENCE, reference.grpc_url, REFERENCE),
             Contestant(WEB, web, "/score"),

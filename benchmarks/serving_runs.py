@@ -25,8 +25,9 @@ from benchmarks.serving_contestants import FLOOR, OURS, Contestant, Released
 from benchmarks.serving_model import Models
 from benchmarks.spread import Spread, spread
 from benchmarks.triton_counters import PARTS, counters, increase
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import Release
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from components.deployment.graph.parity import open_graph
 from components.runtime.errors import Refused
 from components.store.promotion_journal import INTENT, RELEASE, read_entries
@@ -197,7 +198,7 @@ def _counters(contestant: Contestant) -> dict[str, int] | None:
 def cold_starts(ours: Released, models: Models, sizes: Sizes) -> list[float]:
     """Seconds from a server's start to ready; what is served is copied for it."""
     repository = models.folder / "cold"
-    shutil.copytree(ours.repository / MODEL_NAME, repository / MODEL_NAME)
+    shutil.copytree(ours.repository / CRITEO_RECOMMENDER.name, repository / CRITEO_RECOMMENDER.name)
     found = []
     for _ in range(sizes.starts):
         with TritonServer(repository, log=models.folder / "cold.log") as server:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
-from components.store.traffic_plan import PLAN_POLL_SECONDS, TRAFFIC_FILE, Arm, TrafficPlan
+from components.store.traffic_plan import PLAN_POLL_SECONDS, Arm, TrafficPlan, traffic_file
 from inference_client.errors import DeadlineExpired, Overloaded
 from inference_client.scoring import ClientSettings, Scored, ScoringClient
 
@@ -50,28 +50,30 @@ def open_scorer(
     """
     if plan_uri is None:
         return ScoringClient(server, settings)
-    objects = open_objects(plan_uri)
-    plan = objects.local(TRAFFIC_FILE)
+    settings = settings or ClientSettings()
+    follower = PlanFollower(open_objects(plan_uri), settings.model_name)
+    plan = follower.objects.local(follower.name)
     if plan is not None and not plan.parent.is_dir():
         raise ContractError(f"plan is {plan_uri!r}, but {plan.parent} is no folder, expected the model repository")
-    return PlannedClient(server, PlanFollower(objects), settings)
+    return PlannedClient(server, follower, settings)
 
 
 class PlanFollower:
-    """Polls the plan below one root in a daemon thread, and keeps the last good plan while reading fails.
+    """Polls a recommender's plan below one root in a daemon thread, and keeps the last good plan while reading fails.
 
     A thread of its own: storage that hangs delays no request, and not the end of the process either.
     """
 
-    def __init__(self, objects: Objects, *, interval_seconds: float = PLAN_POLL_SECONDS) -> None:
+    def __init__(self, objects: Objects, model_name: str, *, interval_seconds: float = PLAN_POLL_SECONDS) -> None:
         """Reads nothing yet.
 
         Args:
-            objects: Where `TRAFFIC_FILE` lies.
+            objects: Where the plan lies (`traffic_file`).
+            model_name: As which the recommender is served.
             interval_seconds: Between two reads.
         """
-        self._objects, self._interval = objects, interval_seconds
-        self.source = f"{objects.uri}/{TRAFFIC_FILE}"
+        self.objects, self.name, self._interval = objects, traffic_file(model_name), interval_seconds
+        self.source = f"{objects.uri}/{self.name}"
         self.current: TrafficPlan | None = None
         """The last good plan; None = there is none, or none could be read yet: everyone asks the stable model."""
         self.problem: str | None = None
@@ -103,7 +105,7 @@ class PlanFollower:
     def refresh(self) -> None:
         """Reads the plan once. A failed read sets `problem` and raises nothing."""
         try:
-            stored = self._objects.read(TRAFFIC_FILE)
+            stored = self.objects.read(self.name)
             plan = None if stored is None else TrafficPlan.loads(stored.content, source=self.source)
         except Exception as error:
             # Whatever a storage's library raises, the last good plan holds and the next read may succeed.

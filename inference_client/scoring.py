@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import InferInput, InferRequestedOutput
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.serving import (
     INPUT_TYPES,
     MAX_BATCH_ROWS,
-    MODEL_NAME,
     PROBABILITY_OUTPUT,
     named_inputs,
 )
@@ -91,7 +91,8 @@ async def shadow_of(scored: Scored, seconds: float) -> Scored | None:
 class ClientSettings:
     """Which model is asked, and how patiently."""
 
-    model_name: str = MODEL_NAME
+    model_name: str = CRITEO_RECOMMENDER.name
+    """As which the recommender is served: its own name."""
     deadline_seconds: float = 30.0
     """Of one request, all attempts and waits included. The caller gets its answer or an error by then; how a call is
     ended on the wire depends on the server (`transport`)."""

@@ -21,6 +21,7 @@ import msgspec
 
 from components.contracts.features import Features
 from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
+from components.contracts.serving import CANARY_SUFFIX, CANDIDATE_SUFFIX
 from components.runtime.errors import ContractError
 
 SECTIONS = ("extraction", "validation", "preprocessing", "model", "training", "gate", "release", "monitor")
@@ -54,6 +55,11 @@ class Recommender:
             raise ContractError(
                 f"recommender name is {self.name!r}, expected a letter, then up to 62 letters, digits or underscores, "
                 "lower case"
+            )
+        if self.name.endswith((CANDIDATE_SUFFIX, CANARY_SUFFIX)):
+            raise ContractError(
+                f"recommender name is {self.name!r}, expected no {CANDIDATE_SUFFIX} or {CANARY_SUFFIX} at its end, "
+                "as models of another recommender are named"
             )
         if taken := sorted(set(self.features.names) & set(OWN_COLUMNS)):
             raise ContractError(f"features {taken} have the names of columns that every row has, expected other names")

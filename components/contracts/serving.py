@@ -1,4 +1,4 @@
-"""The served model's name, files and tensors, and how Triton is reached.
+"""The served models' names, files and tensors, and how Triton is reached.
 
 Joins deployment, which writes the graph and its configuration, to the inference client, which calls it, and to the
 laptop's server, which starts with it.
@@ -7,6 +7,7 @@ laptop's server, which starts with it.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -14,12 +15,7 @@ from numpy.typing import NDArray
 from components.contracts.features import Features
 from components.runtime.errors import ContractError
 
-MODEL_NAME = "click_model"
-CANDIDATE_NAME = f"{MODEL_NAME}_candidate"
-"""A version is rehearsed under this name before the real one is touched; clients never ask for it."""
-CANARY_NAME = f"{MODEL_NAME}_canary"
-"""A version that takes a share of the traffic (`store.traffic_plan`) answers under this name: Triton gives whoever
-names no version the highest one loaded, so beside the live version it would take everything."""
+CANDIDATE_SUFFIX, CANARY_SUFFIX = "_candidate", "_canary"
 AUTO, FULL, CANARY, SHADOW = ROLLOUTS = ("auto", "full", "canary", "shadow")
 """How an accepted model gets its traffic: all at once, a growing share, or none, its scores only logged. `auto` is
 `full` after a pass and where nothing is live yet, and `canary` where the gate could not tell."""
@@ -45,6 +41,27 @@ GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
 
 QUEUE_REFUSALS = ("maximum queue size", "Request timeout expired")
 """Triton's words, in an UNAVAILABLE, for a request that a full queue refused or that waited in it for too long."""
+
+
+@dataclass(frozen=True)
+class ServedNames:
+    """What the models of one recommender are called in Triton and in its repository, which several may share."""
+
+    model: str
+    """The live version's: the recommender's own name, by which clients ask."""
+
+    @property
+    def candidate(self) -> str:
+        """A version is rehearsed under this name before the live one's is touched; clients never ask for it."""
+        return self.model + CANDIDATE_SUFFIX
+
+    @property
+    def canary(self) -> str:
+        """A version that takes a share of the traffic (`store.traffic_plan`) answers under this name.
+
+        Triton gives whoever names no version the highest one loaded: beside the live one it would take everything.
+        """
+        return self.model + CANARY_SUFFIX
 
 
 class Tensor(NamedTuple):

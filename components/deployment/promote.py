@@ -46,7 +46,8 @@ def promote_model(settings: SiteSettings, model_id: str, *, override: str) -> Re
     Raises:
         ContractError: there is no such model, or evaluation never judged it; otherwise as `release`.
     """
-    return release(*judged_model(settings.store, model_id), settings=as_served_now(settings), override=override)
+    judged = judged_model(settings.store, model_id)
+    return release(*judged, settings=as_served_now(settings.serving(judged[0])), override=override)
 
 
 def as_served_now(settings: SiteSettings) -> ReleaseSettings:

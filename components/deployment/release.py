@@ -23,7 +23,6 @@ from pathlib import Path
 
 from components.contracts.manifests import PASS, Model, RawDataset, Release, ServingPlace, Verdict
 from components.contracts.retrain_request import CURRENT
-from components.contracts.serving import MODEL_NAME
 from components.deployment.graph.export import export
 from components.deployment.graph.parity import open_graph, prove_parity, read_held_out
 from components.deployment.repository.model_repository import ModelRepository
@@ -86,6 +85,7 @@ def release(
     check_belonging(model, verdict)
     if not verdict.accepted and override is None:
         raise ContractError(f"verdict on model {model.model_id} is {verdict.decision!r}, expected an accepted one")
+    settings = settings.serving(model)
     with opened(settings) as site:
         live = site.live
         if live is not None and live.model_id == model.model_id and live.version in site.repository.versions():
@@ -113,7 +113,7 @@ def release(
 def _confirm(site: Site, live: Promotion, settings: ReleaseSettings) -> Release:
     """The release of the model that is live already: a retried step must not release it twice, and tidies up."""
     golden = site.repository.published.golden_rows(live.version)
-    site.fleet.for_each(partial(probe, name=MODEL_NAME, version=live.version, golden=golden, named=False))
+    site.fleet.for_each(partial(probe, name=site.names.model, version=live.version, golden=golden, named=False))
     _tidy(site, settings, live)
     logger.info("model %s is live already as version %d", live.model_id, live.version)
     return Release.read(local_path(live.release_uri))
@@ -212,7 +212,7 @@ def prepare_version(
         # All this may have outlasted a lease, and whoever took it over may have given the number again.
         site.repository.check_held()
     done = Release(
-        model_name=MODEL_NAME,
+        model_name=site.names.model,
         version=version,
         previous_version=live.version if live else None,
         model_id=model.model_id,

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from components.contracts.manifests import Release
-from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
+from components.contracts.manifests import Model, Release
+from components.contracts.serving import ServedNames
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.servers import (
@@ -43,9 +43,12 @@ from components.storage.locations import open_objects
 from components.store import promotion_journal
 from components.store.models import release_path
 from components.store.promotion_journal import Promotion, append_promotion
+from components.store.recommenders import served_name
 from components.store.traffic_plan import Arm
 
 logger = logging.getLogger(__name__)
+
+Settings = TypeVar("Settings", bound="SiteSettings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,8 @@ class SiteSettings:
     """The model store."""
     repository: str
     """URI of Triton's model repository, as this process sees it."""
+    recommender: str | None = None
+    """Name of the recommender that is served; None = that of the store (`recommenders.served_name`)."""
     triton_urls: tuple[str, ...] = ()
     """Servers, see `servers`; none = publish only, servers read it when they start."""
     who: str = field(default_factory=whoami)
@@ -69,10 +74,30 @@ class SiteSettings:
     """Called with the name of each step that a crash may follow."""
 
     def open_repository(self) -> ModelRepository:
-        """The model repository, for reading without the servers; changes need its lock."""
-        return ModelRepository(
-            open_objects(self.repository), holder=f"{self.who}, process {os.getpid()} on {socket.gethostname()}"
-        )
+        """The model repository, for reading without the servers; changes need its lock.
+
+        Raises:
+            ContractError: the store does not say what its recommender is called.
+        """
+        name = self.recommender or served_name(self.store)
+        if name is None:
+            raise ContractError(f"model store {self.store} has no release and no recommender, expected one of them")
+        holder = f"{self.who}, process {os.getpid()} on {socket.gethostname()}"
+        return ModelRepository(open_objects(self.repository), ServedNames(name), holder=holder)
+
+    def serving(self: Settings, model: Model) -> Settings:
+        """The settings of a deployment of `model`, whose recommender names what is served.
+
+        Raises:
+            ContractError: the store serves a recommender of another name, which its journal is about.
+        """
+        name, known = model.recommender.name, served_name(self.store)
+        if promotion_journal.read_entries(self.store) and known != name:
+            raise ContractError(
+                f"model {model.model_id} is of recommender {name!r}, expected {known!r}, which the store "
+                f"{self.store} serves: another recommender needs another store"
+            )
+        return replace(self, recommender=name)
 
 
 class Fallback(NamedTuple):
@@ -102,6 +127,11 @@ class Site:
     def store(self) -> Path:
         """The model store."""
         return self.settings.store
+
+    @property
+    def names(self) -> ServedNames:
+        """What the recommender's models are called."""
+        return self.repository.names
 
     @property
     def patience(self) -> Patience:
@@ -216,7 +246,7 @@ class Site:
         Raises:
             TemporaryError: a server cannot be reached now; the files stay.
         """
-        self.fleet.for_each(lambda server: server.unload(CANARY_NAME))
+        self.fleet.for_each(lambda server: server.unload(self.names.canary))
         self.checkpoint("canary unloaded")
         self.repository.remove_canary()
         self.checkpoint("canary removed")
@@ -230,7 +260,7 @@ def reset_plan(settings: SiteSettings, repository: ModelRepository, reason: str)
     plan, live = repository.read_plan(), promotion_journal.current(settings.store)
     if plan is None or live is None:
         return False
-    stable = Arm(model_name=MODEL_NAME, version=live.version)
+    stable = Arm(model_name=repository.names.model, version=live.version)
     if plan.canary is None and plan.stable == stable:
         return False
     # Where only the number is out of date, no client has to be waited for, so the plan keeps its time.
@@ -282,8 +312,8 @@ def _finish_recovery(site: Site, intent: Promotion) -> None:
     problems: list[str] = []
 
     def restore(server: Triton) -> None:
-        server.unload(CANDIDATE_NAME)
-        if problem := restore_server(server, intent.config, fallback=fallback, patience=site.patience):
+        server.unload(site.names.candidate)
+        if problem := restore_server(site, server, intent.config, fallback=fallback):
             problems.append(problem)
 
     site.fleet.for_each(restore)
@@ -300,16 +330,17 @@ def _finish_recovery(site: Site, intent: Promotion) -> None:
     logger.warning("the interrupted deployment of version %d is withdrawn, %s", intent.version, live)
 
 
-def restore_server(server: Triton, config: str | None, *, fallback: Fallback | None, patience: Patience) -> str | None:
+def restore_server(site: Site, server: Triton, config: str | None, *, fallback: Fallback | None) -> str | None:
     """Notifies one server of the restored configuration and asks it; what is wrong, None if nothing is."""
+    name = site.names.model
     try:
         if config is None:
-            server.unload(MODEL_NAME)
+            server.unload(name)
         else:
-            server.load(MODEL_NAME)
+            server.load(name)
         if config is not None and fallback is not None:
-            wait_until_ready(server, MODEL_NAME, fallback.version, patience=patience)
-            probe(server, MODEL_NAME, version=fallback.version, golden=fallback.golden, named=False)
+            wait_until_ready(server, name, fallback.version, patience=site.patience)
+            probe(server, name, version=fallback.version, golden=fallback.golden, named=False)
     except (TemporaryError, PermanentError) as error:
         return f"triton {server.url} did not return to what was live: {error}"
     return None

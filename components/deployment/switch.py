@@ -20,7 +20,6 @@ from contextlib import suppress
 from typing import TypeVar
 
 from components.contracts.manifests import Release
-from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.repository.version_files import GOLDEN_FILE
@@ -107,12 +106,12 @@ def stage_version(site: Site, target: Release, options: ServingOptions) -> None:
 
     def rehearse(server: Triton) -> None:
         try:
-            bring_up(server, CANDIDATE_NAME, version=version, golden=golden, patience=site.patience)
+            bring_up(server, site.names.candidate, version=version, golden=golden, patience=site.patience)
         except (TemporaryError, PermanentError):
             with suppress(TemporaryError, PermanentError):
-                server.unload(CANDIDATE_NAME)
+                server.unload(site.names.candidate)
             raise
-        server.unload(CANDIDATE_NAME)
+        server.unload(site.names.candidate)
 
     try:
         site.repository.stage(version, folder, options)
@@ -137,8 +136,8 @@ def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record:
     before, fallback = site.repository.read_config(), site.fallback()
 
     def serve(server: Triton) -> None:
-        bring_up(server, MODEL_NAME, version=version, golden=golden, patience=site.patience)
-        probe(server, MODEL_NAME, version=version, golden=golden, named=False)
+        bring_up(server, site.names.model, version=version, golden=golden, patience=site.patience)
+        probe(server, site.names.model, version=version, golden=golden, named=False)
         logger.info("triton %s serves version %d", server.url, version)
         site.checkpoint("loaded")
 
@@ -174,9 +173,7 @@ def _restore(site: Site, config: str | None, fallback: Fallback | None) -> list[
         # notified yet still serve what was live.
         return [f"the configuration could not be restored: {error}"]
     problems = [
-        problem
-        for server in site.fleet.servers
-        if (problem := restore_server(server, config, fallback=fallback, patience=site.patience))
+        problem for server in site.fleet.servers if (problem := restore_server(site, server, config, fallback=fallback))
     ]
     for problem in problems:
         logger.error("%s", problem)

@@ -20,11 +20,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
-from components.contracts.serving import CANARY_NAME, MODEL_NAME, QUEUE_REFUSALS
+from components.contracts.serving import QUEUE_REFUSALS
 from components.deployment.command_line import add_site_flags, site_of
+from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import read_options
 from components.deployment.servers import addresses_of, probe, wait_until_ready
 from components.deployment.site import SiteSettings, opened
@@ -80,11 +81,15 @@ class Watchdog:
 
     def __post_init__(self) -> None:
         """Prepares the memory from round to round."""
-        self._repository = self.site.open_repository()
         # A version's number is never given to other weights, so its rows stay the same.
-        self._golden = lru_cache(maxsize=4)(self._repository.published.golden_rows)
+        self._golden = lru_cache(maxsize=4)(lambda version: self._repository.published.golden_rows(version))
         self._strikes: Counter[str] = Counter()
         self._last: dict[str, str] = {}
+
+    @cached_property
+    def _repository(self) -> ModelRepository:
+        """Opened when something is live: before, the store need not know its recommender."""
+        return self.site.open_repository()
 
     def look(self) -> dict[str, str]:
         """One finding for each model of each server, by `host:port model`; none while nothing is live.
@@ -113,7 +118,10 @@ class Watchdog:
     def _expected_versions(self) -> dict[str, int]:
         """The version that each model must answer with, by the journal."""
         live, canary = promotion_journal.current(self.site.store), promotion_journal.canary_at_work(self.site.store)
-        lines = {MODEL_NAME: live, CANARY_NAME: canary}
+        if live is None and canary is None:
+            return {}
+        names = self._repository.names
+        lines = {names.model: live, names.canary: canary}
         return {name: entry.version for name, entry in lines.items() if entry is not None}
 
     def _recover(self) -> None:

@@ -20,7 +20,7 @@ from components.runtime.durable import append_line, read_records, write_whole
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store.models import stored_model
-from components.store.promotion_journal import current
+from components.store.promotion_journal import current, read_entries
 
 JOURNAL = "journal.jsonl"
 
@@ -92,6 +92,18 @@ def served_recommender(store: Path) -> Recommender | None:
     if live is not None:
         return stored_model(store, live.model_id, role="live model").recommender
     return accepted(store, CURRENT) if read_accepted(store) else None
+
+
+def served_name(store: Path) -> str | None:
+    """The name of the recommender that the store serves or is about to; None where it knows of no recommender yet.
+
+    Raises:
+        ContractError: as `served_recommender`.
+    """
+    lines, accepts = read_entries(store), read_accepted(store)
+    if lines:
+        return stored_model(store, lines[-1].model_id, role="released model").recommender.name
+    return accepts[-1].name if accepts else None
 
 
 def read_version(store: Path, line: AcceptedRecommender) -> Recommender:

@@ -1,7 +1,7 @@
 """The traffic plan: which model answers which share of requests, and which one answers in the shadow.
 
-Joins deployment, which publishes it as one object of the model repository (`TRAFFIC_FILE`), to the inference client,
-which chooses by it. Where there is no plan, everyone asks `serving.MODEL_NAME` and names no version.
+Joins deployment, which publishes it as one object of the model repository (`traffic_file`), to the inference client,
+which chooses by it. Where there is no plan, everyone asks `ServedNames.model` and names no version.
 
 Choosing is sticky: the same key (a user, else a request) meets the same arm as long as the plan keeps its `salt`, and a
 canary whose share grows keeps everyone that it had.
@@ -18,7 +18,6 @@ from typing import Any
 from components.contracts.manifests import Manifest
 from components.runtime.errors import ContractError
 
-TRAFFIC_FILE = "traffic.json"
 PLAN_POLL_SECONDS = 1.0
 """A client that follows the plan reads it at least this often."""
 DRAIN_SECONDS = 5 * PLAN_POLL_SECONDS
@@ -29,6 +28,15 @@ Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Counters by source, then arm (`STABLE`, `CANARY`), then name."""
 STABLE = "stable"
 CANARY = "canary"
+
+
+def traffic_file(model_name: str) -> str:
+    """The object of the plan of the recommender that is served as `model_name`.
+
+    >>> traffic_file("shop")
+    'shop.traffic.json'
+    """
+    return f"{model_name}.traffic.json"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,15 +27,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from components.contracts.serving import CANARY_NAME, CODE_FILE, CONFIG_FILE, MODEL_NAME, PYTHON, versions_of
+from components.contracts.serving import CANDIDATE_SUFFIX, CODE_FILE, CONFIG_FILE, PYTHON, versions_of
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.store.models import GRAPH_FILE
 from pipelines.local.stack import DIRECT, LOOPBACK, tethered
 
 
 def models_to_load(repository: Path) -> list[str]:
-    """The models that a server over `repository` loads at its start: those that have a configuration."""
-    return [name for name in (MODEL_NAME, CANARY_NAME) if (repository / name / CONFIG_FILE).exists()]
+    """The models that a server over `repository` loads at its start: those with a configuration, but no rehearsal."""
+    names = sorted(path.parent.name for path in repository.glob(f"*/{CONFIG_FILE}"))
+    return [name for name in names if not name.endswith(CANDIDATE_SUFFIX)]
 
 
 def check_repository(repository: Path) -> None:

@@ -164,7 +164,7 @@ def _inside(graph, names):
 def test_graph_repeats_nvtabular_bit_by_bit_and_the_float64_module_to_a_millionth(encoded, scored, tmp_path):
     folder, expected, tolerance = scored
     table = open_model(folder, encoded.workflow.slot_sizes).weights.table
-    write_graph(tmp_path, encoded.workflow, table, network=read_network(folder / NETWORK_FILE))
+    write_graph(tmp_path, encoded.workflow, table, network=read_network(folder / NETWORK_FILE), name="any")
     dense, rows, scores = _inside(tmp_path / GRAPH_FILE, [DENSE, "table_rows"])(encoded)
     with np.load(encoded.file) as by_nvtabular:
         offsets = np.cumsum([0, *encoded.workflow.slot_sizes[:-1]])

@@ -18,7 +18,6 @@ from components.contracts.serving import (
     CATEGORICAL_INPUT,
     DENSE_INPUT,
     MAX_BATCH_ROWS,
-    MODEL_NAME,
     PROBABILITY_OUTPUT,
     input_tensors,
 )
@@ -27,6 +26,7 @@ from inference_client.errors import ServerUnavailable
 from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing
 from pipelines.local.triton import TritonServer
+from tests.support.served_names import MODEL_NAME
 
 pytestmark = pytest.mark.timeout(900)
 

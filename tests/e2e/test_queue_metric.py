@@ -10,11 +10,11 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from tests.support.adapter_queries import ADAPTER, metric_name, read_queries
 from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus
 from tests.support.rendering import K8S
+from tests.support.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.sleeping_triton import Client, sleeping_triton
 
 pytestmark = pytest.mark.e2e

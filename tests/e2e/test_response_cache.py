@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 
-from components.contracts.serving import MODEL_NAME
 from components.deployment.canary.evidence import counted, fetch
 from components.deployment.release import ReleaseSettings
 from components.deployment.repository.model_repository import ModelRepository
@@ -19,6 +18,7 @@ from components.store.traffic_plan import Arm
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support.model_repository import with_versions
 from tests.support.processes import wait_for
+from tests.support.served_names import MODEL_NAME, NAMES
 
 pytestmark = pytest.mark.e2e
 
@@ -96,7 +96,7 @@ def test_a_number_given_twice_would_be_answered_with_the_old_weights_even_after_
     deploy(2)
     first, second = (triton.repository / MODEL_NAME / version for version in "12")
     shutil.copytree(second, first, dirs_exist_ok=True)
-    repository = ModelRepository(open_objects(settings.repository))
+    repository = ModelRepository(open_objects(settings.repository), NAMES)
     with repository.locked():
         repository.write_config(with_versions(repository.read_config(), [1]))
     client.unload(MODEL_NAME)

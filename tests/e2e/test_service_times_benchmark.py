@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from benchmarks import service_times
-from components.contracts.serving import MODEL_NAME
 from components.runtime.errors import TemporaryError
 from k8s.scaling.service_times import read_service_times
+from tests.support.served_names import MODEL_NAME
 from tests.support.sleeping_triton import sleeping_triton
 
 pytestmark = pytest.mark.e2e

@@ -13,7 +13,7 @@ import pytest
 
 from components.contracts.criteo import CRITEO
 from components.contracts.manifests import Release
-from components.contracts.serving import CANDIDATE_NAME, GRPC_OPTIONS, MODEL_NAME
+from components.contracts.serving import GRPC_OPTIONS
 from components.deployment.release import ReleaseSettings
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions, triton_config
@@ -27,6 +27,7 @@ from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support.model_repository import with_versions
 from tests.support.processes import running_in_group, wait_for
 from tests.support.real_servers import Altered, RetryingTraffic
+from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME, NAMES
 
 pytestmark = pytest.mark.e2e
 
@@ -51,7 +52,7 @@ def settings(triton, tmp_path):
 
 def check_answers(answers, scores_of_version, settings):
     """Every answer is what the version that it names says, and the journal knows that version and its hash."""
-    repository = ModelRepository(open_objects(settings.repository))
+    repository = ModelRepository(open_objects(settings.repository), NAMES)
     entries = {entry.version: entry for entry in read_entries(settings.store)}
     for version in {answer.model_version for answer in answers}:
         told = Release.read(local_path(entries[version].release_uri)).sha256["graph"]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from components.storage.folder import FolderObjects
-from components.store.traffic_plan import TRAFFIC_FILE, TrafficPlan
+from components.store.traffic_plan import TrafficPlan
+from tests.support.served_names import TRAFFIC_FILE
 from tests.support.triton_double import RunningServer, known_scores
 
 

@@ -20,8 +20,8 @@ from components.contracts.criteo import CATEGORICAL, DENSE
 from components.contracts.records import PredictionBatch
 from components.runtime.errors import PermanentError
 from components.storage.folder import FolderObjects
-from components.store.traffic_plan import TRAFFIC_FILE
 from inference_client.simulation.world import Drift, World
+from tests.support.served_names import TRAFFIC_FILE
 from tests.support.traffic_plans import CANARY, STABLE, make_plan
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from components.contracts.criteo import CRITEO
-from components.contracts.serving import MODEL_NAME
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from inference_client.errors import DeadlineExpired, ServerUnavailable
 from inference_client.scoring import ClientSettings, ScoringClient
 from pipelines.local.triton import TritonServer
+from tests.support.served_names import MODEL_NAME
 
 pytestmark = pytest.mark.e2e
 

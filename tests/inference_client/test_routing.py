@@ -11,14 +11,13 @@ import grpc
 import numpy as np
 import pytest
 
-from components.contracts.serving import CANARY_NAME, MODEL_NAME
-from components.store.traffic_plan import TRAFFIC_FILE
 from inference_client import routing
 from inference_client.errors import DeadlineExpired
 from inference_client.recommender import RecommenderClient
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.rows import FeatureRows
 from inference_client.scoring import shadow_of
+from tests.support.served_names import CANARY_NAME, MODEL_NAME, TRAFFIC_FILE
 from tests.support.traffic_plans import CANARY, KEYS, STABLE, follow, make_plan, until
 
 
@@ -82,10 +81,10 @@ def test_a_damaged_plan_leaves_the_last_good_one_in_force_and_is_said_once(
         assert "traffic.json is" in client.plan.problem
         assert (await client.score(*make_rows(2))).canary
         # What is no error of a storage but a defect leaves the plan in force too.
-        storage, client.plan._objects = client.plan._objects, None
+        storage, client.plan.objects = client.plan.objects, None
         await until(lambda: "NoneType" in client.plan.problem)
         publish(make_plan(2, canary=None))
-        client.plan._objects = storage
+        client.plan.objects = storage
         await until(lambda: client.plan.problem is None)
         assert not (await client.score(*make_rows(2))).canary
 
@@ -102,7 +101,7 @@ def test_storage_that_hangs_delays_neither_requests_nor_the_end(served, make_row
 
     async def run():
         hanging = SimpleNamespace(uri="file:///somewhere", read=lambda name: released.wait(30) and None)
-        async with PlannedClient(served.url, PlanFollower(hanging)) as client:
+        async with PlannedClient(served.url, PlanFollower(hanging, MODEL_NAME)) as client:
             return await client.score(*make_rows(2))
 
     try:
@@ -164,7 +163,7 @@ def test_one_deadline_covers_both_arms(served, objects, publish, make_rows):
     told = iter([100.0, 129.9])
 
     async def run():
-        async with PlannedClient(served.url, PlanFollower(objects), timer=lambda: next(told)) as client:
+        async with PlannedClient(served.url, PlanFollower(objects, MODEL_NAME), timer=lambda: next(told)) as client:
             asking = asyncio.create_task(client.score(*make_rows(1)))
             await until(lambda: served.scoring.in_flight == 1)
             served.release(served.scoring.wait)

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from components.contracts.criteo import CRITEO
-from components.contracts.serving import MODEL_NAME
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.scoring import ClientSettings, ScoringClient
@@ -27,6 +26,7 @@ from pipelines.local.stack import LOOPBACK
 from tests.k8s.pod import TritonPod, flag, triton_container
 from tests.support.processes import wait_for
 from tests.support.rendering import pod_template, workloads
+from tests.support.served_names import MODEL_NAME
 
 pytestmark = pytest.mark.e2e
 

@@ -14,7 +14,6 @@ import subprocess
 import pytest
 
 from components.contracts.criteo import CRITEO
-from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.deployment.triton_client import Triton
@@ -22,6 +21,7 @@ from pipelines.local.triton import DEFAULT_VENV, prepare
 from tests.k8s.pod import TritonPod, flag, triton_container
 from tests.support.processes import wait_for
 from tests.support.rendering import find, workloads
+from tests.support.served_names import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 
 # ruff: noqa: F811  a fixture is imported by the name that its users ask for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.contracts.serving import CANDIDATE_NAME, versions_of
+from components.contracts.serving import versions_of
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.rollback import rollback
@@ -12,6 +12,7 @@ from components.storage.locations import open_objects
 from components.store.models import graph_sha256
 from components.store.promotion_journal import current, interrupted, read_entries
 from tests.support.file_triton import FileTriton
+from tests.support.served_names import CANDIDATE_NAME, NAMES
 
 URLS = ("triton-a:8001", "triton-b:8001")
 
@@ -28,7 +29,7 @@ class World:
             connect=self.connect,
         )
         self.state, self._make, self._root = root / "state", make_candidate, root
-        self.repository = ModelRepository(open_objects(self.settings.repository))
+        self.repository = ModelRepository(open_objects(self.settings.repository), NAMES)
         self.servers = [self.connect(url).start() for url in URLS]
         self._candidates = {}
 

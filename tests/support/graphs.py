@@ -17,7 +17,7 @@ from components.store.models import GRAPH_FILE
 def open_built(workflow, table, network, *, names=()):
     """A session of the graph, which also answers with `names` of its inner values, before the probability."""
     with TemporaryDirectory() as folder:
-        write_graph(Path(folder), workflow, table, network=network)
+        write_graph(Path(folder), workflow, table, network=network, name="any")
         graph = Path(folder) / GRAPH_FILE
         return open_graph(with_inner_values(graph, names) if names else graph)
 

@@ -6,16 +6,16 @@ import asyncio
 import threading
 from contextlib import contextmanager
 
-from components.contracts.serving import MODEL_NAME
 from components.deployment.triton_client import Triton
 from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.scoring import ClientSettings, ScoringClient
 from tests.support.processes import wait_for
+from tests.support.served_names import MODEL_NAME
 from tests.support.serving_double import AlteredDouble
 
 
-def live_version(client, rows):
-    return client.infer(MODEL_NAME, *rows)[1]
+def live_version(client, rows, model=MODEL_NAME):
+    return client.infer(model, *rows)[1]
 
 
 def Altered(url, **methods):  # noqa: N802
@@ -32,7 +32,7 @@ class Traffic:
 
 
 @contextmanager
-def under_load(urls, rows, *, until=None, enough=30):
+def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
     """Clients ask every few milliseconds, one per url, as long as the body works.
 
     With `until`, each goes on afterwards until it has `enough` answers from that version and the last is one of them.
@@ -44,7 +44,7 @@ def under_load(urls, rows, *, until=None, enough=30):
             if done.is_set() and answers.count(until) >= enough and answers[-1] == until:
                 return
             try:
-                answers.append(live_version(client, rows))
+                answers.append(live_version(client, rows, model))
             except Exception as error:
                 traffic.failures.append(error)
                 return

@@ -11,9 +11,9 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 
 from components.contracts.criteo import CRITEO
-from components.contracts.serving import MODEL_NAME
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from pipelines.local.triton import TritonServer
+from tests.support.served_names import MODEL_NAME
 
 LONGEST = 3_600_000_000
 """Microseconds that a request may wait: here the queue refuses nobody."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.store.traffic_plan import Arm, TrafficPlan
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.scoring import ClientSettings
+from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
 STABLE, CANARY = Arm(model_name=MODEL_NAME, version=3), Arm(model_name=CANARY_NAME, version=4)
 KEYS = [f"user-{i}" for i in range(60)]
@@ -31,7 +31,7 @@ def follow(server, objects, conversation, *, interval=3600.0, max_shadows=4, **s
     """Runs the conversation; the plan is read at its start, and then hardly ever unless `interval` says so."""
 
     async def run():
-        plan = PlanFollower(objects, interval_seconds=interval)
+        plan = PlanFollower(objects, MODEL_NAME, interval_seconds=interval)
         client = PlannedClient(server.url, plan, ClientSettings(**settings), max_shadows=max_shadows)
         async with client:
             return await conversation(client)

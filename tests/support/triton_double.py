@@ -10,14 +10,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from components.contracts.criteo import CRITEO
-from components.contracts.serving import (
-    CANARY_NAME,
-    CATEGORICAL_INPUT,
-    DENSE_INPUT,
-    MODEL_NAME,
-    PROBABILITY_OUTPUT,
-    input_tensors,
-)
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT, input_tensors
+from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
 
 def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:

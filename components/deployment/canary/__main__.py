@@ -80,9 +80,8 @@ def main(argv: list[str] | None = None) -> int:
     site = site_of(arguments)
     if arguments.command == "start":
         judged = judged_model(site.store, arguments.model_id)
-        done = steps.start(
-            *judged, settings=as_served_now(site), share=0.0 if arguments.shadow_only else steps.FIRST_SHARE
-        )
+        share = 0.0 if arguments.shadow_only else steps.FIRST_SHARE
+        done = steps.start(*judged, settings=as_served_now(site.serving(judged[0])), share=share)
         print(f"version {done.version} is the canary, model {done.model_id}")
         return 0
     settings = steps.CanarySettings(

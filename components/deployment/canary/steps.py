@@ -31,7 +31,6 @@ from pathlib import Path
 from uuid import uuid4
 
 from components.contracts.manifests import FAIL, Model, RawDataset, Release, Verdict
-from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment.canary.evidence import Fetch, counts_since, fetch, read_baseline, read_pairs, uncounted
 from components.deployment.canary.policy import ABORT, GROW, HOLD, CanaryJudgement, CanaryPolicy, judge
 from components.deployment.graph.parity import GoldenRows
@@ -125,6 +124,7 @@ def start(
     check_belonging(model, verdict)
     if verdict.decision == FAIL:
         raise ContractError(f"verdict on model {model.model_id} is {FAIL!r}, expected another one for a canary")
+    settings = settings.serving(model)
     with opened(settings) as site:
         if (live := site.live) is None:
             raise ContractError(f"model store {site.store} has no live version, expected one beside a canary")
@@ -147,8 +147,8 @@ def start(
         done = prepare_version(site, model, verdict, raw=raw, settings=settings)
         plan = TrafficPlan(
             sequence=before.sequence + 1 if before else 1,
-            stable=Arm(model_name=MODEL_NAME, version=live.version),
-            canary=Arm(model_name=CANARY_NAME, version=done.version),
+            stable=Arm(model_name=site.names.model, version=live.version),
+            canary=Arm(model_name=site.names.canary, version=done.version),
             canary_share=share,
             shadow_share=SHADOW_SHARE,
             # A salt of its own, so that not always the same users are the first.
@@ -217,9 +217,9 @@ def _load_everywhere(site: Site, version: int, *, only_missing: bool = False) ->
     golden = GoldenRows.load(graph_folder(site.store, version) / GOLDEN_FILE)
 
     def load(server: Triton) -> None:
-        if only_missing and server.is_ready(CANARY_NAME, version):
+        if only_missing and server.is_ready(site.names.canary, version):
             return
-        bring_up(server, CANARY_NAME, version=version, golden=golden, patience=site.patience)
+        bring_up(server, site.names.canary, version=version, golden=golden, patience=site.patience)
         site.checkpoint("canary loaded on one")
 
     site.fleet.for_all(load)
@@ -236,7 +236,10 @@ def step(settings: CanarySettings) -> Step:
         TemporaryError: a server does not answer, or another deployment is at work; to be called again.
         PermanentError: the live version could not be changed; what was live is live.
     """
-    site, repository = settings.site, settings.site.open_repository()
+    site = settings.site
+    if not promotion_journal.read_entries(site.store):
+        return _NO_CANARY
+    repository = site.open_repository()
     plan, at_work = repository.read_plan(), canary_at_work(site.store)
     if plan is None or plan.canary is None or at_work is None or at_work.version != plan.canary.version:
         is_at_rest = at_work is None and (plan is None or plan.canary is None)

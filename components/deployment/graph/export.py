@@ -34,7 +34,9 @@ EMBEDDINGS, LOGIT = f"{PREFIX}embeddings", f"{PREFIX}logit"
 """Tensors of the network in the served graph: [n, F, E] and [n]; its dense input is `DENSE`."""
 
 
-def write_graph(folder: Path, workflow: FeatureWorkflow, table: NDArray[np.float32], *, network: Any) -> None:
+def write_graph(
+    folder: Path, workflow: FeatureWorkflow, table: NDArray[np.float32], *, network: Any, name: str
+) -> None:
     """Writes encoding, look-up and network into `folder` as one graph; the same arguments give the same bytes.
 
     Args:
@@ -42,6 +44,7 @@ def write_graph(folder: Path, workflow: FeatureWorkflow, table: NDArray[np.float
         workflow: The fitted feature workflow.
         table: Vectors of all its ids.
         network: See `read_network`.
+        name: The recommender's.
 
     Raises:
         ContractError: the table does not fit the workflow, or is beyond what a graph can hold.
@@ -57,7 +60,7 @@ def write_graph(folder: Path, workflow: FeatureWorkflow, table: NDArray[np.float
     vectors = parts.table("embeddings", table) if len(table) else parts.constant("embeddings", table)
     parts.node("Gather", [vectors, "table_rows"], EMBEDDINGS, axis=0)
     _add_network(parts, network)
-    parts.write(folder)
+    parts.write(folder, name)
 
 
 def export(model: Model, folder: Path) -> None:
@@ -80,7 +83,7 @@ def export(model: Model, folder: Path) -> None:
         )
     weights = stored / Model.WEIGHTS
     table = open_model(weights, model.slot_sizes).weights.table
-    write_graph(folder, workflow, table, network=read_network(weights / NETWORK_FILE))
+    write_graph(folder, workflow, table, network=read_network(weights / NETWORK_FILE), name=model.recommender.name)
 
 
 def read_network(path: Path) -> Any:

@@ -56,8 +56,8 @@ class Parts:
         self.nodes.append(helper.make_node(operator, inputs, [output], name=output, **attributes))
         return output
 
-    def write(self, folder: Path) -> None:
-        """Writes the graph's files into `folder`, replacing what was there.
+    def write(self, folder: Path, name: str) -> None:
+        """Writes the files of the graph called `name` into `folder`, replacing what was there.
 
         The message comes last: a folder that has one has the graph.
 
@@ -65,7 +65,7 @@ class Parts:
             ContractError: the message would pass protobuf's limit even without its tables.
         """
         (folder / GRAPH_FILE).unlink(missing_ok=True)
-        message = self._message([_beside(*place) for place in self._places()])
+        message = self._message(name, [_beside(*place) for place in self._places()])
         with whole_file(folder / DATA_FILE) as file:
             for _, value, offset in self._places():
                 file.write(bytes(offset - file.tell()))
@@ -79,10 +79,10 @@ class Parts:
             yield name, value, offset
             offset += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
 
-    def _message(self, tables: list[Any]) -> bytes:
+    def _message(self, name: str, tables: list[Any]) -> bytes:
         graph = helper.make_graph(
             self.nodes,
-            "click_model",
+            name,
             [_value(tensor) for tensor in self._inputs],
             [_value(PROBABILITY_OUTPUT)],
             initializer=[],

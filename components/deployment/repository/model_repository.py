@@ -1,11 +1,11 @@
-"""Triton's model repository, in a folder or a bucket: staged versions, published ones, the configuration and the lock.
+"""A recommender's part of Triton's model repository, in a folder or a bucket: versions, configuration, plan and lock.
 
-Layout: `click_model/config.pbtxt` and `click_model/<version>/{model.onnx[, model.data], golden.npz[, model.py],
-version.json}`, rows for the warm-up in `click_model/warmup/`. A version is staged under another model's name
-(`click_model_candidate`, loadable for a rehearsal), compared byte for byte with what was meant, and moved to its
-place, where no server reads it: **the one atomic write that publishes is config.pbtxt**, which names a version. A
-server that starts in the middle thus loads what was published last. An interrupted copy is named by no configuration,
-its number is not used again, and the next deployment removes it.
+Layout for a recommender called shop: `shop/config.pbtxt` and `shop/<version>/{model.onnx[, model.data], golden.npz[,
+model.py], version.json}`, rows for the warm-up in `shop/warmup/`. A version is staged under another model's name
+(`shop_candidate`, loadable for a rehearsal), compared byte for byte with what was meant, and moved to its place, where
+no server reads it: **the one atomic write that publishes is config.pbtxt**, which names a version. A server that starts
+in the middle thus loads what was published last. An interrupted copy is named by no configuration, its number is not
+used again, and the next deployment removes it. Nothing here is shared with another recommender of the same repository.
 
 Changes need `locked()`: the kernel's lock of a folder (flock, which cannot outlive a killed deployment; the filesystem
 must have it), a lease in a bucket, which ends by itself. The configuration is written only over the one that the lock's
@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, CONFIG_FILE, MODEL_NAME, versions_of
+from components.contracts.serving import CONFIG_FILE, ServedNames, versions_of
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.triton_config import ServingOptions, triton_config, warmup_files_of
 from components.deployment.repository.version_files import (
@@ -39,14 +39,12 @@ from components.runtime.errors import ContractError, PermanentError, TemporaryEr
 from components.storage.folder import FolderObjects
 from components.storage.lease import Lease
 from components.storage.objects import ABSENT, Changed, Objects
-from components.store.traffic_plan import TRAFFIC_FILE, TrafficPlan
+from components.store.traffic_plan import TrafficPlan, traffic_file
 
 logger = logging.getLogger(__name__)
 
 WARMUP_FOLDER = "warmup"
 LEASE_SECONDS = 60.0
-LEASE_FILE = "deployment.lease"
-_LOCK_FILE = ".deployment.lock"
 
 
 class ModelRepository:
@@ -54,6 +52,7 @@ class ModelRepository:
 
     Args:
         objects: A folder's or a bucket's.
+        names: What the recommender's models are called there.
         holder: Who works here, for the errors of others; default: this process.
         lease_seconds: How long a bucket's lock outlives a killed holder.
         clock: Seconds since the epoch.
@@ -63,6 +62,7 @@ class ModelRepository:
     def __init__(
         self,
         objects: Objects,
+        names: ServedNames,
         *,
         holder: str | None = None,
         lease_seconds: float = LEASE_SECONDS,
@@ -70,20 +70,23 @@ class ModelRepository:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.objects = objects
+        self.names = names
         self.uri = objects.uri
-        self.published = VersionFolders(objects, MODEL_NAME)
+        self.published = VersionFolders(objects, names.model)
         """Versions of the served model; named by the configuration or not."""
-        self.staged = VersionFolders(objects, CANDIDATE_NAME)
-        self.canary = VersionFolders(objects, CANARY_NAME)
+        self.staged = VersionFolders(objects, names.candidate)
+        self.canary = VersionFolders(objects, names.canary)
         """Versions under the canary's name: one, or none."""
         self._holder = holder or f"process {os.getpid()} on {socket.gethostname()}"
         self._lease_seconds, self._clock, self._monotonic = lease_seconds, clock, monotonic
         self._check_lock: Callable[[], None] | None = None
         self._config_generation = ABSENT
+        self._config = f"{names.model}/{CONFIG_FILE}"
+        self._plan = traffic_file(names.model)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps every other deployment out of this repository; also the proof that it can be written.
+        """Keeps the recommender's other deployments out; also the proof that the repository can be written.
 
         Raises:
             ContractError: the folder cannot be written; names the path.
@@ -91,7 +94,7 @@ class ModelRepository:
         """
         lock = self._flock(self.objects.root) if isinstance(self.objects, FolderObjects) else self._lease()
         with lock as check:
-            config = self.objects.read(f"{MODEL_NAME}/{CONFIG_FILE}")
+            config = self.objects.read(self._config)
             self._config_generation = ABSENT if config is None else config.generation
             self._check_lock = check
             try:
@@ -103,7 +106,7 @@ class ModelRepository:
     def _lease(self) -> Iterator[Callable[[], None]]:
         lease = Lease(
             self.objects,
-            LEASE_FILE,
+            f"{self.names.model}.lease",
             holder=self._holder,
             seconds=self._lease_seconds,
             clock=self._clock,
@@ -112,7 +115,9 @@ class ModelRepository:
         try:
             lease.acquire()
         except TemporaryError as error:
-            raise TemporaryError(f"another deployment is at work in model repository {self.uri}: {error}") from error
+            raise TemporaryError(
+                f"another deployment is at work in model repository {self.published.uri}: {error}"
+            ) from error
         with lease.kept():
             yield lease.check
 
@@ -122,7 +127,7 @@ class ModelRepository:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-            descriptor = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(folder / f".{self.names.model}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise ContractError(f"model repository {folder} is not writable: {error.strerror}") from error
         try:
@@ -131,7 +136,7 @@ class ModelRepository:
             except BlockingIOError as error:
                 other = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
                 raise TemporaryError(
-                    f"another deployment is at work in model repository {folder}: it is held by {other}"
+                    f"another deployment is at work in model repository {self.published.uri}: it is held by {other}"
                 ) from error
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{self._holder}\n".encode(), 0)
@@ -166,11 +171,12 @@ class ModelRepository:
         self._remove_interrupted()
         self.discard_candidate()
         for name, content in assemble(version, folder, options).items():
-            self.objects.write(f"{CANDIDATE_NAME}/{version}/{name}", content, if_generation=ABSENT)
+            self.objects.write(f"{self.names.candidate}/{version}/{name}", content, if_generation=ABSENT)
         # Triton's cache knows a model by name and number, not by its bytes: a rehearsal must not hear a predecessor.
         # One instance shows what a load can reveal, and each takes processor time from the version that serves.
         rehearsed = replace(options, response_cache=False, instances=1)
-        self._write_loadable(CANDIDATE_NAME, version, golden=GoldenRows.load(folder / GOLDEN_FILE), options=rehearsed)
+        golden = GoldenRows.load(folder / GOLDEN_FILE)
+        self._write_loadable(self.names.candidate, version, golden=golden, options=rehearsed)
         try:
             self.staged.check(version)
         except ContractError as error:
@@ -184,19 +190,19 @@ class ModelRepository:
         """
         self.check_held()
         record = self.staged.record(version)
-        prefix = f"{CANDIDATE_NAME}/{version}/"
+        prefix = f"{self.names.candidate}/{version}/"
         for each in self.objects.list(prefix):
             # A rehearsal's Python leaves its cache.
             if each.name.removeprefix(prefix) not in {RECORD_FILE, *(file.name for file in record.files)}:
                 self.objects.delete(each.name)
-        self.objects.move(f"{CANDIDATE_NAME}/{version}", f"{MODEL_NAME}/{version}")
+        self.objects.move(f"{self.names.candidate}/{version}", f"{self.names.model}/{version}")
         if version not in self.versions():
-            raise PermanentError(f"version {version} did not arrive whole in {self.uri}/{MODEL_NAME}")
+            raise PermanentError(f"version {version} did not arrive whole in {self.published.uri}")
         self.discard_candidate()
 
     def discard_candidate(self) -> None:
         """Removes what is staged, if anything."""
-        self._remove_model(CANDIDATE_NAME)
+        self._remove_model(self.names.candidate)
 
     def withdraw(self, version: int) -> None:
         """Removes a version; from its first step on it counts as interrupted.
@@ -206,9 +212,9 @@ class ModelRepository:
         """
         self.check_held()
         if version in self._named():
-            raise ContractError(f"version {version} is named by {self.uri}/{MODEL_NAME}/{CONFIG_FILE}, expected not")
-        self._remove(f"{MODEL_NAME}/{version}/{RECORD_FILE}")
-        self._remove(f"{MODEL_NAME}/{version}/")
+            raise ContractError(f"version {version} is named by {self.uri}/{self._config}, expected not")
+        self._remove(f"{self.names.model}/{version}/{RECORD_FILE}")
+        self._remove(f"{self.names.model}/{version}/")
 
     def prune(self, keep: set[int], *, num_kept: int) -> list[int]:
         """Removes the oldest versions beyond `num_kept`, never one of `keep` nor a served one; answers their numbers.
@@ -223,7 +229,7 @@ class ModelRepository:
         for version in removed:
             self.withdraw(version)
         needed = warmup_files_of(self.read_config() or "")
-        prefix = f"{MODEL_NAME}/{WARMUP_FOLDER}/"
+        prefix = f"{self.names.model}/{WARMUP_FOLDER}/"
         for each in self.objects.list(prefix):
             if each.name.removeprefix(prefix) not in needed:
                 self.objects.delete(each.name)
@@ -231,7 +237,7 @@ class ModelRepository:
 
     def read_config(self) -> str | None:
         """The configuration as it is; None where there is none."""
-        stored = self.objects.read(f"{MODEL_NAME}/{CONFIG_FILE}")
+        stored = self.objects.read(self._config)
         return None if stored is None else stored.content.decode()
 
     def write_config(self, text: str | None) -> None:
@@ -241,15 +247,16 @@ class ModelRepository:
             Changed: another wrote it since this lock was taken.
         """
         self.check_held()
-        name = f"{MODEL_NAME}/{CONFIG_FILE}"
         try:
             if text is None:
-                self.objects.delete(name, if_generation=self._config_generation)
+                self.objects.delete(self._config, if_generation=self._config_generation)
                 self._config_generation = ABSENT
             else:
-                self._config_generation = self.objects.write(name, text.encode(), if_generation=self._config_generation)
+                self._config_generation = self.objects.write(
+                    self._config, text.encode(), if_generation=self._config_generation
+                )
         except Changed as error:
-            raise Changed(f"another deployment changed {self.uri}/{name} since this one began") from error
+            raise Changed(f"another deployment changed {self.uri}/{self._config} since this one began") from error
 
     def config_for(self, version: int, options: ServingOptions) -> str:
         """The configuration that serves `version`, warmed up with its golden rows.
@@ -258,23 +265,23 @@ class ModelRepository:
         """
         self.check_held()
         golden = self.published.golden_rows(version)
-        return self._write_warmup(MODEL_NAME, version, golden=golden, options=options)
+        return self._write_warmup(self.names.model, version, golden=golden, options=options)
 
     def place_canary(self, version: int, options: ServingOptions) -> None:
         """Makes a published version loadable under the canary's name, instead of any other that was."""
         self.remove_canary()
         for name in (*(file.name for file in self.published.record(version).files), RECORD_FILE):
-            self.objects.copy(f"{MODEL_NAME}/{version}/{name}", f"{CANARY_NAME}/{version}/{name}")
-        self._write_loadable(CANARY_NAME, version, golden=self.published.golden_rows(version), options=options)
+            self.objects.copy(f"{self.names.model}/{version}/{name}", f"{self.names.canary}/{version}/{name}")
+        self._write_loadable(self.names.canary, version, golden=self.published.golden_rows(version), options=options)
 
     def remove_canary(self) -> None:
         """Removes what is under the canary's name."""
-        self._remove_model(CANARY_NAME)
+        self._remove_model(self.names.canary)
 
     def read_plan(self) -> TrafficPlan | None:
         """The traffic plan; None where there is none."""
-        stored = self.objects.read(TRAFFIC_FILE)
-        return None if stored is None else TrafficPlan.loads(stored.content, source=f"{self.uri}/{TRAFFIC_FILE}")
+        stored = self.objects.read(self._plan)
+        return None if stored is None else TrafficPlan.loads(stored.content, source=f"{self.uri}/{self._plan}")
 
     def write_plan(self, plan: TrafficPlan) -> None:
         """Publishes the traffic plan in one write.
@@ -284,14 +291,14 @@ class ModelRepository:
             Changed: another wrote one meanwhile.
         """
         self.check_held()
-        stored = self.objects.read(TRAFFIC_FILE)
+        stored = self.objects.read(self._plan)
         generation, sequence = ABSENT, 0
         if stored is not None:
             generation = stored.generation
-            sequence = TrafficPlan.loads(stored.content, source=f"{self.uri}/{TRAFFIC_FILE}").sequence
+            sequence = TrafficPlan.loads(stored.content, source=f"{self.uri}/{self._plan}").sequence
         if plan.sequence != sequence + 1:
             raise ContractError(f"sequence of the traffic plan is {plan.sequence}, expected {sequence + 1}")
-        self.objects.write(TRAFFIC_FILE, plan.dumps(), if_generation=generation)
+        self.objects.write(self._plan, plan.dumps(), if_generation=generation)
 
     def _named(self) -> set[int]:
         """The versions that the configuration names."""

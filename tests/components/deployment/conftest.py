@@ -10,6 +10,7 @@ import pytest
 
 from components.storage.folder import FolderObjects
 from tests.support.model_repository import OPTIONS, small_version, with_versions
+from tests.support.served_names import NAMES
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 
 # ruff: noqa: F811  a fixture is imported by the name that its users ask for
@@ -57,8 +58,8 @@ def triton(tmp_path_factory):
 @pytest.fixture
 def client(triton):
     """A connection to `triton`; afterwards nothing is served and the repository is empty."""
-    from components.contracts.serving import MODEL_NAME
     from components.deployment.triton_client import Triton
+    from tests.support.served_names import MODEL_NAME
 
     client = Triton(triton.grpc_url)
     yield client
@@ -91,7 +92,7 @@ def repository(settings):
     from components.deployment.repository.model_repository import ModelRepository
     from components.storage.locations import open_objects
 
-    return ModelRepository(open_objects(settings.repository))
+    return ModelRepository(open_objects(settings.repository), NAMES)
 
 
 @pytest.fixture

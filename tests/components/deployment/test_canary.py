@@ -10,7 +10,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment.canary import steps as canary
 from components.deployment.canary.__main__ import main
 from components.deployment.canary.policy import CanaryPolicy
@@ -26,6 +25,7 @@ from components.store.models import keep_verdict
 from components.store.promotion_journal import canary_at_work, current, read_entries
 from tests.support.clocks import Clock
 from tests.support.crashes import Killed
+from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
 from tests.support.serving_double import AlteredDouble, ServerDouble
 from tests.support.shadow_rows import write_shadow_rows
 
@@ -101,7 +101,7 @@ class Place:
         return canary.step(self.settings(**changes))
 
     def plan(self):
-        return ModelRepository(open_objects(self.repository.as_uri())).read_plan()
+        return ModelRepository(open_objects(self.repository.as_uri()), NAMES).read_plan()
 
     def actions(self):
         return [entry.action for entry in read_entries(self.store)]
@@ -725,7 +725,7 @@ def test_a_canary_in_a_bucket_starts_grows_and_ends(cloud_storage, make_candidat
     release(*make_candidate(store, 1), settings=settings)
     start(*make_candidate(store, 2), settings=settings)
     objects = open_objects(ROOT)
-    repository = ModelRepository(objects)
+    repository = ModelRepository(objects, NAMES)
     assert repository.read_plan().canary_share == 0.01
     names = {each.name for each in objects.list(f"{CANARY_NAME}/")}
     assert {f"{CANARY_NAME}/config.pbtxt", f"{CANARY_NAME}/2/model.onnx"} <= names

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from components.contracts.manifests import Release
-from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment.__main__ import main as step_main
 from components.deployment.canary import steps as canary
 from components.deployment.canary.__main__ import main
@@ -32,6 +31,7 @@ from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.scoring import shadow_of
 from tests.support.processes import wait_for
 from tests.support.recommenders import criteo_with
+from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
 from tests.support.shadow_rows import write_shadow_rows
 
 pytestmark = pytest.mark.e2e
@@ -82,7 +82,7 @@ class Load:
         asyncio.run(self._follow())
 
     async def _follow(self):
-        follower = PlanFollower(self._objects, interval_seconds=0.1)
+        follower = PlanFollower(self._objects, MODEL_NAME, interval_seconds=0.1)
         async with PlannedClient(self._url, follower) as client:
             number, pairs = 0, []
             while not self._stop.is_set():
@@ -232,13 +232,13 @@ def test_the_pipelines_step_starts_a_canary_beside_the_live_version_and_is_refus
     [note] = runs.read_notes(settings.store, "run-2")
     part = "is a canary" if share else "scores in the shadow"
     assert (note.facts["version"], note.reason.partition(";")[0]) == (2, f"version 2 {part}")
-    plan = ModelRepository(open_objects(settings.repository)).read_plan()
+    plan = ModelRepository(open_objects(settings.repository), NAMES).read_plan()
     assert (plan.stable.version, plan.canary.version, plan.canary_share) == (1, 2, share)
     assert current(settings.store).version == 1
     assert client.infer(CANARY_NAME, *raw_rows(3))[1] == 2
     assert client.infer(MODEL_NAME, *raw_rows(3))[1] == 1
     assert step("run-3", 3) == 1, "refused: another one is at work"
-    assert ModelRepository(open_objects(settings.repository)).read_plan() == plan
+    assert ModelRepository(open_objects(settings.repository), NAMES).read_plan() == plan
     client.unload(CANARY_NAME)
 
 

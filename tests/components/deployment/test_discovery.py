@@ -7,7 +7,6 @@ import socket
 
 import pytest
 
-from components.contracts.serving import MODEL_NAME
 from components.deployment import triton_client
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.servers import Patience, parse_urls, resolve
@@ -15,6 +14,7 @@ from components.deployment.triton_client import NotListening, Triton
 from components.runtime.errors import ContractError, TemporaryError
 from components.store.promotion_journal import current
 from tests.support.file_triton import FileTriton
+from tests.support.served_names import MODEL_NAME
 
 NAME = "dns:///triton-headless:8001"
 

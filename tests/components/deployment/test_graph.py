@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from components.contracts.criteo import CATEGORICAL
 from components.contracts.criteo import DENSE as DENSE_COLUMNS
 from components.contracts.features import MISSING_CATEGORY
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, MODEL_NAME, PROBABILITY_OUTPUT
+from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from components.contracts.workflow import TOMBSTONE
 from components.deployment.graph import encoding
 from components.deployment.graph import parts as graph_parts
@@ -30,6 +30,7 @@ from components.store.models import DATA_FILE, GRAPH_FILE, graph_sha256
 from tests.support.graphs import open_built, run_graph
 from tests.support.nasty_rows import STRANGE_CATEGORIES, STRANGE_DENSE, nasty_rows, strange_workflow
 from tests.support.paths import REPOSITORY
+from tests.support.served_names import MODEL_NAME
 from tests.support.toy_models import toy_model
 
 WORKFLOW = strange_workflow(3)
@@ -202,7 +203,7 @@ def test_graph_is_valid_onnx_of_the_promised_versions_and_tensors(make_parts, wr
     assert [i.name for i in model.graph.input] == [DENSE_INPUT, CATEGORICAL_INPUT]
     assert [o.name for o in model.graph.output] == [PROBABILITY_OUTPUT.name]
     with pytest.raises(ContractError, match=r"embeddings have \d+ rows, expected \d+ from"):
-        write_graph(tmp_path, workflow, toy.table[:-1], network=toy.network())
+        write_graph(tmp_path, workflow, toy.table[:-1], network=toy.network(), name=MODEL_NAME)
 
 
 def renamed(network):
@@ -255,7 +256,7 @@ def written(make_parts, tmp_path):
 
     def write(name="graph", seed=1):
         workflow, toy = make_parts(seed)
-        write_graph(tmp_path / name, workflow, toy.table, network=toy.network())
+        write_graph(tmp_path / name, workflow, toy.table, network=toy.network(), name=MODEL_NAME)
         return tmp_path / name
 
     return write
@@ -324,7 +325,7 @@ def test_a_table_beyond_two_gigabytes_is_written_and_scored(tmp_path, make_parts
     vocabularies = [np.arange(11_000, dtype=np.int64) for _ in range(26)]
     workflow, toy = make_parts(1, vocabularies, embedding_dim=2048, hidden=4)
     assert toy.table.nbytes > 2**31
-    write_graph(tmp_path, workflow, toy.table, network=toy.network())
+    write_graph(tmp_path, workflow, toy.table, network=toy.network(), name=MODEL_NAME)
     dense, categorical = raw_rows(20, 1)
     categorical[::2] = np.random.default_rng(0).integers(0, 11_000, categorical[::2].shape)
     found = run_graph(open_graph(tmp_path / GRAPH_FILE), dense, categorical)[0].ravel()

@@ -92,7 +92,7 @@ def test_graph_scores_rows_of_any_columns_as_workflow_and_network_do(features, e
     network = network_of(features)
     weights = numpy_helper.to_array(network.graph.initializer[1])
     table = np.random.default_rng(2).normal(0, 0.5, (sum(workflow.slot_sizes), DIM)).astype(np.float32)
-    write_graph(tmp_path, workflow, table, network=network)
+    write_graph(tmp_path, workflow, table, network=network, name="shop")
     dense, categorical = rows_of(features)
     inputs = named_inputs(dense, categorical)
     session = open_graph(tmp_path / GRAPH_FILE)

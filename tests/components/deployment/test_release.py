@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from components.contracts.manifests import Release
-from components.contracts.serving import MAX_BATCH_ROWS, MODEL_NAME, versions_of
+from components.contracts.serving import MAX_BATCH_ROWS, versions_of
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions, read_options
@@ -24,6 +24,7 @@ from components.store.promotion_journal import current, read_entries, read_journ
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support.file_triton import FileTriton
 from tests.support.real_servers import Altered, live_version, under_load
+from tests.support.served_names import MODEL_NAME, NAMES
 
 
 @pytest.mark.e2e
@@ -204,7 +205,7 @@ def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_ca
         clients = [stack.enter_context(closing(Triton(url))) for url in urls]
         assert [live_version(client, rows) for client in clients] == [1, 1, 1]
         assert read_entries(settings.store)[-1].action == "withdrawn"
-        assert ModelRepository(open_objects(settings.repository)).versions() == [1]
+        assert ModelRepository(open_objects(settings.repository), NAMES).versions() == [1]
 
         with under_load(urls, rows, until=3) as traffic:
             assert release(*make_candidate(settings.store, 3), settings=settings).version == 3

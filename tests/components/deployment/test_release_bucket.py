@@ -8,7 +8,7 @@ import pytest
 
 from components.contracts.criteo import CRITEO
 from components.contracts.manifests import Release
-from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME, versions_of
+from components.contracts.serving import versions_of
 from components.deployment.graph.parity import GoldenRows, open_graph, score
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
@@ -20,6 +20,7 @@ from components.storage.locations import open_objects
 from components.store.models import graph_folder, graph_sha256, release_path
 from components.store.promotion_journal import current, read_entries
 from tests.support.crashes import Killed
+from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME, NAMES
 
 pytestmark = pytest.mark.e2e
 
@@ -36,7 +37,7 @@ def settings(cloud_storage, tmp_path):
 
 @pytest.fixture
 def repository(settings):
-    return ModelRepository(open_objects(settings.repository))
+    return ModelRepository(open_objects(settings.repository), NAMES)
 
 
 def test_versions_go_live_leave_and_come_back(settings, repository, make_candidate):
@@ -81,7 +82,7 @@ def test_a_deployment_that_lost_its_lease_writes_nothing_more(settings, reposito
     def overtaken(name):
         if name == place and not seen:
             seen.append(name)
-            repository.objects.delete("deployment.lease")
+            repository.objects.delete(f"{MODEL_NAME}.lease")
             seen.append(release(*make_candidate(settings.store, 3), settings=settings).version)
 
     with pytest.raises(TemporaryError, match="no longer holds"):
@@ -130,7 +131,7 @@ def test_a_deployment_that_lost_its_lease_leaves_configuration_and_servers_to_th
     release(*make_candidate(settings.store, 1), settings=settings)
 
     def take_over():
-        repository.objects.delete("deployment.lease")
+        repository.objects.delete(f"{MODEL_NAME}.lease")
         with opened(settings):
             pass
 

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.serving import MODEL_NAME, versions_of
+from components.contracts.serving import versions_of
 from components.deployment.release import release
 from components.deployment.rollback import rollback
 from components.runtime.errors import ContractError
 from components.store.promotion_journal import read_entries
 from tests.support.real_servers import live_version
+from tests.support.served_names import MODEL_NAME
 
 ROOT = Path(__file__).resolve().parents[3]
 RELEASE_PLACES = [

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.serving import CANDIDATE_NAME, MODEL_NAME
 from components.deployment import site
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
@@ -21,6 +20,7 @@ from components.store.models import graph_folder, release_path
 from components.store.promotion_journal import current, interrupted, read_entries, read_journal
 from tests.support.file_triton import FileTriton
 from tests.support.real_servers import Altered, live_version
+from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME
 
 pytestmark = pytest.mark.e2e
 
@@ -196,7 +196,7 @@ def test_without_an_answering_server_nothing_is_published(make_candidate, tmp_pa
 def lock_taken(tmp_path):
     """The repository's lock in another's hands; call it to give it back."""
     (tmp_path / "repository").mkdir()
-    descriptor = os.open(tmp_path / "repository" / ".deployment.lock", os.O_RDWR | os.O_CREAT)
+    descriptor = os.open(tmp_path / "repository" / f".{MODEL_NAME}.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return lambda: os.close(descriptor)
 

@@ -14,10 +14,11 @@ from components.runtime.errors import ContractError
 from components.store.models import DATA_FILE, GRAPH_FILE, graph_sha256
 from components.store.traffic_plan import Arm, TrafficPlan
 from tests.support.model_repository import OPTIONS, everything, named, with_versions
+from tests.support.served_names import NAMES
 
 
 def test_a_version_is_published_by_the_configuration_and_by_nothing_before(open_objects, make_version):
-    repository, reader = ModelRepository(open_objects()), ModelRepository(open_objects())
+    repository, reader = ModelRepository(open_objects(), NAMES), ModelRepository(open_objects(), NAMES)
     with repository.locked():
         repository.stage(1, make_version(1), OPTIONS)
         assert (reader.versions(), named(reader)) == ([], [])
@@ -28,7 +29,7 @@ def test_a_version_is_published_by_the_configuration_and_by_nothing_before(open_
 
 
 def test_a_published_version_holds_what_was_staged_byte_for_byte(open_objects, make_version):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     graph = make_version(1, data=b"tables" * 50_000)
     golden = GoldenRows.load(graph / "golden.npz")
     with repository.locked():
@@ -52,7 +53,7 @@ def test_a_published_version_holds_what_was_staged_byte_for_byte(open_objects, m
 
 
 def test_a_version_for_triton_itself_has_no_code(open_objects, make_version):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         repository.stage(1, make_version(1), ServingOptions(server="onnxruntime"))
         repository.publish(1)
@@ -64,7 +65,7 @@ def test_a_version_for_triton_itself_has_no_code(open_objects, make_version):
 
 @pytest.mark.parametrize("where", ["click_model_candidate", "click_model", "click_model_canary"])
 def test_warm_up_rows_are_the_golden_ones_as_triton_reads_them(open_objects, make_version, put_live, where):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     golden = GoldenRows.load(make_version(1) / "golden.npz")
     with repository.locked():
         options = ServingOptions(warmup_rows=3)
@@ -82,7 +83,7 @@ def test_warm_up_rows_are_the_golden_ones_as_triton_reads_them(open_objects, mak
 
 
 def test_a_rehearsal_has_one_instance_and_no_response_cache(open_objects, make_version):
-    repository, options = ModelRepository(open_objects()), ServingOptions(response_cache=True, warmup_rows=0)
+    repository, options = ModelRepository(open_objects(), NAMES), ServingOptions(response_cache=True, warmup_rows=0)
     with repository.locked():
         repository.stage(1, make_version(1), options)
         rehearsed = read_options(everything(repository.objects)["click_model_candidate/config.pbtxt"].decode())
@@ -92,7 +93,7 @@ def test_a_rehearsal_has_one_instance_and_no_response_cache(open_objects, make_v
 
 
 def test_only_rows_of_a_configuration_outlive_a_pruning(open_objects, put_live):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         for number in (1, 2, 3):
             put_live(repository, number)
@@ -102,7 +103,7 @@ def test_only_rows_of_a_configuration_outlive_a_pruning(open_objects, put_live):
 
 
 def test_pruning_keeps_the_newest_the_asked_for_and_the_served(open_objects, put_live):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         for number in range(7, 13):
             put_live(repository, number)
@@ -113,7 +114,7 @@ def test_pruning_keeps_the_newest_the_asked_for_and_the_served(open_objects, put
 
 
 def test_a_served_version_cannot_be_withdrawn(open_objects, put_live):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         put_live(repository, 1)
         with pytest.raises(ContractError, match="version 1 is named by"):
@@ -125,7 +126,7 @@ def test_a_served_version_cannot_be_withdrawn(open_objects, put_live):
 
 
 def test_a_rehearsals_leavings_are_not_published(open_objects, make_version):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         repository.stage(1, make_version(1), OPTIONS)
         repository.objects.write("click_model_candidate/1/__pycache__/model.cpython-311.pyc", b"cache")
@@ -134,7 +135,7 @@ def test_a_rehearsals_leavings_are_not_published(open_objects, make_version):
 
 
 def test_a_canary_is_the_published_version_under_its_own_name(open_objects, put_live):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         put_live(repository, 1)
         put_live(repository, 2, beside=[1])
@@ -164,7 +165,7 @@ def plan(sequence, **more):
 
 
 def test_traffic_plans_follow_one_another_by_number(open_objects):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     assert repository.read_plan() is None
     with repository.locked():
         with pytest.raises(ContractError, match="sequence of the traffic plan is 2, expected 1"):
@@ -173,4 +174,4 @@ def test_traffic_plans_follow_one_another_by_number(open_objects):
         with pytest.raises(ContractError, match="sequence of the traffic plan is 1, expected 2"):
             repository.write_plan(plan(1))
         repository.write_plan(plan(2))
-    assert ModelRepository(open_objects()).read_plan() == plan(2)
+    assert ModelRepository(open_objects(), NAMES).read_plan() == plan(2)

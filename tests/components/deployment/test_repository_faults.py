@@ -17,13 +17,14 @@ from components.store.models import DATA_FILE, GRAPH_FILE, graph_sha256
 from tests.support.crashes import Killed
 from tests.support.model_repository import OPTIONS, everything, named
 from tests.support.paths import REPOSITORY
+from tests.support.served_names import MODEL_NAME, NAMES
 
 
 @pytest.mark.parametrize("lost", ["version.json", "model.onnx", "golden.npz", "model.py"])
 def test_a_half_copied_version_is_no_version_its_number_is_taken_and_it_is_cleared(
     open_objects, make_version, put_live, lost
 ):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         put_live(repository, 1)
         repository.stage(2, make_version(2), OPTIONS)
@@ -37,7 +38,7 @@ def test_a_half_copied_version_is_no_version_its_number_is_taken_and_it_is_clear
 
 
 def test_a_truncated_file_makes_a_version_none(open_objects, put_live):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         put_live(repository, 1)
         graph = repository.objects.read("click_model/1/model.onnx").content
@@ -49,7 +50,7 @@ def test_a_truncated_file_makes_a_version_none(open_objects, put_live):
 
 
 def test_a_damaged_graph_is_found_by_its_hash(open_objects, put_live, make_version):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         put_live(repository, 1)
         graph = repository.objects.read("click_model/1/model.onnx").content
@@ -62,7 +63,7 @@ def test_a_damaged_graph_is_found_by_its_hash(open_objects, put_live, make_versi
 
 @pytest.mark.parametrize("at", [0, 60, -30], ids=["head", "rows", "directory"])
 def test_damaged_golden_rows_are_found_before_they_are_asked(open_objects, put_live, at):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         put_live(repository, 1)
         rows = bytearray(repository.objects.read("click_model/1/golden.npz").content)
@@ -73,7 +74,7 @@ def test_damaged_golden_rows_are_found_before_they_are_asked(open_objects, put_l
 
 
 def test_what_the_storage_gives_back_changed_is_found_while_it_is_staged(open_objects, make_version):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     real = repository.objects
 
     class Bitrot:
@@ -96,7 +97,7 @@ def test_what_the_storage_gives_back_changed_is_found_while_it_is_staged(open_ob
 
 
 def test_a_damaged_record_makes_a_version_none(open_objects, put_live):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         put_live(repository, 1)
         record = repository.objects.read("click_model/1/version.json").content
@@ -120,12 +121,12 @@ def test_a_damaged_record_makes_a_version_none(open_objects, put_live):
 def test_what_is_no_version_folder_is_passed_over(open_objects, name):
     objects = open_objects()
     objects.write(name, b"1")
-    assert ModelRepository(objects).taken_numbers() == []
+    assert ModelRepository(objects, NAMES).taken_numbers() == []
 
 
 def test_a_disk_that_fills_up_while_staging_leaves_what_is_served(tmp_path, put_live, make_version):
     root = tmp_path / "model repository"
-    repository = ModelRepository(FolderObjects(root))
+    repository = ModelRepository(FolderObjects(root), NAMES)
     with repository.locked():
         put_live(repository, 1)
     before = everything(repository.objects)
@@ -137,9 +138,10 @@ def test_a_disk_that_fills_up_while_staging_leaves_what_is_served(tmp_path, put_
         "from components.runtime.errors import PermanentError\n"
         "from components.deployment.repository.model_repository import ModelRepository\n"
         "from components.deployment.repository.triton_config import ServingOptions\n"
+        "from components.contracts.serving import ServedNames\n"
         "from components.storage.folder import FolderObjects\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        "repository = ModelRepository(FolderObjects(Path(sys.argv[1])))\n"
+        "repository = ModelRepository(FolderObjects(Path(sys.argv[1])), ServedNames('click_model'))\n"
         "with repository.locked():\n"
         "    try:\n"
         "        repository.stage(2, Path(sys.argv[2]), ServingOptions())\n"
@@ -210,18 +212,18 @@ def test_a_release_killed_at_any_change_of_the_folder_leaves_whole_versions(tmp_
     while not is_done:
         left[0] = 10**9
         root = tmp_path / f"killed after {step}"
-        release(ModelRepository(FolderObjects(root)), 1, make_version)
+        release(ModelRepository(FolderObjects(root), NAMES), 1, make_version)
         left[0] = step
         try:
-            release(ModelRepository(FolderObjects(root)), 2, make_version)
+            release(ModelRepository(FolderObjects(root), NAMES), 2, make_version)
             is_done = True
         except Killed:
             pass
         left[0] = 10**9
-        repository = ModelRepository(FolderObjects(root))
+        repository = ModelRepository(FolderObjects(root), NAMES)
         check_what_is_published(repository, ([1], [2]))
         check_the_next_release(repository, make_version)
-        assert sorted(p.name for p in root.rglob(".*")) == [".deployment.lock", ".objects.lock"]
+        assert sorted(p.name for p in root.rglob(".*")) == [f".{MODEL_NAME}.lock", ".objects.lock"]
         step += 1
     assert step > 12
 
@@ -233,7 +235,7 @@ def break_off(server, make_version, step):
     server.reset()
 
     def repository(now):
-        return ModelRepository(BucketObjects("gs://models/triton"), clock=lambda: now)
+        return ModelRepository(BucketObjects("gs://models/triton"), NAMES, clock=lambda: now)
 
     release(repository(NOW), 1, make_version)
     seen, is_done = [], True

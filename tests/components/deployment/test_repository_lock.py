@@ -9,10 +9,11 @@ from components.runtime.errors import TemporaryError
 from components.storage.objects import Changed
 from tests.support.clocks import Clock
 from tests.support.model_repository import OPTIONS, named, with_versions
+from tests.support.served_names import MODEL_NAME, NAMES
 
 
 def test_the_configuration_is_not_written_over_anothers(open_objects, put_live):
-    repository = ModelRepository(open_objects())
+    repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         put_live(repository, 1)
         mine = with_versions(repository.read_config(), [1])
@@ -24,8 +25,8 @@ def test_the_configuration_is_not_written_over_anothers(open_objects, put_live):
 
 
 def test_a_second_deployment_is_refused_with_the_name_of_the_first(open_objects):
-    first = ModelRepository(open_objects(), holder="the night's release")
-    second = ModelRepository(open_objects(), holder="another")
+    first = ModelRepository(open_objects(), NAMES, holder="the night's release")
+    second = ModelRepository(open_objects(), NAMES, holder="another")
     with (
         first.locked(),
         pytest.raises(TemporaryError, match="another deployment is at work .*held by the night's release"),
@@ -39,13 +40,13 @@ def test_a_second_deployment_is_refused_with_the_name_of_the_first(open_objects)
 def test_an_expired_holder_that_still_writes_is_refused_everywhere(open_bucket, put_live, make_version):
     clock = Clock()
     settings = {"clock": clock, "monotonic": clock}
-    with ModelRepository(open_bucket()).locked():
+    with ModelRepository(open_bucket(), NAMES).locked():
         pass
-    late = ModelRepository(open_bucket(), holder="late", **settings)
+    late = ModelRepository(open_bucket(), NAMES, holder="late", **settings)
     with late.locked():
         put_live(late, 1)
         clock.advance(61.0)
-        heir = ModelRepository(open_bucket(), holder="heir", **settings)
+        heir = ModelRepository(open_bucket(), NAMES, holder="heir", **settings)
         with heir.locked():
             put_live(heir, 2)
             text = with_versions(heir.read_config(), [1])
@@ -61,18 +62,18 @@ def test_an_expired_holder_that_still_writes_is_refused_everywhere(open_bucket, 
                 with pytest.raises(TemporaryError, match="late no longer holds"):
                     call()
         assert named(heir) == [2]
-    assert ModelRepository(open_bucket()).versions() == [1, 2]
+    assert ModelRepository(open_bucket(), NAMES).versions() == [1, 2]
 
 
 def test_an_expired_holder_that_passed_its_check_just_before_is_stopped_by_the_generation(open_bucket, put_live):
-    late = ModelRepository(open_bucket(), holder="late")
+    late = ModelRepository(open_bucket(), NAMES, holder="late")
     with late.locked():
         put_live(late, 1)
         text = late.read_config()
         # Between the check and the write: the lease ends, another takes over and publishes.
         late._check_lock = lambda: None
-        open_bucket().delete("deployment.lease")
-        heir = ModelRepository(open_bucket(), holder="heir")
+        open_bucket().delete(f"{MODEL_NAME}.lease")
+        heir = ModelRepository(open_bucket(), NAMES, holder="heir")
         with heir.locked():
             put_live(heir, 2)
         with pytest.raises(Changed, match="another deployment changed"):

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from components.contracts.criteo import CRITEO
-from components.contracts.serving import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
 from components.deployment.graph.export import export
 from components.deployment.graph.parity import GoldenRows, open_graph, score
 from components.deployment.repository.model_repository import ModelRepository
@@ -26,6 +25,7 @@ from components.storage.folder import FolderObjects
 from components.store.models import GRAPH_FILE
 from pipelines.local.triton import TritonServer
 from tests.support.processes import wait_for
+from tests.support.served_names import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME, NAMES
 
 pytestmark = pytest.mark.e2e
 
@@ -46,13 +46,13 @@ def site(request, tmp_path):
     """The repository, and a function that starts one more server over it."""
     if request.param == "folder":
         root = tmp_path / "model repository"
-        return ModelRepository(FolderObjects(root)), lambda log: TritonServer(root, log=tmp_path / log)
+        return ModelRepository(FolderObjects(root), NAMES), lambda log: TritonServer(root, log=tmp_path / log)
     from components.storage.bucket import BucketObjects
 
     host = request.getfixturevalue("cloud_storage").host
     variables = {"CLOUD_STORAGE_EMULATOR_ENDPOINT": host, "STORAGE_EMULATOR_HOST": host}
     return (
-        ModelRepository(BucketObjects("gs://models/triton")),
+        ModelRepository(BucketObjects("gs://models/triton"), NAMES),
         lambda log: BucketServer(tmp_path / "nothing", log=tmp_path / log, variables=variables),
     )
 

@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 
-from components.contracts.serving import CANDIDATE_NAME
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.triton_config import ServingOptions, read_options
 from components.deployment.rollback import main, rollback
@@ -16,6 +15,7 @@ from components.storage.uris import local_path
 from components.store.models import champion, graph_folder
 from components.store.promotion_journal import current
 from tests.support.real_servers import live_version, under_load
+from tests.support.served_names import CANDIDATE_NAME
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
-from components.contracts.serving import MODEL_NAME
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.triton_client import Triton
 from components.store.models import keep_verdict
 from components.store.promotion_journal import read_entries
 from pipelines.__main__ import ROOMS
 from pipelines.local.triton import TritonServer, TritonSettings
+from tests.support.served_names import MODEL_NAME
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PAGE = (REPOSITORY / "docs" / "serving.md").read_text()

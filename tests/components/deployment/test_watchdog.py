@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from components.contracts.manifests import Release
-from components.contracts.serving import CANARY_NAME, MODEL_NAME
 from components.deployment import watchdog as module
 from components.deployment.release import release
 from components.deployment.repository.model_repository import ModelRepository
@@ -32,6 +31,7 @@ from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support.model_repository import with_versions
 from tests.support.processes import wait_for
 from tests.support.real_servers import RetryingTraffic
+from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
 
 pytestmark = pytest.mark.e2e
 
@@ -134,7 +134,7 @@ def test_during_a_release_nothing_is_reloaded_and_after_it_the_model_is_healed(
 ):
     deploy(1)
     kill_stubs(triton)
-    with ModelRepository(open_objects(settings.repository)).locked():
+    with ModelRepository(open_objects(settings.repository), NAMES).locked():
         assert findings(watchdog) == [SKIPPED]
         with pytest.raises(PermanentError, match="not healthy"):
             client.infer(MODEL_NAME, *raw_rows(3))
@@ -257,7 +257,7 @@ def test_a_response_cache_cannot_answer_for_a_dead_stub(make_candidate, settings
         )
         release(*make_candidate(settings.store, 1), settings=cached)
         watchdog, client = Watchdog(site=cached), Triton(server.grpc_url)
-        golden = ModelRepository(open_objects(cached.repository)).published.golden_rows(1)
+        golden = ModelRepository(open_objects(cached.repository), NAMES).published.golden_rows(1)
         assert findings(watchdog) == [WELL]
         before, _ = client.infer(MODEL_NAME, golden.dense, golden.categorical)
         kill_stubs(server)

@@ -51,6 +51,7 @@ def test_a_file_says_name_columns_and_settings():
         ),
         ("name: shop\n", "", "1: name is missing, expected the keys format, name, features"),
         ("name: shop", "name: Shop", "2: recommender name is 'Shop', expected a letter"),
+        ("name: shop", "name: shop_canary", "2: recommender name is 'shop_canary', expected no _candidate or _canary"),
         ("name: shop", "name: shop\nname: store", "3: name is there twice, in line 2 too"),
         ("der/1", "der/2", "1: format is 'evergreen/recommender/2', expected evergreen/recommender/1"),
         ("label: clicked", "lable: clicked", "4: data.lable is no setting, expected label"),

@@ -1,0 +1,11 @@
+"""What Criteo's recommender is called in Triton, for tests that serve it."""
+
+from __future__ import annotations
+
+from components.contracts.criteo import CRITEO_RECOMMENDER
+from components.contracts.serving import ServedNames
+from components.store.traffic_plan import traffic_file
+
+NAMES = ServedNames(CRITEO_RECOMMENDER.name)
+MODEL_NAME, CANDIDATE_NAME, CANARY_NAME = NAMES.model, NAMES.candidate, NAMES.canary
+TRAFFIC_FILE = traffic_file(NAMES.model)
