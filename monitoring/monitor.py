@@ -361,6 +361,7 @@ class Monitor:
         now = self._clock()
         store_status = self._store_watcher.look(now)  # before the counters, which it adds to
         return Snapshot(
+            recommender=self._recommender.name,
             time=now,
             counters=dict(self._store.counters),
             pending_rows=self._store.num_pending_rows,

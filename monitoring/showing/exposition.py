@@ -26,6 +26,8 @@ STALL_SECONDS = 60.0
 class Snapshot:
     """Everything shown, as of one turn of the loop; a number that does not exist is None."""
 
+    recommender: str = ""
+    """Name of the recommender whose log is read; empty before the first turn."""
     time: float | None = None
     """When it was made, seconds since the epoch; None before the first turn."""
     counters: dict[str, float] = field(default_factory=dict)

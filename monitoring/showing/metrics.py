@@ -1,8 +1,8 @@
 """The snapshot as Prometheus metrics; a gauge whose number does not exist is absent.
 
 Names are an interface: dashboards and alert rules query them, and a test freezes them. What the numbers mean is
-documented in `monitoring.measures` and `monitoring.memory.store`. Before its first turn a monitor exports only its
-versions.
+documented in `monitoring.measures` and `monitoring.memory.store`. Each has the label `recommender`, so that several
+monitors of one installation are told apart. Before its first turn a monitor exports only its versions, without it.
 """
 
 from __future__ import annotations
@@ -73,6 +73,12 @@ class _Collector:
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
+        of = {"recommender": self._snapshot.recommender} if self._snapshot.recommender else {}
+        for family in self._families():
+            family.samples = [each._replace(labels={**of, **each.labels}) for each in family.samples]
+            yield family
+
+    def _families(self) -> Iterator[Metric]:
         shown = self._snapshot
         info = GaugeMetricFamily(
             PREFIX + "info", "1; the versions of this monitor", labels=["version", "state_version"]

@@ -12,7 +12,8 @@ from tests.support.rendering import K8S
 FOLDER = K8S / "components" / "observability" / "dashboards"
 DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
 """By the name of the file."""
-CHOSEN = {"namespace": "evergreen", "version": ".+", "model": ".+", "__rate_interval": "1m", "__range": "1h"}
+CHOSEN = {"namespace": "evergreen", "recommender": "shop", "version": ".+", "model": ".+"}
+CHOSEN |= {"__rate_interval": "1m", "__range": "1h"}
 """What stands for a variable: a namespace, all versions and models, and Grafana's own. Its least rate interval is four
 scrapes."""
 

@@ -24,7 +24,7 @@ BUILD = REPOSITORY / "build" / "promtool"
 # Everything is text: to YAML's own types `0x30`, which is thirty zeros here, is 48.
 CASES = yaml.load((Path(__file__).parent / "alert_cases.yaml").read_text(), Loader=yaml.BaseLoader)  # noqa: S506
 DEFAULTS = {
-    "ctr_monitor_": {"namespace": "evergreen", "pod": "monitor-0"},
+    "ctr_monitor_": {"namespace": "evergreen", "pod": "monitor-0", "recommender": "click_model"},
     "nv_": {"namespace": "evergreen", "pod": "triton-0", "model": "click_model", "version": "1"},
     "kube_deployment_": {"namespace": "evergreen", "deployment": "triton"},
     "kube_horizontalpodautoscaler_": {"namespace": "evergreen", "horizontalpodautoscaler": "triton"},
@@ -154,7 +154,8 @@ def test_label_values_asked_for_are_those_that_exist():
         "outcome": {*RECORD_OUTCOMES, "delivered", "dropped"},
         "reason": FAILURE_REASONS,
         "quantile": QUANTILES,
-        "model": {"click_model", "click_model_canary"},
+        "model": {".+_candidate"},
+        "recommender": {""},
         "condition": {"ScalingActive", "AbleToScale", "ScalingLimited"},
         "status": {"true", "false", "unknown"},
         "namespace": {"evergreen"},

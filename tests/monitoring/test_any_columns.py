@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.features import Features
 from components.contracts.raw_rows import raw_types
 from components.contracts.recommender import Recommender
@@ -26,6 +30,7 @@ from monitoring.memory.archive_tables import build_row_table
 from monitoring.memory.intake import read_record
 from monitoring.monitor import Monitor
 from monitoring.rows import ArchiveRow
+from monitoring.showing.metrics import metrics_page
 from tests.support.monitors import START, Bench
 
 SHOPS = [
@@ -117,3 +122,17 @@ def test_a_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp
     shop = Recommender(name="shop", features=SHOPS[0])
     with pytest.raises(ContractError, match=r"rows of \['I1', .*, expected \['price', 'item', 'shop'\]"):
         Monitor(bench.settings, subscriber=bench.log, store=bench.store, trigger=None, recommender=shop)
+
+
+def test_the_metrics_of_two_recommenders_monitors_are_the_same_series_with_another_label(tmp_path):
+    series = {}
+    for name in ("click_model", "shop"):
+        (tmp_path / name).mkdir()
+        monitor = Bench(tmp_path / name).start(replace(CRITEO_RECOMMENDER, name=name))
+        monitor.tick()
+        families = text_string_to_metric_families(metrics_page(monitor._exposition.snapshot).decode())
+        found = [sample for family in families for sample in family.samples]
+        assert {sample.labels.pop("recommender") for sample in found} == {name}
+        series[name] = {(sample.name, *sample.labels.items()) for sample in found}
+    assert series["click_model"] == series["shop"]
+    assert len(series["shop"]) > 30

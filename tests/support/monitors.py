@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from components.contracts import criteo
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.features import MISSING_CATEGORY
+from components.contracts.recommender import Recommender
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode, record_id
 from components.contracts.retrain_request import RetrainRequest
 from components.logs.sqlite import SqliteLog
@@ -123,7 +124,7 @@ class Bench:
         self.monitor: Monitor | None = None
         self.store: Store | None = None
 
-    def start(self) -> Monitor:
+    def start(self, recommender: Recommender = CRITEO_RECOMMENDER) -> Monitor:
         self.kill()
         self.store = Store(self.settings.state / "monitor.db")
         self.monitor = Monitor(
@@ -131,7 +132,7 @@ class Bench:
             subscriber=self.log,
             store=self.store,
             trigger=self.trigger,
-            recommender=CRITEO_RECOMMENDER,
+            recommender=recommender,
             clock=self.clock,
             checkpoint=lambda name: self.checkpoint(name),
         )

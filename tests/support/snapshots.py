@@ -56,6 +56,7 @@ LAST_RUN = LastRun(
     run="r", state="released", step="deployment", reason="passed", reports=(), ended_at=800.0, seconds=60.0
 )
 FULL = Snapshot(
+    recommender="shop",
     time=2000.0,
     windows=(KPIS,),
     last_record_time=1.0,
@@ -100,5 +101,8 @@ EVENTS = [
 
 
 def samples(snapshot: Snapshot) -> dict[tuple, float]:
+    """Numbers by name and labels; the label that all have is left out."""
     families = text_string_to_metric_families(metrics_page(snapshot).decode())
-    return {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples}
+    found = [sample for family in families for sample in family.samples]
+    assert {sample.labels.pop("recommender", "") for sample in found} == {snapshot.recommender}
+    return {(s.name, *sorted(s.labels.items())): s.value for s in found}
