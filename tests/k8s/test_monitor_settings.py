@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from components.logs.locations import SCHEMES
@@ -15,7 +17,8 @@ from monitoring.uploader import ENVIRONMENT_PREFIX as UPLOADER_PREFIX
 from monitoring.uploader import UploaderSettings
 from pipelines.retraining import PIPELINE_NAME
 from tests.k8s.environment import command, container, environment_of, volume_at
-from tests.support.rendering import Manifest, find
+from tests.k8s.pod import triton_container, variables
+from tests.support.rendering import Manifest, find, pod_spec
 
 CASES = ("cpu", "gke", "gke-mig", "gke+webhook", "cpu+webhook+kubeflow-network+kubeflow-multi-user")
 
@@ -162,3 +165,28 @@ def test_the_shares_folders_are_made_before_anybody_needs_them(monitor, settings
     assert uploader.lake in made or uploader.lake.startswith("gs://")
     user = monitor["spec"]["template"]["spec"]["securityContext"]
     assert (user["runAsUser"], user["fsGroup"]) == (10001, 10001)
+
+
+def test_a_second_recommender_has_a_log_a_disk_a_store_and_a_lake_of_its_own_on_the_same_triton(rendered):
+    objects = rendered("cpu+second-recommender")
+    places = []
+    for suffix in ("", "-shop"):
+        monitor = find(objects, "Deployment", f"monitor{suffix}")
+        settings = read(InstallationSettings, environment_of(objects, monitor, "monitor"))
+        uploader = read(UploaderSettings, environment_of(objects, monitor, "uploader"), prefix=UPLOADER_PREFIX)
+        disk, _ = volume_at(monitor, "monitor", str(settings.state))
+        claim = disk["persistentVolumeClaim"]["claimName"]
+        places.append(
+            {settings.log, str(settings.store), uploader.lake, claim, settings.acting.kubeflow.kubeflow_experiment}
+        )
+        (canary,) = pod_spec(find(objects, "CronJob", f"canary{suffix}"))["containers"]
+        asked = container(find(objects, "Deployment", f"watchdog{suffix}"), "watchdog")["args"]
+        assert f"--store={settings.store}" in asked
+        assert f"--store={settings.store}" in canary["args"]
+        assert variables(objects, canary)["LAKE"] == uploader.lake
+    assert [len(each) for each in places] == [5, 5]
+    assert places[0].isdisjoint(places[1])
+    arguments = json.loads(settings.acting.kubeflow.pipeline_arguments)
+    assert arguments.items() >= {"store": str(settings.store), "lake": uploader.lake}.items()
+    loaded = [each for each in triton_container(objects)["args"] if each.startswith("--load-model=")]
+    assert loaded == [f"--load-model={n}" for name in ("$(RECOMMENDER)", "shop") for n in (name, f"{name}_canary")]

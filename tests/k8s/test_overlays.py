@@ -13,7 +13,7 @@ import yaml
 
 from pipelines.placement import read_values
 from tests.k8s.environment import environment_of
-from tests.k8s.pod import triton_container, variables
+from tests.k8s.pod import expanded, triton_container, variables
 from tests.support.rendering import (
     K8S,
     find,
@@ -105,6 +105,13 @@ def test_on_gke_models_are_in_the_bucket_and_each_account_is_the_projects(overla
         name: f"evergreen-{name.removeprefix('evergreen-')}@shop-7.iam.gserviceaccount.com" for name in accounts
     }
     assert {"triton", "monitor", "watchdog", "evergreen-pipeline"} <= set(accounts)
+
+
+def test_triton_loads_the_recommender_and_is_ready_with_it(overlay, changed):
+    container = triton_container(changed(overlay, {"RECOMMENDER": "shop"}))
+    assert container["readinessProbe"]["httpGet"]["path"] == "/v2/models/shop/ready"
+    settings = variables(changed(overlay, {"RECOMMENDER": "shop"}), container)
+    assert expanded("--load-model=$(RECOMMENDER)_canary", settings) == "--load-model=shop_canary"
 
 
 def test_a_changed_setting_is_a_new_template_and_so_rolls_out(changed):

@@ -18,7 +18,7 @@ from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.deployment.triton_client import Triton
 from pipelines.local.triton import DEFAULT_VENV, prepare
-from tests.k8s.pod import TritonPod, flag, triton_container
+from tests.k8s.pod import TritonPod, expanded, flag, triton_container, variables
 from tests.support.processes import wait_for
 from tests.support.rendering import find, workloads
 from tests.support.served_names import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
@@ -101,7 +101,8 @@ def test_models_and_ports_are_those_that_clients_and_releases_use(manifests, ren
     assert find(manifests, "Service", "triton-headless")["spec"]["publishNotReadyAddresses"] is True
     assert find(manifests, "Service", "triton-headless")["spec"]["clusterIP"] == "None"
     assert not find(manifests, "Service", "triton")["spec"].get("publishNotReadyAddresses", False)
-    asked_for = [a.removeprefix("--load-model=") for a in container["args"] if a.startswith("--load-model=")]
+    words = [expanded(argument, variables(manifests, container)) for argument in container["args"]]
+    asked_for = [word.removeprefix("--load-model=") for word in words if word.startswith("--load-model=")]
     assert asked_for == [MODEL_NAME, CANARY_NAME]
     assert container["readinessProbe"]["httpGet"]["path"] == f"/v2/models/{MODEL_NAME}/ready"
     named = {port["name"]: port["containerPort"] for port in container["ports"]}
