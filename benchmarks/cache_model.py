@@ -64,8 +64,6 @@ def _workflow(world: World) -> FeatureWorkflow:
     return FeatureWorkflow(
         features=CRITEO,
         vocabularies=tuple(np.unique(c[c != MISSING_CATEGORY]) for c in columns),
-        fill=0.0,
-        clip_min=0.0,
         means=np.full(13, 1.5, np.float32),
         stds=np.ones(13, np.float32),
         frequency_threshold=1,

@@ -101,8 +101,6 @@ def _features(rows: WorldRows) -> FeatureWorkflow:
     return FeatureWorkflow(
         features=CRITEO,
         vocabularies=tuple(column.vocabulary for column in columns),
-        fill=0.0,
-        clip_min=0.0,
         means=logged.mean(axis=0).astype(np.float32),
         stds=logged.std(axis=0, ddof=1).astype(np.float32),
         frequency_threshold=_RULES.frequency_threshold,

@@ -384,8 +384,8 @@ class Monitor:
 def _expect_columns_of_before(store: Store, features: Features) -> None:
     """Raises ContractError where the stored rows may have other columns; an empty store gets the name of these."""
     if (known := store.read_document("features")) is None:
-        store.write_documents({"features": dataclasses.asdict(features)})
-    elif Features(**known) != features:
+        store.write_documents({"features": features.columns})
+    elif known != features.columns:
         raise ContractError(
             f"the state folder holds rows of {list(Features(**known).names)}, expected {list(features.names)}: end the "
             "monitor of before by a stop, which archives its rows, and start this one on an empty folder"

@@ -7,7 +7,10 @@ numeric value is NaN and a missing category is `MISSING_CATEGORY`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from components.runtime.errors import ContractError
 
@@ -15,6 +18,84 @@ MISSING_CATEGORY = -1
 """A missing category in an int64 tensor; no category has this value."""
 MAX_CATEGORY = 2**32 - 1
 """Largest category."""
+
+
+INDICATOR = "{name}/missing"
+"""Name of the dense input that says whether the feature `name` is missing; no feature's name has a slash."""
+_LOG, _STANDARDIZE, _MINMAX = "log1p", "standardize", "minmax"
+_NUMBER = r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+_CLIP = re.compile(rf"clip\(({_NUMBER})(?:\.\.({_NUMBER}))?\)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericOptions:
+    """How a numeric feature becomes an input of the network.
+
+    Raises:
+        ContractError: `fill` is not finite, or `transform` is no sequence of steps that there is.
+
+    >>> NumericOptions(transform=("clip(-1..1)", "minmax")).bounds
+    (-1.0, 1.0)
+    """
+
+    fill: float = 0.0
+    """Stands for a missing value, before the transform."""
+    indicator: bool = False
+    """Whether the network has one more input, 1 where the value is missing and else 0."""
+    transform: tuple[str, ...] = ("clip(0)", _LOG, _STANDARDIZE)
+    """Steps in this order, each of which may be left out: `clip(least)` or `clip(least..largest)`; `log1p`, the
+    logarithm of 1 + x, which needs a `clip` at 0 or more; and one scaling by the rows of the first round, `standardize`
+    (mean 0, standard deviation 1) or `minmax` (0 to 1). Where all values are the same, a scaling only subtracts."""
+
+    def __post_init__(self) -> None:
+        """Refuses what could not be computed."""
+        object.__setattr__(self, "transform", tuple(self.transform))
+        if not math.isfinite(self.fill):
+            raise ContractError(f"fill is {self.fill}, expected a finite number")
+        object.__setattr__(self, "fill", self.fill + 0.0)  # no -0.0, which is equal to 0.0 and written otherwise
+        kinds = [next((kind for kind, step in _STEPS.items() if step.fullmatch(each)), None) for each in self.transform]
+        if None in kinds:
+            wrong = self.transform[kinds.index(None)]
+            raise ContractError(
+                f"transform holds {wrong!r}, expected clip(least), clip(least..largest), log1p, standardize or minmax"
+            )
+        if [kind for kind in _STEPS if kind in kinds] != kinds:
+            raise ContractError(
+                f"transform is {list(self.transform)}, expected each of clip, log1p and one scaling at most once, in "
+                "this order"
+            )
+        least, largest = self.bounds
+        if not -math.inf <= least < largest:
+            raise ContractError(f"transform clips to [{least}, {largest}], expected the smaller number first")
+        if self.is_logged and least < 0:
+            raise ContractError(f"transform is {list(self.transform)}, expected a clip at 0 or more before log1p")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Least and largest value that the transform lets through; infinite where it does not clip."""
+        if match := next(filter(None, map(_CLIP.fullmatch, self.transform)), None):
+            return float(match[1]), float(match[2] or math.inf)
+        return -math.inf, math.inf
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether the logarithm is taken."""
+        return _LOG in self.transform
+
+    @property
+    def is_standardized(self) -> bool:
+        """Whether the last step is `standardize`."""
+        return _STANDARDIZE in self.transform
+
+    @property
+    def is_minmax(self) -> bool:
+        """Whether the last step is `minmax`."""
+        return _MINMAX in self.transform
+
+
+_STEPS = {"clip": _CLIP, _LOG: re.compile(_LOG), "scaling": re.compile(f"{_STANDARDIZE}|{_MINMAX}")}
+"""Steps of a transform in their order."""
+_NUMERIC_DEFAULTS = NumericOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +114,17 @@ class Features:
     """Columns of numbers: float32 in files, one column each of the tensor `dense`."""
     categorical: tuple[str, ...]
     """Columns of categories: int64 from 0 to `MAX_CATEGORY` in files, one column each of the tensor `categorical`."""
+    numeric_options: Mapping[str, NumericOptions] = field(default_factory=dict)
+    """Of the numeric features that have other options than the defaults."""
 
     def __post_init__(self) -> None:
         """Refuses columns that could not be told apart; makes tuples of the lists that JSON holds."""
         object.__setattr__(self, "numeric", tuple(self.numeric))
         object.__setattr__(self, "categorical", tuple(self.categorical))
+        named = {name: each for name, each in self.numeric_options.items() if each != _NUMERIC_DEFAULTS}
+        object.__setattr__(self, "numeric_options", named)
+        if unknown := [name for name in named if name not in self.numeric]:
+            raise ContractError(f"options are given of {unknown}, expected numeric features")
         if not self.names:
             raise ContractError("there are no features, expected one or more names")
         if wrong := [name for name in self.names if not _is_name(name)]:
@@ -52,6 +139,30 @@ class Features:
         """All features, numeric ones first."""
         return self.numeric + self.categorical
 
+    @property
+    def columns(self) -> dict[str, list[str]]:
+        """The names by kind, as JSON holds them: all that there is to know of raw rows."""
+        return {"numeric": list(self.numeric), "categorical": list(self.categorical)}
+
+    def options_of(self, name: str) -> NumericOptions:
+        """The options of the numeric feature `name`."""
+        return self.numeric_options.get(name, _NUMERIC_DEFAULTS)
+
+    @property
+    def indicated(self) -> tuple[str, ...]:
+        """Numeric features with an indicator."""
+        return tuple(name for name in self.numeric if self.options_of(name).indicator)
+
+    @property
+    def dense_inputs(self) -> tuple[str, ...]:
+        """The dense inputs of a network: the numeric features, then the indicators.
+
+        >>> options = {"a": NumericOptions(indicator=True)}
+        >>> Features(numeric=("a", "b"), categorical=(), numeric_options=options).dense_inputs
+        ('a', 'b', 'a/missing')
+        """
+        return (*self.numeric, *(INDICATOR.format(name=name) for name in self.indicated))
+
     def expect_same(self, before: Features, *, parent: str) -> None:
         """Refuses these as the features of a round that continues a model of the features `before`.
 
@@ -62,10 +173,12 @@ class Features:
             return
         moved = [name for name in self.names if name in before.names]
         other_kind = [name for name in moved if (name in self.numeric) != (name in before.numeric)]
+        other_options = [name for name in moved if self.options_of(name) != before.options_of(name)]
         differences = {
             "lack": [name for name in before.names if name not in self.names],
             "add": [name for name in self.names if name not in before.names],
             "change the kind of": other_kind,
+            "change the options of": other_options,
         }
         said = [f"{verb} {names}" for verb, names in differences.items() if names] or ["have another order"]
         raise ContractError(

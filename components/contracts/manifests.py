@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.recommender import Recommender
@@ -107,12 +108,14 @@ def _from_fields(kind: type[T], values: dict[str, Any], *, source: str) -> T:
 
 
 def _nested(annotation: Any, value: Any, source: str) -> Any:
-    """`value` as the dataclass, or the list of them, that `annotation` names; itself where it names none."""
+    """`value` as the dataclass, or the list or mapping of them, that `annotation` names; itself where it names none."""
     kinds = [k for k in (annotation, *get_args(annotation)) if isinstance(k, type) and dataclasses.is_dataclass(k)]
     if not kinds:
         return value
     if isinstance(value, list):
         return [_nested(kinds[0], each, source) for each in value]
+    if isinstance(value, dict) and get_origin(annotation) is Mapping:
+        return {name: _nested(kinds[0], each, f"{source} of {name}") for name, each in value.items()}
     if value is None and type(None) in get_args(annotation):
         return None
     if not isinstance(value, dict):

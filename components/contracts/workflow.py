@@ -7,8 +7,8 @@ remembers of them beside these files; what changed between two workflows is `voc
 Ids: 0 padding (never produced), 1 missing, 2 out of vocabulary, 3 + position in the vocabulary. An id never moves
 while its category lives. Where a category was evicted its position holds `TOMBSTONE`, so that no other id moves; a
 later round may give that id to a new category.
-Dense: x -> FillMissing(fill) -> Clip(min) -> log(1 + x) -> (x - mean) / std: NVTabular's operators of these names, with
-a logarithm that gives the same bits everywhere (`FeatureWorkflow.encode_dense`).
+Dense: what `features.NumericOptions` says of each column, by NVTabular's operators FillMissing, Clip, LogOp and
+Normalize, with a logarithm that gives the same bits everywhere (`FeatureWorkflow.encode_dense`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY, Features
+from components.contracts.recommender import settings_of
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Of the files; other versions are refused."""
 MISSING_ID = 1
 OOV_ID = 2
@@ -52,11 +53,10 @@ class FeatureWorkflow:
     features: Features
     vocabularies: tuple[NDArray[np.int64], ...]
     """Per categorical column, the categories in the order of their ids; `TOMBSTONE` any number of times."""
-    fill: float
-    clip_min: float
     means: NDArray[np.float32]
-    """Of the logged values, [d]: one for each numeric feature."""
+    """What is subtracted last, [d], one for each numeric feature: a mean, for `minmax` the least value, or 0."""
     stds: NDArray[np.float32]
+    """What is then divided by, [d]: a standard deviation, for `minmax` the width of the range, or 1."""
     frequency_threshold: int
     """Sightings, summed over rounds, that a category needed in the last round to enter a vocabulary."""
     excluded: tuple[str, ...] = ()
@@ -125,16 +125,25 @@ class FeatureWorkflow:
         return [self.features.numeric.index(name) for name in self.excluded if name in self.features.numeric]
 
     def encode_dense(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalised values [n, d] of raw numbers [n, d] (NaN = missing; so is any value of an excluded column).
+        """The network's dense inputs [n, `features.dense_inputs`] of raw numbers [n, d].
 
-        In float32, but for the logarithm: float64's, rounded. Libraries' own float32 logarithms differ in the last bits
-        from each other, from one processor to the next, and some by a value's place in the array.
+        NaN is missing, and so is any value of an excluded column. In float32, but for the logarithm: float64's,
+        rounded. Libraries' own float32 logarithms differ in the last bits from each other, from one processor to the
+        next, and some by a value's place in the array.
         """
-        filled = np.where(np.isnan(dense), np.float32(self.fill), dense).astype(np.float32)
-        filled[:, self.excluded_dense] = np.float32(self.fill)
-        shifted = np.maximum(filled, np.float32(self.clip_min)) + np.float32(1)
-        logged = np.log(shifted.astype(np.float64)).astype(np.float32)
-        return ((logged - self.means) / self.stds).astype(np.float32)
+        numeric = self.features.numeric
+        is_missing = np.isnan(dense)
+        is_missing[:, self.excluded_dense] = True
+        options = [self.features.options_of(name) for name in numeric]
+        values = np.where(is_missing, np.array([each.fill for each in options], np.float32), dense).astype(np.float32)
+        bounds = np.array([each.bounds for each in options], np.float32).reshape(-1, 2)
+        values = np.minimum(np.maximum(values, bounds[:, 0]), bounds[:, 1])
+        logged = [each.is_logged for each in options]
+        shifted = (values[:, logged] + np.float32(1)).astype(np.float64)
+        values[:, logged] = np.log(shifted).astype(np.float32)
+        scaled = ((values - self.means) / self.stds).astype(np.float32)
+        indicators = is_missing[:, [numeric.index(name) for name in self.features.indicated]]
+        return np.concatenate([scaled, indicators.astype(np.float32)], axis=1)
 
     def save(self, folder: Path) -> None:
         """Writes the workflow into `folder`, whose other files stay."""
@@ -146,8 +155,6 @@ class FeatureWorkflow:
         settings = {
             "format_version": FORMAT_VERSION,
             "features": asdict(self.features),
-            "fill": self.fill,
-            "clip_min": self.clip_min,
             # A float32 survives the way through a decimal float64 unchanged.
             "means": [float(x) for x in self.means],
             "stds": [float(x) for x in self.stds],
@@ -167,7 +174,7 @@ class FeatureWorkflow:
             settings = dict(json.loads((folder / SETTINGS_FILE).read_text()))
             version = settings.pop("format_version", None)
             if version == FORMAT_VERSION:
-                features = settings["features"] = Features(**settings["features"])
+                features = settings["features"] = settings_of(Features, settings["features"], path="features")
                 with np.load(folder / VOCABULARIES_FILE, allow_pickle=False) as arrays:
                     settings["vocabularies"] = tuple(arrays[f"{i}"] for i in range(len(features.categorical)))
                 for name in ("means", "stds"):

@@ -301,10 +301,10 @@ def raw_batches(folder: Path, features: Features, batch_rows: int = BATCH_ROWS) 
 
 def encoded_batches(folder: Path, features: Features, batch_rows: int = BATCH_ROWS) -> Iterator[EncodedBatch]:
     """The encoded rows of `folder` in order."""
-    for batch in column_batches(folder, [LABEL, *features.names], batch_rows):
+    for batch in column_batches(folder, [LABEL, *features.dense_inputs, *features.categorical], batch_rows):
         yield EncodedBatch(
             labels=_labels(batch),
-            dense=feature_matrix(batch, features.numeric, "float32", missing=np.nan),
+            dense=feature_matrix(batch, features.dense_inputs, "float32", missing=np.nan),
             ids=feature_matrix(batch, features.categorical, "int64", missing=MISSING_CATEGORY),
         )
 

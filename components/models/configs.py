@@ -122,7 +122,7 @@ def network_config(recommender: Recommender) -> NetworkConfig:
             raise ContractError(
                 f"features.{name} names no column, expected one or more: every network needs both kinds"
             )
-    widths = {"num_dense": len(features.numeric), "num_categorical": len(features.categorical)}
+    widths = {"num_dense": len(features.dense_inputs), "num_categorical": len(features.categorical)}
     if stated := settings.keys() & widths.keys():
         raise ContractError(f"model.{min(stated)} is no setting: the features decide it")
     return settings_of(kind, {**widths, **settings}, path="model")

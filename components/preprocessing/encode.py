@@ -123,7 +123,7 @@ def verify_file(path: Path, columns: Features, slot_sizes: list[int]) -> int:
     """
     file = pq.ParquetFile(path)
     found = {field.name: str(field.type) for field in file.schema_arrow}
-    types = {**dict.fromkeys((LABEL, *columns.numeric), "float"), **dict.fromkeys(columns.categorical, "int64")}
+    types = {**dict.fromkeys((LABEL, *columns.dense_inputs), "float"), **dict.fromkeys(columns.categorical, "int64")}
     if list(found.items()) != list(types.items()):
         raise PermanentError(f"columns of {path} are {found}, expected {types} in this order")
     sizes = dict(zip(columns.categorical, slot_sizes))
@@ -153,11 +153,13 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
     """
     raw = read_partition(partition, first_rows=COMPARED_ROWS)
     written = next(pq.ParquetFile(path).iter_batches(batch_size=len(raw))).to_pandas()
-    numeric, categorical = list(features.features.numeric), list(features.features.categorical)
+    columns = features.features
+    numeric, categorical = list(columns.numeric), list(columns.categorical)
     categories = raw[categorical].fillna(MISSING_CATEGORY).to_numpy().astype(np.int64)
     wrong_ids = np.count_nonzero(features.encode_categorical(categories) != written[categorical].to_numpy())
     dense = features.encode_dense(raw[numeric].to_numpy().astype(np.float32))
-    relative = np.abs(dense - written[numeric].to_numpy().astype(np.float32)) / np.maximum(np.abs(dense), 1.0)
+    by_nvtabular = written[list(columns.dense_inputs)].to_numpy().astype(np.float32)
+    relative = np.abs(dense - by_nvtabular) / np.maximum(np.abs(dense), 1.0)
     difference = float(relative.max(initial=0.0))
     if wrong_ids or not difference <= TOLERANCE:  # not a number is a difference, too
         raise PermanentError(

@@ -21,22 +21,27 @@ from merlin.schema import ColumnSchema, Schema
 from numpy.typing import NDArray
 from nvtabular import ops
 
-from components.contracts.features import MISSING_CATEGORY, Features
+from components.contracts.features import MISSING_CATEGORY, Features, NumericOptions
 from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
 from components.preprocessing import operators
-from components.preprocessing.operators import Counts, DistinctCategorify, Emptied, Moments, RoundedLogOp, stored_name
+from components.preprocessing.operators import (
+    Counts,
+    DistinctCategorify,
+    Emptied,
+    IsMissing,
+    Moments,
+    RoundedLogOp,
+    stored_name,
+)
 from components.preprocessing.parent import ParentWorkflow
 from components.preprocessing.raw_partitions import Partition, read_lazily, read_types
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import Column, next_column, unseen_column
 
-FILL = 0.0
-CLIP_MIN = 0.0
-
 
 def statistics_of(partitions: list[Partition], *, with_moments: bool) -> tuple[dict[str, Counts], Moments]:
-    """Category counts of the rows, and moments of their logged dense columns if asked for: the fitted graph.
+    """Category counts of the rows, and moments of their dense columns before scaling if asked for: the fitted graph.
 
     Args:
         partitions: At least one.
@@ -44,8 +49,9 @@ def statistics_of(partitions: list[Partition], *, with_moments: bool) -> tuple[d
     """
     features = partitions[0].features
     numeric = features.numeric if with_moments else ()
-    statistics = operators.WindowStatistics(features.categorical, numeric)
-    inputs = [columns for columns in (list(features.categorical), logged(numeric)) if columns]
+    is_logged = {name: features.options_of(name).is_logged for name in numeric}
+    statistics = operators.WindowStatistics(features.categorical, is_logged)
+    inputs = [list(features.categorical)] * bool(features.categorical) + unscaled(features, numeric)
     if not inputs:
         return {}, {}
     workflow = nvt.Workflow(_joined(inputs) >> statistics)
@@ -82,8 +88,6 @@ def next_workflow(
     features = FeatureWorkflow(
         features=of,
         vocabularies=tuple(column.vocabulary for column in after),
-        fill=parent.features.fill if parent else FILL,
-        clip_min=parent.features.clip_min if parent else CLIP_MIN,
         means=means,
         stds=stds,
         frequency_threshold=rules.frequency_threshold,
@@ -103,8 +107,10 @@ def explicit_workflow(features: FeatureWorkflow, storage: Path) -> Any:
     categorify.fitted = normalize.fitted = True
     outputs = [[LABEL] >> ops.AddMetadata(tags=["target"])]
     if columns.numeric:
-        dense = _present(columns.numeric, features.excluded)
-        outputs.append(logged(dense, features.fill, features.clip_min) >> normalize)
+        dense = _joined(unscaled(columns, columns.numeric, excluded=features.excluded)) >> normalize
+        if columns.indicated:
+            dense += _present(columns.indicated, features.excluded) >> IsMissing()
+        outputs.append(dense[list(columns.dense_inputs)])
     if columns.categorical:
         outputs.append(_present(columns.categorical, features.excluded) >> categorify)
     return nvt.Workflow(_joined(outputs)).fit_schema(_input_schema(columns))
@@ -115,14 +121,23 @@ def write_encoded(workflow: Any, partitions: list[Partition], *, folder: Path, n
     encoded = workflow.transform(_dataset(partitions))
     encoded.schema = _movable(encoded.schema)
     features = partitions[0].features
-    columns = {"cats": list(features.categorical), "conts": list(features.numeric), "labels": [LABEL]}
+    columns = {"cats": list(features.categorical), "conts": list(features.dense_inputs), "labels": [LABEL]}
     encoded.to_parquet(str(folder), output_files=names, **columns)
 
 
-def logged(columns: Any, fill: float = FILL, clip_min: float = CLIP_MIN) -> Any:
-    """The part of the graph before normalising: log(1 + max(x, clip_min)), missing = fill; None of no columns."""
-    columns = list(columns) if isinstance(columns, tuple) else columns
-    return columns and columns >> ops.FillMissing(fill_val=fill) >> ops.Clip(min_value=clip_min) >> RoundedLogOp()
+def unscaled(features: Features, names: tuple[str, ...], *, excluded: tuple[str, ...] = ()) -> list[Any]:
+    """The parts of the graph of these numeric columns before they are scaled, one for all columns of equal options."""
+    groups: dict[tuple[float, tuple[float, float], bool], list[str]] = {}
+    for name in names:
+        options = features.options_of(name)
+        groups.setdefault((options.fill, options.bounds, options.is_logged), []).append(name)
+    parts = []
+    for (fill, (least, largest), is_logged), columns in groups.items():
+        part = _present(tuple(columns), excluded) >> ops.FillMissing(fill_val=fill)
+        if least > -np.inf:
+            part >>= ops.Clip(min_value=least, max_value=largest if largest < np.inf else None)
+        parts.append(part >> RoundedLogOp() if is_logged else part)
+    return parts
 
 
 def _dataset(partitions: list[Partition]) -> Any:
@@ -181,6 +196,13 @@ def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _fitted(moments: Moments, features: Features) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Means and standard deviations; 1 in place of the standard deviation of a constant or one-row column."""
-    means, stds = np.array([operators.mean_and_std(*moments[name]) for name in features.numeric]).reshape(-1, 2).T
-    return means.astype(np.float32), np.where(stds == 0, 1.0, stds).astype(np.float32)
+    """What is subtracted from each numeric column and what it is divided by; 1 where all values are the same."""
+    found = np.array([_scaling(moments[name], features.options_of(name)) for name in features.numeric]).reshape(-1, 2)
+    centres, scales = found.T.astype(np.float32)
+    return centres, np.where(scales == 0, np.float32(1), scales)
+
+
+def _scaling(moment: operators.Moment, options: NumericOptions) -> tuple[float, float]:
+    if options.is_standardized:
+        return moment.mean_and_std()
+    return (moment.least, moment.largest - moment.least) if options.is_minmax else (0.0, 1.0)

@@ -9,8 +9,9 @@ machine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask
 import numpy as np
@@ -20,18 +21,46 @@ from numpy.typing import NDArray
 from nvtabular import ops
 from nvtabular.ops import StatOperator
 
+from components.contracts.features import INDICATOR
 from components.contracts.workflow import MISSING_ID
 
 FIXED_POINT_BITS = 32
 """Logged values are summed as integers of 2^-32: float32 is exact in them from 2^-8 on, and a sum of integers is the
 same in any order."""
 _LOW_BITS = 20
+_SMALLEST_BITS = 149
+"""Every float32 is a whole number of 2^-149."""
 _MERGED_AT_A_TIME = 8
 
 Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Distinct values of a column, ascending, and how often each occurs."""
-Moments = dict[str, tuple[int, int, int]]
-"""Per column, values and their sum and sum of squares, in units of 2^-32 and 2^-64."""
+
+
+class Moment(NamedTuple):
+    """Of the values of one numeric column before they are scaled."""
+
+    num_values: int
+    total: int
+    """In units of `unit`; exact, so that it is the same in any order."""
+    squares: int
+    """In units of `unit` squared; likewise."""
+    least: float
+    largest: float
+    """Both of float32, and infinite where there is no value."""
+    unit: float
+
+    def mean_and_std(self) -> tuple[float, float]:
+        """Mean and standard deviation (of a sample, n - 1); 0 for the latter of one value.
+
+        The numerator n * squares - total^2 is exact: integers have no rounding.
+        """
+        n = self.num_values
+        variance = (n * self.squares - self.total * self.total) / (n * max(n - 1, 1))
+        return self.total / n * self.unit, variance**0.5 * self.unit
+
+
+Moments = dict[str, Moment]
+"""By column."""
 
 
 class WindowStatistics(StatOperator):  # type: ignore[misc]
@@ -41,8 +70,8 @@ class WindowStatistics(StatOperator):  # type: ignore[misc]
     depend on how rows are divided: partial results of these are merged over partitions and processes without loss.
     """
 
-    def __init__(self, categorical: tuple[str, ...], dense: tuple[str, ...]) -> None:
-        """Takes the columns to count and those to sum."""
+    def __init__(self, categorical: tuple[str, ...], dense: Mapping[str, bool]) -> None:
+        """Takes the columns to count, and those to sum with whether the values are logarithms."""
         super().__init__()
         self.categorical, self.dense = categorical, dense
         self.counts: dict[str, Counts] = {}
@@ -73,23 +102,12 @@ class WindowStatistics(StatOperator):  # type: ignore[misc]
 def merged(found: list[tuple[dict[str, Counts], Moments]]) -> tuple[dict[str, Counts], Moments]:
     """Statistics of disjoint rows as those of all; at least one."""
     counts = {name: _merged_counts([each[name] for each, _ in found]) for name in found[0][0]}
-    triples = {name: zip(*[each[name] for _, each in found]) for name in found[0][1]}
-    return counts, {name: tuple(map(sum, triple)) for name, triple in triples.items()}  # type: ignore[misc]
+    return counts, {name: _merged_moments([each[name] for _, each in found]) for name in found[0][1]}
 
 
-def mean_and_std(num_values: int, total: int, squares: int) -> tuple[float, float]:
-    """Mean and standard deviation (of a sample, n - 1) from one entry of `Moments`; 0 for the latter of one value.
-
-    The numerator n * squares - total^2 is exact: integers have no rounding.
-    """
-    unit = 2.0**-FIXED_POINT_BITS
-    variance = (num_values * squares - total * total) / (num_values * max(num_values - 1, 1))
-    return total / num_values * unit, variance**0.5 * unit
-
-
-def _statistics(df: Any, categorical: tuple[str, ...], dense: tuple[str, ...]) -> tuple[dict[str, Counts], Moments]:
+def _statistics(df: Any, categorical: tuple[str, ...], dense: Mapping[str, bool]) -> tuple[dict[str, Counts], Moments]:
     counts = {name: _counts(df[name].to_numpy()) for name in categorical}
-    return counts, {name: _moments(df[name].to_numpy()) for name in dense}
+    return counts, {name: _moments(df[name].to_numpy(), is_logged=is_logged) for name, is_logged in dense.items()}
 
 
 def _counts(values: Any) -> Counts:
@@ -118,13 +136,43 @@ def _merged_counts(found: list[Counts]) -> Counts:
     return values, counts
 
 
-def _moments(values: Any) -> tuple[int, int, int]:
+def _merged_moments(found: list[Moment]) -> Moment:
+    num_values, total, squares, least, largest, (unit, *_) = zip(*found)
+    return Moment(sum(num_values), sum(total), sum(squares), min(least), max(largest), unit)
+
+
+def _moments(values: Any, *, is_logged: bool) -> Moment:
+    values = values.astype(np.float32)
+    sums = _logged_sums(values) if is_logged else _exact_sums(values)
+    ends = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
+    return Moment(len(values), *sums, *ends, unit=2.0 ** -(FIXED_POINT_BITS if is_logged else _SMALLEST_BITS))
+
+
+def _logged_sums(values: NDArray[np.float32]) -> tuple[int, int]:
     """Exact below 2^22 rows: a logged float32 is below 89, so the integer has 39 bits and each partial square 40."""
     fixed = np.rint(values.astype(np.float64) * 2.0**FIXED_POINT_BITS).astype(np.int64)
     high, low = fixed >> _LOW_BITS, fixed & ((1 << _LOW_BITS) - 1)
     squares = int((high * high).sum()) << 2 * _LOW_BITS
     squares += (int((high * low).sum()) << _LOW_BITS + 1) + int((low * low).sum())
-    return len(values), int(fixed.sum()), squares
+    return int(fixed.sum()), squares
+
+
+def _exact_sums(values: NDArray[np.float32]) -> tuple[int, int]:
+    """Sum and sum of squares of any float32, by binary exponent: exact below 2^29 rows.
+
+    A mantissa has 24 bits, half of its square too, and bincount adds in float64, which is exact up to 2^53.
+    """
+    bits = values.view(np.uint32)
+    exponents = ((bits >> 23) & 0xFF).astype(np.int64)
+    mantissas = ((bits & 0x7FFFFF) + np.where(exponents > 0, 1 << 23, 0)).astype(np.int64)
+    shifts = np.maximum(exponents, 1) - 1
+    squares = mantissas * mantissas
+
+    def summed(each: NDArray[np.int64], times: int) -> int:
+        return sum(int(part) << times * shift for shift, part in enumerate(np.bincount(shifts, each)))
+
+    total = summed(np.where(values < 0, -mantissas, mantissas), 1)
+    return total, (summed(squares >> 24, 2) << 24) + summed(squares & 0xFFFFFF, 2)
 
 
 def stored_name(name: str) -> str:
@@ -181,3 +229,19 @@ class Emptied(ops.Operator):  # type: ignore[misc]
         """The columns, each with its type."""
         empty = {name: df[name] * np.float32(np.nan) for name in col_selector.names if name in self._names}
         return df[col_selector.names].assign(**empty)
+
+
+class IsMissing(ops.Operator):  # type: ignore[misc]
+    """The indicators of columns: 1 where a value is missing, else 0."""
+
+    def transform(self, col_selector: Any, df: Any) -> Any:
+        """One float32 column for each, named by `features.INDICATOR`."""
+        return df[col_selector.names].isna().astype(np.float32).rename(columns=_indicator)
+
+    def column_mapping(self, col_selector: Any) -> dict[str, list[str]]:
+        """Which column each comes from, as NVTabular asks."""
+        return {_indicator(name): [name] for name in col_selector.names}
+
+
+def _indicator(name: str) -> str:
+    return INDICATOR.format(name=name)

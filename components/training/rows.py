@@ -111,7 +111,7 @@ def _map_nameless_files(folder: Path, num_rows: int, features: Features) -> Rows
     try:
         return Rows(
             labels=mapped(np.float32, num_rows),
-            dense=mapped(np.float32, num_rows, len(features.numeric)),
+            dense=mapped(np.float32, num_rows, len(features.dense_inputs)),
             ids=mapped(np.int32, num_rows, len(features.categorical)),
         )
     except OSError as error:
@@ -197,8 +197,8 @@ def _decode(batch: Any, into: Rows, slot_sizes: list[int], *, features: Features
     labels = column(LABEL, pa.float32(), np.float32)
     if len(wrong := labels[(labels != 0) & (labels != 1)]):
         raise ContractError(f"label in {source} is {wrong[0]}, expected 0 or 1")
-    dense = [column(name, pa.float32(), np.float32) for name in features.numeric]
-    for name, values in zip(features.numeric, dense):
+    dense = [column(name, pa.float32(), np.float32) for name in features.dense_inputs]
+    for name, values in zip(features.dense_inputs, dense):
         if not np.isfinite(values).all():
             raise ContractError(f"column {name} of {source} holds NaN or infinity, expected finite values")
     ids = [column(name, pa.int64(), np.int64) for name in features.categorical]

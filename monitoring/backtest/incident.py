@@ -18,7 +18,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -217,7 +217,7 @@ def record(
         "start": start,
         "end": end,
         "settings": flat_values(settings),
-        "features": asdict(features) if features else None,
+        "features": features.columns if features else None,
         "memory": memory,
         "baselines": json.loads(lines[-1])["memory"]["baselines"],
         "models": _copy_models(aside / STATISTICS, store, versions),

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from components.contracts.recommender import Recommender
 from pipelines.recommender_file.document import collapse_names
-from pipelines.recommender_file.form import KINDS
+from pipelines.recommender_file.form import KINDS, non_defaults
 
 
 def compare(old: Recommender, new: Recommender) -> list[str]:
@@ -34,6 +34,10 @@ def _differences(old: Recommender, new: Recommender) -> Iterator[tuple[str, obje
             yield f"features.{kind}", f"without {_listed(gone)}", f"with {_listed(came)}"
         elif names_before != names_after:
             yield f"features.{kind}", _listed(names_before), _listed(names_after)
+    for name in old.features.numeric:
+        one, other = old.features.options_of(name), new.features.options_of(name)
+        if name in new.features.numeric and one != other:
+            yield f"features.numeric.{name}", non_defaults(one), non_defaults(other)
 
 
 def _values(recommender: Recommender) -> dict[str, object]:

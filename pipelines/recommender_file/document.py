@@ -208,7 +208,7 @@ def _items(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Itera
         if name in here:
             raise _problem(f"{inner} is there twice, in line {here[name]} too", key)
         here[name] = lines[inner] = key.start_mark.line + 1
-        yield str(name), _value(loader, each, path=inner, lines=lines)
+        yield name, _value(loader, each, path=inner, lines=lines)
 
 
 def _problem(text: str, node: Any) -> yaml.MarkedYAMLError:

@@ -43,6 +43,8 @@ class Guess(NamedTuple):
     role: str
     """A field of `ColumnNames`, a kind of features, or `LEFT_OUT`."""
     why: str
+    options: str = ""
+    """What a feature's line says beside its name."""
 
 
 def draft(sample: ColumnSample, *, name: str) -> str:
@@ -76,7 +78,7 @@ def draft(sample: ColumnSample, *, name: str) -> str:
     for kind in KINDS:
         of_kind = [(column, guess) for column, guess in guesses if guess.role == kind]
         lines += [f"  {kind}:"] if of_kind else [f"  {kind}: []  # FILL IN: every network needs columns of both kinds"]
-        lines += _aligned([(f"    - {dump_text(column.name)}", _remark(column, guess)) for column, guess in of_kind])
+        lines += _aligned([(_line_of_feature(each, of_kind), _remark(*each)) for each in of_kind])
     if left := [(column, guess) for column, guess in guesses if guess.role == LEFT_OUT]:
         lines += ["", "# Left out:"]
         lines += [f"#   {_printable(column.name)}: {_remark(column, guess)}" for column, guess in left]
@@ -87,6 +89,14 @@ def draft(sample: ColumnSample, *, name: str) -> str:
         "#   learning_rate: 0.003",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _line_of_feature(feature: tuple[SampledColumn, Guess], of_kind: Sequence[tuple[SampledColumn, Guess]]) -> str:
+    """One of a list of names, or of names with options where a feature of the kind has some."""
+    name = dump_text(feature[0].name)
+    if any(guess.options for _, guess in of_kind):
+        return f"    {name}: {feature[1].options or '{}'}"
+    return f"    - {name}"
 
 
 def recommender_name(text: str) -> str:
@@ -153,8 +163,12 @@ def _guess_feature(column: SampledColumn) -> Guess:
     if column.kind == FLOAT:
         if not (math.isfinite(column.low) and math.isfinite(column.high)):
             return Guess(LEFT_OUT, "infinite values cannot be learned from; leave them empty")
-        return Guess(NUMERIC, "numbers with fractions")
+        return Guess(NUMERIC, "numbers with fractions", _BELOW_ZERO if column.low < 0 else "")
     return _guess_integer(column)
+
+
+_BELOW_ZERO = "{transform: [standardize]}"
+"""Of a numeric feature with values below 0, which the usual transform takes for 0."""
 
 
 def _is_name(name: str) -> bool:
@@ -168,7 +182,7 @@ def _is_name(name: str) -> bool:
 def _guess_integer(column: SampledColumn) -> Guess:
     is_named_so = _OF_CATEGORIES.search(column.name) is not None
     if column.low < 0:
-        return Guess(NUMERIC, "it has values below 0, which no category has")
+        return Guess(NUMERIC, "it has values below 0, which no category has", _BELOW_ZERO)
     if column.high > MAX_CATEGORY:
         if is_named_so:
             return Guess(LEFT_OUT, f"categories end at {MAX_CATEGORY}; give each value a smaller number")

@@ -5,12 +5,12 @@ The sections' own rules are their rooms' (`pipelines.recommender`); YAML is `doc
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from components.contracts.features import Features
+from components.contracts.features import Features, NumericOptions
 from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
 from components.contracts.recommender import SECTIONS, Recommender, nearest, settings_of
 from components.runtime.errors import ContractError
@@ -28,6 +28,8 @@ FORMAT = "evergreen/recommender/1"
 """What the key `format` says: how the file is to be read."""
 REQUIRED = ("format", "name", "features")
 KEYS = ("format", "name", "data", "features", *SECTIONS)
+OPTIONS: dict[str, type[Any]] = {"numeric": NumericOptions}
+"""The class of a column's options, of the kinds of columns that have some."""
 KINDS = ("numeric", "categorical")
 
 
@@ -77,13 +79,29 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
 
 def format_recommender(recommender: Recommender) -> str:
     """The file that describes `recommender`; settings that are not named in it have their defaults."""
-    features = {kind: collapse_names(getattr(recommender.features, kind)) for kind in KINDS}
-    named = {kind: names for kind, names in features.items() if names}
-    own = {name: each for name, each in asdict(recommender.data).items() if each != getattr(ColumnNames(), name)}
+    features = {kind: _written_columns(recommender.features, kind) for kind in KINDS}
+    named = {kind: columns for kind, columns in features.items() if columns}
+    own = non_defaults(recommender.data)
     data = {"data": own} if own else {}
     return dump_document(
         {"format": FORMAT, "name": recommender.name, **data, "features": named, **recommender.settings}
     )
+
+
+def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any]:
+    """The columns of a kind as a file lists them; with the options of each where one has some."""
+    names = getattr(features, kind)
+    options = getattr(features, f"{kind}_options") if kind in OPTIONS else {}
+    if not options:
+        return collapse_names(names)
+    return {name: non_defaults(options[name]) if name in options else {} for name in names}
+
+
+def non_defaults(options: Any) -> dict[str, Any]:
+    """What an object with defaults for all fields says beside them, as a file says it."""
+    values, usual = dataclasses.asdict(options), dataclasses.asdict(type(options)())
+    said = {name: value for name, value in values.items() if value != usual[name]}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
 
 
 def _features(document: Document, value: Any, *, label: str) -> Features:
@@ -91,33 +109,54 @@ def _features(document: Document, value: Any, *, label: str) -> Features:
     taken = dict.fromkeys(OWN_COLUMNS, "which every row has beside its features, expected another name")
     taken[label] = "which is the label, expected what is known before it"
     names: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    options: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
     for kind, listed in kinds.items():
-        for path, name in _names(document, f"features.{kind}", listed):
+        for path, name, found in _columns(document, kind, listed):
             if name in taken:
                 raise document.refusal(path, f"{path} is {name!r}, {taken[name]}")
             taken[name] = f"which is in line {document.lines[path]} too, expected each feature once"
             names[kind].append(name)
+            if found is not None:
+                options[kind][name] = found
     if not any(names.values()):
         raise document.refusal("features", "features names no column, expected one or more")
     with document.located("features"):
-        return Features(numeric=tuple(names["numeric"]), categorical=tuple(names["categorical"]))
+        return Features(
+            numeric=tuple(names["numeric"]),
+            categorical=tuple(names["categorical"]),
+            numeric_options=options["numeric"],
+        )
 
 
-def _names(document: Document, path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Each name of a list with the path where it stands; ranges are expanded."""
-    if not isinstance(value, list):
-        raise document.refusal(path, f"{path} is {value!r}, expected a list of columns' names")
-    for number, name in enumerate(value):
-        inner = f"{path}[{number}]"
+def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, str, Any]]:
+    """Each column of a kind: the path where it stands, its name, and its options or None; ranges are expanded."""
+    path = f"features.{kind}"
+    if isinstance(value, dict):
+        entries = [(f"{path}.{name}", name, options or {}) for name, options in value.items()]
+    elif isinstance(value, list):
+        entries = [(f"{path}[{number}]", name, {}) for number, name in enumerate(value)]
+    else:
+        raise document.refusal(path, f"{path} is {value!r}, expected a list of columns' names, or names with options")
+    for inner, name, options in entries:
         if not isinstance(name, str) or not name:
             raise document.refusal(
                 inner, f"{inner} is {name!r}, expected a column's name; in quotes where it is a number"
             )
+        found = _options(document, kind, inner, value=options)
         try:
             for each in expand_range(name) if isinstance(name, NameRange) else [name]:
-                yield inner, each
+                yield inner, each, found
         except ContractError as error:
             raise document.refusal(inner, f"{inner} is {error}") from error
+
+
+def _options(document: Document, kind: str, path: str, *, value: Any) -> Any:
+    """The options of a column at `path` as an object of their class; None where there are none."""
+    said = _mapping(document, path, value)
+    if said and kind not in OPTIONS:
+        raise document.refusal(path, f"{path} has options {said}, expected none: {kind} columns have no options")
+    with document.located(path):
+        return settings_of(OPTIONS[kind], said, path=path) if said else None
 
 
 def _mapping(document: Document, path: str, value: Any, *, keys: Sequence[str] = ()) -> dict[str, Any]:

@@ -15,24 +15,30 @@ from components.contracts.raw_rows import ColumnNames
 from components.contracts.recommender import SECTIONS
 from components.runtime.docstrings import field_docstrings
 from pipelines.recommender import section_classes
-from pipelines.recommender_file.form import FORMAT, KINDS, REQUIRED
+from pipelines.recommender_file.form import FORMAT, KINDS, OPTIONS, REQUIRED
 from pipelines.recommender_file.reference import OF_FEATURES
 
 
 def json_schema() -> dict[str, Any]:
     """The schema (draft 2020-12) of a recommender's file."""
-    names = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
     properties: dict[str, Any] = {
         "format": {"const": FORMAT},
         "name": {"type": "string", "pattern": "^[a-z][a-z0-9_]{0,62}$", "description": "Of the served model."},
         "data": _object([ColumnNames]),
-        "features": {**_closed(dict.fromkeys(KINDS, names)), "minProperties": 1},
+        "features": {**_closed({kind: _columns(kind) for kind in KINDS}), "minProperties": 1},
         **{name: _object(section_classes(name)) for name in SECTIONS},
     }
     networks = [each.network for each in section_classes("model")]
     properties["model"]["properties"]["kind"] = {"enum": networks, "description": "The network."}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Recommender"}
     return {**head, **_closed(properties), "required": list(REQUIRED)}
+
+
+def _columns(kind: str) -> dict[str, Any]:
+    """The columns of one kind: a list of names, or names with options."""
+    options = _object([OPTIONS[kind]] if kind in OPTIONS else [])
+    names = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
+    return {"anyOf": [names, {"type": "object", "additionalProperties": {"anyOf": [options, {"type": "null"}]}}]}
 
 
 def _object(kinds: list[type[Any]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from components.contracts.raw_rows import ColumnNames
 from components.contracts.recommender import SECTIONS
 from components.runtime.docstrings import field_docstrings
 from pipelines.recommender import section_classes
-from pipelines.recommender_file.form import FORMAT
+from pipelines.recommender_file.form import FORMAT, OPTIONS
 
 OF_FEATURES = ("num_dense", "num_categorical")
 """Fields of a network that the features decide; nobody sets them."""
@@ -33,14 +33,16 @@ with `# yaml-language-server: $schema=<path or address of the schema>`.
 | `data` | what the files call the columns that every row has |
 | `features` | the columns to learn from, required |
 
-`features` has two lists, each of one name or more: `numeric` (numbers, stored as float32) and `categorical` (whole
-numbers from 0 to 4294967295). `I1..I13` stands for 13 names. Texts, lists and times cannot be learned from yet.
+`features` has two kinds of columns: `numeric` (numbers, stored as float32) and `categorical` (whole numbers from 0 to
+4294967295). Each is a list of names, or names with options, such as `price: {{transform: [clip(0..1000), minmax]}}`;
+`I1..I13` stands for 13 names. Texts, lists and times cannot be learned from yet.
 """
 
 
 def reference() -> str:
     """The page as Markdown."""
     parts = [_HEAD, _table("data", [ColumnNames])]
+    parts += [_table(f"features.{kind}", [options]) for kind, options in OPTIONS.items()]
     parts += [_table(name, section_classes(name)) for name in SECTIONS]
     return "\n".join(parts)
 

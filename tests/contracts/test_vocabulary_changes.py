@@ -22,8 +22,6 @@ def workflow(first, *others):
     return FeatureWorkflow(
         features=CRITEO,
         vocabularies=tuple(vocabularies),
-        fill=0.0,
-        clip_min=0.0,
         means=np.zeros(13, np.float32),
         stds=np.ones(13, np.float32),
         frequency_threshold=1,

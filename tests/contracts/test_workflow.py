@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from components.contracts import workflow
 from components.contracts.criteo import CRITEO
-from components.contracts.features import MISSING_CATEGORY, Features
+from components.contracts.features import MISSING_CATEGORY, Features, NumericOptions
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.runtime.errors import ContractError
 
@@ -25,8 +25,6 @@ def fitted(*, seed=0, **changes):
     values = {
         "features": CRITEO,
         "vocabularies": vocabularies,
-        "fill": 0.0,
-        "clip_min": 0.0,
         "means": random.normal(2, 1, 13).astype(np.float32),
         "stds": random.uniform(0.1, 2, 13).astype(np.float32),
         "frequency_threshold": 6,
@@ -60,7 +58,8 @@ def test_categories_encode_as_a_dict_would():
 
 
 def test_dense_values_encode_by_the_stated_arithmetic():
-    encoder = fitted(fill=1.0, clip_min=0.0)
+    filled = dict.fromkeys(CRITEO.numeric, NumericOptions(fill=1.0))
+    encoder = fitted(features=replace(CRITEO, numeric_options=filled))
     dense, _ = raw_rows(encoder)
     expected = [
         [
@@ -112,11 +111,11 @@ EXCLUDED = ("I3", "I13", "C1", "C4")
 def without_columns(encoder, names=EXCLUDED):
     nothing = np.zeros(0, np.int64)
     kept = [nothing if f"C{i + 1}" in names else v for i, v in enumerate(encoder.vocabularies)]
-    return dataclasses.replace(encoder, vocabularies=tuple(kept), excluded=names)
+    return replace(encoder, vocabularies=tuple(kept), excluded=names)
 
 
 def test_an_excluded_column_is_missing_whatever_the_rows_hold_and_others_are_as_they_were():
-    encoder = fitted(fill=1.0)
+    encoder = fitted()
     dense, categorical = raw_rows(encoder)
     ids, values = encoder.encode_categorical(categorical), encoder.encode_dense(dense)
     excluding = without_columns(encoder)
@@ -155,8 +154,6 @@ def test_columns_of_any_name_and_number_survive_the_disk(tmp_path, features):
     encoder = FeatureWorkflow(
         features=features,
         vocabularies=tuple(np.arange(10 * i, 11 * i) for i in range(num_categorical)),
-        fill=0.0,
-        clip_min=0.0,
         means=np.arange(num_numeric, dtype=np.float32),
         stds=np.ones(num_numeric, np.float32),
         frequency_threshold=1,
@@ -185,7 +182,7 @@ def test_workflow_survives_the_disk_to_the_last_bit(tmp_path):
         np.testing.assert_array_equal(left, right)
     for name in ("means", "stds"):
         assert getattr(encoder, name).tobytes() == getattr(loaded, name).tobytes()
-    for name in ("fill", "clip_min", "frequency_threshold", "excluded", "features"):
+    for name in ("frequency_threshold", "excluded", "features"):
         assert getattr(encoder, name) == getattr(loaded, name)
     assert (tmp_path / "other").read_text() == "stays"
 
@@ -209,11 +206,11 @@ def damage(folder):
         (shutil.rmtree, "No such file"),
         (damage, "cannot be read"),
         (lambda f: (f / workflow.SETTINGS_FILE).write_text("{"), "cannot be read"),
-        (lambda f: rewrite(f, format_version=3), "format_version 3, expected 4"),
-        (lambda f: rewrite(f, fill="absent"), "fill"),
+        (lambda f: rewrite(f, format_version=4), "format_version 4, expected 5"),
+        (lambda f: rewrite(f, means="absent"), "means"),
         (lambda f: rewrite(f, means=[1.0]), "expected 13 finite"),
     ],
-    ids=["no folder", "damaged vocabularies", "torn settings", "version 3", "no fill", "one mean"],
+    ids=["no folder", "damaged vocabularies", "torn settings", "version 4", "no means", "one mean"],
 )
 def test_damaged_workflow_is_refused(tmp_path, spoil, said):
     folder = tmp_path / "workflow"

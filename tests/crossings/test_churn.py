@@ -83,8 +83,6 @@ def run_round(parent: Round | None, number: int, rows, folder: Path) -> Round:
     workflow = FeatureWorkflow(
         features=CRITEO,
         vocabularies=tuple(column.vocabulary for column in columns),
-        fill=0.0,
-        clip_min=0.0,
         means=np.zeros(13, np.float32),
         stds=np.ones(13, np.float32),
         frequency_threshold=THRESHOLD,

@@ -43,8 +43,6 @@ def store_model(tmp_path, tensors):
         FeatureWorkflow(
             features=CRITEO,
             vocabularies=tuple(VOCABULARIES),
-            fill=0.0,
-            clip_min=0.0,
             means=np.zeros(13, np.float32),
             stds=np.ones(13, np.float32),
             frequency_threshold=1,

@@ -47,8 +47,6 @@ def strange_workflow(seed=0, num_keys=200) -> FeatureWorkflow:
     return FeatureWorkflow(
         features=CRITEO,
         vocabularies=tuple(kinds[i % len(kinds)].astype(np.int64) for i in range(26)),
-        fill=0.0,
-        clip_min=0.0,
         means=random.normal(1.5, 0.5, 13).astype(np.float32),
         stds=random.uniform(0.5, 2.0, 13).astype(np.float32),
         frequency_threshold=2,

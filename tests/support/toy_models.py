@@ -106,8 +106,6 @@ def toy_workflow(seed=0, vocabularies=None):
     return FeatureWorkflow(
         features=CRITEO,
         vocabularies=tuple(vocabularies),
-        fill=0.0,
-        clip_min=0.0,
         means=random.normal(1.5, 0.5, 13).astype(np.float32),
         stds=random.uniform(0.5, 2.0, 13).astype(np.float32),
         frequency_threshold=2,
@@ -122,8 +120,8 @@ def _known(workflow):
 def _encode(workflow, known, dense_row, categorical_row):
     values = []
     for value, mean, std in zip(dense_row, workflow.means, workflow.stds):
-        value = workflow.fill if math.isnan(value) else float(value)
-        values.append((math.log(1.0 + max(value, workflow.clip_min)) - float(mean)) / float(std))
+        value = 0.0 if math.isnan(value) else float(value)
+        values.append((math.log(1.0 + max(value, 0.0)) - float(mean)) / float(std))
     rows, offset = [], 0
     for key, vocabulary, rows_of_keys in zip(categorical_row, workflow.vocabularies, known):
         rows.append(offset + (1 if key == MISSING_CATEGORY else rows_of_keys.get(int(key), 2)))

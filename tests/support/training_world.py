@@ -76,8 +76,6 @@ def write_workflow(folder: Path, slot_sizes, start=0) -> Path:
     FeatureWorkflow(
         features=CRITEO,
         vocabularies=tuple(start + 10_000 * c + np.arange(s - FIRST_ID) for c, s in enumerate(slot_sizes)),
-        fill=0.0,
-        clip_min=0.0,
         means=np.zeros(13, np.float32),
         stds=np.ones(13, np.float32),
         frequency_threshold=1,

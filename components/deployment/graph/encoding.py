@@ -1,8 +1,8 @@
 """The feature workflow as nodes: raw values in, normalised values and rows of the fused table out.
 
-Adds the network's dense input [n, d] and `table_rows` [n, c] to `graph.parts.Parts`, equal bit by bit to what
-`FeatureWorkflow` computes. Categories are looked up in a hash table that lies in the graph's own arrays. The nodes that
-use the result are `graph.export`'s.
+Adds the network's dense inputs [n, `Features.dense_inputs`] and `table_rows` [n, c] to `graph.parts.Parts`, equal bit
+by bit to what `FeatureWorkflow` computes. Categories are looked up in a hash table that lies in the graph's own arrays.
+The nodes that use the result are `graph.export`'s.
 
 All columns are looked up at once: a category's key is its value plus the first key of its slot's range, so that one
 table does the work of all. The value of a key is the distance of its row from the slot's out-of-vocabulary row, so that
@@ -18,6 +18,7 @@ to 75 bytes per entry in each instance, made the graph 8 to 20 % faster at up to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +55,7 @@ _FIRST_KEY = 2**32
 
 
 def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
-    """Adds the network's dense input [n, d], operator by operator as `FeatureWorkflow.encode_dense`; its name."""
+    """Adds the network's dense inputs, operator by operator as `FeatureWorkflow.encode_dense`; their tensor's name."""
     numeric = workflow.features.numeric
     if not numeric:
         return parts.node("Cast", [_no_columns(parts, CATEGORICAL_INPUT)], DENSE, to=TensorProto.FLOAT)
@@ -62,16 +63,40 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
     if workflow.excluded_dense:
         excluded = parts.constant("dense_excluded", np.isin(numeric, workflow.excluded))
         missing = parts.node("Or", [missing, excluded], "dense_left_out")
-    fill = parts.constant("fill", np.array(workflow.fill, np.float32))
-    filled = parts.node("Where", [missing, fill, DENSE_INPUT], "dense_filled")
-    clip = parts.constant("clip_min", np.array(workflow.clip_min, np.float32))
-    clipped = parts.node("Max", [filled, clip], "dense_clipped")
-    shifted = parts.node("Add", [clipped, parts.constant("one", np.array(1, np.float32))], "dense_shifted")
-    # A float32 logarithm of ONNX Runtime differs from NumPy's, and from itself by a value's place in the batch.
-    wide = parts.node("Cast", [shifted], "dense_wide", to=TensorProto.DOUBLE)
-    logged = parts.node("Cast", [parts.node("Log", [wide], "dense_log")], "dense_logged", to=TensorProto.FLOAT)
-    centred = parts.node("Sub", [logged, parts.constant("means", workflow.means.astype(np.float32))], "dense_centred")
-    return parts.node("Div", [centred, parts.constant("stds", workflow.stds.astype(np.float32))], DENSE)
+    options = [workflow.features.options_of(name) for name in numeric]
+    least, largest = np.array([each.bounds for each in options], np.float32).T
+    fill = _column_constant(parts, "fill", [each.fill for each in options])
+    values = parts.node("Where", [missing, fill, DENSE_INPUT], "dense_filled")
+    if (least > -np.inf).any():
+        values = parts.node("Max", [values, _column_constant(parts, "clip_min", least)], "dense_clipped")
+    if (largest < np.inf).any():
+        values = parts.node("Min", [values, _column_constant(parts, "clip_max", largest)], "dense_bounded")
+    is_logged = np.array([each.is_logged for each in options])
+    if is_logged.any():
+        shifted = parts.node("Add", [values, parts.constant("one", np.array(1, np.float32))], "dense_shifted")
+        # A float32 logarithm of ONNX Runtime differs from NumPy's, and from itself by a value's place in the batch.
+        wide = parts.node("Cast", [shifted], "dense_wide", to=TensorProto.DOUBLE)
+        logged = parts.node("Cast", [parts.node("Log", [wide], "dense_log")], "dense_logged", to=TensorProto.FLOAT)
+        if is_logged.all():
+            values = logged
+        else:  # Where a column's logarithm is not taken, what is computed may be NaN.
+            chosen = parts.constant("is_logged", is_logged)
+            values = parts.node("Where", [chosen, logged, values], "dense_transformed")
+    centred = parts.node("Sub", [values, parts.constant("means", workflow.means.astype(np.float32))], "dense_centred")
+    stds, indicated = parts.constant("stds", workflow.stds.astype(np.float32)), workflow.features.indicated
+    if not indicated:
+        return parts.node("Div", [centred, stds], DENSE)
+    scaled = parts.node("Div", [centred, stds], "dense_scaled")
+    places = parts.constant("indicated", np.array([numeric.index(name) for name in indicated]))
+    flags = parts.node("Gather", [missing, places], "dense_flags", axis=1)
+    indicators = parts.node("Cast", [flags], "dense_indicators", to=TensorProto.FLOAT)
+    return parts.node("Concat", [scaled, indicators], DENSE, axis=1)
+
+
+def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
+    """Adds a value for each column, one for all where they are the same; the constant's name."""
+    array = np.array(values, np.float32)
+    return parts.constant(name, array[0] if (array == array[0]).all() else array)
 
 
 def encode_categorical(parts: Parts, workflow: FeatureWorkflow) -> str:

@@ -17,6 +17,7 @@ from components.deployment.graph.export import write_graph
 from components.deployment.graph.parity import open_graph
 from components.store.models import GRAPH_FILE
 from tests.support.graphs import with_inner_values
+from tests.support.numeric_columns import EVERY_KIND, scaling_of, unscaled, values_of
 
 DIM = 4
 SHOP = Features(numeric=("price", "age"), categorical=("item", "shop", "city"))
@@ -34,8 +35,6 @@ def workflow_of(features, excluded=()):
         vocabularies=tuple(
             np.array([] if name in excluded else vocabularies[name], np.int64) for name in features.categorical
         ),
-        fill=0.0,
-        clip_min=0.0,
         means=np.array([1.5, 0.25], np.float32)[: len(features.numeric)],
         stds=np.array([0.5, 2.0], np.float32)[: len(features.numeric)],
         frequency_threshold=1,
@@ -45,7 +44,7 @@ def workflow_of(features, excluded=()):
 
 def network_of(features):
     """logit = concat(vectors, dense) @ weights, as a model's `network.onnx` gives it."""
-    d, c = len(features.numeric), len(features.categorical)
+    d, c = len(features.dense_inputs), len(features.categorical)
     weights = np.random.default_rng(1).normal(0, 0.4, d + c * DIM).astype(np.float32)
     nodes = [
         helper.make_node("Reshape", ["embeddings", "wide"], ["flat"]),
@@ -113,3 +112,30 @@ def test_graph_scores_rows_of_any_columns_as_workflow_and_network_do(features, e
         ["logit"], {"dense": encoded, "embeddings": vectors}
     )[0]
     np.testing.assert_allclose(scores[:, 0], 1 / (1 + np.exp(-logit.astype(np.float64))), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("excluded", [(), ("standard", "range")], ids=["all learnt", "some excluded"])
+def test_graph_computes_numeric_columns_as_their_options_say(excluded, tmp_path):
+    values = {name: values_of(name, 300) for name in EVERY_KIND.numeric}
+    scalings = [scaling_of(name, unscaled(name, each)) for name, each in values.items()]
+    workflow = FeatureWorkflow(
+        features=EVERY_KIND,
+        vocabularies=(np.array([7]),),
+        means=np.array([centre for centre, _ in scalings], np.float32),
+        stds=np.array([scale for _, scale in scalings], np.float32),
+        frequency_threshold=1,
+        excluded=excluded,
+    )
+    dense = np.stack(list(values.values()), axis=1)
+    taken = {name: np.full(300, np.nan) if name in excluded else each for name, each in values.items()}
+    columns = [
+        (unscaled(name, each) - centre) / scale for (name, each), (centre, scale) in zip(taken.items(), scalings)
+    ]
+    expected = np.stack([*columns, np.isnan(taken["standard"]), np.isnan(taken["constant"])], axis=1)
+    np.testing.assert_allclose(workflow.encode_dense(dense), expected, rtol=1e-4, atol=1e-5)
+    write_graph(
+        tmp_path, workflow, np.ones((sum(workflow.slot_sizes), DIM), np.float32), network=network_of(EVERY_KIND)
+    )
+    session = onnxruntime.InferenceSession(with_inner_values(tmp_path / GRAPH_FILE, [DENSE]))
+    (encoded,) = session.run([DENSE], named_inputs(dense, np.full((300, 1), 7)))
+    np.testing.assert_array_equal(encoded, workflow.encode_dense(dense))

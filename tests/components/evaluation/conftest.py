@@ -64,8 +64,6 @@ def fit(dense, categorical) -> FeatureWorkflow:
     return FeatureWorkflow(
         features=criteo.CRITEO,
         vocabularies=tuple(np.unique(column[column >= 0]) for column in categorical.T),
-        fill=0.0,
-        clip_min=0.0,
         means=logged.mean(0).astype(np.float32),
         stds=logged.std(0).astype(np.float32),
         frequency_threshold=1,

@@ -29,8 +29,6 @@ def champion_without(released, tmp_path):
         FeatureWorkflow(
             features=CRITEO,
             vocabularies=tuple(np.zeros(0, np.int64) for _ in CATEGORICAL),
-            fill=0.0,
-            clip_min=0.0,
             means=np.zeros(13, np.float32),
             stds=np.ones(13, np.float32),
             frequency_threshold=1,

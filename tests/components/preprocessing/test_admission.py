@@ -30,8 +30,6 @@ def workflow_of(columns):
     return FeatureWorkflow(
         features=CRITEO,
         vocabularies=tuple(column.vocabulary for column in columns),
-        fill=0.0,
-        clip_min=0.0,
         means=np.zeros(13, np.float32),
         stds=np.ones(13, np.float32),
         frequency_threshold=2,

@@ -40,8 +40,6 @@ def test_a_damaged_parent_workflow(write_raw, keep_as_model, refuses, raw_table,
     workflow = FeatureWorkflow(
         features=CRITEO,
         vocabularies=tuple(np.arange(50) for _ in range(NUM_CATEGORICAL)),
-        fill=0.0,
-        clip_min=0.0,
         means=np.zeros(NUM_DENSE, np.float32),
         stds=np.ones(NUM_DENSE, np.float32),
         frequency_threshold=2,
@@ -56,7 +54,7 @@ def test_a_damaged_parent_workflow(write_raw, keep_as_model, refuses, raw_table,
         vocabularies.write_bytes(vocabularies.read_bytes()[:-100])
     elif damage == "swapped":
         settings = folder / "workflow" / "workflow.json"
-        settings.write_text(settings.read_text().replace('"fill": 0.0', '"fill": 1.0'))
+        settings.write_text(settings.read_text().replace('"frequency_threshold": 2', '"frequency_threshold": 3'))
     else:
         manifest = json.loads((folder / "model.json").read_text())
         manifest["slot_sizes"][4] += 1

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.features import Features
+from components.contracts.features import Features, NumericOptions
 from components.contracts.manifests import RawDataset
 from components.contracts.recommender import Recommender
 from components.storage.uris import local_path
+from tests.support.numeric_columns import EVERY_KIND, scaling_of, unscaled, values_of
 
 
 def table_of(features, n=400):
@@ -63,3 +64,40 @@ def test_rows_of_any_columns_are_encoded_as_the_workflow_says(write_raw, run_ste
     for name, vocabulary in zip(features.categorical, workflow.vocabularies, strict=True):
         ids = {category: 3 + i for i, category in enumerate(vocabulary.tolist())} | {None: 1}
         assert found[name].to_pylist() == [ids.get(category, 2) for category in table[name].to_pylist()]
+
+
+def test_numeric_columns_become_what_their_options_say(write_raw, run_step, reading):
+    count = 700
+    values = {name: values_of(name, count) for name in EVERY_KIND.numeric}
+    table = pa.table(
+        {"label": pa.array(np.arange(count) % 3 == 0).cast(pa.int32())}
+        | {name: pa.array(each, pa.float32(), from_pandas=True) for name, each in values.items()}
+        | {"item": pa.array(np.arange(count) % 5)}
+    )
+    path = write_raw(table)
+    replace(RawDataset.read(path), recommender=Recommender(name="shop", features=EVERY_KIND)).write(path)
+    encoded_set = run_step(path, partition_rows=100, processes=2)
+    workflow = reading.workflow(encoded_set)
+    files = sorted(local_path(encoded_set.train_uri).glob("*.parquet"))
+    found = pa.concat_tables([pq.read_table(file) for file in files])
+    assert found.column_names == ["label", *values, "standard/missing", "constant/missing", "item"]
+    for name, centre, scale in zip(values, workflow.means, workflow.stds, strict=True):
+        before = unscaled(name, values[name])
+        expected = scaling_of(name, before)
+        assert (centre, scale) == pytest.approx(expected, rel=1e-5)
+        np.testing.assert_allclose(found[name].to_numpy(), (before - expected[0]) / expected[1], rtol=1e-4, atol=1e-5)
+    for name in ("standard", "constant"):
+        np.testing.assert_array_equal(found[f"{name}/missing"].to_numpy(), np.isnan(values[name]))
+
+
+def test_a_round_with_other_options_than_its_parents_is_refused(write_raw, run_step, keep_as_model, capsys):
+    features = Features(numeric=("price",), categorical=("item",))
+    path = write_raw(table_of(features))
+    raw = RawDataset.read(path)
+    replace(raw, recommender=Recommender(name="shop", features=features)).write(path)
+    first = run_step(path)
+    keep_as_model(local_path(first.workflow_uri), first.slot_sizes, "m1")
+    changed = replace(features, numeric_options={"price": NumericOptions(fill=1.0)})
+    replace(RawDataset.read(path), recommender=Recommender(name="shop", features=changed)).write(path)
+    run_step(path, run="run-2", parent="m1", expect=2)
+    assert "change the options of ['price']" in capsys.readouterr().err

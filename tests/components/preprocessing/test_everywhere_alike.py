@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import distributed
@@ -88,19 +89,24 @@ def test_the_order_of_rows_changes_no_byte_of_the_workflow(write_raw, run_step, 
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("seed", range(2))
-def test_sums_are_those_of_exact_arithmetic_in_any_order(seed):
+@pytest.mark.parametrize("is_logged", [True, False], ids=["logarithms", "any numbers"])
+def test_sums_are_those_of_exact_arithmetic_in_any_order(is_logged):
     from components.preprocessing import operators
 
-    random = np.random.default_rng(seed)
-    values = np.log1p(np.floor(random.lognormal(4, 3, 5000)).astype(np.float64)).astype(np.float32)
+    random = np.random.default_rng(0)
+    drawn = random.normal(size=5000) * 10.0 ** random.integers(-44, 38, 5000)
+    values = drawn.astype(np.float32)
+    if is_logged:
+        values = np.log1p(np.floor(random.lognormal(4, 3, 5000))).astype(np.float32)
     pieces = np.split(random.permutation(values), np.sort(random.choice(5000, 7)))
-    found = [({}, {"I1": operators._moments(piece)}) for piece in pieces if len(piece)]
+    found = [({}, {"I1": operators._moments(piece, is_logged=is_logged)}) for piece in pieces if len(piece)]
     _, moments = operators.merged(found)
-    exact = [int(float(v) * 2**32) for v in values.tolist()]
-    assert moments["I1"] == (5000, sum(exact), sum(k * k for k in exact))
-    mean, std = operators.mean_and_std(*moments["I1"])
-    np.testing.assert_allclose([mean, std], [values.mean(dtype=float), values.std(ddof=1, dtype=float)], rtol=1e-12)
+    bits = 32 if is_logged else 149
+    exact = [int(Fraction(float(v)) * 2**bits) for v in values]
+    assert moments["I1"] == (5000, sum(exact), sum(k * k for k in exact), values.min(), values.max(), 2.0**-bits)
+    np.testing.assert_allclose(
+        moments["I1"].mean_and_std(), [values.mean(dtype=float), values.std(ddof=1, dtype=float)], rtol=1e-9
+    )
 
 
 def test_an_error_in_another_process_is_that_error(write_raw, run_step, raw_table, tmp_path, capsys):

@@ -47,8 +47,6 @@ def encoded_set(folder, slot_sizes, *, features=FEATURES, seed=0, recommender=SH
     FeatureWorkflow(
         features=features,
         vocabularies=tuple(1000 * i + np.arange(size - FIRST_ID) for i, size in enumerate(slot_sizes)),
-        fill=0.0,
-        clip_min=0.0,
         means=np.zeros(2, np.float32),
         stds=np.ones(2, np.float32),
         frequency_threshold=1,

@@ -59,8 +59,6 @@ def workflow_of(vocabularies):
     return FeatureWorkflow(
         features=CRITEO,
         vocabularies=tuple(np.array(v, np.int64) for v in vocabularies),
-        fill=0.0,
-        clip_min=0.0,
         means=np.zeros(13, np.float32),
         stds=np.ones(13, np.float32),
         frequency_threshold=1,
@@ -259,7 +257,7 @@ def test_ids_that_mean_other_categories_are_refused_and_nothing_is_left(parent, 
     ("name", "value"),
     [
         ("means", np.full(13, 0.5, np.float32)),
-        ("clip_min", -1.0),
+        ("stds", np.full(13, 0.5, np.float32)),
     ],
 )
 def test_other_transforms_of_the_dense_columns_are_refused(parent, into, name, value):

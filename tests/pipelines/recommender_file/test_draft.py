@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.contracts.features import Features
+from components.contracts.features import Features, NumericOptions
 from components.contracts.raw_rows import ColumnNames
 from components.runtime.errors import ContractError
 from pipelines.recommender_file.draft import draft
@@ -40,8 +40,12 @@ def test_columns_of_a_text_file_get_their_roles(form, tmp_path):
     content = {"csv": CLICKS, "tsv": text, "csv.gz": gzip.compress(CLICKS.encode()), "bom": "\ufeff" + CLICKS}[form]
     comments, recommender = drafted(write(tmp_path / f"clicks.{form}", content))
     assert recommender.data == ColumnNames(label="clicked", request_id="impression_id", row="slot", event_time="ts")
-    assert recommender.features == Features(numeric=("price", "stock"), categorical=("item_id", "weekday"))
-    assert "- price  # float; 33.3% missing; 2 distinct values, 0.5 to 1.5" in comments
+    assert recommender.features == Features(
+        numeric=("price", "stock"),
+        categorical=("item_id", "weekday"),
+        numeric_options={"stock": NumericOptions(transform=("standardize",))},
+    )
+    assert "# float; 33.3% missing; 2 distinct values, 0.5 to 1.5" in comments
     assert "#   title: text; 3 distinct values such as Red shoe. Texts cannot be learned from yet" in comments
     assert "#   day: time; " in comments
 

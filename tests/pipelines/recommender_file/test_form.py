@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.features import Features
+from components.contracts.features import Features, NumericOptions
 from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
 from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError
+from pipelines.recommender_file.differences import compare
 from pipelines.recommender_file.form import format_recommender, parse_recommender, read_recommender
 from tests.support.paths import REPOSITORY
 
@@ -62,6 +63,30 @@ def test_a_file_says_name_columns_and_settings():
             "3: data: columns are named ['ts', 'request_id', 'row', 'ts'], expected a name",
         ),
         ("numeric:", "numercal:", "7: features.numercal is no key, expected numeric"),
+        ("[price]", "{price: 5}", "7: features.numeric.price is 5, expected keys with values"),
+        ("[price]", "{price: {fil: 1}}", "7: features.numeric.price.fil is no setting, expected fill"),
+        ("[price]", "{price: {fill: x}}", "7: features.numeric.price.fill is 'x', expected float"),
+        (
+            "[price]",
+            "{price: {transform: [log1p]}}",
+            "7: features.numeric.price: transform is ['log1p'], expected a clip at 0 or more before log1p",
+        ),
+        (
+            "[price]",
+            "{price: {transform: [log2]}}",
+            "7: features.numeric.price: transform holds 'log2', expected clip(",
+        ),
+        ("[price]", "{price: {transform: ['clip(2..1)']}}", "7: features.numeric.price: transform clips to [2.0, 1.0]"),
+        (
+            "[price]",
+            "{price: {transform: [minmax, standardize]}}",
+            "7: features.numeric.price: transform is ['minmax', 'standardize'], expected each of clip, log1p and one",
+        ),
+        (
+            "- item\n    - C1..C3",
+            "item: {size: 3}",
+            "9: features.categorical.item has options {'size': 3}, expected none",
+        ),
         ("[price]", "price", "7: features.numeric is 'price', expected a list of columns' names"),
         ("[price]", "[7]", "7: features.numeric[0] is 7, expected a column's name; in quotes where it is a number"),
         ("[price]", "[clicked]", "7: features.numeric[0] is 'clicked', which is the label"),
@@ -152,6 +177,21 @@ def test_criteos_columns_are_written_as_two_ranges():
     )
 
 
+def test_columns_may_have_options_and_a_range_of_them_the_same():
+    options = "  numeric: {price: {indicator: true, transform: [clip(-1.5..3e2), minmax]}, n1..n2: {fill: 2}, age: }\n"
+    read = parse_recommender(SHOP.replace("  numeric: [price]\n", options), source="it")
+    assert read.features.numeric == ("price", "n1", "n2", "age")
+    assert read.features.numeric_options == {
+        "price": NumericOptions(indicator=True, transform=("clip(-1.5..3e2)", "minmax")),
+        "n1": NumericOptions(fill=2.0),
+        "n2": NumericOptions(fill=2.0),
+    }
+    assert read.features.options_of("price").bounds == (-1.5, 300.0)
+    added, changed = compare(parse_recommender(SHOP, source="it"), read)[:2]
+    assert added == "features.numeric: without none -> with n1, n2, age"
+    assert changed.startswith("features.numeric.price: {} -> {'indicator': True, 'transform': [")
+
+
 NUMBERED = st.builds(
     lambda prefix, first: f"{prefix}{first}", st.sampled_from(["", "a", "1..", "a..b", "0"]), st.integers(0, 20)
 )
@@ -165,6 +205,12 @@ RUNS = st.builds(
     st.integers(0, 10**9),
     st.integers(0, 10),
     st.integers(1, 6),
+)
+OPTIONS = st.builds(
+    NumericOptions,
+    fill=st.floats(-1e9, 1e9),
+    indicator=st.booleans(),
+    transform=st.sampled_from([("clip(0)", "log1p", "standardize"), (), ("clip(-2..1e3)", "minmax"), ("standardize",)]),
 )
 SETTINGS = st.fixed_dictionaries(
     {},
@@ -183,7 +229,8 @@ def recommenders(draw):
     listed = draw(st.lists(NAMES.map(lambda name: [name]) | RUNS, min_size=1, max_size=8))
     names = list(dict.fromkeys(["price", *(name for run in listed for name in run), "item"]))
     cut = draw(st.integers(1, len(names) - 1))
-    features = Features(numeric=tuple(names[:cut]), categorical=tuple(names[cut:]))
+    options = draw(st.dictionaries(st.sampled_from(names[:cut]), OPTIONS, max_size=3))
+    features = Features(numeric=tuple(names[:cut]), categorical=tuple(names[cut:]), numeric_options=options)
     label, time = draw(st.lists(NAMES.filter(lambda name: name not in names), min_size=2, max_size=2, unique=True))
     data = draw(st.sampled_from([ColumnNames(), ColumnNames(label=label), ColumnNames(label=label, event_time=time)]))
     return Recommender(
