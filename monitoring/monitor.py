@@ -124,6 +124,7 @@ class Monitor:
             self._settings.judging.restraint,
             recipe=self._settings.judging.recipe,
             notify_only=self._settings.judging.policies.notify_only,
+            recommender=self._recommender.name,
             documents=self._store,
             archive=self._archive,
             trigger=trigger,

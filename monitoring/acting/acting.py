@@ -109,6 +109,7 @@ class Acting:
         *,
         recipe: RecipeSettings,
         notify_only: str,
+        recommender: str,
         documents: Database,
         archive: Archive,
         trigger: Trigger | None,
@@ -138,7 +139,7 @@ class Acting:
         )
         url_file = Path(settings.notifications.webhook_file)
         outbox = Outbox(documents, partial(post_to_file, url_file)) if settings.notifications.webhook_file else None
-        self.notifier = Notifier(documents, outbox, settings.notifications, clock=clock)
+        self.notifier = Notifier(documents, outbox, settings.notifications, recommender=recommender, clock=clock)
         journal.listener = self.notifier.on_event
         self._reported = str((documents.read_document(REPORTED) or {"action": ""})["action"])
         self._log_down_since: float | None = None

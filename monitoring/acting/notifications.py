@@ -104,9 +104,19 @@ class Notifier:
     """Turns events into incidents and messages."""
 
     def __init__(
-        self, documents: Database, outbox: Outbox | None, settings: NotificationSettings, *, clock: Callable[[], float]
+        self,
+        documents: Database,
+        outbox: Outbox | None,
+        settings: NotificationSettings,
+        *,
+        recommender: str,
+        clock: Callable[[], float],
     ) -> None:
-        """Continues the incidents kept in `documents`; without an outbox they are kept all the same, for the page."""
+        """Continues the incidents kept in `documents`; without an outbox they are kept all the same, for the page.
+
+        Messages begin with the recommender's name: monitors of several may send to one place.
+        """
+        self._recommender = recommender
         self._documents = documents
         self.outbox = outbox
         self._settings = settings
@@ -173,7 +183,8 @@ class Notifier:
     ) -> None:
         if self.outbox is not None:
             amounts = {**numbers, "messages": incident.amount} if incident.amount else numbers
-            payload = compose(text, numbers=amounts, since=incident.since, done=done, link=self._settings.status_url)
+            text, link = f"{self._recommender}: {text}", self._settings.status_url
+            payload = compose(text, numbers=amounts, since=incident.since, done=done, link=link)
             self.outbox.put(payload, now=now)
 
     def _store(self, incidents: dict[str, OpenIncident]) -> None:

@@ -125,7 +125,7 @@ def status_page(exposition: Exposition, history: History, *, now: float) -> str:
     )
     chart = _auc_chart(shown, history, now) or "<p>No window has an AUC yet.</p>"
     return html_page(
-        "Evergreen monitor",
+        f"Evergreen monitor {shown.recommender}".rstrip(),
         intro=_health_banner(exposition, now) + _tiles_section(shown, now),
         sections={
             "AUC": chart + _decisions_table(shown),

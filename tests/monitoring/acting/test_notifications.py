@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.notices.message import compose
 from components.notices.webhook import Answer, post_to_file
 from components.runtime.errors import ContractError
@@ -34,7 +35,10 @@ def webhook_file(server, tmp_path):
 
 
 def texts(server):
-    return [message["text"].split("\n")[0] for message in server.messages]
+    """First lines, without the recommender that each begins with."""
+    lines = [message["text"].split("\n")[0].partition(": ") for message in server.messages]
+    assert {recommender for recommender, _, _ in lines} == {CRITEO_RECOMMENDER.name}
+    return [text for _, _, text in lines]
 
 
 def turn(monitor, until, *, what="the messages"):
@@ -80,7 +84,9 @@ def test_a_drift_is_reported_once_with_what_how_much_since_when_what_was_done_an
 
 def test_a_run_that_ends_after_the_drift_is_over_is_reported_and_opens_no_incident():
     clock, kept = Clock(START), KeptDocuments()
-    notifier = Notifier(kept, Outbox(kept, lambda body: Answer("delivered")), NotificationSettings(), clock=clock)
+    notifier = Notifier(
+        kept, Outbox(kept, lambda body: Answer("delivered")), NotificationSettings(), recommender="shop", clock=clock
+    )
     for kind, details in (
         ("decision", {}),
         ("requested", {"request_id": "r"}),
