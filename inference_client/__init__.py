@@ -5,20 +5,22 @@ Public: `RecommenderClient` and `SyncRecommenderClient`; `Outcome`, which `tell`
 raises if the log never came back. Errors of scoring are in `inference_client.errors`. Everything else may change.
 
 Rows go by column name, every answer is logged, and leaving the block publishes what is still queued. A site gives the
-server's address, `host:port`; this example gives a scorer of its own instead:
+server's address, `host:port`, and the place of its recommender's description; this example gives its own instead:
 
     >>> import asyncio, tempfile
     >>> import numpy as np
-    >>> from components.contracts.criteo import FEATURES
+    >>> from components.contracts.features import Features
+    >>> from components.contracts.recommender import Recommender
     >>> from inference_client import Outcome, RecommenderClient
     >>> from inference_client.scoring import Scored
     >>> class Server:
     ...     async def score(self, dense, categorical, *, request_id=None, key=None):
     ...         return Scored((dense[:, 0] / 10).astype(np.float32), 7)
+    >>> shop = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item", "user")))
     >>> async def serve(log):
-    ...     async with RecommenderClient(Server(), log=log) as client:
-    ...         user = {name: [1] for name in FEATURES}
-    ...         ranking = await client.rank([{"I1": 2}, {"I1": 5}, {"I1": 4}], 2, context=user, key="user-7")
+    ...     async with RecommenderClient(Server(), recommender=shop, log=log) as client:
+    ...         items = [{"item": 8, "price": 2}, {"item": 9, "price": 5}, {"item": 3, "price": 4}]
+    ...         ranking = await client.rank(items, 2, context={"user": [7]}, key="user-7")
     ...         client.tell(Outcome(request_id=ranking.request_id, row=0))
     ...     return ranking.candidates.tolist(), client.log_counts
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -26,8 +28,9 @@ server's address, `host:port`; this example gives a scorer of its own instead:
     >>> best, counts.published_rows, counts.published_outcomes
     ([1, 2], 2, 1)
 
-In code without an event loop: `with SyncRecommenderClient("host:port", log=URL) as client: client.score(rows)`. The
-synthetic click world, which replaces real users, is in `simulation`; the commands are in `__main__`.
+In code without an event loop: `with SyncRecommenderClient("host:port", recommender=PATH, log=URL) as client:` and then
+`client.score(rows)`. The synthetic click world, which replaces real users, is in `simulation`; the commands are in
+`__main__`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from components.runtime.exit_codes import exits_with_code
 from components.storage.uris import typed_uri
 
 if TYPE_CHECKING:
+    from components.contracts.recommender import Recommender
     from inference_client.traffic import Traffic
 
 T = TypeVar("T")
@@ -53,7 +54,9 @@ def _settings_from_flags(kind: type[T], options: argparse.Namespace) -> T:
     return kind(**{name: value for name, value in given.items() if value is not None})
 
 
-def _add_server(parser: argparse.ArgumentParser) -> None:
+def _add_server(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
+    described = "model store, or a copy of <store>/recommender/N.json: the recommender whose columns the rows have"
+    parser.add_argument("--recommender", type=Path, required=is_required, help=described)
     server = "host:port of Triton's gRPC endpoint, or dns:///name:port for all replicas behind a name"
     parser.add_argument("--server", required=True, help=server)
     parser.add_argument("--deadline-seconds", type=float, help="per request, retries included")
@@ -73,20 +76,21 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 def _score_file(options: argparse.Namespace) -> None:
     import asyncio
 
+    from components.store.recommenders import recommender_at
     from inference_client.recommender import RecommenderClient
     from inference_client.row_files import read_rows, row_files
     from inference_client.scoring import ClientSettings
 
     if options.limit is not None and options.limit < 1:
         raise ContractError(f"limit is {options.limit}, expected at least 1")
-    settings = _settings_from_flags(ClientSettings, options)
+    recommender, settings = recommender_at(options.recommender), _settings_from_flags(ClientSettings, options)
     # In `... | head`, the program ends with its reader.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
     async def score_all() -> None:
         done = 0
-        async with RecommenderClient(options.server, log=None, settings=settings) as client:
-            for batch in read_rows(row_files(options.data), labelled=False):
+        async with RecommenderClient(options.server, recommender=recommender, log=None, settings=settings) as client:
+            for batch in read_rows(row_files(options.data), recommender, labelled=False):
                 rows = batch.features.take(slice(None if options.limit is None else options.limit - done))
                 if not len(rows):
                     break
@@ -103,7 +107,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "Commands on standard input, one a line: drift, stop. End of standard input means stop, so the replay "
         "ends with its parent; keep it open."
     )
-    _add_server(parser)
+    _add_server(parser, is_required=False)
     _add_plan(parser)
     parser.add_argument(
         "--log",
@@ -114,7 +118,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     rows.add_argument("--world", type=Path, help="JSON of the world to draw from")
     rows.add_argument("--data", type=Path, help="Parquet file of labelled rows, or a folder of them; replayed once")
     parser.add_argument("--drifted-world", type=Path, help="with --world: JSON of the world that `drift` switches to")
-    parser.add_argument("--drift-columns", type=_split_names, default=(), help="with --data: to permute, as C1,C5")
+    parser.add_argument("--drift-columns", type=_split_names, default=(), help="with --data: to change, as price,shop")
     parser.add_argument("--rate", type=float, required=True, help="rows per second")
     parser.add_argument("--rows-per-request", type=int)
     parser.add_argument("--label-delay-seconds", type=float, help="mean; exponential, at most 4 times it")
@@ -132,8 +136,10 @@ def _replay_traffic(options: argparse.Namespace) -> None:
     from inference_client.replay import ReplayProcess, ReplaySettings, run_replay
     from inference_client.scoring import ClientSettings
 
+    recommender = _sent_recommender(options)
     process = ReplayProcess(
         server=options.server,
+        recommender=recommender,
         log_url=options.log,
         seed=options.seed,
         stats_path=options.stats,
@@ -142,11 +148,27 @@ def _replay_traffic(options: argparse.Namespace) -> None:
         plan_uri=options.plan,
     )
     settings, client = _settings_from_flags(ReplaySettings, options), _settings_from_flags(ClientSettings, options)
-    summary = asyncio.run(run_replay(process, _open_traffic(options), settings, client_settings=client))
+    summary = asyncio.run(run_replay(process, _open_traffic(options, recommender), settings, client_settings=client))
     print(json.dumps({"requests": summary["requests"], "rows": summary["rows"], "outcomes": summary["outcomes"]}))
 
 
-def _open_traffic(options: argparse.Namespace) -> Traffic:
+def _sent_recommender(options: argparse.Namespace) -> Recommender:
+    """Whose rows a replay sends; without a word of it a world's own."""
+    from components.store.recommenders import recommender_at
+    from inference_client.simulation.columns import RECOMMENDER
+
+    if options.recommender is None and options.data:
+        raise ContractError("--recommender is not given, expected with --data the recommender whose rows it holds")
+    found = RECOMMENDER if options.recommender is None else recommender_at(options.recommender)
+    if options.world and found.features != RECOMMENDER.features:
+        raise ContractError(
+            f"recommender {found.name} has the columns {', '.join(found.features.names)}, expected a world's, "
+            f"{', '.join(RECOMMENDER.features.names)}"
+        )
+    return found
+
+
+def _open_traffic(options: argparse.Namespace, recommender: Recommender) -> Traffic:
     import numpy as np
 
     from inference_client.simulation.world import World
@@ -155,7 +177,7 @@ def _open_traffic(options: argparse.Namespace) -> Traffic:
     if options.data:
         if options.drifted_world:
             raise ContractError("--drifted-world goes with --world, expected --drift-columns with --data")
-        return FileTraffic(options.data, drift_columns=options.drift_columns, seed=options.seed)
+        return FileTraffic(options.data, recommender, drift_columns=options.drift_columns, seed=options.seed)
     if options.drift_columns:
         raise ContractError("--drift-columns goes with --data, expected --drifted-world with --world")
     drifted = World.load(options.drifted_world) if options.drifted_world else None
@@ -178,16 +200,20 @@ def _add_rank(parser: argparse.ArgumentParser) -> None:
 def _rank_candidates(options: argparse.Namespace) -> None:
     import asyncio
 
+    from components.store.recommenders import recommender_at
     from inference_client.recommender import Ranking, RecommenderClient
     from inference_client.row_files import first_rows
     from inference_client.scoring import ClientSettings
 
-    candidates, context = first_rows(options.candidates), first_rows(options.context, 1)
+    recommender = recommender_at(options.recommender)
+    candidates = first_rows(options.candidates, recommender)
+    context = first_rows(options.context, recommender, num_rows=1)
     settings = _settings_from_flags(ClientSettings, options)
     request = {"context": context, "request_id": options.request_id, "key": options.key, "explore": options.explore}
 
     async def rank() -> Ranking:
-        client = RecommenderClient(options.server, log=options.log, plan_uri=options.plan, settings=settings)
+        where = {"log": options.log, "plan_uri": options.plan}
+        client = RecommenderClient(options.server, recommender=recommender, settings=settings, **where)
         # The list is in the log before it is printed: leaving the client publishes it, or fails.
         async with client:
             return await client.rank(candidates, options.k, **request)
@@ -212,6 +238,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 
 
 def _load_with_rows(options: argparse.Namespace) -> None:
+    from components.store.recommenders import recommender_at
     from inference_client.load import MAX_IN_FLIGHT, POOL_ROWS, LoadSettings, load_server
     from inference_client.row_files import first_rows
     from inference_client.scoring import ClientSettings
@@ -220,8 +247,10 @@ def _load_with_rows(options: argparse.Namespace) -> None:
     # One attempt: a retry would hide an error, and its wait is not the server's latency.
     in_flight = MAX_IN_FLIGHT if options.rate else settings.concurrency
     client = replace(_settings_from_flags(ClientSettings, options), max_attempts=1, max_in_flight=in_flight)
-    rows = first_rows(options.data, POOL_ROWS)
-    report = load_server(options.server, rows, settings, client=client, log_url=options.log)
+    recommender = recommender_at(options.recommender)
+    rows = first_rows(options.data, recommender, num_rows=POOL_ROWS)
+    where = {"recommender": recommender, "log_url": options.log}
+    report = load_server(options.server, rows, settings, client=client, **where)
     document = {"server": options.server, "settings": asdict(settings), "report": asdict(report)}
     print(json.dumps(document, indent=2, allow_nan=False))
 

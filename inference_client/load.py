@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client.recommender import RecommenderClient
 from inference_client.rows import FeatureRows
@@ -281,7 +282,13 @@ def run_precisely(main: Coroutine[Any, Any, T]) -> T:
 
 
 def load_server(
-    server: str, rows: FeatureRows, settings: LoadSettings, *, client: ClientSettings, log_url: str | None = None
+    server: str,
+    rows: FeatureRows,
+    settings: LoadSettings,
+    *,
+    recommender: Recommender,
+    client: ClientSettings,
+    log_url: str | None = None,
 ) -> LoadReport:
     """Loads the Triton at `server` (host:port), with every request logged where there is a log.
 
@@ -291,8 +298,8 @@ def load_server(
     """
 
     async def run() -> LoadReport:
-        async with RecommenderClient(server, log=log_url, settings=client) as recommender:
-            await recommender.score(rows.take(slice(1)), log=False)
-            return await run_load(recommender, rows, settings)
+        async with RecommenderClient(server, recommender=recommender, log=log_url, settings=client) as asking:
+            await asking.score(rows.take(slice(1)), log=False)
+            return await run_load(asking, rows, settings)
 
     return run_precisely(run())

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -21,10 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.exploration import check_share, explored
+from components.contracts.features import Features
+from components.contracts.recommender import Recommender
 from components.contracts.records import PredictionBatch
 from components.logs.event_log import Publisher
 from components.logs.locations import open_publisher
 from components.runtime.errors import ContractError
+from components.store.recommenders import recommender_at
 from inference_client.publisher import (
     MAX_ROWS_PER_RECORD,
     Outcome,
@@ -90,16 +94,18 @@ def positions_of(count: int) -> NDArray[np.int32]:
     return np.arange(1, count + 1, dtype=np.int32)
 
 
-def _candidate_rows(candidates: RowsByName | FeatureRows, context: RowsByName | FeatureRows | None) -> FeatureRows:
-    features = feature_rows(candidates, may_lack_columns=context is not None)
-    if not len(features):
+def _candidate_rows(
+    candidates: RowsByName | FeatureRows, context: RowsByName | FeatureRows | None, features: Features
+) -> FeatureRows:
+    rows = feature_rows(candidates, features, may_lack_columns=context is not None)
+    if not len(rows):
         raise ContractError("there are no candidates, expected at least 1")
     if context is None:
-        return features
-    one = feature_rows(context, may_lack_columns=True)
+        return rows
+    one = feature_rows(context, features, may_lack_columns=True)
     if len(one) != 1:
         raise ContractError(f"context has {len(one)} rows, expected 1")
-    return features.filled_from(one)
+    return rows.filled_from(one)
 
 
 class RecommenderClient:
@@ -113,6 +119,7 @@ class RecommenderClient:
         self,
         server: str | KeyedScorer,
         *,
+        recommender: Recommender | Path | str,
         log: str | Publisher | None,
         plan_uri: str | None = None,
         settings: ClientSettings | None = None,
@@ -125,13 +132,20 @@ class RecommenderClient:
         Args:
             server: host:port of Triton's gRPC endpoint, `dns:///name:port` for all replicas behind a name, or a scorer
                 of your own.
+            recommender: What the rows' columns are, and as which the model is served: a description, or where one is
+                (`components.store.recommenders.recommender_at`).
             log: URL of the log (`components.logs.locations`) or its writing end; None = nothing is logged.
             plan_uri: Model repository whose traffic plan is followed; None = every request asks the one model.
-            settings: Model and patience.
+            settings: See `ClientSettings`.
             publishing: See `PublisherSettings`.
             source: Names this client in the ids of outcome records, unique per log; random without one.
             timing: Clocks and waits.
+
+        Raises:
+            ContractError: There is no description of a recommender at that place.
         """
+        self.recommender = recommender if isinstance(recommender, Recommender) else recommender_at(Path(recommender))
+        self._digest = self.recommender.digest
         self._server, self._log = server, log
         self._plan_uri = plan_uri
         self._settings = settings or ClientSettings()
@@ -166,7 +180,7 @@ class RecommenderClient:
                 )
             if isinstance(self._server, str):
                 scorer: ScoringClient | PlannedClient = open_scorer(
-                    self._server, self._settings, plan_uri=self._plan_uri
+                    self._server, self.recommender.name, self._settings, plan_uri=self._plan_uri
                 )
                 self._scorer = await resources.enter_async_context(scorer)
             else:
@@ -213,7 +227,7 @@ class RecommenderClient:
             ContractError: A row is not as the model takes it, or a logged request has more than `MAX_ROWS_PER_RECORD`.
             TemporaryError, PermanentError: The rows were not scored; see `ScoringClient.score`. Never for the log.
         """
-        features = feature_rows(rows)
+        features = feature_rows(rows, self.recommender.features)
         request_id, logs = self._checked_id(request_id), log and self._publisher is not None
         if logs and len(features) > MAX_ROWS_PER_RECORD:
             raise ContractError(
@@ -263,7 +277,7 @@ class RecommenderClient:
         if not 1 <= k <= MAX_ROWS_PER_RECORD:
             raise ContractError(f"k is {k}, expected 1..{MAX_ROWS_PER_RECORD}")
         check_share(explore)
-        features = _candidate_rows(candidates, context)
+        features = _candidate_rows(candidates, context, self.recommender.features)
         request_id, logs = self._checked_id(request_id), log and self._publisher is not None
         scored = await self._score(features, request_id, key)
         best = np.argsort(-scored.scores, kind="stable")[:k]
@@ -367,6 +381,8 @@ class RecommenderClient:
             positions=None if ranked is None else positions_of(len(ranked)),
             propensities=propensities,
             canary=scored.canary,
+            recommender=self.recommender.name,
+            recommender_digest=self._digest,
         )
         if scored.shadow is None:
             return publisher.add(record)
@@ -392,9 +408,16 @@ class SyncRecommenderClient:
     runs it on an event loop in a thread of its own, so that records are published between calls too.
     """
 
-    def __init__(self, server: str | KeyedScorer, *, log: str | Publisher | None, **options: Any) -> None:
+    def __init__(
+        self,
+        server: str | KeyedScorer,
+        *,
+        recommender: Recommender | Path | str,
+        log: str | Publisher | None,
+        **options: Any,
+    ) -> None:
         """Takes the arguments of `RecommenderClient`."""
-        self._client = RecommenderClient(server, log=log, **options)
+        self._client = RecommenderClient(server, recommender=recommender, log=log, **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="recommender client", daemon=True)
 

@@ -25,6 +25,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from components.contracts.metrics import roc_auc
+from components.contracts.recommender import Recommender
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client.publisher import MAX_ROWS_PER_RECORD, Outcome, Unpublished
@@ -299,6 +300,8 @@ class ReplayProcess:
     """Where a replay reads and writes."""
 
     server: str
+    recommender: Recommender
+    """Whose rows are sent."""
     log_url: str
     seed: int
     stats_path: Path
@@ -324,6 +327,7 @@ async def run_replay(
     """
     client = RecommenderClient(
         process.server,
+        recommender=process.recommender,
         log=process.log_url,
         plan_uri=process.plan_uri,
         settings=client_settings,

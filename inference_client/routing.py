@@ -41,17 +41,16 @@ FIRST_READ_SECONDS = 5.0
 
 
 def open_scorer(
-    server: str, settings: ClientSettings | None = None, *, plan_uri: str | None = None
+    server: str, model_name: str, settings: ClientSettings | None = None, *, plan_uri: str | None = None
 ) -> ScoringClient | PlannedClient:
-    """A scorer that asks the one model of `server`, or the models that the traffic plan at `plan_uri` names.
+    """A scorer that asks the one model of this name, or the models that the traffic plan at `plan_uri` names.
 
     Raises:
         ContractError: `plan_uri` is a folder that does not exist, in which no plan could ever appear.
     """
     if plan_uri is None:
-        return ScoringClient(server, settings)
-    settings = settings or ClientSettings()
-    follower = PlanFollower(open_objects(plan_uri), settings.model_name)
+        return ScoringClient(server, model_name, settings)
+    follower = PlanFollower(open_objects(plan_uri), model_name)
     plan = follower.objects.local(follower.name)
     if plan is not None and not plan.parent.is_dir():
         raise ContractError(f"plan is {plan_uri!r}, but {plan.parent} is no folder, expected the model repository")
@@ -72,7 +71,8 @@ class PlanFollower:
             model_name: As which the recommender is served.
             interval_seconds: Between two reads.
         """
-        self.objects, self.name, self._interval = objects, traffic_file(model_name), interval_seconds
+        self.objects, self.model_name, self._interval = objects, model_name, interval_seconds
+        self.name = traffic_file(model_name)
         self.source = f"{objects.uri}/{self.name}"
         self.current: TrafficPlan | None = None
         """The last good plan; None = there is none, or none could be read yet: everyone asks the stable model."""
@@ -153,12 +153,12 @@ class PlannedClient:
         self._settings = settings or ClientSettings()
         self._timer = timer
         self.plan = plan
-        self._client = ScoringClient(server, self._settings)
+        self._client = ScoringClient(server, plan.model_name, self._settings)
         deadline = min(SHADOW_SECONDS, self._settings.deadline_seconds)
         shadow_settings = replace(
             self._settings, deadline_seconds=deadline, max_in_flight=max_shadows, max_waiting=0, max_attempts=1
         )
-        self._shadow_client = ScoringClient(server, shadow_settings)
+        self._shadow_client = ScoringClient(server, plan.model_name, shadow_settings)
         self._shadows: set[asyncio.Task[Scored | None]] = set()
         self.fallbacks: Counter[str] = Counter()
         """Requests of the canary's keys that the stable arm answered instead, by error."""
@@ -191,8 +191,8 @@ class PlannedClient:
         """Click probabilities by the arm of the key; see `ScoringClient.score` for rows and errors.
 
         Args:
-            dense: [n, 13].
-            categorical: [n, 26].
+            dense: As of `ScoringClient.score`, as the next.
+            categorical: The categories.
             request_id: Decides whether this request gets a shadow; random without one.
             key: The user whose request it is: the same key meets the same arm. The request's id without one.
         """

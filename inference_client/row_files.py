@@ -1,7 +1,7 @@
-"""Rows of click files: Parquet under the columns' names, in any order and case, with or without labels.
+"""Rows of click files: Parquet under the recommender's names, in any order, with or without labels.
 
-Criteo's text becomes Parquet by `evergreen ingest`, which keeps malformed rows apart; scoring stops at the first
-malformed value and names its file and row.
+Other files become Parquet by `evergreen ingest`, which keeps malformed rows apart; scoring stops at the first malformed
+value and names its file and row.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import FEATURES
 from components.contracts.raw_rows import LABEL
+from components.contracts.recommender import Recommender, nearest
 from components.runtime.errors import ContractError, first_line
 from inference_client.rows import FeatureRows, WrongValue, feature_rows, numbers
 
@@ -43,8 +43,8 @@ def row_files(path: Path) -> list[Path]:
     return files
 
 
-def read_rows(files: Sequence[Path], *, labelled: bool = True) -> Iterator[LabelledRows]:
-    """The rows of the files, batch by batch, in order.
+def read_rows(files: Sequence[Path], recommender: Recommender, *, labelled: bool = True) -> Iterator[LabelledRows]:
+    """The rows of the files, batch by batch, in order; the label has the user's own name, else the one of raw rows.
 
     Raises:
         ContractError: A file is damaged or no Parquet, lacks a column, or a value is not of its column's type; the
@@ -52,19 +52,19 @@ def read_rows(files: Sequence[Path], *, labelled: bool = True) -> Iterator[Label
     """
     for path in files:
         try:
-            yield from _read_file(path, labelled)
+            yield from _read_file(path, recommender, labelled)
         except (pa.ArrowException, OSError) as error:
             raise ContractError(f"data {path} cannot be read: {first_line(error)}") from error
 
 
-def first_rows(path: Path, num_rows: int | None = None) -> FeatureRows:
+def first_rows(path: Path, recommender: Recommender, *, num_rows: int | None = None) -> FeatureRows:
     """The first rows that `path` holds, at most `num_rows`; all without a number.
 
     Raises:
         ContractError: It holds none, or as `read_rows`.
     """
     parts, found = [], 0
-    for batch in read_rows(row_files(path), labelled=False):
+    for batch in read_rows(row_files(path), recommender, labelled=False):
         parts.append(batch.features)
         found += len(batch.label)
         if num_rows is not None and found >= num_rows:
@@ -82,18 +82,21 @@ def concatenated(parts: Sequence[FeatureRows]) -> FeatureRows:
     )
 
 
-def _read_file(path: Path, labelled: bool) -> Iterator[LabelledRows]:
-    own_names = {name.lower(): name for name in pq.read_schema(path).names}
-    wanted = [LABEL, *FEATURES] if labelled else list(FEATURES)
-    if missing := [name for name in wanted if name.lower() not in own_names]:
-        raise ContractError(f"data {path} lacks columns {missing}, expected {wanted[0]}..{wanted[-1]}")
+def _read_file(path: Path, recommender: Recommender, labelled: bool) -> Iterator[LabelledRows]:
+    here, names = pq.read_schema(path).names, recommender.features.names
+    label = LABEL if LABEL in here else recommender.data.label
+    wanted = [label, *names] if labelled else list(names)
+    if missing := [name for name in wanted if name not in here]:
+        raise ContractError(
+            f"data {path} lacks columns {missing} of recommender {recommender.name}{nearest(missing[0], here)}"
+        )
     first_row = 0
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(_BATCH_ROWS, columns=[own_names[name.lower()] for name in wanted]):
-            named = {name: batch.column(own_names[name.lower()]) for name in wanted}
+        for batch in file.iter_batches(_BATCH_ROWS, columns=wanted):
+            named = {name: batch.column(name) for name in wanted}
             try:
-                label = _labels(named.pop(LABEL)) if labelled else np.zeros(batch.num_rows, dtype=np.int32)
-                yield LabelledRows(feature_rows(named), label)
+                labels = _labels(label, named.pop(label)) if labelled else np.zeros(batch.num_rows, dtype=np.int32)
+                yield LabelledRows(feature_rows(named, recommender.features), labels)
             except WrongValue as error:
                 raise ContractError(
                     f"{path} row {first_row + error.row}: {error.column} is {error.value!r}, expected {error.expected}"
@@ -101,10 +104,10 @@ def _read_file(path: Path, labelled: bool) -> Iterator[LabelledRows]:
             first_row += batch.num_rows
 
 
-def _labels(values: pa.Array) -> NDArray[np.int32]:
-    found = numbers(LABEL, values)
+def _labels(name: str, values: pa.Array) -> NDArray[np.int32]:
+    found = numbers(name, values)
     wrong = np.flatnonzero((found != 0) & (found != 1))
     if len(wrong):
         row = int(wrong[0])
-        raise WrongValue(column=LABEL, row=row, value=values[row].as_py(), expected="0 or 1")
+        raise WrongValue(column=name, row=row, value=values[row].as_py(), expected="0 or 1")
     return found.astype(np.int32)

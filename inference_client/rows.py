@@ -1,7 +1,7 @@
 """Feature rows: from columns by name to the matrices that the model takes, with errors that name column, row and value.
 
-The names are those of `contracts.raw_rows`. Reading files is left to `row_files`; which tensors the server takes is
-stated in `contracts.serving`.
+The names are those of the recommender's features. Reading files is left to `row_files`; which tensors the server takes
+is stated in `contracts.serving`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
+from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY, Features
+from components.contracts.recommender import nearest
 from components.runtime.errors import ContractError
 
-_ALL_COLUMNS = f"the {len(FEATURES)} columns {FEATURES[0]}..{FEATURES[-1]}"
 _A_NUMBER = "a finite number, or None for missing"
-_HEX_DIGITS = 8
-_A_CATEGORY = "1 to 8 hex digits, an integer from 0 to 2^32 - 1, or None for missing"
+_A_CATEGORY = f"a whole number from 0 to {MAX_CATEGORY}, or None for missing"
+_MAX_DIGITS = len(str(MAX_CATEGORY))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,9 +28,9 @@ class FeatureRows:
     """Rows of raw features in the model's order."""
 
     dense: NDArray[np.float32]
-    """[n, 13], NaN = missing."""
+    """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
-    """[n, 26], -1 = missing."""
+    """[n, c], -1 = missing."""
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -64,48 +63,50 @@ class WrongValue(ContractError):
         self.expected = expected
 
 
-def feature_rows(rows: RowsByName | FeatureRows, *, may_lack_columns: bool = False) -> FeatureRows:
+def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack_columns: bool = False) -> FeatureRows:
     """`rows` as matrices of their own, which later changes of the caller's arrays do not reach.
 
-    A numeric value is a number, a category is an integer or hex digits; None and NaN are missing.
+    A numeric value is a number, a category a whole number, which may be written as text; None and NaN are missing.
 
     Args:
         rows: See `RowsByName`; `FeatureRows` are copied as they are.
+        features: The columns, in the model's order.
         may_lack_columns: Whether a column may be absent, and is then missing in every row.
 
     Raises:
         ContractError: A column is unknown or absent, columns differ in length, or a value is not of its column's type;
             the message names column, row and value.
 
-    >>> found = feature_rows({"I1": [1.5, None], "C1": ["ff", 7]}, may_lack_columns=True)
-    >>> found.dense[:, 0].tolist(), found.categorical[:, :2].tolist()
-    ([1.5, nan], [[255, -1], [7, -1]])
-    >>> feature_rows([{"I1": 1.5, "C1": "red"}], may_lack_columns=True)
+    >>> shop = Features(numeric=("price", "age"), categorical=("item",))
+    >>> found = feature_rows({"price": [1.5, None], "item": ["255", 7]}, shop, may_lack_columns=True)
+    >>> found.dense[:, 0].tolist(), found.categorical[:, 0].tolist()
+    ([1.5, nan], [255, 7])
+    >>> feature_rows([{"price": 1.5, "itme": 7}], shop, may_lack_columns=True)
     Traceback (most recent call last):
     ...
-    inference_client.rows.WrongValue: column C1, row 0 is 'red', expected 1 to 8 hex digits, an integer from 0 to \
-2^32 - 1, or None for missing
+    components.runtime.errors.ContractError: rows have a column 'itme', which is no feature, expected item
     """
     if isinstance(rows, FeatureRows):
+        _check_widths(rows, features)
         return FeatureRows(dense=np.array(rows.dense), categorical=np.array(rows.categorical))
     named = _columns_by_name(rows)
-    absent = [name for name in FEATURES if name not in named]
-    if len(named) > len(FEATURES) - len(absent):
-        unknown = [name for name in named if name not in FEATURES]
-        raise ContractError(f"rows have unknown columns {unknown}, expected {_ALL_COLUMNS}")
+    absent = [name for name in features.names if name not in named]
+    if len(named) > len(features.names) - len(absent):
+        unknown = next(name for name in named if name not in features.names)
+        raise ContractError(f"rows have a column {unknown!r}, which is no feature{nearest(unknown, features.names)}")
     if absent and not may_lack_columns:
-        raise ContractError(f"rows lack columns {absent}, expected {_ALL_COLUMNS}")
+        raise ContractError(f"rows lack columns {absent}, expected {', '.join(features.names)}")
     lengths = {name: len(values) for name, values in named.items()}
     num_rows = next(iter(lengths.values()), 0)
     for name, length in lengths.items():
         if length != num_rows:
             raise ContractError(f"column {name} has {length} rows, expected {num_rows} as column {next(iter(lengths))}")
-    dense = np.full((num_rows, len(DENSE)), np.nan, dtype=np.float32)
-    categorical = np.full((num_rows, len(CATEGORICAL)), MISSING_CATEGORY, dtype=np.int64)
-    for i, name in enumerate(DENSE):
+    dense = np.full((num_rows, len(features.numeric)), np.nan, dtype=np.float32)
+    categorical = np.full((num_rows, len(features.categorical)), MISSING_CATEGORY, dtype=np.int64)
+    for i, name in enumerate(features.numeric):
         if name in named:
             dense[:, i] = numbers(name, named[name])
-    for i, name in enumerate(CATEGORICAL):
+    for i, name in enumerate(features.categorical):
         if name in named:
             categorical[:, i] = categories(name, named[name])
     return FeatureRows(dense=dense, categorical=categorical)
@@ -125,7 +126,7 @@ def numbers(name: str, values: Any) -> NDArray[np.float32]:
         if not np.isinf(plain).any():
             return plain
     array = _arrow_array(name, values, expected=_A_NUMBER)
-    if not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type) or pa.types.is_null(array.type)):
+    if not any(is_type(array.type) for is_type in _TYPES_OF_NUMBERS):
         row, value = _first_value(array.to_pylist(), lambda value: True)
         raise WrongValue(column=name, row=row, value=value, expected=_A_NUMBER)
     found: NDArray[np.float32] = array.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
@@ -137,8 +138,6 @@ def numbers(name: str, values: Any) -> NDArray[np.float32]:
 
 def categories(name: str, values: Any) -> NDArray[np.int64]:
     """The int64 values [n] of a categorical column, -1 = missing.
-
-    In an Arrow column of type int32, negative numbers are unsigned hashes of the same bits, as other tools write them.
 
     Raises:
         WrongValue: A value is no category.
@@ -157,8 +156,6 @@ def categories(name: str, values: Any) -> NDArray[np.int64]:
             raise WrongValue(column=name, row=row, value=text, expected=_A_CATEGORY)
         found_texts: NDArray[np.int64] = meanings[encoded.indices.to_numpy()]
         return found_texts
-    if array.type == pa.int32() and isinstance(values, pa.Array | pa.ChunkedArray):
-        array = array.view(pa.uint32())
     try:
         found: NDArray[np.int64] = array.cast(pa.int64()).fill_null(MISSING_CATEGORY).to_numpy()
     except pa.ArrowException:
@@ -169,6 +166,18 @@ def categories(name: str, values: Any) -> NDArray[np.int64]:
         row = int(np.flatnonzero(outside)[0])
         raise WrongValue(column=name, row=row, value=int(found[row]), expected=_A_CATEGORY)
     return found
+
+
+_TYPES_OF_NUMBERS = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_null)
+
+
+def _check_widths(rows: FeatureRows, features: Features) -> None:
+    found = (rows.dense.shape[1], rows.categorical.shape[1])
+    expected = (len(features.numeric), len(features.categorical))
+    if found != expected:
+        raise ContractError(
+            f"rows have {found[0]} numeric and {found[1]} categorical columns, expected {expected[0]} and {expected[1]}"
+        )
 
 
 def _columns_by_name(rows: Any) -> Mapping[str, Any]:
@@ -199,7 +208,7 @@ def _numpy_array(values: Any, *, missing: float) -> NDArray[Any] | None:
 
 
 def _plain_categories(values: Any) -> NDArray[np.int64] | None:
-    """The values where they are integers in range or hex digits; None where they need a closer look."""
+    """The values where they are integers in range or their texts; None where they need a closer look."""
     array = _numpy_array(values, missing=MISSING_CATEGORY)
     if array is None or not len(array):
         return None
@@ -211,22 +220,17 @@ def _plain_categories(values: Any) -> NDArray[np.int64] | None:
 
 
 def _parsed_categories(texts: list[str]) -> NDArray[np.int64] | None:
-    """The value of each text's hex digits, empty texts as missing; None where one of them is no category.
+    """The value of each text's decimal digits, empty texts as missing; None where one of them is no category.
 
-    >>> _parsed_categories(["68fd1e64", "", "7"]).tolist()
-    [1761418852, -1, 7]
+    >>> _parsed_categories(["68", "", "7"]).tolist()
+    [68, -1, 7]
     """
-    if max(map(len, texts), default=0) > _HEX_DIGITS:
-        return None
-    try:
-        # Refuses signs, prefixes and digits of other scripts; skips spaces, so that bytes are missing.
-        content = bytes.fromhex("".join([text.zfill(_HEX_DIGITS) for text in texts]))
-    except ValueError:
-        return None
-    if len(content) != len(texts) * _HEX_DIGITS // 2:
-        return None
-    found = np.frombuffer(content, ">u4").astype(np.int64)
-    found[[index for index, text in enumerate(texts) if not text]] = MISSING_CATEGORY
+    found = np.full(len(texts), MISSING_CATEGORY, dtype=np.int64)
+    for place, text in enumerate(texts):
+        if text:
+            if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and int(text) <= MAX_CATEGORY):
+                return None
+            found[place] = int(text)
     return found
 
 
@@ -240,8 +244,7 @@ def _arrow_array(name: str, values: Any, *, expected: str) -> Any:
     except (pa.ArrowException, OverflowError):
         texts_and_numbers = [value for value in values if value is not None]
         if expected is _A_CATEGORY and all(isinstance(value, str | int) for value in texts_and_numbers):
-            # A list of both is sound: each stands for the same 32 bits.
-            return pa.array([f"{value:x}" if isinstance(value, int) else value for value in values])
+            return pa.array([str(value) if isinstance(value, int) else value for value in values])
         row, value = _first_value(values, lambda value: not isinstance(value, int | float))
         raise WrongValue(column=name, row=row, value=value, expected=expected) from None
 

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import InferInput, InferRequestedOutput
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.serving import (
     INPUT_TYPES,
     MAX_BATCH_ROWS,
@@ -89,10 +88,8 @@ async def shadow_of(scored: Scored, seconds: float) -> Scored | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """Which model is asked, and how patiently."""
+    """How patiently a model is asked."""
 
-    model_name: str = CRITEO_RECOMMENDER.name
-    """As which the recommender is served: its own name."""
     deadline_seconds: float = 30.0
     """Of one request, all attempts and waits included. The caller gets its answer or an error by then; how a call is
     ended on the wire depends on the server (`transport`)."""
@@ -138,11 +135,14 @@ class _Request(NamedTuple):
 class ScoringClient:
     """A connection to one server or to its replicas; create, use and close it in one event loop."""
 
-    def __init__(self, server: str, settings: ClientSettings | None = None, *, timing: Timing | None = None) -> None:
+    def __init__(
+        self, server: str, model_name: str, settings: ClientSettings | None = None, *, timing: Timing | None = None
+    ) -> None:
         """Prepares the connection, which is made at the first request.
 
         Args:
             server: host:port of Triton's gRPC endpoint, or `dns:///name:port` for all replicas behind a name.
+            model_name: As which the recommender is served: its own name.
             settings: See `ClientSettings`.
             timing: Clocks and waits.
 
@@ -151,7 +151,7 @@ class ScoringClient:
         """
         if not _SERVER.fullmatch(server):
             raise BadRequest(f"server is {server!r}, expected host:port or dns:///name:port")
-        self.server = server
+        self.server, self._model_name = server, model_name
         self._settings = settings or ClientSettings()
         self._timing = timing or Timing()
         self.transport = GrpcTransport(
@@ -203,8 +203,8 @@ class ScoringClient:
             categorical: [n, c] int64, its categorical ones, -1 = missing.
             request_id: For `KeyedScorer`; one model answers every request alike.
             key: For `KeyedScorer` too.
-            model_name: Instead of the settings', as the two below.
-            max_attempts: See `ClientSettings`.
+            model_name: Instead of the client's own.
+            max_attempts: Instead of the settings', as the one below; see `ClientSettings`.
             deadline_seconds: See `ClientSettings`.
 
         Raises:
@@ -224,7 +224,7 @@ class ScoringClient:
             raise Overloaded(f"server {self.server} has {self._callers} callers waiting, expected fewer than {room}")
         seconds = deadline_seconds or settings.deadline_seconds
         request = _Request(
-            model=model_name or settings.model_name,
+            model=model_name or self._model_name,
             max_attempts=max_attempts or settings.max_attempts,
             seconds=seconds,
             give_up_at=self._timing.timer() + seconds,

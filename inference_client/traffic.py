@@ -5,7 +5,6 @@ A source hands out rows request by request. Sending them is `replay`'s job; the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -13,8 +12,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts.features import MISSING_CATEGORY, Features
+from components.contracts.recommender import Recommender, nearest
 from components.runtime.errors import ContractError
 from inference_client.row_files import concatenated, read_rows, row_files
 from inference_client.rows import FeatureRows
@@ -94,27 +93,37 @@ class WorldTraffic:
 class FileTraffic:
     """The labelled rows of a file (or a folder of them) in order, once; forms are `row_files`'.
 
-    Drift permutes the distinct values of some categorical columns; labels stay with the values that the file holds, so
-    what a value means truly changes.
+    Drift permutes the distinct values of categorical columns, and mirrors numeric ones at their median: the lowest
+    becomes the highest, and so on. Labels stay with the rows that the file holds, so what a value means truly changes.
     """
 
-    def __init__(self, path: Path, *, drift_columns: tuple[str, ...] = (), seed: int = 0) -> None:
+    def __init__(
+        self, path: Path, recommender: Recommender, *, drift_columns: tuple[str, ...] = (), seed: int = 0
+    ) -> None:
         """Opens the data.
 
         Raises:
-            ContractError: The data is absent or unreadable, or `drift_columns` are not categorical.
+            ContractError: The data is absent or unreadable, or a drift column is no feature.
         """
-        if wrong := set(drift_columns) - set(CATEGORICAL):
-            raise ContractError(f"drift columns {sorted(wrong)} are not categorical, expected some of C1..C26")
+        self._own = recommender.features
+        if wrong := [name for name in drift_columns if name not in self._own.names]:
+            raise ContractError(f"drift column {wrong[0]!r} is no feature{nearest(wrong[0], self._own.names)}")
         self._drift_columns, self._seed = drift_columns, seed
         self._has_drifted = False
         files = row_files(path)
-        self._batches = read_rows(files)
-        self._permutations: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._batches = read_rows(files, recommender)
+        found: dict[str, list[NDArray[Any]]] = {name: [] for name in drift_columns}
+        for batch in read_rows(files, recommender, labelled=False) if found else ():
+            for name, parts in found.items():
+                values = _column(self._own, batch.features, name)
+                parts.append(values[_is_present(values)])
+        self._images: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
         """By column: its values in rising order, and what each becomes."""
-        for place, distinct in _distinct_categories(files, drift_columns).items():
-            random = np.random.default_rng([seed, 7, place])
-            self._permutations[place] = distinct, random.permutation(distinct)
+        for name, parts in found.items():
+            values, counts = np.unique(np.concatenate(parts or [np.empty(0)]), return_counts=True)
+            random = np.random.default_rng([seed, 7, self._own.names.index(name)])
+            is_numeric = name in self._own.numeric
+            self._images[name] = values, _mirrored(values, counts) if is_numeric else random.permutation(values)
         self._features: FeatureRows | None = None
         self._label = np.empty(0, dtype=np.int32)
 
@@ -129,11 +138,11 @@ class FileTraffic:
         features, label = self._features.take(slice(rows)), self._label[:rows]
         self._features, self._label = self._features.take(slice(rows, None)), self._label[rows:]
         if self._has_drifted:
-            categorical = features.categorical.copy()
-            for place, (values, images) in self._permutations.items():
-                present = categorical[:, place] != MISSING_CATEGORY
-                categorical[present, place] = images[np.searchsorted(values, categorical[present, place])]
-            features = FeatureRows(dense=features.dense, categorical=categorical)
+            features = FeatureRows(dense=features.dense.copy(), categorical=features.categorical.copy())
+            for name, (values, images) in self._images.items():
+                column = _column(self._own, features, name)
+                present = _is_present(column)
+                column[present] = images[np.searchsorted(values, column[present])]
         return Request(features, label, None)
 
     def drift(self) -> None:
@@ -147,18 +156,34 @@ class FileTraffic:
         """See `Traffic.drift_note`."""
         if not self._drift_columns:
             return {}
-        counts = {CATEGORICAL[place]: len(values) for place, (values, _) in self._permutations.items()}
         return {
             "kind": "permutation",
             "columns": list(self._drift_columns),
             "seed": self._seed,
-            "distinct_values": counts,
+            "distinct_values": {name: len(values) for name, (values, _) in self._images.items()},
         }
 
 
-def _distinct_categories(files: Sequence[Path], names: Sequence[str]) -> dict[int, NDArray[np.int64]]:
-    """By categorical column's place: its distinct values in rising order, without the missing value."""
-    found = {place: np.empty(0, np.int64) for place in sorted(map(CATEGORICAL.index, names))}
-    for batch in read_rows(files, labelled=False) if found else ():
-        found = {place: np.union1d(known, batch.features.categorical[:, place]) for place, known in found.items()}
-    return {place: values[values != MISSING_CATEGORY] for place, values in found.items()}
+def _column(features: Features, rows: FeatureRows, name: str) -> NDArray[Any]:
+    """[n] a view of the column of that name."""
+    if name in features.numeric:
+        return rows.dense[:, features.numeric.index(name)]
+    return rows.categorical[:, features.categorical.index(name)]
+
+
+def _is_present(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """[n] where a numeric or a categorical column has a value."""
+    present: NDArray[np.bool_] = ~np.isnan(values) if values.dtype == np.float32 else values != MISSING_CATEGORY
+    return present
+
+
+def _mirrored(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[Any]:
+    """What each of the rising `values` becomes: the one with as many rows below it as this one has above.
+
+    >>> _mirrored(np.array([0.0, 1.0, 5.0]), np.array([1, 1, 1])).tolist()
+    [5.0, 1.0, 0.0]
+    """
+    up_to = np.cumsum(counts)
+    above = counts.sum() - up_to
+    mirrored: NDArray[Any] = values[np.searchsorted(up_to, above + (counts - 1) // 2, side="right")]
+    return mirrored

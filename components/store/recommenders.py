@@ -94,6 +94,23 @@ def served_recommender(store: Path) -> Recommender | None:
     return accepted(store, CURRENT) if read_accepted(store) else None
 
 
+def recommender_at(path: Path) -> Recommender:
+    """The description at `path`: that of a model store (`served_recommender`), or one that was accepted, as a file.
+
+    Who has no store at hand takes a copy of `<store>/recommender/<n>.json`.
+
+    Raises:
+        ContractError: there is none, or it is damaged.
+    """
+    if path.is_dir():
+        if (found := served_recommender(path)) is None:
+            raise ContractError(f"model store {path} holds no recommender, expected one that was accepted")
+        return found
+    if not path.is_file():
+        raise ContractError(f"{path} does not exist, expected a model store or an accepted recommender's file")
+    return Recommender.loads(path.read_bytes(), source=str(path))
+
+
 def served_name(store: Path) -> str | None:
     """The name of the recommender that the store serves or is about to; None where it knows of no recommender yet.
 

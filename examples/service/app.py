@@ -11,6 +11,7 @@ import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,9 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
+from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.store.recommenders import recommender_at
 from inference_client import Outcome, RecommenderClient
 
 
@@ -31,19 +34,23 @@ class Click(BaseModel):
     """From 1, as in the list."""
 
 
-def create_app(server: str, log: str, items: pa.Table) -> FastAPI:
+def create_app(server: str, *, recommender: Recommender, log: str, items: pa.Table) -> FastAPI:
     """The service.
 
     Args:
         server: host:port of Triton's gRPC endpoint.
+        recommender: What the model's columns are; `data.user` says which is the user's.
         log: URL of the log that the monitor reads.
         items: The catalogue, a row per item, with the model's columns that describe items.
     """
+    user_column = recommender.data.user
+    if user_column is None:
+        raise ContractError(f"recommender {recommender.name} names no user, expected data.user")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # Leaving the block publishes what is queued, so the server's shutdown loses no record.
-        async with RecommenderClient(server, log=log) as client:
+        async with RecommenderClient(server, recommender=recommender, log=log) as client:
             app.state.client = client
             yield
 
@@ -62,7 +69,7 @@ def create_app(server: str, log: str, items: pa.Table) -> FastAPI:
     async def recommend(user: str, k: int = Query(default=5, ge=1, le=100)) -> dict[str, Any]:
         """The `k` best items for a user."""
         # What is known of the user fills the columns that an item lacks; here it is a hash of the name.
-        context = {"C1": [zlib.crc32(user.encode())]}
+        context = {user_column: [zlib.crc32(user.encode())]}
         ranking = await app.state.client.rank(items, k, context=context, key=user)
         found = [
             {"position": int(position), "item": int(item), "score": float(score)}
@@ -84,7 +91,10 @@ def create_app(server: str, log: str, items: pa.Table) -> FastAPI:
 
 
 def from_environment() -> FastAPI:
-    """The service that the environment describes: EVERGREEN_SERVER, EVERGREEN_LOG and EVERGREEN_ITEMS (Parquet)."""
+    """The service of the environment's EVERGREEN_SERVER, EVERGREEN_RECOMMENDER, EVERGREEN_LOG and EVERGREEN_ITEMS."""
     return create_app(
-        os.environ["EVERGREEN_SERVER"], os.environ["EVERGREEN_LOG"], pq.read_table(os.environ["EVERGREEN_ITEMS"])
+        os.environ["EVERGREEN_SERVER"],
+        recommender=recommender_at(Path(os.environ["EVERGREEN_RECOMMENDER"])),
+        log=os.environ["EVERGREEN_LOG"],
+        items=pq.read_table(os.environ["EVERGREEN_ITEMS"]),
     )

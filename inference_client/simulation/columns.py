@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
+
+RECOMMENDER = CRITEO_RECOMMENDER
+"""Whose rows a world draws, where nobody describes another one with the same features."""
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,7 @@ class Services:
             else {"data": root / "replay.parquet", "drift-columns": ",".join(plan.drift_columns)}
         )
         flags |= {
+            "recommender": self.folders.store,
             "server": self.triton_url,
             "log": self.log_url,
             "rate": plan.rate,

@@ -41,7 +41,7 @@ def _talk(url, rows, clock):
 
     async def talk():
         timing = Timing(clock=clock, chance=chance.random)
-        async with RecommenderClient(LiveModel(), log=url, timing=timing) as client:
+        async with RecommenderClient(LiveModel(), recommender=CRITEO_RECOMMENDER, log=url, timing=timing) as client:
             for number in range(LISTS):
                 clock.now += 1
                 part = rows.slice(number * PLACES, PLACES)

@@ -83,7 +83,7 @@ def test_client_sends_the_agreed_tensors():
         raise Enough
 
     async def ask():
-        async with ScoringClient("127.0.0.1:1", ClientSettings(safe_to_cancel=True)) as client:
+        async with ScoringClient("127.0.0.1:1", MODEL_NAME, ClientSettings(safe_to_cancel=True)) as client:
             client.transport._triton.infer = infer
             await client.score(np.zeros((3, 13), np.float32), np.zeros((3, 26), np.int64))
 
@@ -106,7 +106,9 @@ def test_real_server_gives_the_client_the_released_graphs_answer_and_its_death_i
         waits.append(seconds)
 
     async def converse(server):
-        async with ScoringClient(server.grpc_url, ClientSettings(max_attempts=3), timing=Timing(sleep=sleep)) as client:
+        async with ScoringClient(
+            server.grpc_url, MODEL_NAME, ClientSettings(max_attempts=3), timing=Timing(sleep=sleep)
+        ) as client:
             answer = await client.score(dense, categorical)
             alone = await client.score(dense[:1], categorical[:1])
             os.kill(server.pid, signal.SIGKILL)

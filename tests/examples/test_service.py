@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 
 import grpc
@@ -11,10 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
-from components.contracts.criteo import CATEGORICAL
+from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
+from components.contracts.raw_rows import ColumnNames
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, decode
 from components.logs.sqlite import SqliteLog
 from examples.service.app import from_environment
+from tests.support.recommenders import accept_into
 from tests.support.triton_double import RunningServer, known_scores
 
 
@@ -37,6 +40,8 @@ def items():
 def service(server, items, tmp_path, monkeypatch):
     pq.write_table(pa.table(items), tmp_path / "items.parquet")
     monkeypatch.setenv("EVERGREEN_SERVER", server.url)
+    accept_into(tmp_path, dataclasses.replace(CRITEO_RECOMMENDER, data=ColumnNames(user="C1")))
+    monkeypatch.setenv("EVERGREEN_RECOMMENDER", str(tmp_path))
     monkeypatch.setenv("EVERGREEN_LOG", f"sqlite:///{tmp_path}/log.db")
     monkeypatch.setenv("EVERGREEN_ITEMS", str(tmp_path / "items.parquet"))
     return from_environment()

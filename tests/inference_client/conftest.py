@@ -10,6 +10,7 @@ import pytest
 
 from components.storage.folder import FolderObjects
 from components.store.traffic_plan import TrafficPlan
+from tests.support.recommenders import accept_into
 from tests.support.served_names import TRAFFIC_FILE
 from tests.support.triton_double import RunningServer, known_scores
 
@@ -19,6 +20,14 @@ def server():
     running = RunningServer()
     yield running
     running.close()
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory):
+    """A model store into which the recommender of the simulated world was accepted."""
+    store = tmp_path_factory.mktemp("store")
+    accept_into(store)
+    return store
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
 from components.contracts.records import PredictionBatch
 from components.runtime.errors import PermanentError
 from components.storage.folder import FolderObjects
@@ -174,6 +174,7 @@ def test_a_log_that_is_lost_for_good_ends_the_replay_with_its_summary_written(se
     stdin, held_open = os.pipe()
     settings = ReplayProcess(
         server=server.url,
+        recommender=CRITEO_RECOMMENDER,
         log_url="sqlite:///log.db",
         seed=1,
         stats_path=folder / "out" / "stats.jsonl",
@@ -197,15 +198,15 @@ def test_sigterm_stops_like_stop(server, replay, folder):
     assert summary_of(folder)["published_rows"] == summary_of(folder)["rows"] > 0
 
 
-def test_a_file_is_replayed_to_its_end(server, replay, folder, raw_table):
+def test_a_file_is_replayed_to_its_end(server, replay, folder, raw_table, store):
     pq.write_table(raw_table(500), folder / "data.parquet")
-    process = replay(source=("--data", "data.parquet", "--drift-columns", "C2,C9"))
+    process = replay(source=("--data", "data.parquet", "--drift-columns", "C2,I3", "--recommender", str(store)))
     assert process.wait(timeout=120) == 0
     summary = summary_of(folder)
     assert (summary["exhausted"], summary["rows"]) == (True, 500)
     assert read_lines(folder)[-1]["exhausted"]
     assert summary["bayes_auc"] == {"before": None, "after": None}
-    assert summary["drift"]["columns"] == ["C2", "C9"]
+    assert summary["drift"]["columns"] == ["C2", "I3"]
 
 
 @pytest.mark.parametrize(
@@ -213,9 +214,10 @@ def test_a_file_is_replayed_to_its_end(server, replay, folder, raw_table):
     [
         (("--world", "absent.json"), "world absent.json cannot be read"),
         (("--world", "world.json", "--drift-columns", "C1"), "--drift-columns goes with --data"),
+        (("--data", "data.parquet"), "--recommender is not given, expected with --data"),
         (("--world", "world.json", "--rows-per-request", "4096"), "rows_per_request is 4096"),
     ],
-    ids=["world", "mixed", "range"],
+    ids=["world", "mixed", "whose", "range"],
 )
 def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
     process = replay(source=source)
@@ -226,36 +228,46 @@ def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
     assert len(errors.splitlines()) == 1
 
 
-def test_score_names_the_row_that_is_wrong(server, folder, raw_table):
+def test_score_names_the_row_that_is_wrong(server, folder, store, raw_table):
     table = raw_table(5)
     wrong = table.set_column(table.column_names.index("C4"), "C4", [["1", "2", "red", "4", "5"]])
     pq.write_table(wrong, folder / "rows.parquet")
-    done = run("score", "--server", server.url, "--data", folder / "rows.parquet")
+    done = run("score", "--server", server.url, "--recommender", store, "--data", folder / "rows.parquet")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {folder}/rows.parquet row 2: C4 is 'red', expected 1 to 8 hex digits")
+    assert done.stderr.startswith(f"error: {folder}/rows.parquet row 2: C4 is 'red', expected a whole number from 0")
 
 
-def test_score_prints_a_line_per_row(server, folder, raw_table, score_rows):
+def test_score_prints_a_line_per_row(server, folder, store, raw_table, score_rows):
     pq.write_table(raw_table(20), folder / "data.parquet")
-    done = run("score", "--server", server.url, "--data", folder / "data.parquet", "--limit", 7)
+    done = run("score", "--server", server.url, "--recommender", store, "--data", folder / "data.parquet", "--limit", 7)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0
     assert [line["row"] for line in lines] == list(range(7))
     assert all(line["model_version"] == 1 and 0 <= line["score"] <= 1 for line in lines)
 
 
-def test_score_says_what_the_server_said(server, folder, raw_table):
+def test_score_says_what_the_server_said(server, folder, store, raw_table):
     server.scoring.always = (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'click_model' is not found")
     pq.write_table(raw_table(5), folder / "data.parquet")
-    done = run("score", "--server", server.url, "--data", folder / "data.parquet")
+    done = run("score", "--server", server.url, "--recommender", store, "--data", folder / "data.parquet")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("error: ")
     assert "does not serve" in done.stderr
 
 
-def test_whoever_reads_the_first_line_only_meets_no_traceback(server, folder, raw_table):
+def test_whoever_reads_the_first_line_only_meets_no_traceback(server, folder, store, raw_table):
     pq.write_table(raw_table(20_000), folder / "rows.parquet")
-    line = [sys.executable, "-m", "inference_client", "score", "--server", server.url, "--data"]
+    line = [
+        sys.executable,
+        "-m",
+        "inference_client",
+        "score",
+        "--server",
+        server.url,
+        "--recommender",
+        str(store),
+        "--data",
+    ]
     line.append(str(folder / "rows.parquet"))
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
@@ -276,14 +288,14 @@ def files(tmp_path, raw_table):
     return tmp_path
 
 
-def rank(server, folder, *extra):
+def rank(server, folder, store, *extra):
     files = ["--context", folder / "users.parquet", "--candidates", folder / "items.parquet"]
-    return run("rank", "--server", server.url, *extra, *files)
+    return run("rank", "--server", server.url, "--recommender", store, *extra, *files)
 
 
-def test_rank_prints_the_list_and_the_log_holds_it(server, files, read_log, raw_table, score_rows):
+def test_rank_prints_the_list_and_the_log_holds_it(server, files, store, read_log, raw_table, score_rows):
     log = f"sqlite:///{files}/log.db"
-    done = rank(server, files, "--k", 5, "--request-id", "list-1", "--explore", 0.4, "--log", log)
+    done = rank(server, files, store, "--k", 5, "--request-id", "list-1", "--explore", 0.4, "--log", log)
     assert done.returncode == 0, done.stderr
     user, items = raw_table(3, seed=5).slice(2, 1), raw_table(200, seed=6)
     dense = np.repeat([[np.nan if user[c][0].as_py() is None else user[c][0].as_py() for c in DENSE]], 200, axis=0)
@@ -320,8 +332,8 @@ def test_rank_prints_the_list_and_the_log_holds_it(server, files, read_log, raw_
     ],
     ids=["k", "plan", "explore"],
 )
-def test_misuse_of_rank_is_one_line_and_exit_2(server, files, extra, text):
-    done = rank(server, files, *extra)
+def test_misuse_of_rank_is_one_line_and_exit_2(server, files, store, extra, text):
+    done = rank(server, files, store, *extra)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert text in done.stderr
 

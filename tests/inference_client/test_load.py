@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.runtime.errors import ContractError
 from inference_client.errors import ModelAbsent, ServerUnavailable
 from inference_client.load import LoadSettings, open_loop, run_load, run_precisely
@@ -60,7 +61,7 @@ def load():
         settings = LoadSettings(**{"rows_per_request": 10, "warm_up_seconds": 0.0, "seconds": 4.0, **settings})
 
         async def go():
-            async with RecommenderClient(scorer, log=None) as client:
+            async with RecommenderClient(scorer, recommender=CRITEO_RECOMMENDER, log=None) as client:
                 return await run_load(client, rows_of(num_rows), settings, timing=time.timing())
 
         return time.run(go()), scorer
@@ -179,9 +180,10 @@ def test_precise_runs_wake_closer_than_a_millisecond():
     assert run_precisely(overshoot()) < 0.0005
 
 
-def test_a_load_that_is_interrupted_breaks_off_no_call(server, tmp_path, raw_table):
+def test_a_load_that_is_interrupted_breaks_off_no_call(server, store, tmp_path, raw_table):
     pq.write_table(raw_table(64), tmp_path / "rows.parquet")
     data = ["--server", server.url, "--data", str(tmp_path / "rows.parquet"), "--rows-per-request", "8"]
+    data += ["--recommender", str(store)]
     line = [sys.executable, "-m", "inference_client", "load", *data, "--concurrency", "4", "--seconds", "60"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 30
@@ -198,9 +200,19 @@ def test_a_load_that_is_interrupted_breaks_off_no_call(server, tmp_path, raw_tab
     assert server.scoring.cancelled == 0
 
 
-def test_the_command_prints_settings_and_report_as_json(server, tmp_path, raw_table):
+def test_the_command_prints_settings_and_report_as_json(server, store, tmp_path, raw_table):
     pq.write_table(raw_table(64), tmp_path / "rows.parquet")
-    words = ["load", "--server", server.url, "--data", tmp_path / "rows.parquet", "--rows-per-request", 8]
+    words = [
+        "load",
+        "--server",
+        server.url,
+        "--recommender",
+        store,
+        "--data",
+        tmp_path / "rows.parquet",
+        "--rows-per-request",
+        8,
+    ]
     words += ["--rate", 50, "--seconds", 1, "--warm-up-seconds", 0]
     line = [sys.executable, "-m", "inference_client", *map(str, words)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)

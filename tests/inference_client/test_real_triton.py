@@ -61,7 +61,7 @@ def triton(tmp_path_factory):
 
 def converse(server, conversation, **settings):
     async def run():
-        async with ScoringClient(server.grpc_url, ClientSettings(**settings)) as client:
+        async with ScoringClient(server.grpc_url, MODEL_NAME, ClientSettings(**settings)) as client:
             return await conversation(client)
 
     return asyncio.run(run())

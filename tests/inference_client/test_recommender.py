@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 
 import grpc
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES
+from components.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER, DENSE, FEATURES
+from components.contracts.features import MAX_CATEGORY, Features
+from components.contracts.recommender import Recommender
 from components.contracts.records import OutcomeBatch, PredictionBatch
 from components.runtime.errors import ContractError, TemporaryError
 from inference_client import Outcome, PublisherSettings, RecommenderClient, SyncRecommenderClient, Unpublished
-from inference_client.errors import ServerUnavailable
+from inference_client.errors import ModelAbsent, ServerUnavailable
 from inference_client.rows import FeatureRows, feature_rows
 from inference_client.scoring import ClientSettings, Scored, shadow_of
 from inference_client.timing import Timing
+from tests.support.recommenders import accept_into
+
+connect = partial(RecommenderClient, recommender=CRITEO_RECOMMENDER)
+connect_sync = partial(SyncRecommenderClient, recommender=CRITEO_RECOMMENDER)
+SHOP = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item", "user")))
 
 
 def by_name(dense, categorical):
@@ -80,8 +88,8 @@ def log(tmp_path):
 FORMS = {
     "columns": lambda columns: columns,
     "dicts": as_dicts,
-    "hex": lambda columns: {
-        name: values if name in DENSE else [None if v is None else f"{v:X}" for v in values]
+    "texts": lambda columns: {
+        name: values if name in DENSE else [None if v is None else str(v) for v in values]
         for name, values in columns.items()
     },
     "table": pa.table,
@@ -95,7 +103,7 @@ def test_rows_by_name_are_scored_and_logged_as_the_model_takes_them(server, log,
     rows = FORMS[form](by_name(dense, categorical))
 
     async def talk():
-        async with RecommenderClient(server.url, log=f"sqlite:///{log}") as client:
+        async with connect(server.url, log=f"sqlite:///{log}") as client:
             return await client.score(rows, request_id="r1")
 
     scored = asyncio.run(talk())
@@ -104,6 +112,7 @@ def test_rows_by_name_are_scored_and_logged_as_the_model_takes_them(server, log,
     [record] = read_log(log)
     assert (record.request_id, record.model_version, record.time) == ("r1", 7, scored.time)
     assert (record.positions, record.propensities) == (None, None)
+    assert (record.recommender, record.recommender_digest) == ("click_model", CRITEO_RECOMMENDER.digest)
     for name, expected in (("dense", dense), ("categorical", categorical), ("scores", scored.scores)):
         np.testing.assert_array_equal(getattr(record, name), expected)
 
@@ -112,14 +121,14 @@ def test_a_rankings_log_holds_what_was_shown_and_the_click_on_it(server, log, ma
     dense, categorical = make_rows(30, seed=1)
     rows = by_name(dense, categorical)
     items = {name: values for name, values in rows.items() if name not in ("I1", "C1")}
-    user = {name: [None] for name in FEATURES} | {"I1": [3.0], "C1": ["ff"], "C2": [9]}
+    user = {name: [None] for name in FEATURES} | {"I1": [3.0], "C1": ["255"], "C2": [9]}
     dense[:, 0], categorical[:, 0] = 3.0, 255
     categorical[:, 1] = np.where(categorical[:, 1] < 0, 9, categorical[:, 1])
     expected = score_rows(dense, categorical)
     best = np.argsort(-expected, kind="stable")[:4]
 
     async def talk():
-        async with RecommenderClient(server.url, log=f"sqlite:///{log}") as client:
+        async with connect(server.url, log=f"sqlite:///{log}") as client:
             ranking = await client.rank(items, 4, context=user, key="user 1")
             client.tell(Outcome(request_id=ranking.request_id, row=2))
             client.tell(Outcome(request_id=ranking.request_id, row=2, event="conversion"))
@@ -145,7 +154,7 @@ def test_an_explored_list_is_shown_and_logged_in_its_order_with_its_odds(server,
 
     async def talk():
         timing = Timing(chance=lambda: next(chances))
-        async with RecommenderClient(server.url, log=f"sqlite:///{log}", timing=timing) as client:
+        async with connect(server.url, log=f"sqlite:///{log}", timing=timing) as client:
             rows = FeatureRows(dense=dense, categorical=categorical)
             stayed, swapped = [await client.rank(rows, 4, explore=0.3) for _ in range(2)]
             client.tell(Outcome(request_id=swapped.request_id, row=2))
@@ -171,7 +180,7 @@ def test_without_exploring_the_order_is_that_of_the_scores_for_certain(server, m
 
 def rank(server, rows, k, **settings):
     async def run():
-        async with RecommenderClient(server.url, log=None, settings=ClientSettings(**settings)) as client:
+        async with connect(server.url, log=None, settings=ClientSettings(**settings)) as client:
             return await client.rank(FeatureRows(dense=rows[0], categorical=rows[1]), k)
 
     return asyncio.run(run())
@@ -195,38 +204,61 @@ def test_impossible_lists_are_refused(server, make_rows, n, k, text):
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
-        ({"I1": [1.0], "C1": ["red"]}, "column C1, row 0 is 'red', expected 1 to 8 hex digits"),
-        ({"I1": [1.0, "x"], "C1": [1, 2]}, "column I1, row 1 is 'x', expected a finite number"),
-        ({"I1": ["1", "1.5"], "C1": [1, 2]}, "column I1, row 0 is '1', expected a finite number"),
-        ({"I1": [1.0, np.inf], "C1": [1, 2]}, "column I1, row 1 is inf"),
-        ({"I1": [1.0, 2.0], "C1": [1, 2**32]}, "column C1, row 1 is 4294967296"),
-        ({"I1": [1.0, 2.0], "C1": [1.0, 2.5]}, "column C1, row 1 is 2.5"),
-        ({"I1": [1.0, 2.0], "C1": [1]}, "column C1 has 1 rows, expected 2 as column I1"),
-        ({"I1": [1.0], "shop": [1]}, r"unknown columns \['shop'\], expected the 39 columns I1..C26"),
-        ({"I1": 1.0, "C1": [1]}, "column I1 is 1.0, expected a list or an array"),
-        ("I1", "rows are a str, expected a dict of columns"),
+        ({"price": [1.0], "item": ["red"]}, "column item, row 0 is 'red', expected a whole number from 0 to "),
+        ({"price": [1.0, "x"], "item": [1, 2]}, "column price, row 1 is 'x', expected a finite number"),
+        ({"price": ["1", "1.5"], "item": [1, 2]}, "column price, row 0 is '1', expected a finite number"),
+        ({"price": [1.0, np.inf], "item": [1, 2]}, "column price, row 1 is inf"),
+        ({"price": [1.0, 2.0], "item": [1, MAX_CATEGORY + 1]}, f"column item, row 1 is {MAX_CATEGORY + 1}"),
+        ({"price": [1.0, 2.0], "item": [1.0, 2.5]}, "column item, row 1 is 2.5"),
+        ({"price": [1.0, 2.0], "item": [1]}, "column item has 1 rows, expected 2 as column price"),
+        ({"price": [1.0], "itme": [1]}, "rows have a column 'itme', which is no feature, expected item"),
+        ({"price": 1.0, "item": [1]}, "column price is 1.0, expected a list or an array"),
+        ("price", "rows are a str, expected a dict of columns"),
+        (FeatureRows(dense=np.zeros((1, 13)), categorical=np.zeros((1, 26))), "have 13 numeric and 26 categorical"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_wrong_row_is_named_by_column_row_and_value(rows, text):
     with pytest.raises(ContractError, match=text):
-        feature_rows(rows, may_lack_columns=True)
-    with pytest.raises(ContractError, match=r"rows lack columns \['I2', "):
-        feature_rows({"I1": [1.0]})
+        feature_rows(rows, SHOP.features, may_lack_columns=True)
+    with pytest.raises(ContractError, match=r"rows lack columns \['item', 'user'\], expected price, item, user"):
+        feature_rows({"price": [1.0]}, SHOP.features)
 
 
-def test_signed_hashes_of_an_arrow_column_are_the_same_32_bits_and_mixed_lists_are_sound():
-    signed = pa.table({"I1": [1.0, None], "C1": pa.array([-1, None], pa.int32())})
-    assert feature_rows(signed, may_lack_columns=True).categorical[:, :1].tolist() == [[2**32 - 1], [-1]]
-    mixed = feature_rows({"I1": [None, 2], "C1": ["ff", 255]}, may_lack_columns=True)
+def test_numbers_texts_and_dictionaries_of_the_same_category_are_sound():
+    mixed = feature_rows({"price": [None, 2], "item": ["255", 255]}, SHOP.features, may_lack_columns=True)
     assert mixed.categorical[:, :1].tolist() == [[255], [255]]
-    dictionary = pa.table({"I1": [1], "C1": pa.array(["a"]).dictionary_encode()})
-    assert feature_rows(dictionary, may_lack_columns=True).categorical[:, :1].tolist() == [[10]]
+    dictionary = pa.table({"price": [True], "item": pa.array(["10"]).dictionary_encode()})
+    rows = feature_rows(dictionary, SHOP.features, may_lack_columns=True)
+    assert (rows.dense.tolist(), rows.categorical.tolist()) == ([[1.0]], [[10, -1]])
+
+
+def test_a_client_works_by_the_recommender_that_a_store_serves_or_a_file_describes(server, log, tmp_path, read_log):
+    """The columns, the model that is asked and what the record says are the recommender's."""
+    with pytest.raises(ContractError, match="nowhere does not exist, expected a model store"):
+        RecommenderClient(server.url, recommender=tmp_path / "nowhere", log=None)
+    with pytest.raises(ContractError, match="holds no recommender, expected one that was accepted"):
+        RecommenderClient(server.url, recommender=str(tmp_path), log=None)
+    accept_into(tmp_path, SHOP)
+    scorer = OwnScorer(lambda dense, categorical: (dense[:, 0] / 10).astype(np.float32))
+
+    async def talk():
+        for place in (tmp_path, str(tmp_path / "recommender" / "1.json")):
+            async with RecommenderClient(scorer, recommender=place, log=f"sqlite:///{log}") as client:
+                await client.rank([{"item": 5, "price": 2}, {"item": 6, "price": 7}], 2, context={"user": [8]})
+        async with RecommenderClient(server.url, recommender=tmp_path, log=None) as client:
+            with pytest.raises(ModelAbsent, match="shop"):
+                await client.score({"price": [1.0], "item": [2], "user": [3]})
+
+    asyncio.run(talk())
+    for record in read_log(log):
+        assert (record.recommender, record.recommender_digest) == ("shop", SHOP.digest)
+        assert (record.dense.tolist(), record.categorical.tolist()) == ([[7.0], [2.0]], [[6, 8], [5, 8]])
 
 
 def test_later_changes_of_the_callers_arrays_reach_no_record(make_rows):
     given = FeatureRows(dense=make_rows(3)[0], categorical=make_rows(3)[1])
-    taken = feature_rows(given)
+    taken = feature_rows(given, CRITEO)
     given.dense[:], given.categorical[:] = 0, 0
     np.testing.assert_array_equal(taken.dense, make_rows(3)[0])
     np.testing.assert_array_equal(taken.categorical, make_rows(3)[1])
@@ -249,7 +281,7 @@ def test_scoring_waits_for_no_log_even_if_publishing_hangs(score_rows, make_rows
 
     async def talk():
         publishing = PublisherSettings(interval_seconds=0.001)
-        async with RecommenderClient(OwnScorer(score_rows), log=HangingLog(), publishing=publishing) as client:
+        async with connect(OwnScorer(score_rows), log=HangingLog(), publishing=publishing) as client:
             for number in range(50):
                 scored = await client.score(rows, request_id=f"r{number}")
                 assert client.tell(Outcome(request_id=scored.request_id))
@@ -277,7 +309,7 @@ def test_a_lost_log_fails_no_request_and_closing_says_what_was_lost(score_rows, 
             assert client.log_counts.queued_rows == 4
 
     publishing = PublisherSettings(interval_seconds=0.01, close_seconds=0.2)
-    client = RecommenderClient(OwnScorer(score_rows), log=log, publishing=publishing)
+    client = connect(OwnScorer(score_rows), log=log, publishing=publishing)
     with pytest.raises(
         Unpublished, match="4 rows and 1 outcomes could not be published and are lost: the disk is gone"
     ):
@@ -291,7 +323,7 @@ def test_a_lost_log_fails_no_request_and_closing_says_what_was_lost(score_rows, 
 
     # A loss does not hide the error that ended the block.
     with pytest.raises(KeyError, match="the site's own"):
-        asyncio.run(fail(RecommenderClient(OwnScorer(score_rows), log=log, publishing=publishing)))
+        asyncio.run(fail(connect(OwnScorer(score_rows), log=log, publishing=publishing)))
 
 
 def test_a_request_that_failed_leaves_no_record_and_the_next_one_does(server, log, make_rows, read_log):
@@ -300,7 +332,7 @@ def test_a_request_that_failed_leaves_no_record_and_the_next_one_does(server, lo
 
     async def talk():
         settings = ClientSettings(max_attempts=1)
-        async with RecommenderClient(server.url, log=f"sqlite:///{log}", settings=settings) as client:
+        async with connect(server.url, log=f"sqlite:///{log}", settings=settings) as client:
             with pytest.raises(ServerUnavailable):
                 await client.score(rows, request_id="failed")
             server.scoring.always = None
@@ -316,7 +348,7 @@ def test_closing_waits_for_the_request_in_flight_and_logs_it(server, log, make_r
     rows = FeatureRows(dense=make_rows(2)[0], categorical=make_rows(2)[1])
 
     async def talk():
-        client = await RecommenderClient(server.url, log=f"sqlite:///{log}").__aenter__()
+        client = await connect(server.url, log=f"sqlite:///{log}").__aenter__()
         asking = asyncio.create_task(client.score(rows, request_id="r1"))
         while not server.scoring.in_flight:
             await asyncio.sleep(0.005)
@@ -340,7 +372,7 @@ def test_a_record_waits_for_its_shadow_and_its_outcome_for_the_record(score_rows
 
     async def talk():
         scorer = OwnScorer(score_rows, shadow=asyncio.Event())
-        async with RecommenderClient(scorer, log=f"sqlite:///{log}", source="test") as client:
+        async with connect(scorer, log=f"sqlite:///{log}", source="test") as client:
             ranking = await client.rank(rows, 3, request_id="list")
             client.tell(Outcome(request_id="list", row=1))
             assert client.log_counts.queued_rows == client.log_counts.queued_outcomes == 0
@@ -372,7 +404,7 @@ def test_ids_and_sizes_that_the_log_cannot_hold_are_refused_before_scoring(score
     few, many = (FeatureRows(dense=rows[0], categorical=rows[1]) for rows in (make_rows(1), make_rows(2049)))
 
     async def talk():
-        async with RecommenderClient(scorer, log=f"sqlite:///{log}") as client:
+        async with connect(scorer, log=f"sqlite:///{log}") as client:
             with pytest.raises(ContractError, match="the logged request has 2049 rows, expected at most 2048"):
                 await client.score(many)
             with pytest.raises(ContractError, match="request_id is"):
@@ -385,7 +417,7 @@ def test_ids_and_sizes_that_the_log_cannot_hold_are_refused_before_scoring(score
 
 def test_without_a_log_scores_come_and_outcomes_are_refused(server, make_rows):
     async def talk():
-        async with RecommenderClient(server.url, log=None) as client:
+        async with connect(server.url, log=None) as client:
             scored = await client.score(by_name(*make_rows(2)))
             with pytest.raises(ContractError, match="expected log=URL"):
                 client.tell(Outcome(request_id=scored.request_id))
@@ -397,7 +429,7 @@ def test_without_a_log_scores_come_and_outcomes_are_refused(server, make_rows):
 def test_the_synchronous_client_scores_from_many_threads_and_publishes_between_calls(server, log, make_rows, read_log):
     rows = by_name(*make_rows(2))
     publishing = PublisherSettings(interval_seconds=0.01)
-    with SyncRecommenderClient(server.url, log=f"sqlite:///{log}", publishing=publishing) as client:
+    with connect_sync(server.url, log=f"sqlite:///{log}", publishing=publishing) as client:
         threads = [threading.Thread(target=client.score, args=(rows,)) for _ in range(8)]
         for thread in threads:
             thread.start()
@@ -413,6 +445,6 @@ def test_the_synchronous_client_scores_from_many_threads_and_publishes_between_c
 
 def test_a_client_that_cannot_log_does_not_open(server, tmp_path):
     with pytest.raises(ContractError, match="nowhere"):
-        SyncRecommenderClient(server.url, log="nowhere://x").__enter__()
+        connect_sync(server.url, log="nowhere://x").__enter__()
     with pytest.raises(ContractError, match="with SyncRecommenderClient"):
-        SyncRecommenderClient(server.url, log=None).score({})
+        connect_sync(server.url, log=None).score({})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.metrics import roc_auc
 from components.contracts.records import OutcomeBatch, PredictionBatch
 from components.runtime.errors import ContractError
@@ -82,7 +83,9 @@ def play(time, scorer, make_rows, tmp_path):
 
         async def all_of_it():
             log = f"sqlite:///{tmp_path}/log.db"
-            async with RecommenderClient(scorer, log=log, source="t", timing=time.timing()) as client:
+            async with RecommenderClient(
+                scorer, recommender=CRITEO_RECOMMENDER, log=log, source="t", timing=time.timing()
+            ) as client:
                 random = np.random.default_rng(1)
                 replay = Replay(client, traffic, settings, random=random, run="t", timing=time.timing())
                 prepare(replay)

@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from inference_client import routing
 from inference_client.errors import DeadlineExpired
 from inference_client.recommender import RecommenderClient
@@ -265,9 +266,10 @@ def test_a_ranked_list_is_one_arms_and_its_record_holds_the_shadows_scores_of_wh
 ):
     publish(make_plan(share=1.0, shadow=1.0))
     dense, categorical = make_rows(9000, seed=1)
+    log = f"sqlite:///{tmp_path}/log.db"
 
     async def talk(planned):
-        async with RecommenderClient(planned, log=f"sqlite:///{tmp_path}/log.db") as client:
+        async with RecommenderClient(planned, recommender=CRITEO_RECOMMENDER, log=log) as client:
             return await client.rank(FeatureRows(dense=dense, categorical=categorical), 10, key="a user")
 
     ranking = follow(served, objects, talk)

@@ -7,8 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.raw_rows import LABEL
+from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
+from components.contracts.features import MAX_CATEGORY, Features
+from components.contracts.raw_rows import LABEL, ColumnNames
+from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError
 from inference_client.row_files import concatenated, first_rows, read_rows, row_files
 from inference_client.rows import WrongValue, categories
@@ -20,8 +22,8 @@ def write(path, table):
     return path
 
 
-def read(path, labelled=True):
-    batches = list(read_rows(row_files(path), labelled=labelled))
+def read(path, recommender=CRITEO_RECOMMENDER, labelled=True):
+    batches = list(read_rows(row_files(path), recommender, labelled=labelled))
     features = concatenated([batch.features for batch in batches])
     return features.dense, features.categorical, np.concatenate([batch.label for batch in batches])
 
@@ -30,24 +32,16 @@ def raw(table):
     return table
 
 
-def hex_texts(table):
-    """Hashes as lower-case hex digits, under other capitals, in another order and without a label."""
-    texts = {name: [None if v is None else f"{v:08x}" for v in table[name].to_pylist()] for name in CATEGORICAL}
-    return pa.table({name.lower(): values for name, values in texts.items()} | {n: table[n] for n in DENSE})
+def texts_in_another_order(table):
+    """Categories as texts, and no label."""
+    texts = {name: [None if v is None else str(v) for v in table[name].to_pylist()] for name in CATEGORICAL}
+    return pa.table(texts | {n: table[n] for n in DENSE})
 
 
-def signed_hashes(table):
-    columns = {LABEL: table[LABEL]} | {name: table[name] for name in DENSE}
-    for name in CATEGORICAL:
-        unsigned = table[name].combine_chunks().cast(pa.uint32())
-        columns[name] = pa.Array.from_buffers(pa.int32(), len(unsigned), unsigned.buffers())
-    return pa.table(columns)
-
-
-@pytest.mark.parametrize("form", [raw, hex_texts, signed_hashes])
+@pytest.mark.parametrize("form", [raw, texts_in_another_order])
 def test_every_form_gives_the_rows_that_were_written(tmp_path, raw_table, form):
     table = raw_table(150)
-    labelled = form is not hex_texts
+    labelled = form is raw
     dense, categorical, label = read(write(tmp_path / "rows.parquet", form(table)), labelled=labelled)
     for i, column in enumerate(DENSE):
         np.testing.assert_array_equal(dense[:, i], table[column].to_numpy().astype(np.float32))
@@ -57,17 +51,33 @@ def test_every_form_gives_the_rows_that_were_written(tmp_path, raw_table, form):
     assert (dense.dtype, categorical.dtype, label.dtype) == (np.float32, np.int64, np.int32)
 
 
+@pytest.mark.parametrize("label", ["clicked", LABEL])
+def test_a_users_own_columns_are_read_by_their_names_and_the_label_by_its_own_or_the_raw_one(tmp_path, label):
+    features = Features(numeric=("price",), categorical=("Item", "item"))
+    shop = Recommender(name="shop", features=features, data=ColumnNames(label="clicked"))
+    table = pa.table({"item": [5, None], label: [True, False], "seen": ["a", "b"], "Item": [7, 8], "price": [None, 2]})
+    dense, categorical, labels = read(write(tmp_path / "rows.parquet", table), shop)
+    np.testing.assert_array_equal(dense, [[np.nan], [2.0]])
+    assert (categorical.tolist(), labels.tolist()) == ([[7, 5], [8, -1]], [1, 0])
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         (lambda t: t.drop_columns(["C7", "I3"]), r"lacks columns \['I3', 'C7'\]"),
-        (lambda t: t.drop_columns(["label"]), r"lacks columns \['label'\]"),
+        (
+            lambda t: t.rename_columns({"label": "lable"}),
+            r"lacks columns \['label'\] of .* click_model, expected lable",
+        ),
         (
             lambda t: t.set_column(0, "label", pa.array([2] * 5000)),
             "rows.parquet row 0: label is 2, expected 0 or 1",
         ),
-        (lambda t: t.set_column(14, "C1", pa.array(["68fd1e64"] * 4999 + ["g"])), "row 4999: C1 is 'g'"),
-        (lambda t: t.set_column(14, "C1", pa.array([0, 1, 2**32, *[4] * 4997])), "row 2: C1 is 4294967296"),
+        (lambda t: t.set_column(14, "C1", pa.array(["68"] * 4999 + ["g"])), "row 4999: C1 is 'g'"),
+        (
+            lambda t: t.set_column(14, "C1", pa.array([0, 1, MAX_CATEGORY + 1, *[4] * 4997])),
+            f"row 2: C1 is {MAX_CATEGORY + 1}",
+        ),
     ],
     ids=["columns", "no label", "label", "text", "hash"],
 )
@@ -89,12 +99,12 @@ def test_a_folder_is_read_in_the_order_of_its_names_and_the_first_rows_are_the_f
     for day in (2, 1):
         write(tmp_path / f"day={day}" / "part.parquet", raw_table(5, seed=day))
     expected = np.concatenate([raw_table(5, seed=day)["I1"].to_numpy() for day in (1, 2)])
-    np.testing.assert_array_equal(first_rows(tmp_path, 7).dense[:, 0], expected[:7])
-    assert len(first_rows(tmp_path, 100)) == 10
+    np.testing.assert_array_equal(first_rows(tmp_path, CRITEO_RECOMMENDER, num_rows=7).dense[:, 0], expected[:7])
+    assert len(first_rows(tmp_path, CRITEO_RECOMMENDER, num_rows=100)) == 10
 
 
-@pytest.mark.parametrize("text", ["+1", "-1", "0x1f", "1_0", " 1", "1 2", "ab  cd12", "1\n", "123456789", "\u0661"])
-def test_a_text_that_resembles_hex_digits_is_no_category(text):
+@pytest.mark.parametrize("text", ["+1", "-1", "0x1f", "68fd1e64", "1_0", " 1", "1 2", "1\n", "9" * 17, "\u0661"])
+def test_a_text_that_resembles_a_number_is_no_category(text):
     for values in ([text], ["0123456789", text], ["1", None, text], ["1", 16, text], pa.array(["1", None, text])):
-        with pytest.raises(WrongValue, match="expected 1 to 8 hex digits"):
+        with pytest.raises(WrongValue, match="expected a whole number from 0"):
             categories("C1", values)

@@ -21,6 +21,7 @@ from inference_client.errors import (
 )
 from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing
+from tests.support.served_names import MODEL_NAME
 
 UNAVAILABLE, NOT_FOUND = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND
 SWITCHING = (NOT_FOUND, "Request for model 'click_model' version 2 is not at ready state")
@@ -29,7 +30,9 @@ SWITCHING = (NOT_FOUND, "Request for model 'click_model' version 2 is not at rea
 def score(url, rows, sleep=asyncio.sleep, **settings):
     async def ask():
         # float takes the chance out of the waits.
-        async with ScoringClient(url, ClientSettings(**settings), timing=Timing(sleep=sleep, jitter=float)) as client:
+        async with ScoringClient(
+            url, MODEL_NAME, ClientSettings(**settings), timing=Timing(sleep=sleep, jitter=float)
+        ) as client:
             return await client.score(*rows)
 
     return asyncio.run(ask())
@@ -52,7 +55,7 @@ def test_more_rows_than_a_batch_are_split_and_put_together_in_order(server, make
 
 def test_one_connection_serves_many_requests_and_no_more_than_the_bound_are_in_flight(server, make_rows):
     async def ask():
-        async with ScoringClient(server.url, ClientSettings(max_in_flight=3)) as client:
+        async with ScoringClient(server.url, MODEL_NAME, ClientSettings(max_in_flight=3)) as client:
             return await asyncio.gather(*(client.score(*make_rows(2, seed)) for seed in range(40)))
 
     assert len(asyncio.run(ask())) == 40
@@ -119,7 +122,7 @@ def test_a_restarted_server_is_found_again(server, make_rows, score_rows):
     rows = make_rows(2)
 
     async def ask():
-        async with ScoringClient(server.url) as client:
+        async with ScoringClient(server.url, MODEL_NAME) as client:
             await client.score(*rows)
             await asyncio.to_thread(server.kill)
             with pytest.raises(ServerUnavailable):

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.runtime.errors import ContractError
 from inference_client.simulation.world import Drift, World
 from inference_client.traffic import FileTraffic, WorldTraffic
@@ -46,7 +47,7 @@ def test_world_traffic_without_a_drifted_world_refuses_to_drift():
 
 def test_a_file_is_replayed_once_in_order(data):
     path, table = data
-    requests = take_all(FileTraffic(path), 64)
+    requests = take_all(FileTraffic(path, CRITEO_RECOMMENDER), 64)
     assert [len(r.label) for r in requests] == [64, 64, 64, 64, 44]
     np.testing.assert_array_equal(np.concatenate([r.label for r in requests]), table["label"].to_numpy())
     i2 = table["I2"].to_numpy(zero_copy_only=False)
@@ -58,8 +59,8 @@ def test_a_file_is_replayed_once_in_order(data):
 
 def test_drift_permutes_the_values_of_the_stated_columns_and_nothing_else(data):
     path, _ = data
-    plain = take_all(FileTraffic(path), 300)[0]
-    traffic = FileTraffic(path, drift_columns=("C2", "C20"), seed=5)
+    plain = take_all(FileTraffic(path, CRITEO_RECOMMENDER), 300)[0]
+    traffic = FileTraffic(path, CRITEO_RECOMMENDER, drift_columns=("C2", "C20"), seed=5)
     traffic.drift()
     drifted = take_all(traffic, 300)[0]
     np.testing.assert_array_equal(plain.label, drifted.label)
@@ -73,8 +74,25 @@ def test_drift_permutes_the_values_of_the_stated_columns_and_nothing_else(data):
     assert traffic.drift_note["columns"] == ["C2", "C20"]
 
 
-def test_drift_of_no_columns_or_of_integers_is_refused(data):
+def test_drift_mirrors_a_numeric_column_and_keeps_its_distribution(data):
+    path, _ = data
+    plain = take_all(FileTraffic(path, CRITEO_RECOMMENDER), 300)[0].features.dense
+    traffic = FileTraffic(path, CRITEO_RECOMMENDER, drift_columns=("I2",))
+    traffic.drift()
+    drifted = take_all(traffic, 300)[0].features.dense
+    np.testing.assert_array_equal(np.delete(plain, 1, axis=1), np.delete(drifted, 1, axis=1))
+    np.testing.assert_array_equal(np.isnan(plain[:, 1]), np.isnan(drifted[:, 1]))
+    before, after = (column[~np.isnan(column)] for column in (plain[:, 1], drifted[:, 1]))
+    order = np.argsort(before, kind="stable")
+    assert (np.diff(after[order]) <= 0).all(), "the higher it was, the lower it is"
+    assert abs(np.median(after) - np.median(before)) <= np.median(before)
+    low, high = before <= np.quantile(before, 0.1), before >= np.quantile(before, 0.9)
+    assert after[low].min() >= np.quantile(before, 0.7)
+    assert after[high].max() <= np.quantile(before, 0.3)
+
+
+def test_drift_of_no_columns_or_of_none_that_is_a_feature_is_refused(data):
     with pytest.raises(ContractError, match="no drift columns"):
-        FileTraffic(data[0]).drift()
-    with pytest.raises(ContractError, match="I1"):
-        FileTraffic(data[0], drift_columns=("I1",))
+        FileTraffic(data[0], CRITEO_RECOMMENDER).drift()
+    with pytest.raises(ContractError, match="drift column 'C222' is no feature, expected C22"):
+        FileTraffic(data[0], CRITEO_RECOMMENDER, drift_columns=("C222",))

@@ -12,6 +12,7 @@ import pytest
 from inference_client.errors import BadRequest, DeadlineExpired, Overloaded, ServerUnavailable
 from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing, shortened
+from tests.support.served_names import MODEL_NAME
 from tests.support.traffic_plans import until
 from tests.support.triton_double import RunningServer
 from tests.support.virtual_time import VirtualTime
@@ -29,7 +30,9 @@ def stuck(server):
 
 def converse(server, conversation, url=None, **settings):
     async def run():
-        async with ScoringClient(url or server.url, ClientSettings(**settings), timing=Timing(jitter=float)) as client:
+        async with ScoringClient(
+            url or server.url, MODEL_NAME, ClientSettings(**settings), timing=Timing(jitter=float)
+        ) as client:
             return await conversation(client)
 
     return asyncio.run(run())
@@ -103,7 +106,7 @@ def test_a_full_line_is_said_at_once_and_takes_callers_again_when_it_moves(stuck
 def test_closing_waits_for_calls_whose_callers_have_given_up(stuck, make_rows):
 
     async def run():
-        client = ScoringClient(stuck.url, ClientSettings(deadline_seconds=0.5))
+        client = ScoringClient(stuck.url, MODEL_NAME, ClientSettings(deadline_seconds=0.5))
         with pytest.raises(DeadlineExpired):
             await client.score(*make_rows(1))
         closing = asyncio.create_task(client.close())
@@ -135,7 +138,7 @@ def test_the_deadline_bounds_all_attempts_and_waits_together(server, make_rows):
     async def run():
         settings = ClientSettings(deadline_seconds=1.0, max_attempts=100)
         timing = Timing(timer=time.clock, sleep=sleep, jitter=float)
-        async with ScoringClient(server.url, settings, timing=timing) as client:
+        async with ScoringClient(server.url, MODEL_NAME, settings, timing=timing) as client:
             await client.score(*make_rows(1))
 
     with pytest.raises(ServerUnavailable, match="maximum queue size"):

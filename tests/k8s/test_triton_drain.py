@@ -141,7 +141,7 @@ class Client:
 
     async def _run(self) -> None:
         row = np.zeros((1, 13), np.float32), np.zeros((1, 26), np.int64)
-        async with ScoringClient(self._url, ClientSettings(max_attempts=self._attempts)) as client:
+        async with ScoringClient(self._url, MODEL_NAME, ClientSettings(max_attempts=self._attempts)) as client:
             while not self._is_over.is_set():
                 try:
                     await client.score(*row)
@@ -220,7 +220,7 @@ def test_what_was_begun_at_the_signal_is_answered(make_pod, tmp_path):
     row = np.zeros((1, 13), np.float32), np.zeros((1, 26), np.int64)
 
     async def three_and_the_signal() -> list[object]:
-        async with ScoringClient(pod.grpc_url, ClientSettings(max_attempts=1)) as client:
+        async with ScoringClient(pod.grpc_url, MODEL_NAME, ClientSettings(max_attempts=1)) as client:
             calls = [asyncio.ensure_future(client.score(*row))]
             # One is computed, and only then do two come to wait: all three at once could be one batch.
             await asyncio.to_thread(wait_for, begun.exists)

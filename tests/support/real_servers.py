@@ -77,7 +77,7 @@ class RetryingTraffic:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
     async def _run(self):
-        async with ScoringClient(self._url, ClientSettings(max_attempts=10)) as client:
+        async with ScoringClient(self._url, MODEL_NAME, ClientSettings(max_attempts=10)) as client:
             while not self._stop.is_set():
                 try:
                     self.answers.append(await client.score(*self._rows))

@@ -93,6 +93,7 @@ def _run_programs(place, environment):
         for written, meant in (
             ("127.0.0.1:8001", place["SERVER"]),
             ("file:///srv/repository", Path(place["REPOSITORY"]).as_uri()),
+            ("build/demo/store", place["STORE"]),
             ("build/demo/repository", place["REPOSITORY"]),
             ("/tmp/clicks.db", f"{place['OUT']}/clicks.db"),
             ("build/triton.log", f"{place['OUT']}/other.log"),
