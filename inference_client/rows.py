@@ -6,6 +6,8 @@ is stated in `contracts.serving`.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -14,13 +16,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY, Features
+from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY, Features, category_of
 from components.contracts.recommender import nearest
 from components.runtime.errors import ContractError
 
 _A_NUMBER = "a finite number, or None for missing"
-_A_CATEGORY = f"a whole number from 0 to {MAX_CATEGORY}, or None for missing"
-_MAX_DIGITS = len(str(MAX_CATEGORY))
+_A_CATEGORY = "a whole number of 64 bits, or None for missing"
+_A_WORD = "a text or a whole number of 64 bits, or None for missing"
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+_SCALARS = (str, int, float, type(None))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,7 +70,8 @@ class WrongValue(ContractError):
 def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack_columns: bool = False) -> FeatureRows:
     """`rows` as matrices of their own, which later changes of the caller's arrays do not reach.
 
-    A numeric value is a number, a category a whole number, which may be written as text; None and NaN are missing.
+    A numeric value is a number, a category a whole number, which may be written as text, or any text where the feature
+    holds words; None and NaN are missing.
 
     Args:
         rows: See `RowsByName`; `FeatureRows` are copied as they are.
@@ -108,7 +113,7 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
             dense[:, i] = numbers(name, named[name])
     for i, name in enumerate(features.categorical):
         if name in named:
-            categorical[:, i] = categories(name, named[name])
+            categorical[:, i] = categories(name, named[name], holds_words=features.type_of(name) == "string")
     return FeatureRows(dense=dense, categorical=categorical)
 
 
@@ -136,36 +141,50 @@ def numbers(name: str, values: Any) -> NDArray[np.float32]:
     return found
 
 
-def categories(name: str, values: Any) -> NDArray[np.int64]:
-    """The int64 values [n] of a categorical column, -1 = missing.
+def categories(name: str, values: Any, *, holds_words: bool = False) -> NDArray[np.int64]:
+    """The categories [n] that a column's values stand for, -1 = missing; see `features.CategoricalOptions`.
+
+    Args:
+        name: The column's.
+        values: A list, an array, or an Arrow array.
+        holds_words: Whether a value may be a text that is no whole number.
 
     Raises:
         WrongValue: A value is no category.
     """
     if (plain := _plain_categories(values)) is not None:
         return plain
-    array = _arrow_array(name, values, expected=_A_CATEGORY)
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        # Each distinct text is parsed once: a click log repeats itself.
-        encoded = array.fill_null("").dictionary_encode()
-        meanings = _parsed_categories(encoded.dictionary.to_pylist())
-        if meanings is None:
-            row, text = _first_value(array.to_pylist(), lambda text: _parsed_categories([text]) is None)
-            raise WrongValue(column=name, row=row, value=text, expected=_A_CATEGORY)
-        found_texts: NDArray[np.int64] = meanings[encoded.indices.to_numpy()]
-        return found_texts
-    try:
-        found: NDArray[np.int64] = array.cast(pa.int64()).fill_null(MISSING_CATEGORY).to_numpy()
-    except pa.ArrowException:
-        row, value = _first_value(array.to_pylist(), lambda value: isinstance(value, float) and value % 1 != 0)
-        raise WrongValue(column=name, row=row, value=value, expected=_A_CATEGORY) from None
-    outside = (found < MISSING_CATEGORY) | (found > MAX_CATEGORY)
-    if outside.any():
-        row = int(np.flatnonzero(outside)[0])
-        raise WrongValue(column=name, row=row, value=int(found[row]), expected=_A_CATEGORY)
-    return found
+    # Each distinct value is looked at once: a click log repeats itself.
+    found: dict[Any, int] = {}
+    places = np.empty(len(values), dtype=np.int64)
+    for row, value in enumerate(values.to_pylist() if isinstance(values, pa.Array | pa.ChunkedArray) else values):
+        plain_value = value.item() if isinstance(value, np.generic) else value
+        key = (type(plain_value), plain_value if isinstance(plain_value, _SCALARS) else None)
+        if key not in found:
+            category = _category(plain_value, holds_words=holds_words)
+            if category is None:
+                expected = _A_WORD if holds_words else _A_CATEGORY
+                raise WrongValue(column=name, row=row, value=plain_value, expected=expected)
+            found[key] = category
+        places[row] = found[key]
+    return places
+
+
+def _category(value: object, *, holds_words: bool) -> int | None:
+    """The category of one value; None where it is none."""
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+        return MISSING_CATEGORY
+    if isinstance(value, bool):
+        return category_of(str(value).lower())
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int):
+        return category_of(str(value)) if -(2**63) <= value < 2**63 else None
+    if not isinstance(value, str):
+        return None
+    if holds_words:
+        return category_of(value)
+    return _category(int(value), holds_words=False) if _WHOLE.fullmatch(value) else None
 
 
 _TYPES_OF_NUMBERS = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_null)
@@ -208,30 +227,19 @@ def _numpy_array(values: Any, *, missing: float) -> NDArray[Any] | None:
 
 
 def _plain_categories(values: Any) -> NDArray[np.int64] | None:
-    """The values where they are integers in range or their texts; None where they need a closer look."""
-    array = _numpy_array(values, missing=MISSING_CATEGORY)
-    if array is None or not len(array):
-        return None
-    if array.dtype.kind == "i" and array.min() >= MISSING_CATEGORY and array.max() <= MAX_CATEGORY:
-        return array.astype(np.int64)
-    if array.dtype.kind == "U" and all(value is None or isinstance(value, str) for value in values):
-        return _parsed_categories([value or "" for value in values])
-    return None
-
-
-def _parsed_categories(texts: list[str]) -> NDArray[np.int64] | None:
-    """The value of each text's decimal digits, empty texts as missing; None where one of them is no category.
-
-    >>> _parsed_categories(["68", "", "7"]).tolist()
-    [68, -1, 7]
-    """
-    found = np.full(len(texts), MISSING_CATEGORY, dtype=np.int64)
-    for place, text in enumerate(texts):
-        if text:
-            if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and int(text) <= MAX_CATEGORY):
-                return None
-            found[place] = int(text)
-    return found
+    """The values where they are whole numbers in range, or None; None where they need a closer look."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        if not pa.types.is_signed_integer(values.type):
+            return None
+        num_missing, array = values.null_count, values.cast(pa.int64()).fill_null(MISSING_CATEGORY).to_numpy()
+    else:
+        found = _numpy_array(values, missing=MISSING_CATEGORY)
+        if found is None or found.dtype.kind != "i":
+            return None
+        num_missing = 0 if isinstance(values, np.ndarray) else sum(value is None for value in values)
+        array = found.astype(np.int64)
+    is_plain = array.max(initial=0) <= MAX_CATEGORY and np.count_nonzero(array < 0) == num_missing
+    return array if is_plain else None
 
 
 def _arrow_array(name: str, values: Any, *, expected: str) -> Any:
@@ -242,9 +250,6 @@ def _arrow_array(name: str, values: Any, *, expected: str) -> Any:
     try:
         return pa.array(values, from_pandas=True)
     except (pa.ArrowException, OverflowError):
-        texts_and_numbers = [value for value in values if value is not None]
-        if expected is _A_CATEGORY and all(isinstance(value, str | int) for value in texts_and_numbers):
-            return pa.array([str(value) if isinstance(value, int) else value for value in values])
         row, value = _first_value(values, lambda value: not isinstance(value, int | float))
         raise WrongValue(column=name, row=row, value=value, expected=expected) from None
 

@@ -7,17 +7,19 @@ numeric value is NaN and a missing category is `MISSING_CATEGORY`.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from components.runtime.errors import ContractError
 
 MISSING_CATEGORY = -1
 """A missing category in an int64 tensor; no category has this value."""
-MAX_CATEGORY = 2**32 - 1
-"""Largest category."""
+MAX_CATEGORY = 2**52 - 1
+"""Largest category: NVTabular reads categories as float64, which holds every whole number up to here."""
 
 
 INDICATOR = "{name}/missing"
@@ -25,6 +27,32 @@ INDICATOR = "{name}/missing"
 _LOG, _STANDARDIZE, _MINMAX = "log1p", "standardize", "minmax"
 _NUMBER = r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _CLIP = re.compile(rf"clip\(({_NUMBER})(?:\.\.({_NUMBER}))?\)")
+
+
+def category_of(text: str) -> int:
+    """The category that a text stands for: its number where it is a whole one in range, else a hash of its UTF-8 form.
+
+    A number is written as Python prints it. The hash is the upper 52 bits of BLAKE2b with 8 bytes: of a million
+    texts two are the same category with a probability of 1 in 9,000.
+
+    >>> category_of("7"), category_of("07"), category_of("red")
+    (7, 777266936069733, 244716414365860)
+    """
+    if _WHOLE.fullmatch(text) and int(text) <= MAX_CATEGORY:
+        return int(text)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 12
+
+
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoricalOptions:
+    """What a categorical feature holds."""
+
+    type: Literal["int64", "string"] = "int64"
+    """`int64`: whole numbers; `string`: texts, or whole numbers and truth values as texts. A number from 0 to 2^52 - 1
+    is its own category, also as a text; any other value is hashed to 52 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +123,7 @@ class NumericOptions:
 
 _STEPS = {"clip": _CLIP, _LOG: re.compile(_LOG), "scaling": re.compile(f"{_STANDARDIZE}|{_MINMAX}")}
 """Steps of a transform in their order."""
-_NUMERIC_DEFAULTS = NumericOptions()
+_NUMERIC_DEFAULTS, _CATEGORICAL_DEFAULTS = NumericOptions(), CategoricalOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,15 +144,18 @@ class Features:
     """Columns of categories: int64 from 0 to `MAX_CATEGORY` in files, one column each of the tensor `categorical`."""
     numeric_options: Mapping[str, NumericOptions] = field(default_factory=dict)
     """Of the numeric features that have other options than the defaults."""
+    categorical_options: Mapping[str, CategoricalOptions] = field(default_factory=dict)
+    """Of the categorical ones, likewise."""
 
     def __post_init__(self) -> None:
         """Refuses columns that could not be told apart; makes tuples of the lists that JSON holds."""
         object.__setattr__(self, "numeric", tuple(self.numeric))
         object.__setattr__(self, "categorical", tuple(self.categorical))
-        named = {name: each for name, each in self.numeric_options.items() if each != _NUMERIC_DEFAULTS}
-        object.__setattr__(self, "numeric_options", named)
-        if unknown := [name for name in named if name not in self.numeric]:
-            raise ContractError(f"options are given of {unknown}, expected numeric features")
+        for kind, usual in (("numeric", _NUMERIC_DEFAULTS), ("categorical", _CATEGORICAL_DEFAULTS)):
+            options: Mapping[str, object] = getattr(self, f"{kind}_options")
+            object.__setattr__(self, f"{kind}_options", {n: each for n, each in options.items() if each != usual})
+            if unknown := [name for name in options if name not in getattr(self, kind)]:
+                raise ContractError(f"options are given of {unknown}, expected {kind} features")
         if not self.names:
             raise ContractError("there are no features, expected one or more names")
         if wrong := [name for name in self.names if not _is_name(name)]:
@@ -147,6 +178,10 @@ class Features:
     def options_of(self, name: str) -> NumericOptions:
         """The options of the numeric feature `name`."""
         return self.numeric_options.get(name, _NUMERIC_DEFAULTS)
+
+    def type_of(self, name: str) -> str:
+        """What the categorical feature `name` holds, see `CategoricalOptions`."""
+        return self.categorical_options.get(name, _CATEGORICAL_DEFAULTS).type
 
     @property
     def indicated(self) -> tuple[str, ...]:
@@ -173,7 +208,8 @@ class Features:
             return
         moved = [name for name in self.names if name in before.names]
         other_kind = [name for name in moved if (name in self.numeric) != (name in before.numeric)]
-        other_options = [name for name in moved if self.options_of(name) != before.options_of(name)]
+        options, options_before = ({**each.numeric_options, **each.categorical_options} for each in (self, before))
+        other_options = [name for name in moved if options.get(name) != options_before.get(name)]
         differences = {
             "lack": [name for name in before.names if name not in self.names],
             "add": [name for name in self.names if name not in before.names],

@@ -46,7 +46,7 @@ class FeatureWorkflow:
     """A fitted workflow.
 
     Raises:
-        ContractError: other numbers of columns than features, a category twice or outside [0, 2^32), a std that is not
+        ContractError: other numbers of columns than features, a category twice or outside [0, 2^52), a std that is not
             positive, an excluded column that is no feature, is named twice, or has a vocabulary.
     """
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contracts import raw_rows
-from components.contracts.features import MAX_CATEGORY, Features
+from components.contracts.features import MAX_CATEGORY, Features, category_of
 from components.extraction.malformed_rows import MalformedRows
 from components.runtime.errors import ContractError, first_line
 from components.store.archived_rows import arrow_schema
@@ -67,6 +67,25 @@ def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
     )
 
 
+def categories(values: Any) -> Any:
+    """The categories (Arrow int64) that whole numbers, texts or truth values stand for; each distinct one hashed once.
+
+    Raises:
+        pa.ArrowException: a number is no whole one.
+    """
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.string())
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        values = values.cast(pa.int64()) if not pa.types.is_uint64(values.type) else values
+        is_own = pc.and_(pc.greater_equal(values, 0), pc.less_equal(values, MAX_CATEGORY))
+        if pc.all(is_own).as_py() is not False:
+            return values.cast(pa.int64())
+        values = values.cast(pa.string())
+    encoded = values.dictionary_encode()
+    found = [None if text is None else category_of(text) for text in encoded.dictionary.to_pylist()]
+    return pa.array(found, pa.int64()).take(encoded.indices)
+
+
 def nan_to_null(values: Any) -> Any:
     """`values` (floating) with NaN, the tensors' missing value, as null."""
     return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
@@ -96,9 +115,6 @@ def find_malformed(
     note(pc.invert(pc.is_in(label, value_set=pa.array([0, 1], label.type))), raw_rows.LABEL, "0 or 1")
     for name in features.numeric:
         note(pc.invert(pc.is_finite(batch.column(name))), name, "a finite number")
-    for name in features.categorical:
-        values = batch.column(name)
-        note(pc.or_(pc.less(values, 0), pc.greater(values, MAX_CATEGORY)), name, f"a category from 0 to {MAX_CATEGORY}")
     for name in keys:
         note(pc.is_null(batch.column(name)), name, "a value")
     return reasons

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
+from components.contracts.features import Features
 from components.contracts.recommender import Recommender
 from pipelines.recommender_file.document import collapse_names
 from pipelines.recommender_file.form import KINDS, non_defaults
@@ -34,10 +35,15 @@ def _differences(old: Recommender, new: Recommender) -> Iterator[tuple[str, obje
             yield f"features.{kind}", f"without {_listed(gone)}", f"with {_listed(came)}"
         elif names_before != names_after:
             yield f"features.{kind}", _listed(names_before), _listed(names_after)
-    for name in old.features.numeric:
-        one, other = old.features.options_of(name), new.features.options_of(name)
-        if name in new.features.numeric and one != other:
-            yield f"features.numeric.{name}", non_defaults(one), non_defaults(other)
+        for name in names_before:
+            one, other = (_options(each.features, kind, name) for each in (old, new))
+            if name in names_after and one != other:
+                yield f"features.{kind}.{name}", one, other
+
+
+def _options(features: Features, kind: str, name: str) -> dict[str, object]:
+    found = getattr(features, f"{kind}_options").get(name)
+    return non_defaults(found) if found else {}
 
 
 def _values(recommender: Recommender) -> dict[str, object]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from components.contracts.features import MAX_CATEGORY, Features
+from components.contracts.features import Features
 from components.contracts.raw_rows import EVENT_TIME, LABEL, OWN_COLUMNS, REQUEST_ID, ROW
 from components.runtime.errors import ContractError
 from pipelines.recommender_file.document import dump_text
@@ -153,13 +153,13 @@ def _guess_feature(column: SampledColumn) -> Guess:
     if column.distinct is not None and column.distinct < 2:
         return Guess(LEFT_OUT, "it says nothing, being the same in all rows")
     if column.kind == TEXT:
-        return Guess(LEFT_OUT, "texts cannot be learned from yet; give each its whole number")
+        return Guess(CATEGORICAL, "texts", _WORDS)
     if column.kind == TIME:
         return Guess(LEFT_OUT, "times cannot be learned from yet; write hours, days or ages as numbers")
     if column.kind == OTHER:
         return Guess(LEFT_OUT, f"columns of type {column.type} cannot be learned from yet")
     if column.kind == BOOLEAN:
-        return Guess(CATEGORICAL, "true or false")
+        return Guess(CATEGORICAL, "true or false", _WORDS)
     if column.kind == FLOAT:
         if not (math.isfinite(column.low) and math.isfinite(column.high)):
             return Guess(LEFT_OUT, "infinite values cannot be learned from; leave them empty")
@@ -167,6 +167,8 @@ def _guess_feature(column: SampledColumn) -> Guess:
     return _guess_integer(column)
 
 
+_WORDS = "{type: string}"
+"""Of a categorical feature with other values than whole numbers."""
 _BELOW_ZERO = "{transform: [standardize]}"
 """Of a numeric feature with values below 0, which the usual transform takes for 0."""
 
@@ -181,14 +183,10 @@ def _is_name(name: str) -> bool:
 
 def _guess_integer(column: SampledColumn) -> Guess:
     is_named_so = _OF_CATEGORIES.search(column.name) is not None
-    if column.low < 0:
-        return Guess(NUMERIC, "it has values below 0, which no category has", _BELOW_ZERO)
-    if column.high > MAX_CATEGORY:
-        if is_named_so:
-            return Guess(LEFT_OUT, f"categories end at {MAX_CATEGORY}; give each value a smaller number")
-        return Guess(NUMERIC, f"it has values above {MAX_CATEGORY}, where categories end")
     if is_named_so:
         return Guess(CATEGORICAL, "whole numbers, named like a category")
+    if column.low < 0:
+        return Guess(NUMERIC, "it has values below 0", _BELOW_ZERO)
     assert column.distinct is not None
     if column.distinct <= MAX_FEW and not _OF_NUMBERS.search(column.name.lower()):
         return Guess(CATEGORICAL, "whole numbers, and few of them")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.contracts.features import Features, NumericOptions
+from components.contracts.features import CategoricalOptions, Features, NumericOptions
 from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
 from components.contracts.recommender import SECTIONS, Recommender, nearest, settings_of
 from components.runtime.errors import ContractError
@@ -28,9 +28,9 @@ FORMAT = "evergreen/recommender/1"
 """What the key `format` says: how the file is to be read."""
 REQUIRED = ("format", "name", "features")
 KEYS = ("format", "name", "data", "features", *SECTIONS)
-OPTIONS: dict[str, type[Any]] = {"numeric": NumericOptions}
-"""The class of a column's options, of the kinds of columns that have some."""
-KINDS = ("numeric", "categorical")
+OPTIONS: dict[str, type[Any]] = {"numeric": NumericOptions, "categorical": CategoricalOptions}
+"""The class of a column's options, by the kind of column."""
+KINDS = tuple(OPTIONS)
 
 
 def read_recommender(path: Path) -> Recommender:
@@ -91,7 +91,7 @@ def format_recommender(recommender: Recommender) -> str:
 def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any]:
     """The columns of a kind as a file lists them; with the options of each where one has some."""
     names = getattr(features, kind)
-    options = getattr(features, f"{kind}_options") if kind in OPTIONS else {}
+    options = getattr(features, f"{kind}_options")
     if not options:
         return collapse_names(names)
     return {name: non_defaults(options[name]) if name in options else {} for name in names}
@@ -125,6 +125,7 @@ def _features(document: Document, value: Any, *, label: str) -> Features:
             numeric=tuple(names["numeric"]),
             categorical=tuple(names["categorical"]),
             numeric_options=options["numeric"],
+            categorical_options=options["categorical"],
         )
 
 
@@ -153,8 +154,6 @@ def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, s
 def _options(document: Document, kind: str, path: str, *, value: Any) -> Any:
     """The options of a column at `path` as an object of their class; None where there are none."""
     said = _mapping(document, path, value)
-    if said and kind not in OPTIONS:
-        raise document.refusal(path, f"{path} has options {said}, expected none: {kind} columns have no options")
     with document.located(path):
         return settings_of(OPTIONS[kind], said, path=path) if said else None
 

@@ -36,7 +36,7 @@ def json_schema() -> dict[str, Any]:
 
 def _columns(kind: str) -> dict[str, Any]:
     """The columns of one kind: a list of names, or names with options."""
-    options = _object([OPTIONS[kind]] if kind in OPTIONS else [])
+    options = _object([OPTIONS[kind]])
     names = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
     return {"anyOf": [names, {"type": "object", "additionalProperties": {"anyOf": [options, {"type": "null"}]}}]}
 

@@ -33,9 +33,9 @@ with `# yaml-language-server: $schema=<path or address of the schema>`.
 | `data` | what the files call the columns that every row has |
 | `features` | the columns to learn from, required |
 
-`features` has two kinds of columns: `numeric` (numbers, stored as float32) and `categorical` (whole numbers from 0 to
-4294967295). Each is a list of names, or names with options, such as `price: {{transform: [clip(0..1000), minmax]}}`;
-`I1..I13` stands for 13 names. Texts, lists and times cannot be learned from yet.
+`features` has two kinds of columns: `numeric` (numbers, stored as float32) and `categorical` (whole numbers of 64 bits,
+or texts). Each is a list of names, or names with options, such as `price: {{transform: [clip(0..1000), minmax]}}`;
+`I1..I13` stands for 13 names. Lists and times cannot be learned from yet.
 """
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
-from components.contracts.features import Features
+from components.contracts.features import MAX_CATEGORY, Features, category_of
 from components.runtime.errors import ContractError
 
 BEFORE = Features(numeric=("price", "age"), categorical=("item", "shop"))
@@ -45,3 +47,13 @@ def test_features_that_are_not_the_parents_are_refused_by_name(numeric, categori
 
 def test_the_parents_features_are_taken():
     Features(numeric=list(BEFORE.numeric), categorical=list(BEFORE.categorical)).expect_same(BEFORE, parent="m1")
+
+
+@pytest.mark.parametrize("text", ["red shoe", "", "07", "-7", "+7", "7.0", " 7", "\u0667", str(2**52), "9" * 40])
+def test_a_text_that_is_no_whole_number_in_range_is_hashed_by_52_bits_of_blake2b(text):
+    bits = "".join(f"{byte:08b}" for byte in hashlib.blake2b(text.encode(), digest_size=8).digest())
+    assert category_of(text) == int(bits[:52], 2) <= MAX_CATEGORY
+
+
+def test_a_whole_number_in_range_is_its_own_category():
+    assert [category_of(str(number)) for number in (0, 7, 2**52 - 1)] == [0, 7, 2**52 - 1]

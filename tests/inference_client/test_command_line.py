@@ -234,7 +234,9 @@ def test_score_names_the_row_that_is_wrong(server, folder, store, raw_table):
     pq.write_table(wrong, folder / "rows.parquet")
     done = run("score", "--server", server.url, "--recommender", store, "--data", folder / "rows.parquet")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {folder}/rows.parquet row 2: C4 is 'red', expected a whole number from 0")
+    assert done.stderr.startswith(
+        f"error: {folder}/rows.parquet row 2: C4 is 'red', expected a whole number of 64 bits"
+    )
 
 
 def test_score_prints_a_line_per_row(server, folder, store, raw_table, score_rows):

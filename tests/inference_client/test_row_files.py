@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
-from components.contracts.features import MAX_CATEGORY, Features
+from components.contracts.features import Features, category_of
 from components.contracts.raw_rows import LABEL, ColumnNames
 from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError
@@ -75,8 +75,8 @@ def test_a_users_own_columns_are_read_by_their_names_and_the_label_by_its_own_or
         ),
         (lambda t: t.set_column(14, "C1", pa.array(["68"] * 4999 + ["g"])), "row 4999: C1 is 'g'"),
         (
-            lambda t: t.set_column(14, "C1", pa.array([0, 1, MAX_CATEGORY + 1, *[4] * 4997])),
-            f"row 2: C1 is {MAX_CATEGORY + 1}",
+            lambda t: t.set_column(14, "C1", pa.array([0, 1, 2.5, *[4] * 4997])),
+            "row 2: C1 is 2.5",
         ),
     ],
     ids=["columns", "no label", "label", "text", "hash"],
@@ -103,8 +103,22 @@ def test_a_folder_is_read_in_the_order_of_its_names_and_the_first_rows_are_the_f
     assert len(first_rows(tmp_path, CRITEO_RECOMMENDER, num_rows=100)) == 10
 
 
-@pytest.mark.parametrize("text", ["+1", "-1", "0x1f", "68fd1e64", "1_0", " 1", "1 2", "1\n", "9" * 17, "\u0661"])
+@pytest.mark.parametrize("text", ["0x1f", "68fd1e64", "1_0", " 1", "1 2", "1\n", "9" * 19, "\u0661"])
 def test_a_text_that_resembles_a_number_is_no_category(text):
     for values in ([text], ["0123456789", text], ["1", None, text], ["1", 16, text], pa.array(["1", None, text])):
-        with pytest.raises(WrongValue, match="expected a whole number from 0"):
+        with pytest.raises(WrongValue, match="expected a whole number of 64 bits"):
             categories("C1", values)
+
+
+@pytest.mark.parametrize("form", ["list", "objects", "arrow", "dictionary"])
+def test_words_and_any_whole_number_are_the_categories_that_files_of_them_become(form):
+    words = ["red shoe", "7", "07", None, "-5", "red shoe"]
+    numbers = [0, 2**52 - 1, 2**52, None, -(2**63), -1]
+    for values, holds_words in ((words, True), (numbers, False)):
+        expected = [-1 if each is None else category_of(str(each)) for each in values]
+        if form == "objects":
+            values = np.array(values, object)
+        elif form in ("arrow", "dictionary"):
+            values = pa.array(values)
+            values = values.dictionary_encode() if form == "dictionary" else values
+        assert categories("item", values, holds_words=holds_words).tolist() == expected

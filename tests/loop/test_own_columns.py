@@ -22,7 +22,7 @@ def clicks(tmp_path):
             price = "" if at % 9 == 0 else round(100 * draw.random(), 2)
             time = datetime(2026, 11, 1) + timedelta(seconds=30 * at)
             rows.writerow(
-                [time.isoformat(), f"q{at // 5}", clicked, price, draw.randrange(90), item, draw.randrange(5)]
+                [time.isoformat(), f"q{at // 5}", clicked, price, draw.randrange(-9, 90), f"item {item}", at % 5]
             )
     return tmp_path / "clicks.csv"
 
@@ -50,4 +50,6 @@ def test_a_drafted_file_takes_a_csv_of_other_columns_to_a_model_that_learned_the
     assert model.recommender.name == "clicks"
     assert model.recommender.features.numeric == ("price", "age")
     assert model.recommender.features.categorical == ("item", "shop")
+    assert model.recommender.features.type_of("item") == "string"
+    assert model.recommender.features.options_of("age").transform == ("standardize",)
     assert model.recommender.settings == {"gate": {"min_auc": 0.55}}

@@ -43,15 +43,32 @@ EMPTY = -1
 """In `HashTable.keys`, a cell without a key; keys are not negative."""
 MAX_KEYS = 2**30
 _MAX_ROUNDS = 1000
-_LOWEST, _HIGHEST = -(2**31), 2**32 + 2**31
-"""Raw values are clipped to these two, beyond which there are no categories. ONNX Runtime 1.31 clips int64 wrongly
-where a value and the bound agree in the upper 32 bits: it compares the lower 32 as signed numbers, and so leaves
-2^33 - 1 above 2^32. With these two the mistake is harmless: they are the least of their lower halves, so that what is
-wrongly left alone lies in [-2^32, 2^33), and slots' keys are further apart than that."""
-_SLOT_KEYS = 2**34
-"""Distance of the keys of one slot from the next one's."""
-_FIRST_KEY = 2**32
-"""Key of category 0 in slot 0, so that no key is negative."""
+
+
+class KeyRange(NamedTuple):
+    """Where the keys of each slot lie: at its number times `spread` plus `first` plus the category.
+
+    Raw values are clipped to `lowest` and `highest`, beyond which no vocabulary has a category. ONNX Runtime 1.31 clips
+    int64 wrongly where a value and the bound agree in the upper 32 bits: it compares the lower 32 as signed numbers,
+    and so leaves 2^33 - 1 above 2^32. With these bounds the mistake is harmless: they are the least of their lower
+    halves, so that what is wrongly left alone is at most 2^32 beyond them, and slots' keys are further apart than that.
+    """
+
+    highest: int
+    spread: int
+    first: int = 2**32
+    """So that no key is negative."""
+    lowest: int = -(2**31)
+
+    @property
+    def max_slots(self) -> int:
+        """Slots whose keys an int64 holds."""
+        return (2**63 - self.first) // self.spread
+
+
+_NARROW = KeyRange(highest=2**32 + 2**31, spread=2**34)
+"""Of categories below 2^32."""
+_WIDE = KeyRange(highest=2**52 + 2**31, spread=2**53)
 
 
 def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
@@ -103,16 +120,26 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow) -> str:
     """Adds `table_rows` [n, c]: per slot, the row of the fused table (slot offset + id) of each raw category.
 
     Raises:
-        ContractError: as `build_table`.
+        ContractError: as `build_table`; or there are more columns than keys for them.
     """
     categorical = workflow.features.categorical
+    largest = max((int(v.max(initial=0)) for v in workflow.vocabularies), default=0)
+    keys_of = _NARROW if largest < 2**32 else _WIDE
+    if len(categorical) > keys_of.max_slots:
+        raise ContractError(
+            f"{len(categorical)} categorical columns are too many for one graph, expected at most {keys_of.max_slots} "
+            "where a category is 2^32 or more"
+        )
     if not categorical:
         return parts.node("Cast", [_no_columns(parts, DENSE_INPUT)], "table_rows", to=TensorProto.INT64)
-    bounds = [parts.constant(f"category_{n}", np.array(b)) for n, b in (("lowest", _LOWEST), ("highest", _HIGHEST))]
+    bounds = [
+        parts.constant(f"category_{n}", np.array(b))
+        for n, b in (("lowest", keys_of.lowest), ("highest", keys_of.highest))
+    ]
     clipped = parts.node("Clip", [CATEGORICAL_INPUT, *bounds], "categories")
-    starts = parts.constant("slot_keys", np.arange(len(categorical)) * _SLOT_KEYS + _FIRST_KEY)
+    starts = parts.constant("slot_keys", np.arange(len(categorical)) * keys_of.spread + keys_of.first)
     keys = parts.node("Add", [clipped, starts], "keys")
-    distances = _look_up(parts, keys, build_table(*_entries(workflow)), width=len(categorical))
+    distances = _look_up(parts, keys, build_table(*_entries(workflow, keys_of)), width=len(categorical))
     offsets = np.cumsum([0, *workflow.slot_sizes[:-1]])
     unknown = np.where(np.isin(categorical, workflow.excluded), MISSING_ID, OOV_ID)
     return parts.node("Add", [distances, parts.constant("oov_rows", offsets + unknown)], "table_rows")
@@ -126,7 +153,7 @@ def _no_columns(parts: Parts, source: str) -> str:
     return parts.node("Slice", [source, first, last, axis], "no_columns")
 
 
-def _entries(workflow: FeatureWorkflow) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def _entries(workflow: FeatureWorkflow, keys_of: KeyRange) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Keys, and the distance of each one's row from its slot's out-of-vocabulary row."""
     keys, distances = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # all columns may be excluded
     for slot, (name, vocabulary) in enumerate(zip(workflow.features.categorical, workflow.vocabularies)):
@@ -134,7 +161,7 @@ def _entries(workflow: FeatureWorkflow) -> tuple[NDArray[np.int64], NDArray[np.i
             continue
         # An id without a category is no entry: its mark, sent as a raw value, is out of vocabulary like any other.
         real = np.flatnonzero(vocabulary != TOMBSTONE)
-        keys.append(np.concatenate([[MISSING_CATEGORY], vocabulary[real]]) + (slot * _SLOT_KEYS + _FIRST_KEY))
+        keys.append(np.concatenate([[MISSING_CATEGORY], vocabulary[real]]) + (slot * keys_of.spread + keys_of.first))
         distances.append(np.concatenate([[MISSING_ID], FIRST_ID + real]) - OOV_ID)
     return np.concatenate(keys), np.concatenate(distances).astype(np.int32)
 

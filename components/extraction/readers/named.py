@@ -1,7 +1,8 @@
 """A user's files, with columns under the user's own names: Parquet, or text with a header; see `ColumnNames`.
 
-Numeric features are finite numbers; categories whole numbers, in text decimal ones; the label is 0 or 1, or a boolean.
-A time is a timestamp, which without a zone is UTC, or seconds since the epoch. Columns that nobody named are not read.
+Numeric features are finite numbers; categories whole numbers, in text decimal ones, or words; the label is 0 or 1, or a
+boolean. A time is a timestamp, which without a zone is UTC, or seconds since the epoch. Columns that nobody named are
+not read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts.features import MAX_CATEGORY, Features
+from components.contracts.features import Features
 from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
 from components.contracts.recommender import Recommender
 from components.extraction.malformed_rows import MalformedRows
@@ -23,6 +24,7 @@ from components.extraction.raw_schema import (
     BATCH_ROWS,
     KEY_COLUMNS,
     TIME_TYPE,
+    categories,
     find_malformed,
     nan_to_null,
     open_parquet,
@@ -40,7 +42,7 @@ MAX_SECONDS = 1e11
 """Of a time, about the year 5138: milliseconds since the epoch are more."""
 _MISSING = ("", "nan", "NaN", "null", "NULL")
 """What stands for no value in a text."""
-_WHOLE = r"^[0-9]{1,10}(\.0*)?$"
+_WHOLE = r"^[+-]?[0-9]{1,19}(\.0*)?$"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 _SECONDS = r"^[0-9]{1,12}(\.[0-9]*)?$"
 _DAY = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
@@ -106,8 +108,9 @@ def _text_column(raw: str, field: str, features: Features) -> TextColumn:
     if raw in features.numeric:
         return TextColumn(field, _parse_numbers, "a finite number or nothing", is_required=False)
     if raw in features.categorical:
-        expected = f"a whole number from 0 to {MAX_CATEGORY} or nothing"
-        return TextColumn(field, _parse_categories, expected, is_required=False)
+        if features.type_of(raw) == "string":
+            return TextColumn(field, _parse_words, "a text in UTF-8 or nothing", is_required=False)
+        return TextColumn(field, _parse_categories, "a whole number of 64 bits or nothing", is_required=False)
     parse, expected = {
         LABEL: (_parse_labels, "0, 1, true or false"),
         REQUEST_ID: (_parse_names, "a text"),
@@ -129,8 +132,13 @@ def _parse_numbers(distinct: Any) -> Any:
 
 
 def _parse_categories(distinct: Any) -> Any:
-    numbers = matching(distinct, _WHOLE).cast(pa.float64()).cast(pa.int64())
-    return pc.if_else(pc.less_equal(numbers, MAX_CATEGORY), numbers, pa.scalar(None, numbers.type))
+    texts = pc.replace_substring_regex(matching(distinct, _WHOLE), r"\.0*$|^\+", "")
+    in_range = [None if text is None or not -(2**63) <= int(text) < 2**63 else int(text) for text in texts.to_pylist()]
+    return categories(pa.array(in_range, pa.int64()))
+
+
+def _parse_words(distinct: Any) -> Any:
+    return categories(_parse_names(distinct))
 
 
 def _parse_rows(distinct: Any) -> Any:
@@ -228,12 +236,15 @@ class NamedParquet:
             values = values.cast(values.type.value_type)
         if pa.types.is_floating(values.type):
             values = nan_to_null(values)
-        types, expected = _TYPES_OF.get(raw, _NUMBERS)
+        is_word = raw in self.features.categorical and self.features.type_of(raw) == "string"
+        types, expected = _WORDS if is_word else _TYPES_OF.get(raw, _NUMBERS)
         if not pa.types.is_null(values.type) and not any(is_type(values.type) for is_type in types):
             raise self._unfit(raw, values, expected)
         try:
             if raw == EVENT_TIME:
                 return self._times(values)
+            if raw in self.features.categorical:
+                return categories(values)
             return values.cast(raw_schema(self.features).field(raw).type, safe=raw not in self.features.numeric)
         except pa.ArrowException as error:
             raise self._unfit(raw, values, f"{expected}: {first_line(error)}") from error
@@ -257,6 +268,7 @@ _NUMBERS = (
     "numbers",
 )
 _TEXTS = (pa.types.is_string, pa.types.is_large_string)
+_WORDS = ((*_TEXTS, pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating), "texts or whole numbers")
 _TYPES_OF = {
     REQUEST_ID: ((*_TEXTS, pa.types.is_integer), "texts or whole numbers"),
     EVENT_TIME: (

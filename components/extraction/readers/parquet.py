@@ -22,6 +22,7 @@ from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import (
     BATCH_ROWS,
     KEY_COLUMNS,
+    categories,
     find_malformed,
     nan_to_null,
     open_parquet,
@@ -81,6 +82,11 @@ class RawParquet:
     def _schema(self) -> Any:
         return raw_schema(self.features)
 
+    @cached_property
+    def _words(self) -> frozenset[str]:
+        """Features that hold texts."""
+        return frozenset(name for name in self.features.categorical if self.features.type_of(name) == "string")
+
     def _group_batches(self, file: Any, group: int, malformed: MalformedRows, *, first_row: int) -> Iterator[Any]:
         try:
             names = [name for name in self._names if name in file.schema_arrow.names]
@@ -113,9 +119,14 @@ class RawParquet:
             values = found.column(field.name)
             if pa.types.is_floating(values.type):  # also where categories are wanted: pandas has no other null for them
                 values = nan_to_null(values)
-            if values.type != field.type:
+            if pa.types.is_dictionary(values.type):
+                values = values.cast(values.type.value_type)
+            is_word = field.name in self._words
+            if is_word or field.name in self.features.categorical or values.type != field.type:
                 try:
-                    values = values.cast(field.type)
+                    # Of whole numbers a text that looks like one is taken, and reported (`columns`).
+                    values = values if is_word else values.cast(field.type)
+                    values = categories(values) if field.name in self.features.categorical else values
                 except pa.ArrowException as error:
                     raise ContractError(
                         f"{self.path} has {field.name} of type {values.type}, expected {field.type}: {error}"

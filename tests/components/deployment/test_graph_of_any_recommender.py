@@ -15,6 +15,7 @@ from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.deployment.graph.encoding import DENSE
 from components.deployment.graph.export import write_graph
 from components.deployment.graph.parity import open_graph
+from components.runtime.errors import ContractError
 from components.store.models import GRAPH_FILE
 from tests.support.graphs import with_inner_values
 from tests.support.numeric_columns import EVERY_KIND, scaling_of, unscaled, values_of
@@ -134,8 +135,51 @@ def test_graph_computes_numeric_columns_as_their_options_say(excluded, tmp_path)
     expected = np.stack([*columns, np.isnan(taken["standard"]), np.isnan(taken["constant"])], axis=1)
     np.testing.assert_allclose(workflow.encode_dense(dense), expected, rtol=1e-4, atol=1e-5)
     write_graph(
-        tmp_path, workflow, np.ones((sum(workflow.slot_sizes), DIM), np.float32), network=network_of(EVERY_KIND)
+        tmp_path,
+        workflow,
+        np.ones((sum(workflow.slot_sizes), DIM), np.float32),
+        network=network_of(EVERY_KIND),
+        name="shop",
     )
     session = onnxruntime.InferenceSession(with_inner_values(tmp_path / GRAPH_FILE, [DENSE]))
     (encoded,) = session.run([DENSE], named_inputs(dense, np.full((300, 1), 7)))
     np.testing.assert_array_equal(encoded, workflow.encode_dense(dense))
+
+
+EDGES = sorted(
+    {0, *(each + off for each in (2**31, 2**32, 2**33, 2**51, 2**52 - 1) for off in (-1, 0, 1)), 2**52 + 2**31, 2**53}
+)
+
+
+def test_categories_of_52_bits_are_found_and_no_other_number_is_taken_for_one(tmp_path):
+    known = [each for each in EDGES if each < 2**52]
+    workflow = FeatureWorkflow(
+        features=Features(numeric=(), categorical=("item", "user")),
+        vocabularies=(np.array(known[::2]), np.array(known[1::2])),
+        means=np.zeros(0, np.float32),
+        stds=np.ones(0, np.float32),
+        frequency_threshold=1,
+    )
+    table = np.random.default_rng(0).normal(size=(sum(workflow.slot_sizes), DIM)).astype(np.float32)
+    write_graph(tmp_path, workflow, table, network=network_of(workflow.features), name="shop")
+    raw = [*EDGES, *(-each for each in EDGES), 2**63 - 1, -(2**63), 2**62, *(each + 2**34 for each in known)]
+    rows = np.array([(left, right) for left in raw for right in (raw[0], raw[-1], left)])
+    session = onnxruntime.InferenceSession(with_inner_values(tmp_path / GRAPH_FILE, ["table_rows"]))
+    (found,) = session.run(["table_rows"], named_inputs(np.zeros((len(rows), 0), np.float32), rows))
+    np.testing.assert_array_equal(found, workflow.encode_categorical(rows) + [0, workflow.slot_sizes[0]])
+    assert (workflow.encode_categorical(rows)[:, 0] >= 3).sum() >= 3 * len(known[::2])
+
+
+def test_too_many_columns_of_wide_categories_are_refused(tmp_path):
+    features = Features(numeric=(), categorical=tuple(f"c{i}" for i in range(1024)))
+    workflow = FeatureWorkflow(
+        features=features,
+        vocabularies=(np.array([2**40]),) * 1024,
+        means=np.zeros(0, np.float32),
+        stds=np.ones(0, np.float32),
+        frequency_threshold=1,
+    )
+    with pytest.raises(
+        ContractError, match="1024 categorical columns are too many for one graph, expected at most 1023"
+    ):
+        write_graph(tmp_path, workflow, np.zeros((4096, DIM), np.float32), network=network_of(SHOP), name="shop")

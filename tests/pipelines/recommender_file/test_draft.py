@@ -9,13 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.contracts.features import Features, NumericOptions
+from components.contracts.features import CategoricalOptions, Features, NumericOptions
 from components.contracts.raw_rows import ColumnNames
 from components.runtime.errors import ContractError
 from pipelines.recommender_file.draft import draft
 from pipelines.recommender_file.form import parse_recommender
 from pipelines.recommender_file.sample import read_sample
 
+WORDS = CategoricalOptions(type="string")
 CLICKS = """\
 impression_id,slot,ts,clicked,price,stock,item_id,title,day,weekday
 a,0,2026-11-01T08:00:00Z,0,1.5,3.0,11,Red shoe,2026-11-01,6
@@ -42,11 +43,12 @@ def test_columns_of_a_text_file_get_their_roles(form, tmp_path):
     assert recommender.data == ColumnNames(label="clicked", request_id="impression_id", row="slot", event_time="ts")
     assert recommender.features == Features(
         numeric=("price", "stock"),
-        categorical=("item_id", "weekday"),
+        categorical=("item_id", "title", "weekday"),
         numeric_options={"stock": NumericOptions(transform=("standardize",))},
+        categorical_options={"title": WORDS},
     )
     assert "# float; 33.3% missing; 2 distinct values, 0.5 to 1.5" in comments
-    assert "#   title: text; 3 distinct values such as Red shoe. Texts cannot be learned from yet" in comments
+    assert "title: {type: string}  # text; 3 distinct values such as Red shoe. Texts" in comments
     assert "#   day: time; " in comments
 
 
@@ -68,14 +70,16 @@ def test_columns_of_a_parquet_file_get_their_roles(tmp_path):
     }
     pq.write_table(pa.table(columns), tmp_path / "clicks.parquet")
     comments, recommender = drafted(tmp_path / "clicks.parquet")
-    assert recommender.features == Features(numeric=("float_nan",), categorical=("gaps", "is_new"))
+    assert recommender.features == Features(
+        numeric=("float_nan",),
+        categorical=("gaps", "device_id", "words", "is_new"),
+        categorical_options={"words": WORDS, "is_new": WORDS},
+    )
     assert recommender.data == ColumnNames()
     left_out = comments.partition("# Left out:")[2]
     reasons = {
         "inf": "Infinite values",
-        "device_id": "Categories end at 4294967295",
         "genres": "Columns of type list<element: string> cannot",
-        "words": "Texts cannot be learned from yet",
         "nothing": "cannot be learned from yet",
         "constant": "the same in all rows",
         "position": "Rows have a column of this name",
@@ -131,7 +135,11 @@ def test_lines_of_another_length_are_counted_in_the_draft(tmp_path):
         ("a.csv", b"clicked,price\n0,\xff\n", "invalid UTF8"),
         ("a.csv.gz", gzip.compress(b"clicked,price\n" + b"0,1\n" * 999)[:50], "cannot be read"),
         ("a.parquet", b"PAR1", "cannot be read"),
-        ("a.csv", "clicked,title\n0,a\n1,b\n", "has no column that can be a feature: title: texts cannot"),
+        (
+            "a.csv",
+            "clicked,ts,other\n0,2026-11-01,2026-11-01\n1,2026-11-02,2026-11-02\n",
+            "has no column that can be a feature: other: times",
+        ),
         ("absent.csv", None, "cannot be read: No such file"),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_file_says_name_columns_and_settings():
         (
             "- item\n    - C1..C3",
             "item: {size: 3}",
-            "9: features.categorical.item has options {'size': 3}, expected none",
+            "9: features.categorical.item.size is no setting, expected one of type",
         ),
         ("[price]", "price", "7: features.numeric is 'price', expected a list of columns' names"),
         ("[price]", "[7]", "7: features.numeric[0] is 7, expected a column's name; in quotes where it is a number"),
