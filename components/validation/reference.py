@@ -218,6 +218,9 @@ class ReferenceCounter:
         if not len(values):
             return
         bits = len(with_value).bit_length()
+        distinct = None
+        if int(values.max()).bit_length() + bits > 63:  # of hashes: their places among the distinct ones are shorter
+            distinct, values = np.unique(values, return_inverse=True)
         # Sorted once: a value's rows in a request are a run, and its runs in a half lie together.
         keys = np.sort((values << bits) | requests)
         starts = _run_starts(keys)
@@ -229,6 +232,7 @@ class ReferenceCounter:
         parts = (rows, rows * rows, rows * with_value[of_request])
         sums = np.stack([np.add.reduceat(part, groups) for part in parts], axis=1)
         found, in_second = run_values[groups], is_second[groups]
+        found = found if distinct is None else distinct[found]
         for counts, chosen in zip(self._values[name], (~in_second, in_second)):
             counts.add_sums(found[chosen], sums[chosen])
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from components.contracts import criteo
+from components.contracts.features import MAX_CATEGORY
 from components.contracts.reference_statistics import DENSE_EDGES, LISTED_VALUES, read_reference
 from components.storage.uris import local_path
 from components.validation.reference import BLOCK_ROWS, ReferenceCounter, ValueCounts
@@ -65,6 +67,21 @@ def test_the_list_is_bounded_and_the_rest_is_counted_as_one(judged):
     values, counts = np.unique(column.to_numpy(), return_counts=True)
     expected = dict(zip(values.tolist(), counts.tolist()))
     assert [expected[value] for value in found.values.tolist()] == found.counts.tolist()
+
+
+@pytest.mark.parametrize("largest", [2**32, MAX_CATEGORY])
+def test_hashes_of_words_are_counted_whatever_the_number_of_requests_in_a_batch(judged, largest):
+    random = np.random.default_rng(2)
+    known = random.integers(largest // 2, largest, 300)
+    column = pa.array([largest, *known[random.zipf(1.3, 19_999) % 300]], pa.int64())
+    requests = pa.array([f"request {i // 2}" for i in range(20_000)])
+    found = counted(judged(20_000, C3=column, request_id=requests)).categorical["C3"]
+    values, counts = np.unique(column.to_numpy(), return_counts=True)
+    expected = dict(zip(values.tolist(), counts.tolist()))
+    assert {*found.values.tolist()} <= {*expected}
+    assert [expected[value] for value in found.values.tolist()] == found.counts.tolist()
+    assert found.counts.sum() + found.others == 20_000
+    assert found.counts.sum() > 19_900
 
 
 def test_beyond_its_capacity_a_count_is_too_low_by_a_bounded_part_of_the_rows_only():
