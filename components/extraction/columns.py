@@ -97,7 +97,9 @@ def find_schema_mismatches(
 
 def _is_text(found: Any) -> bool:
     values = found.value_type if pa.types.is_dictionary(found) else found
-    return bool(pa.types.is_string(values) or pa.types.is_large_string(values))
+    types = pa.types
+    kinds = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(is_of(values) for is_of in kinds)
 
 
 def _is_number(found: Any) -> bool:

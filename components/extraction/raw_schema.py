@@ -29,6 +29,8 @@ BATCH_ROWS = 65_536
 KEY_COLUMNS = (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME)
 TIME_TYPE = pa.timestamp("us", tz="UTC")
 """Of `event_time`."""
+BYTES = (pa.types.is_binary, pa.types.is_large_binary)
+"""Arrow types by which some writers keep texts."""
 
 
 def raw_schema(features: Features) -> Any:
@@ -70,10 +72,12 @@ def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
 def categories(values: Any) -> Any:
     """The categories (Arrow int64) that whole numbers, texts or truth values stand for; each distinct one hashed once.
 
+    An empty text is missing, as it is in a text file and for the client.
+
     Raises:
-        pa.ArrowException: a number is no whole one.
+        pa.ArrowException: a number is no whole one, or bytes are no UTF-8.
     """
-    if pa.types.is_boolean(values.type):
+    if any(is_type(values.type) for is_type in (pa.types.is_boolean, *BYTES)):
         values = values.cast(pa.string())
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
         values = values.cast(pa.int64()) if not pa.types.is_uint64(values.type) else values
@@ -82,7 +86,7 @@ def categories(values: Any) -> Any:
             return values.cast(pa.int64())
         values = values.cast(pa.string())
     encoded = values.dictionary_encode()
-    found = [None if text is None else category_of(text) for text in encoded.dictionary.to_pylist()]
+    found = [category_of(text) if text else None for text in encoded.dictionary.to_pylist()]
     return pa.array(found, pa.int64()).take(encoded.indices)
 
 

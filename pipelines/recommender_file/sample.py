@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,9 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS) -> ColumnSample:
         path=path,
         num_rows=table.num_rows,
         num_ragged=len(ragged),
-        columns=tuple(_look_at(name, values) for name, values in zip(table.column_names, table.columns)),
+        columns=tuple(
+            _look_at(name, values, is_parquet=is_parquet) for name, values in zip(table.column_names, table.columns)
+        ),
     )
 
 
@@ -154,7 +156,7 @@ def _is_number(name: str) -> bool:
     return True
 
 
-def _look_at(name: str, column: Any) -> SampledColumn:
+def _look_at(name: str, column: Any, *, is_parquet: bool) -> SampledColumn:
     """What there is to say of one column (chunked array)."""
     values = column.combine_chunks()
     if pa.types.is_dictionary(values.type):
@@ -166,7 +168,7 @@ def _look_at(name: str, column: Any) -> SampledColumn:
     kind = next((kind for kind, holds in _KINDS.items() if holds(found)), OTHER)
     distinct = pc.unique(values) if kind != OTHER else values
     if is_text:
-        distinct = _typed_text(distinct)
+        distinct = _typed_text(distinct, _TIMES if is_parquet else (pa.int64(), pa.float64(), *_TIMES))
         kind = next((kind for kind, holds in _KINDS.items() if holds(distinct.type)), TEXT)
     if kind == FLOAT and len(distinct) and _is_whole(distinct):
         kind, distinct = INTEGER, distinct.cast(pa.int64())
@@ -206,10 +208,14 @@ def _is_present(values: Any) -> Any:
     return present
 
 
-def _typed_text(distinct: Any) -> Any:
-    """Texts as integers, numbers or times, the first that all of them are; else as they are."""
+_TIMES = (pa.timestamp("us", tz="UTC"), pa.timestamp("us"))
+"""Types that texts of Parquet may stand for; its numbers are no texts."""
+
+
+def _typed_text(distinct: Any, types: Sequence[Any]) -> Any:
+    """Texts as the first of these types that all of them are; else as they are."""
     if len(distinct):
-        for wanted in (pa.int64(), pa.float64(), pa.timestamp("us", tz="UTC"), pa.timestamp("us")):
+        for wanted in types:
             try:
                 return distinct.cast(wanted)
             except pa.ArrowInvalid:

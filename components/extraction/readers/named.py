@@ -22,6 +22,7 @@ from components.contracts.recommender import Recommender
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import (
     BATCH_ROWS,
+    BYTES,
     KEY_COLUMNS,
     TIME_TYPE,
     categories,
@@ -268,7 +269,7 @@ _NUMBERS = (
     "numbers",
 )
 _TEXTS = (pa.types.is_string, pa.types.is_large_string)
-_WORDS = ((*_TEXTS, pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating), "texts or whole numbers")
+_WORDS = ((*_TEXTS, *BYTES, pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating), "texts or whole numbers")
 _TYPES_OF = {
     REQUEST_ID: ((*_TEXTS, pa.types.is_integer), "texts or whole numbers"),
     EVENT_TIME: (

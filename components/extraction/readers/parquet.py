@@ -121,12 +121,13 @@ class RawParquet:
                 values = nan_to_null(values)
             if pa.types.is_dictionary(values.type):
                 values = values.cast(values.type.value_type)
-            is_word = field.name in self._words
-            if is_word or field.name in self.features.categorical or values.type != field.type:
+            is_category = field.name in self.features.categorical
+            if is_category or values.type != field.type:
                 try:
                     # Of whole numbers a text that looks like one is taken, and reported (`columns`).
-                    values = values if is_word else values.cast(field.type)
-                    values = categories(values) if field.name in self.features.categorical else values
+                    is_ready = is_category and (field.name in self._words or pa.types.is_boolean(values.type))
+                    values = values if is_ready else values.cast(field.type)
+                    values = categories(values) if is_category else values
                 except pa.ArrowException as error:
                     raise ContractError(
                         f"{self.path} has {field.name} of type {values.type}, expected {field.type}: {error}"

@@ -26,9 +26,11 @@ from components.extraction.lake_files import LakeFiles
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import raw_schema
 from components.extraction.readers.forms import find_reader
+from components.extraction.readers.parquet import RawParquet
 from components.extraction.times import TimeSpan
 from components.runtime.errors import ContractError
 from components.storage.folder import FolderObjects
+from inference_client.rows import feature_rows
 from tests.support.lakes import rows_in
 
 SHOP = Features(numeric=("price", "age of item"), categorical=("item", "shop", "city"))
@@ -356,8 +358,8 @@ WORDS = Features(
     categorical=("item", "user"),
     categorical_options={"item": CategoricalOptions(type="string")},
 )
-ITEMS = ["red shoe", "7", "07", "Ünïcode", None, "-5", "true"]
-USERS = [0, 2**52 - 1, 2**52, 2**63 - 1, -(2**63), -1, None]
+ITEMS = ["red shoe", "7", "07", "Ünïcode", None, "-5", "true", ""]
+USERS = [0, 2**52 - 1, 2**52, 2**63 - 1, -(2**63), -1, None, 7]
 
 
 def hashed(text: str) -> int:
@@ -365,13 +367,13 @@ def hashed(text: str) -> int:
 
 
 def expected_categories() -> list[tuple]:
-    items = [None if each is None else 7 if each == "7" else hashed(each) for each in ITEMS]
+    items = [None if not each else 7 if each == "7" else hashed(each) for each in ITEMS]
     return [
         (item, user if user is None or 0 <= user < 2**52 else hashed(str(user))) for item, user in zip(items, USERS)
     ]
 
 
-@pytest.mark.parametrize("form", ["lake of words", "lake of categories", "parquet", "csv"])
+@pytest.mark.parametrize("form", ["lake of words", "lake of categories", "lake of bytes", "parquet", "bytes", "csv"])
 def test_words_and_any_whole_number_become_the_same_categories_from_every_form(form, tmp_path):
     rows = [
         {"label": i % 2, "price": 1.0, "item": item, "user": user, "request_id": f"q{i}", "row": 0, "event_time": DAY}
@@ -387,12 +389,12 @@ def test_words_and_any_whole_number_become_the_same_categories_from_every_form(f
         if form == "lake of categories":
             found = pa.array([item for item, _ in expected_categories()], pa.int64())
             table = table.set_column(table.schema.names.index("item"), "item", found)
-        elif form == "parquet":
-            encoded = table["item"].dictionary_encode()
+        elif form != "lake of words":
+            encoded = table["item"].cast(pa.binary()) if "bytes" in form else table["item"].dictionary_encode()
             table = table.set_column(table.schema.names.index("item"), "item", encoded)
-            table = table.rename_columns({"label": "clicked"})
+            table = table.rename_columns({"label": "clicked"} if "lake" not in form else {})
         pq.write_table(table, path := tmp_path / "clicks.parquet")
-    named = ColumnNames(label="clicked") if form == "parquet" else ColumnNames()
+    named = ColumnNames(label="clicked") if form in ("parquet", "bytes") else ColumnNames()
     reader = find_reader(path, recommender(WORDS, data=named))
     with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
         batches = list(reader.batches(malformed))
@@ -400,3 +402,24 @@ def test_words_and_any_whole_number_become_the_same_categories_from_every_form(f
     assert malformed.schema_mismatches == []
     found = [(row["item"], row["user"]) for batch in batches for row in batch.to_pylist()]
     assert found == expected_categories()
+
+
+@pytest.mark.parametrize("name", ["item", "user"])
+@pytest.mark.parametrize(
+    "values",
+    [[True, False, None], [7, -1, None], [7.0, -1.0, None], pa.array([2**63 - 1, 0, None], pa.uint64())],
+    ids=["booleans", "integers", "integers with gaps", "unsigned"],
+)
+def test_a_lake_and_a_client_make_the_same_categories_of_values_of_any_type(tmp_path, name, values):
+    rows = [{"label": i % 2, "price": 1.0, "request_id": f"q{i}", "row": 0, "event_time": DAY} for i in range(3)]
+    table = pa.Table.from_pylist(rows)
+    for each in WORDS.categorical:
+        table = table.append_column(each, pa.array(values) if each == name else pa.nulls(3))
+    pq.write_table(table, tmp_path / "part.parquet")
+    with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
+        (batch,) = RawParquet(path=tmp_path / "part.parquet", features=WORDS).batches(malformed)
+    in_client = feature_rows(
+        {"price": [1.0] * 3, **{each: table[each] for each in WORDS.categorical}}, WORDS
+    ).categorical
+    assert in_client[:, WORDS.categorical.index(name)].tolist() == batch.column(name).fill_null(-1).to_pylist()
+    assert in_client.max() >= 0

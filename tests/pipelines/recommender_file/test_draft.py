@@ -63,6 +63,7 @@ def test_columns_of_a_parquet_file_get_their_roles(tmp_path):
         "device_id": pa.array([1, 2, 2**40]),
         "genres": [["a"], [], None],
         "words": pa.array(["x", "y", "x"]).dictionary_encode(),
+        "zip": ["01067", "01069", "80331"],
         "nothing": pa.nulls(3),
         "constant": [7, 7, 7],
         "position": [1, 2, 3],
@@ -72,8 +73,8 @@ def test_columns_of_a_parquet_file_get_their_roles(tmp_path):
     comments, recommender = drafted(tmp_path / "clicks.parquet")
     assert recommender.features == Features(
         numeric=("float_nan",),
-        categorical=("gaps", "device_id", "words", "is_new"),
-        categorical_options={"words": WORDS, "is_new": WORDS},
+        categorical=("gaps", "device_id", "words", "zip", "is_new"),
+        categorical_options=dict.fromkeys(("words", "zip", "is_new"), WORDS),
     )
     assert recommender.data == ColumnNames()
     left_out = comments.partition("# Left out:")[2]
