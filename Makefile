@@ -19,6 +19,8 @@
 
 PYTHON ?= python3.11
 DRIVER := .venvs/driver/bin/python
+# ONNX Runtime's wheels send telemetry otherwise: components/runtime/onnx_runtime.py.
+export ORT_DISABLE_TELEMETRY := 1
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help python environments demo test check manifests images benchmarks benchmark-training benchmark-quality \

@@ -21,6 +21,7 @@ import yaml
 from kfp import dsl, kubernetes
 
 from components.runtime.errors import ContractError
+from components.runtime.onnx_runtime import SILENT
 from pipelines.images import TRAINING_IMAGES, image_reference
 
 
@@ -193,6 +194,8 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
     image = TRAINING_IMAGES[placement.backend] if step == "training" else step
     task.set_container_image(image_reference(image, registry=placement.registry, tag=placement.tag))
     task.set_display_name(step.replace("_", " "))
+    for name, value in SILENT.items():
+        task.set_env_variable(name, value)
     task.set_cpu_limit(needs.cpu)
     task.set_memory_limit(needs.memory)
     # Outputs lie under the run's name, which every task takes, so a cached one would be another run's: off for all.

@@ -30,6 +30,7 @@ from components.contracts.workflow import OOV_ID
 from components.models.configs import config_from_document
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError, first_line
+from components.runtime.onnx_runtime import silent_onnxruntime
 from components.storage.uris import local_path
 from components.store.models import graph_sha256
 
@@ -124,14 +125,12 @@ def champion_scorer(release: Release) -> ScoreRaw:
     Raises:
         ContractError: the graph is absent, damaged, or not the one that was released.
     """
-    import onnxruntime
-
     path = local_path(release.graph_uri)
     if not path.is_file():
         raise ContractError(f"champion graph {path} of version {release.version} is absent")
     _expect_hash(f"champion graph {path}", release.sha256.get("graph"), graph_sha256(path.parent))
     try:
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session = silent_onnxruntime().InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors share no base class
         raise ContractError(f"champion graph {path} cannot be loaded: {error}") from error
 

@@ -22,6 +22,7 @@ from typing import Any
 from uuid import uuid4
 
 from components.runtime.errors import ContractError, PermanentError
+from components.runtime.onnx_runtime import SILENT
 
 LOOPBACK = "127.0.0.1"
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -118,7 +119,7 @@ class Stack:
         """
         self._logs = logs
         self._tag = uuid4().hex
-        self._variables = {**os.environ, **variables, TAG_VARIABLE: self._tag}
+        self._variables = {**os.environ, **SILENT, **variables, TAG_VARIABLE: self._tag}
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._may_end: set[str] = set()
         logs.mkdir(parents=True, exist_ok=True)

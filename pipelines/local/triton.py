@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from components.contracts.serving import CANDIDATE_SUFFIX, CODE_FILE, CONFIG_FILE, PYTHON, versions_of
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.onnx_runtime import SILENT
 from components.store.models import GRAPH_FILE
 from pipelines.local.stack import DIRECT, LOOPBACK, tethered
 
@@ -104,6 +105,7 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
         # Without these the stub takes another libpython, or lacks libcudart and hangs the server.
         "LD_LIBRARY_PATH": f"{libraries}:{Path(packages) / 'nvidia_pytriton.libs'}",
         "OMP_NUM_THREADS": "1",
+        **SILENT,
     }
     return PreparedWheel(binary=binary, backends=runtime / "backends", caches=wheel / "caches", variables=variables)
 

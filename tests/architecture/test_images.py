@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from components.runtime.onnx_runtime import SILENT
 from pipelines.images import DOCKERFILES, ENVIRONMENT_OF_STEP, STEP_OF_VARIANT, TRAINING_IMAGES, image_name
 from pipelines.local.environments import python_of
 from tests.support.dockerfiles import VENV, entrypoint, environment, lay_out, module, stages
@@ -185,6 +186,11 @@ def test_image_writes_no_bytecode_and_has_its_home_where_pods_can_write(name):
     variables = stages(name)[-1].variables({})
     assert (variables["PYTHONDONTWRITEBYTECODE"], variables["PYTHONUNBUFFERED"]) == ("1", "1")
     assert variables["HOME"] == "/tmp"
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_image_forbids_the_telemetry_of_onnxruntime(name):
+    assert SILENT.items() <= stages(name)[-1].variables({}).items()
 
 
 @pytest.mark.parametrize("lock", sorted({environment(name) for name in OURS_ALONE}))

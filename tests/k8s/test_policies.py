@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from components.runtime.onnx_runtime import SILENT
 from tests.support.rendering import Manifest, containers, title, workloads
 
 RESTRICTED_VOLUMES = {
@@ -21,6 +22,8 @@ IMAGE = re.compile(
     r"(?P<name>[a-z0-9.:/_-]+?)(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]*))?(@sha256:(?P<digest>[0-9a-f]{64}))?"
 )
 MUTABLE_TAGS = {"latest", "dev", "main", "master", "stable", "edge", "nightly"}
+ONNX_RUNTIME_IMAGES = re.compile(r"(^|/)(tritonserver|evergreen-(deployment|evaluation))[:@]")
+"""Images whose programs open ONNX graphs."""
 SECRET_WORDS = re.compile(r"(password|passwd|secret|token|api_?key|webhook|credential)", re.IGNORECASE)
 
 
@@ -31,6 +34,7 @@ def refusals(workload: Manifest, spec: Manifest) -> list[str]:
         where = f"{title(workload)} container {container['name']}"
         found += [f"{where}: {text}" for text in (*_of_container(container, spec), *_of_resources(container))]
         found += [f"{where}: {text}" for text in (*_of_image(container["image"]), *_of_environment(container))]
+    found += [f"{title(workload)} container {c['name']}: {t}" for c in spec["containers"] for t in _of_telemetry(c)]
     if workload["kind"] in ("Deployment", "StatefulSet", "DaemonSet"):
         found += [f"{title(workload)} container {c['name']}: {t}" for c in spec["containers"] for t in _of_probes(c)]
     return found
@@ -103,6 +107,14 @@ def _of_environment(container: Manifest) -> list[str]:
         for entry in container.get("env", ())
         if SECRET_WORDS.search(entry["name"]) and entry.get("value", "").strip() and "/" not in entry["value"]
     ]
+
+
+def _of_telemetry(container: Manifest) -> list[str]:
+    """ONNX Runtime must be told to send nothing to its maker."""
+    given = {entry["name"]: entry.get("value") for entry in container.get("env", ())}
+    if ONNX_RUNTIME_IMAGES.search(container["image"]) and not SILENT.items() <= given.items():
+        return ["lets ONNX Runtime send telemetry"]
+    return []
 
 
 def _of_probes(container: Manifest) -> list[str]:

@@ -59,6 +59,7 @@ def test_every_field_reaches_the_pods_that_it_is_for(everything, step):
     on_gpu = step == "training"
     assert json_format.MessageToDict(config) == everything.platform(step)
     assert container["image"] == f"europe-docker.pkg.dev/p/r/evergreen-{dashed(step)}:3f2a9c1"
+    assert {each["name"]: each["value"] for each in container["env"]}["ORT_DISABLE_TELEMETRY"] == "1"
     assert [each.secret_name for each in config.image_pull_secret] == ["registry-key", "another"]
     (mount,) = everything.platform(step)["pvcMount"]
     assert (mount["pvcNameParameter"]["runtimeValue"]["constant"], mount["mountPath"]) == ("shared", "/mnt/loop")

@@ -21,6 +21,7 @@ from components.contracts.raw_rows import feature_matrix
 from components.contracts.serving import MAX_BATCH_ROWS, PROBABILITY_OUTPUT, named_inputs
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, first_line
+from components.runtime.onnx_runtime import silent_onnxruntime
 from components.storage.uris import local_path
 
 TOLERANCE = 1e-5
@@ -153,8 +154,7 @@ def open_graph(graph: Path) -> Any:
         ContractError: ONNX Runtime refuses the graph, or `model.data` is absent or too short. Damage that changes no
             size is for the graph's hash to notice (`store.models.graph_sha256`).
     """
-    import onnxruntime
-
+    onnxruntime = silent_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     try:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from components.contracts.criteo import CRITEO
 from components.deployment.graph.parity import GoldenRows, check_scores, open_graph, prove_parity, read_held_out
 from components.runtime.errors import ContractError
+from tests.support.paths import REPOSITORY
 
 
 @pytest.fixture
@@ -24,6 +29,25 @@ def test_parity_holds_against_the_independent_scores(candidate, exported):
     assert np.isnan(rows.dense).any()
     assert (rows.categorical == -1).any()
     assert 0 <= prove_parity(open_graph(exported(model)), rows) <= 1e-6
+
+
+def test_open_graph_looks_nothing_up_and_leaves_nothing_in_the_home_folder(candidate, exported, tmp_path):
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    graph, trace = exported(candidate[0]), tmp_path / "trace"
+    command = "import sys; from pathlib import Path; from components.deployment.graph.parity import open_graph as o; "
+    command += "[print(each.name) for each in o(Path(sys.argv[1])).get_inputs()]"
+    (tmp_path / "home").mkdir()
+    variables = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(REPOSITORY)}
+    variables.pop("ORT_DISABLE_TELEMETRY", None)  # which `make` sets
+    tracing = ["strace", "-f", "-e", "trace=%network", "-o", trace]
+    done = subprocess.run(
+        [*tracing, sys.executable, "-c", command, graph], env=variables, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "dense" in done.stdout.split()
+    assert "AF_INET" not in trace.read_text()
+    assert list((tmp_path / "home").rglob("*")) == []
 
 
 def test_held_out_rows_keep_their_order_across_files_and_stop_at_the_limit(candidate, raw_rows):

@@ -75,6 +75,18 @@ def test_graph_and_golden_rows_are_kept_in_the_store_apart_from_what_is_served(w
 
 
 @pytest.mark.e2e
+def test_local_server_that_holds_a_model_leaves_no_telemetry_in_its_home_folder(tmp_path, make_candidate, raw_rows):
+    home, log = tmp_path / "home", tmp_path / "triton.log"
+    home.mkdir()
+    with TritonServer(tmp_path / "repository", log=log, variables={"HOME": str(home)}) as server:
+        settings = ReleaseSettings(
+            store=tmp_path / "store", repository=server.repository.as_uri(), triton_urls=(server.grpc_url,), who="a run"
+        )
+        release(*make_candidate(settings.store, 1), settings=settings)
+    assert list(home.rglob("*")) == []
+
+
+@pytest.mark.e2e
 def test_second_release_under_load_fails_no_request_and_never_goes_back(deploy, client, raw_rows, triton):
     deploy(1)
     rows, log = raw_rows(8), triton.log_path.read_text()
