@@ -20,8 +20,6 @@ MISSING_CATEGORY = -1
 """A missing category in an int64 tensor; no category has this value."""
 MAX_CATEGORY = 2**52 - 1
 """Largest category: NVTabular reads categories as float64, which holds every whole number up to here."""
-
-
 INDICATOR = "{name}/missing"
 """Name of the dense input that says whether the feature `name` is missing; no feature's name has a slash."""
 _LOG, _STANDARDIZE, _MINMAX = "log1p", "standardize", "minmax"
@@ -60,7 +58,7 @@ class NumericOptions:
     """How a numeric feature becomes an input of the network.
 
     Raises:
-        ContractError: `fill` is not finite, or `transform` is no sequence of steps that there is.
+        ContractError: `fill` or a bound is no finite float32, or `transform` is no sequence of steps that there is.
 
     >>> NumericOptions(transform=("clip(-1..1)", "minmax")).bounds
     (-1.0, 1.0)
@@ -76,16 +74,15 @@ class NumericOptions:
     (mean 0, standard deviation 1) or `minmax` (0 to 1). Where all values are the same, a scaling only subtracts."""
 
     def __post_init__(self) -> None:
-        """Refuses what could not be computed."""
-        object.__setattr__(self, "transform", tuple(self.transform))
-        if not math.isfinite(self.fill):
-            raise ContractError(f"fill is {self.fill}, expected a finite number")
-        object.__setattr__(self, "fill", self.fill + 0.0)  # no -0.0, which is equal to 0.0 and written otherwise
+        """Refuses what could not be computed; writes equal options alike."""
+        object.__setattr__(self, "fill", _float32(self.fill, "fill"))
+        object.__setattr__(self, "transform", tuple(_CLIP.sub(_plain, each) for each in self.transform))
         kinds = [next((kind for kind, step in _STEPS.items() if step.fullmatch(each)), None) for each in self.transform]
         if None in kinds:
             wrong = self.transform[kinds.index(None)]
             raise ContractError(
-                f"transform holds {wrong!r}, expected clip(least), clip(least..largest), log1p, standardize or minmax"
+                f"transform holds {wrong!r}, which is not supported, expected clip(least), clip(least..largest), "
+                "log1p, standardize or minmax"
             )
         if [kind for kind in _STEPS if kind in kinds] != kinds:
             raise ContractError(
@@ -93,7 +90,7 @@ class NumericOptions:
                 "this order"
             )
         least, largest = self.bounds
-        if not -math.inf <= least < largest:
+        if least >= largest:
             raise ContractError(f"transform clips to [{least}, {largest}], expected the smaller number first")
         if self.is_logged and least < 0:
             raise ContractError(f"transform is {list(self.transform)}, expected a clip at 0 or more before log1p")
@@ -121,6 +118,20 @@ class NumericOptions:
         return _MINMAX in self.transform
 
 
+def _float32(number: float, what: str) -> float:
+    """The number, which float32 can hold, without the sign of -0.0."""
+    if not abs(number) <= _LARGEST:
+        raise ContractError(f"{what} is {number}, expected a finite float32")
+    return number + 0.0
+
+
+def _plain(clip: re.Match[str]) -> str:
+    bounds = [_float32(float(bound), "a bound of clip") for bound in clip.groups() if bound]
+    return f"clip({'..'.join(repr(bound).removesuffix('.0') for bound in bounds)})"
+
+
+_LARGEST = (2 - 2**-23) * 2.0**127
+"""Of float32."""
 _STEPS = {"clip": _CLIP, _LOG: re.compile(_LOG), "scaling": re.compile(f"{_STANDARDIZE}|{_MINMAX}")}
 """Steps of a transform in their order."""
 _NUMERIC_DEFAULTS, _CATEGORICAL_DEFAULTS = NumericOptions(), CategoricalOptions()

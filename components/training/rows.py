@@ -149,7 +149,7 @@ def _decode_folder(folder: RowFolder, into: Rows, slot_sizes: list[int]) -> None
 def _read_metadata(path: Path, features: Features) -> Any:
     with _unreadable_is_contract_error(path):
         metadata = pq.read_metadata(path, memory_map=True)
-    if missing := {LABEL, *features.names} - set(metadata.schema.names):
+    if missing := {LABEL, *features.dense_inputs, *features.categorical} - set(metadata.schema.names):
         raise ContractError(f"{path} has no columns {sorted(missing)}")
     return metadata
 
@@ -170,7 +170,7 @@ def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
         _unreadable_is_contract_error(group.path),
         pq.ParquetFile(group.path, metadata=group.metadata, memory_map=True) as file,
     ):
-        columns = [LABEL, *group.features.names]
+        columns = [LABEL, *group.features.dense_inputs, *group.features.categorical]
         yield from file.iter_batches(_DECODED_ROWS, row_groups=[group.number], columns=columns, use_threads=False)
 
 

@@ -133,7 +133,7 @@ def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, s
     """Each column of a kind: the path where it stands, its name, and its options or None; ranges are expanded."""
     path = f"features.{kind}"
     if isinstance(value, dict):
-        entries = [(f"{path}.{name}", name, options or {}) for name, options in value.items()]
+        entries = [(f"{path}.{name}", name, {} if options is None else options) for name, options in value.items()]
     elif isinstance(value, list):
         entries = [(f"{path}[{number}]", name, {}) for number, name in enumerate(value)]
     else:

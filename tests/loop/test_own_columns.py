@@ -27,6 +27,9 @@ def clicks(tmp_path):
     return tmp_path / "clicks.csv"
 
 
+INDICATED = "{indicator: true, transform: [clip(0..90), minmax]}"
+
+
 def test_a_drafted_file_takes_a_csv_of_other_columns_to_a_model_that_learned_them(clicks, tmp_path, run_to_end):
     folder, draft = tmp_path / "a folder", tmp_path / "shop.yaml"
     store, lake, package = folder / "store", folder / "lake", tmp_path / "pipeline.yaml"
@@ -44,11 +47,14 @@ def test_a_drafted_file_takes_a_csv_of_other_columns_to_a_model_that_learned_the
     ):
         ended = run_to_end(words, output=tmp_path / f"{number}.log", seconds=200)
         assert ended.code == 0, ended.output
+        if words[1] == "init":
+            draft.write_text(draft.read_text().replace("price: {}", f"price: {INDICATED}"))
     assert "version 1 is published; pass over 600 held-out rows" in ended.output
     (manifest,) = (store / "models").glob(f"*/{Model.MANIFEST}")
     model = Model.read(manifest)
     assert model.recommender.name == "clicks"
     assert model.recommender.features.numeric == ("price", "age")
+    assert model.recommender.features.dense_inputs == ("price", "age", "price/missing")
     assert model.recommender.features.categorical == ("item", "shop")
     assert model.recommender.features.type_of("item") == "string"
     assert model.recommender.features.options_of("age").transform == ("standardize",)

@@ -48,5 +48,5 @@ def scaling_of(name, values):
     """What a column of these unscaled values is scaled by: subtracted, divided by."""
     last = STEPS[name][-1] if STEPS[name] else None
     if last == "standardize":
-        return values.mean(), values.std(ddof=1) or 1.0
+        return values.mean(), values.std(ddof=min(1, len(values) - 1)) or 1.0
     return (values.min(), values.max() - values.min() or 1.0) if last == "minmax" else (0.0, 1.0)

@@ -66,8 +66,8 @@ def test_rows_of_any_columns_are_encoded_as_the_workflow_says(write_raw, run_ste
         assert found[name].to_pylist() == [ids.get(category, 2) for category in table[name].to_pylist()]
 
 
-def test_numeric_columns_become_what_their_options_say(write_raw, run_step, reading):
-    count = 700
+@pytest.mark.parametrize("count", [1, 700])
+def test_numeric_columns_become_what_their_options_say(count, write_raw, run_step, reading):
     values = {name: values_of(name, count) for name in EVERY_KIND.numeric}
     table = pa.table(
         {"label": pa.array(np.arange(count) % 3 == 0).cast(pa.int32())}

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.features import Features
+from components.contracts.features import Features, NumericOptions
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.recommender import Recommender
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
@@ -21,7 +21,11 @@ from components.runtime.flags import run_flags
 from components.storage.uris import local_path
 from components.training.__main__ import main
 
-FEATURES = Features(numeric=("price", "age"), categorical=("item", "shop"))
+FEATURES = Features(
+    numeric=("price", "age"),
+    categorical=("item", "shop"),
+    numeric_options={"age": NumericOptions(indicator=True)},
+)
 SETTINGS = {
     "model": {"embedding_dim": 4, "tower": [8], "num_cross_layers": 1},
     "training": {"batch_size": 64, "min_batch_size": 64, "learning_rate": 0.01, "passes": 3},
@@ -30,17 +34,18 @@ SHOP = Recommender(name="shop", features=FEATURES, settings=SETTINGS)
 
 
 def encoded_set(folder, slot_sizes, *, features=FEATURES, seed=0, recommender=SHOP):
-    """4,000 rows whose clicks follow `price` and `item`; `age` and `shop` tell nothing."""
+    """4,000 rows whose clicks follow `price`, `item` and that `age` is missing; `age` and `shop` tell nothing."""
     random = np.random.default_rng(seed)
     price, age = random.normal(size=(2, 4_000)).astype(np.float32)
     item, shop = (random.integers(FIRST_ID, size, 4_000) for size in slot_sizes)
-    clicked = random.random(4_000) < 1 / (1 + np.exp(-2 * price - np.where(item % 2, 1.5, -1.5)))
-    values = {"price": price, "age": age, "item": item, "shop": shop}
-    types = dict.fromkeys(("price", "age"), pa.float32())
+    missing = random.integers(0, 2, 4_000).astype(np.float32)
+    clicked = random.random(4_000) < 1 / (1 + np.exp(-2 * price - np.where(item % 2, 1.5, -1.5) - 2 * missing))
+    values = {"price": price, "age": age, "age/missing": missing, "item": item, "shop": shop}
+    types = dict.fromkeys(features.dense_inputs, pa.float32())
     (folder / "train").mkdir(parents=True)
     table = pa.table(
         {"label": pa.array(clicked.astype(np.float32))}
-        | {name: pa.array(values[name], types.get(name, pa.int64())) for name in features.names}
+        | {name: pa.array(values[name], types.get(name, pa.int64())) for name in values}
     )
     pq.write_table(table, folder / "train" / "part.parquet")
     (folder / "train" / "_file_list.txt").write_text("1\npart.parquet\n")
@@ -93,12 +98,12 @@ def test_a_recommender_of_other_columns_is_trained_kept_read_and_continued(step,
     code, first = step(encoded_set(tmp_path / "first", [23, 13]), "r1")
     assert code == 0
     assert first.recommender == SHOP
-    assert (first.config["num_dense"], first.config["num_categorical"]) == (2, 2)
-    dense = np.array([[2, 0], [2, 0], [-2, 0], [-2, 0]], np.float32)
-    ids = np.array([[5, 3], [6, 3], [5, 3], [6, 3]])
+    assert (first.config["num_dense"], first.config["num_categorical"]) == (3, 2)
+    dense = np.array([[2, 0, 0], [2, 0, 0], [-2, 0, 1], [-2, 0, 0], [-2, 0, 0]], np.float32)
+    ids = np.array([[5, 3], [6, 3], [5, 3], [5, 3], [6, 3]])
     scorer = load_scorer(local_path(first.uri) / Model.WEIGHTS, config_from_document(first.config), first.slot_sizes)
-    likely, less, unlikely, least = scorer.probabilities(dense, ids)
-    assert likely > less > unlikely > least
+    likely, less, unlikely, not_missing, least = scorer.probabilities(dense, ids)
+    assert likely > less > unlikely > not_missing > least
     found = inspect_model(local_path(first.uri))
     assert not found.faults
     assert [line.split()[:2] for line in found.lines if line.startswith(("item ", "shop "))] == [
@@ -114,7 +119,7 @@ def test_a_recommender_of_other_columns_is_trained_kept_read_and_continued(step,
 
 def test_a_parent_of_other_columns_of_the_same_number_is_refused(step, tmp_path, capsys):
     _, first = step(encoded_set(tmp_path / "first", [23, 13]), "r1")
-    turned = Features(numeric=("price", "age"), categorical=("shop", "item"))
+    turned = replace(FEATURES, categorical=("shop", "item"))
     other = encoded_set(tmp_path / "other", [23, 13], features=turned, recommender=replace(SHOP, features=turned))
     assert step(replace(other, parent_model_uri=first.uri), "r2") == (2, None)
     assert "['price', 'age', 'shop', 'item'], expected ['price', 'age', 'item', 'shop']" in capsys.readouterr().err

@@ -64,6 +64,18 @@ def test_a_file_says_name_columns_and_settings():
         ),
         ("numeric:", "numercal:", "7: features.numercal is no key, expected numeric"),
         ("[price]", "{price: 5}", "7: features.numeric.price is 5, expected keys with values"),
+        ("[price]", "{price: false}", "7: features.numeric.price is False, expected keys with values"),
+        ("[price]", "{price: {fill: 1e39}}", "7: features.numeric.price: fill is 1e+39, expected a finite float32"),
+        (
+            "[price]",
+            "{price: {transform: [clip(-1e400..1)]}}",
+            "7: features.numeric.price: a bound of clip is -inf, expected a finite float32",
+        ),
+        (
+            "[price]",
+            "{price: {transform: [quantile_buckets(32)]}}",
+            "7: features.numeric.price: transform holds 'quantile_buckets(32)', which is not supported, expected clip(",
+        ),
         ("[price]", "{price: {fil: 1}}", "7: features.numeric.price.fil is no setting, expected fill"),
         ("[price]", "{price: {fill: x}}", "7: features.numeric.price.fill is 'x', expected float"),
         (
@@ -74,7 +86,7 @@ def test_a_file_says_name_columns_and_settings():
         (
             "[price]",
             "{price: {transform: [log2]}}",
-            "7: features.numeric.price: transform holds 'log2', expected clip(",
+            "7: features.numeric.price: transform holds 'log2', which is not supported, expected clip(",
         ),
         ("[price]", "{price: {transform: ['clip(2..1)']}}", "7: features.numeric.price: transform clips to [2.0, 1.0]"),
         (
@@ -190,6 +202,15 @@ def test_columns_may_have_options_and_a_range_of_them_the_same():
     added, changed = compare(parse_recommender(SHOP, source="it"), read)[:2]
     assert added == "features.numeric: without none -> with n1, n2, age"
     assert changed.startswith("features.numeric.price: {} -> {'indicator': True, 'transform': [")
+
+
+def test_equal_options_are_one_recommender_however_they_are_written():
+    said = "[price]", "{price: {fill: -0.0, transform: [clip(-0.0..+3e2), minmax]}}"
+    other = "[price]", "{price: {transform: ['clip(0..300)', minmax]}}"
+    usual = "[price]", "{price: {fill: 0, transform: [clip(0e1), log1p, standardize]}}"
+    digests = [parse_recommender(SHOP.replace(*each), source="it").digest for each in (said, other, usual)]
+    assert digests[0] == digests[1]
+    assert digests[2] == parse_recommender(SHOP, source="it").digest
 
 
 NUMBERED = st.builds(
