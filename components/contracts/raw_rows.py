@@ -4,7 +4,9 @@ Joins everything that writes raw rows (users' files, the simulated world, the mo
 that reads them (extraction, validation, preprocessing, serving). Which features a row has is `contracts.features`';
 reading files is left to extraction.
 
-Raw rows are Parquet: `label` int32, the features with null for missing, then the log columns.
+Raw rows are Parquet: `label` int32, the features with null for missing, then the log columns. Rows of a lake are the
+same, but may hold words where raw rows hold the categories that they stand for (`lake_types`); the monitor's archive,
+which knows no words, adds categories to the same columns.
 """
 
 from __future__ import annotations
@@ -73,6 +75,12 @@ def raw_types(features: Features) -> dict[str, str]:
         **dict.fromkeys(features.categorical, "int64"),
         **ROW_TYPES,
     }
+
+
+def lake_types(features: Features) -> dict[str, str]:
+    """Arrow type of each column of rows that a person's files bring to a lake, in file order."""
+    words = [name for name in features.categorical if features.type_of(name) == "string"]
+    return {**raw_types(features), **dict.fromkeys(words, "string")}
 
 
 def known_columns(features: Features) -> frozenset[str]:

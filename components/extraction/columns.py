@@ -80,7 +80,7 @@ def find_schema_mismatches(
     """
     found = []
     types, known, numbers = (
-        raw_rows.raw_types(features),
+        raw_rows.lake_types(features),
         raw_rows.known_columns(features),
         (raw_rows.LABEL, *features.names),
     )

@@ -41,7 +41,7 @@ from components.contracts.retrain_request import CURRENT
 from components.extraction.lake import sorted_day
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.part_files import PartWriter
-from components.extraction.raw_schema import BATCH_ROWS, TIME_TYPE, click_columns, raw_batch, raw_schema
+from components.extraction.raw_schema import BATCH_ROWS, TIME_TYPE, click_columns, lake_schema, raw_batch
 from components.extraction.readers.forms import click_log_files, find_reader, passed_over
 from components.extraction.settings import ExtractionSettings
 from components.extraction.times import DAY_MICROS, day_span, parse_day, to_iso
@@ -140,7 +140,7 @@ def ingest(
             rows = dated(spool, source, features, total=total, first_day=first_day, days=settings.days)
         else:
             rows = in_time_order(scratch / "spool", recommender.features)
-        with pq.ParquetWriter(scratch / "replay", raw_schema(recommender.features)) as replay_file:
+        with pq.ParquetWriter(scratch / "replay", lake_schema(recommender.features)) as replay_file:
             num_sorted = _write_days(rows, num_lake, days=scratch / "days", source=source, replay=replay_file)
         num_lake = min(num_lake, num_sorted)
         _publish_days(objects, scratch / "days", source)
@@ -180,7 +180,7 @@ def spool_rows(
             read.
     """
     total = clicks = 0
-    names, schema = click_columns(recommender.features), raw_schema(recommender.features)
+    names, schema = click_columns(recommender.features), lake_schema(recommender.features)
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(path, pa.schema([schema.field(name) for name in names]), options=options) as spool:
         for rows in _read(files, recommender, malformed, with_keys=False, max_rows=max_rows):
@@ -231,7 +231,7 @@ def _read(
     with_keys: bool,
     max_rows: int | None,
 ) -> Iterator[Any]:
-    """The first `max_rows` rows of the files, in batches in the raw schema, of which none is empty."""
+    """The first `max_rows` rows of the files, in batches in the lake's schema, of which none is empty."""
     left = max_rows
     beginnings: dict[str, Path] = {}
     for file in files:
@@ -323,7 +323,7 @@ def in_time_order(folder: Path, features: Features) -> Iterator[tuple[Any, NDArr
 def dated(
     spool: Path, source: str, features: Features, *, total: int, first_day: date, days: int
 ) -> Iterator[tuple[Any, NDArray[np.int64]]]:
-    """The `total` spooled rows in the raw schema, and their times, spread evenly over `days` days from `first_day`."""
+    """The `total` spooled rows in the lake's schema, and their times, spread evenly over `days` days."""
     start = day_span(first_day).start
     assert start is not None
     row = 0
@@ -354,7 +354,7 @@ def with_origin(batch: Any, features: Features, *, source: str, first_row: int, 
             ROW: pa.array((places % ROWS_PER_REQUEST).astype(np.int32)),
             EVENT_TIME: pa.array(times).cast(TIME_TYPE),
         },
-        raw_schema(features),
+        lake_schema(features),
     )
 
 

@@ -27,7 +27,7 @@ from components.extraction.day_versions import base_name
 from components.extraction.lake_files import LakeFiles
 from components.extraction.late_clicks import LateClicks
 from components.extraction.malformed_rows import MalformedRows
-from components.extraction.raw_schema import TIME_TYPE, open_parquet, raw_schema, unreadable
+from components.extraction.raw_schema import TIME_TYPE, lake_schema, open_parquet, raw_schema, unreadable
 from components.extraction.readers.parquet import RawParquet, group_times, within
 from components.extraction.times import TimeSpan, day_span
 from components.extraction.window import SeenFiles
@@ -294,7 +294,7 @@ class Lake:
 def sorted_day(
     files: list[Path], day: date, *, features: Features, malformed: MalformedRows
 ) -> Iterator[tuple[Any, int]]:
-    """The rows of raw files, all of the day, as `Lake.tables` gives them; those of another day are malformed.
+    """The rows of raw files, all of the day, as `Lake.tables` gives them, but with words; others are malformed.
 
     Raises:
         ContractError: a file is damaged or too malformed.
@@ -302,10 +302,11 @@ def sorted_day(
     span = day_span(day)
     for i, piece in enumerate(cut_evenly(day, files, span, piece_rows=PIECE_ROWS)):
         readers = [
-            RawParquet(path=path, features=features, span=piece.span, day=span, with_strays=i == 0) for path in files
+            RawParquet(path=path, features=features, span=piece.span, day=span, with_strays=i == 0, with_words=True)
+            for path in files
         ]
         batches = [batch for reader in readers for batch in reader.batches(malformed)]
-        yield sorted_once(pa.Table.from_batches(batches, raw_schema(features)))
+        yield sorted_once(pa.Table.from_batches(batches, lake_schema(features)))
 
 
 def sorted_once(table: Any) -> tuple[Any, int]:

@@ -38,6 +38,11 @@ def raw_schema(features: Features) -> Any:
     return arrow_schema(raw_rows.raw_types(features))
 
 
+def lake_schema(features: Features) -> Any:
+    """The schema of rows that a person's files bring to a lake."""
+    return arrow_schema(raw_rows.lake_types(features))
+
+
 def click_columns(features: Features) -> list[str]:
     """What a row says by itself; the other columns of the raw schema say where it came from."""
     return [raw_rows.LABEL, *features.names]
@@ -67,6 +72,15 @@ def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
     return pa.record_batch(
         [a if a is not None else pa.nulls(num_rows, f.type) for a, f in zip(arrays, schema)], schema=schema
     )
+
+
+def texts(values: Any) -> Any:
+    """The words (Arrow string) that `categories` sees in texts, bytes, truth values or whole numbers.
+
+    Raises:
+        pa.ArrowException: as `categories`.
+    """
+    return (values.cast(pa.int64()) if pa.types.is_floating(values.type) else values).cast(pa.string())
 
 
 def categories(values: Any) -> Any:
@@ -101,7 +115,7 @@ def find_malformed(
     """Why rows of a raw batch break the contract, by row position; the first reason of each.
 
     Args:
-        batch: In the raw schema.
+        batch: In the raw schema or the lake's.
         features: Of the rows.
         keys: Those of `KEY_COLUMNS` that must have a value as well.
         names: What the file calls columns, where it calls them otherwise.

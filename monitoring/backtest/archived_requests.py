@@ -116,7 +116,9 @@ def _raw_columns(archived: ArchivedFile, features: Features | None) -> pa.Table:
         columns += [column for column in (raw_rows.CANARY,) if column in found]
         try:
             schema = arrow_schema({name: types[name] for name in columns})
-            return file.read(columns=columns).select(columns).cast(schema)
+            table = file.read(columns=columns).select(columns)
+            # Rows that a person's files brought to a lake may hold words; nobody served them.
+            return table.filter(pc.is_valid(table[raw_rows.MODEL_VERSION])).cast(schema)
         except ValueError as error:
             raise ContractError(f"{archived.uri} has other columns than a monitor's archive: {error}") from error
 

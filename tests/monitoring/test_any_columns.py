@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.features import Features
-from components.contracts.raw_rows import raw_types
+from components.contracts.features import CategoricalOptions, Features
+from components.contracts.raw_rows import lake_types, raw_types
 from components.contracts.recommender import Recommender
 from components.contracts.records import PredictionBatch, encode
 from components.contracts.reference_statistics import (
@@ -21,7 +23,9 @@ from components.contracts.reference_statistics import (
     count_between,
 )
 from components.runtime.errors import ContractError
+from components.storage.folder import FolderObjects
 from components.store.archived_rows import arrow_schema
+from monitoring.backtest.archived_requests import read_requests
 from monitoring.drift.comparison import compare
 from monitoring.drift.layout import Layout
 from monitoring.drift.settings import DriftSettings
@@ -92,6 +96,18 @@ def test_the_archive_names_the_recommenders_columns(features):
         assert table[name].to_pylist() == batch.dense[:, i].tolist()
     for i, name in enumerate(features.categorical):
         assert table[name].to_pylist() == batch.categorical[:, i].tolist()
+
+
+def test_a_backtest_passes_over_rows_of_words_that_a_person_brought_to_the_lake(tmp_path):
+    features = replace(SHOPS[0], categorical_options={"item": CategoricalOptions(type="string")})
+    batch, folder = batch_of(features), tmp_path / "day=2025-10-09"
+    folder.mkdir()
+    served = build_row_table([ArchiveRow(encode(batch), np.ones(4, np.uint8))], features)
+    brought = {**dict.fromkeys(served.column_names, [None]), "item": ["red shoe"], "request_id": ["q"]}
+    pq.write_table(served, folder / "served.parquet")
+    pq.write_table(pa.table(brought, arrow_schema(lake_types(features))), folder / "brought.parquet")
+    (found,) = read_requests(FolderObjects(tmp_path), features=features)
+    np.testing.assert_array_equal(found.features.categorical, batch.categorical)
 
 
 @EACH

@@ -44,7 +44,7 @@ class Reader(Protocol):
         """Whether rows have event times."""
 
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
-        """Record batches in the raw schema, in file order; memory is bounded by a batch, not by the file.
+        """Record batches in the lake's schema, in file order; memory is bounded by a batch, not by the file.
 
         Columns that the form does not have (request id, event time ...) are null. `malformed` takes the malformed rows,
         and counts every row read.
@@ -154,7 +154,7 @@ def _parquet_reader(path: Path, recommender: Recommender, *, with_keys: bool) ->
     schema, features = open_parquet(path).schema_arrow, recommender.features
     raw = set(raw_types(features)) - set(SERVED_BY)
     if recommender.data == ColumnNames() and raw <= set(schema.names) and _is_time(schema):
-        return RawParquet(path=path, features=features)
+        return RawParquet(path=path, features=features, with_words=True)
     if not _is_criteos(schema.names, recommender):
         columns = columns_of(schema.names, recommender, path=path, with_keys=with_keys)
         return NamedParquet(path=path, features=features, columns=columns)

@@ -27,11 +27,12 @@ from components.extraction.raw_schema import (
     TIME_TYPE,
     categories,
     find_malformed,
+    lake_schema,
     nan_to_null,
     open_parquet,
     raw_batch,
-    raw_schema,
     record_malformed,
+    texts,
     unreadable,
     without_rows,
 )
@@ -100,7 +101,7 @@ def text_file(path: Path, layout: TextLayout, recommender: Recommender, *, with_
         path=path,
         layout=layout,
         columns={raw: _text_column(raw, name, recommender.features) for raw, name in columns.items()},
-        schema=raw_schema(recommender.features),
+        schema=lake_schema(recommender.features),
         has_times=EVENT_TIME in columns,
     )
 
@@ -110,8 +111,8 @@ def _text_column(raw: str, field: str, features: Features) -> TextColumn:
         return TextColumn(field, _parse_numbers, "a finite number or nothing", is_required=False)
     if raw in features.categorical:
         if features.type_of(raw) == "string":
-            return TextColumn(field, _parse_words, "a text in UTF-8 or nothing", is_required=False)
-        return TextColumn(field, _parse_categories, "a whole number of 64 bits or nothing", is_required=False)
+            return TextColumn(field, _parse_names, "a text in UTF-8 or nothing", is_required=False)
+        return TextColumn(field, _parse_integers, "a whole number of 64 bits or nothing", is_required=False)
     parse, expected = {
         LABEL: (_parse_labels, "0, 1, true or false"),
         REQUEST_ID: (_parse_names, "a text"),
@@ -132,14 +133,10 @@ def _parse_numbers(distinct: Any) -> Any:
     return pc.if_else(pc.is_finite(numbers), numbers, pa.scalar(None, numbers.type))
 
 
-def _parse_categories(distinct: Any) -> Any:
-    texts = pc.replace_substring_regex(matching(distinct, _WHOLE), r"\.0*$|^\+", "")
-    in_range = [None if text is None or not -(2**63) <= int(text) < 2**63 else int(text) for text in texts.to_pylist()]
-    return categories(pa.array(in_range, pa.int64()))
-
-
-def _parse_words(distinct: Any) -> Any:
-    return categories(_parse_names(distinct))
+def _parse_integers(distinct: Any) -> Any:
+    found = pc.replace_substring_regex(matching(distinct, _WHOLE), r"\.0*$|^\+", "")
+    in_range = [None if text is None or not -(2**63) <= int(text) < 2**63 else int(text) for text in found.to_pylist()]
+    return pa.array(in_range, pa.int64())
 
 
 def _parse_rows(distinct: Any) -> Any:
@@ -210,7 +207,7 @@ class NamedParquet:
 
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """See `Reader.batches`."""
-        file, schema = open_parquet(self.path), raw_schema(self.features)
+        file, schema = open_parquet(self.path), lake_schema(self.features)
         wanted = list(dict.fromkeys(self.columns.values()))
         keys = [name for name in KEY_COLUMNS if name in self.columns]
         first_row = 1
@@ -244,9 +241,11 @@ class NamedParquet:
         try:
             if raw == EVENT_TIME:
                 return self._times(values)
-            if raw in self.features.categorical:
+            if is_word:
+                return texts(values)
+            if raw in self.features.categorical and pa.types.is_boolean(values.type):
                 return categories(values)
-            return values.cast(raw_schema(self.features).field(raw).type, safe=raw not in self.features.numeric)
+            return values.cast(lake_schema(self.features).field(raw).type, safe=raw not in self.features.numeric)
         except pa.ArrowException as error:
             raise self._unfit(raw, values, f"{expected}: {first_line(error)}") from error
 

@@ -24,11 +24,13 @@ from components.extraction.raw_schema import (
     KEY_COLUMNS,
     categories,
     find_malformed,
+    lake_schema,
     nan_to_null,
     open_parquet,
     raw_batch,
     raw_schema,
     record_malformed,
+    texts,
     unreadable,
     without_rows,
 )
@@ -50,6 +52,8 @@ class RawParquet:
     """Whether this reader records rows of no time or of another day as malformed; one of a day's readers does."""
     unread: frozenset[str] = frozenset()
     """Features that are null in the rows, whatever the file holds; it need not have them."""
+    with_words: bool = False
+    """Whether rows keep words and integers, as a lake's do; else they have the categories that these stand for."""
     has_times: bool = True
     """See `Reader.has_times`."""
 
@@ -80,7 +84,7 @@ class RawParquet:
 
     @cached_property
     def _schema(self) -> Any:
-        return raw_schema(self.features)
+        return lake_schema(self.features) if self.with_words else raw_schema(self.features)
 
     @cached_property
     def _words(self) -> frozenset[str]:
@@ -113,7 +117,7 @@ class RawParquet:
             raise unreadable(self.path, error) from error
 
     def _conform(self, found: Any) -> Any:
-        """The batch in the exact types of the raw schema."""
+        """The batch in the exact types of the schema."""
         columns = {}
         for field in [self._schema.field(name) for name in found.schema.names]:
             values = found.column(field.name)
@@ -125,9 +129,11 @@ class RawParquet:
             if is_category or values.type != field.type:
                 try:
                     # Of whole numbers a text that looks like one is taken, and reported (`columns`).
-                    is_ready = is_category and (field.name in self._words or pa.types.is_boolean(values.type))
-                    values = values if is_ready else values.cast(field.type)
-                    values = categories(values) if is_category else values
+                    if is_category and (field.name in self._words or pa.types.is_boolean(values.type)):
+                        values = texts(values) if field.type == pa.string() else categories(values)
+                    else:
+                        values = values.cast(field.type)
+                        values = categories(values) if is_category and not self.with_words else values
                 except pa.ArrowException as error:
                     raise ContractError(
                         f"{self.path} has {field.name} of type {values.type}, expected {field.type}: {error}"

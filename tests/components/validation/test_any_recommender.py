@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import raw_rows
-from components.contracts.features import Features
+from components.contracts.features import CategoricalOptions, Features
 from components.contracts.recommender import Recommender
 from components.storage.uris import local_path
 from components.validation.windows import read_windows
@@ -119,7 +119,11 @@ def test_a_column_served_otherwise_than_trained_on_is_named(step, write, tmp_pat
     served = trained.set_column(trained.schema.get_field_index(city), city, pa.array(np.zeros(ROWS, np.int64)))
     (tmp_path / "archive" / "day=2025-10-09").mkdir(parents=True)
     pq.write_table(served, tmp_path / "archive" / "day=2025-10-09" / "part-0.parquet")
-    _, report = step(write(trained, SHOP, "first"), f"--served={tmp_path / 'archive'}")
+    item = SHOP.categorical[0]
+    brought = served.set_column(served.schema.get_field_index(item), item, pa.array(["a word"] * ROWS))
+    pq.write_table(brought, tmp_path / "archive" / "day=2025-10-09" / "brought.parquet")
+    words = replace(SHOP, categorical_options={item: CategoricalOptions(type="string")})
+    _, report = step(write(trained, words, "first"), f"--served={tmp_path / 'archive'}")
     assert [finding["feature"] for finding in report.findings if finding["rule"] == "skew"] == [city]
 
 
