@@ -1,9 +1,8 @@
 """How often the gate releases, refuses and cannot tell, and what becomes of the undecided: `make benchmark-gate`.
 
 Candidates with a planted loss of AUC (`tests.support.planted_models`) against their champion. First single hold-outs,
-judged by the shipped gate and by a paired test of the log loss with the margin that this loss of AUC costs. Then
-hourly rounds of 20,000 rows: each judged alone; with the evidence of all rounds carried over by a confidence sequence
-(Waudby-Smith et al. 2021, one-sided form of equation 6); and handed over to a canary, by its shipped policy.
+judged by the shipped gate. Then hourly rounds of 20,000 rows: each judged alone, and handed over to a canary, by its
+shipped policy.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import numpy as np
 from numpy.random import Generator
 
 from benchmarks.command import benchmark_parser, documented
-from components.contracts.metrics import auc_difference, grouped_deviation, row_log_losses
 from components.deployment.canary.policy import ABORT, GROW, CanaryPolicy, Pairs, judge_pairs
 from components.evaluation.gate import SLICE_ALPHA, holm, judge
 from components.evaluation.settings import GateSettings
@@ -28,7 +26,6 @@ from tests.support.planted_models import (
     draw_slices,
     noise_that_costs,
     noise_that_loses,
-    population_log_loss,
     shifted,
 )
 
@@ -37,8 +34,6 @@ LOSSES = {"better": -MARGIN, "equal": 0.0, "at the margin": MARGIN, "worse": 2 *
 RATES, REQUEST_ROWS = (0.003, 0.03, 0.25), (1, 10)
 REPEATS = {2_000: 200, 20_000: 200, 100_000: 60, 1_000_000: 10}
 ROUND_ROWS, ROUND_RATE, HOLDOUT_FRACTION, DAY_ROUNDS = 20_000, 0.03, 0.1, 24
-LEVEL = 0.025
-"""One-sided, of every test here."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,12 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def holdouts(rate: float, repeats: dict[int, int], *, seed: int) -> list[dict[str, Any]]:
-    """Shares of the gate's decisions, and of those of the log loss, by size of the hold-out, requests and candidate."""
+    """Shares of the gate's decisions by size of the hold-out, requests and candidate."""
     found = []
     for rows, count in repeats.items():
         for rows_per_request in REQUEST_ROWS:
             for name, loss in LOSSES.items():
-                decisions: dict[str, Counter[str]] = {"auc": Counter(), "log_loss": Counter(), "both": Counter()}
+                decisions: Counter[str] = Counter()
                 for number in range(count):
                     random = np.random.default_rng((seed, rows, rows_per_request, number))
                     drawn = draw(
@@ -74,14 +69,10 @@ def holdouts(rate: float, repeats: dict[int, int], *, seed: int) -> list[dict[st
                         rows_per_request=rows_per_request,
                         noise=noise_that_loses(rate, loss),
                     )
-                    by_auc, by_log_loss = gate_decision(drawn), log_loss_decision(drawn, rate)
-                    decisions["auc"][by_auc] += 1
-                    decisions["log_loss"][by_log_loss] += 1
-                    decisions["both"][_worst(by_auc, by_log_loss)] += 1
+                    decisions[gate_decision(drawn)] += 1
                 case = {"rate": rate, "rows": rows, "rows_per_request": rows_per_request, "candidate": name}
-                shares = {test: {each: n / count for each, n in votes.items()} for test, votes in decisions.items()}
-                found.append(case | shares)
-                print(_line(case), "  ".join(_shares(test, votes) for test, votes in shares.items()), flush=True)
+                found.append(case | {each: decisions[each] / count for each in ("pass", "fail", "inconclusive")})
+                print(_line(found[-1]), flush=True)
     return found
 
 
@@ -91,36 +82,20 @@ def gate_decision(rows: PlantedRows) -> str:
     return judge(rows.labels, rows.candidate, rows.champion, groups=rows.requests, settings=settings).decision
 
 
-def log_loss_decision(rows: PlantedRows, rate: float) -> str:
-    """The decision of a paired test of the log loss, whose margin is what a loss of `MARGIN` of AUC costs."""
-    champion, worse = noise_that_loses(rate, 0.0), noise_that_loses(rate, MARGIN)
-    margin = population_log_loss(rate, worse) - population_log_loss(rate, champion)
-    more = row_log_losses(rows.labels, rows.candidate) - row_log_losses(rows.labels, rows.champion)
-    deviation = grouped_deviation((more, rows.requests))
-    if deviation is None:
-        return "inconclusive"
-    reach = deviation.half_width
-    return "pass" if more.mean() + reach <= margin else "fail" if more.mean() - reach > margin else "inconclusive"
-
-
-def _worst(*decisions: str) -> str:
-    return next((each for each in ("fail", "inconclusive") if each in decisions), "pass")
-
-
 def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
     """By kind of line: shares released within a day's rounds, each candidate of the line losing alike."""
     found = []
     for rows_per_request in REQUEST_ROWS:
         for name, loss in LOSSES.items():
-            alone, carried = [], []
+            passed = []
             for number in range(repeats):
                 random = np.random.default_rng((seed, 7, rows_per_request, number))
-                alone.append(round_that_passes(random, rows_per_request, loss))
-                carried.append(round_that_is_shown(random, rows_per_request, loss))
+                passed.append(round_that_passes(random, rows_per_request, loss))
             case = {"rate": ROUND_RATE, "rows_per_request": rows_per_request, "candidate": name}
-            figures = {"alone": _released(alone), "carried": _released(carried)}
+            known = [each for each in passed if each is not None]
+            figures = {"within_a_day": len(known) / repeats, "median_round": median(known) if known else None}
             found.append(case | figures)
-            print(_line(case), figures, flush=True)
+            print(_line(case | figures), flush=True)
     return found
 
 
@@ -133,29 +108,6 @@ def round_that_passes(random: Generator, rows_per_request: int, loss: float) -> 
         if gate_decision(drawn) == "pass":
             return number
     return None
-
-
-def round_that_is_shown(random: Generator, rows_per_request: int, loss: float) -> int | None:
-    """The first round after which the rounds' differences, each over its newest rows, together show no loss."""
-    total = weight = variance = 0.0
-    noise = noise_that_loses(ROUND_RATE, loss)
-    unit, prior = 0.0055, DAY_ROUNDS / 2  # a round's standard error; the sequence is tightest after so many rounds
-    for number in range(1, DAY_ROUNDS + 1):
-        rows = int(ROUND_ROWS * HOLDOUT_FRACTION)
-        drawn = draw(random, rows=rows, rate=ROUND_RATE, rows_per_request=rows_per_request, noise=noise)
-        seen = auc_difference(drawn.labels, drawn.candidate, drawn.champion, groups=drawn.requests)
-        if seen is None:
-            continue
-        total, weight, variance = total + seen.auc / unit, weight + 1, variance + (seen.standard_error / unit) ** 2
-        reach = np.sqrt((variance + prior) * np.log((variance + prior) / (prior * (2 * LEVEL) ** 2)))
-        if total - reach > -MARGIN / unit * weight:
-            return number
-    return None
-
-
-def _released(found: list[int | None]) -> dict[str, Any]:
-    known = [each for each in found if each is not None]
-    return {"within_a_day": len(known) / len(found), "median_round": median(known) if known else None}
 
 
 def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
@@ -238,10 +190,6 @@ HARMS = (0.05, 0.1, 0.2, 0.4)
 
 def _line(case: dict[str, Any]) -> str:
     return "  ".join(f"{name} {value}" for name, value in case.items())
-
-
-def _shares(test: str, votes: dict[str, float]) -> str:
-    return f"{test} " + " ".join(f"{each} {votes.get(each, 0.0):.1%}" for each in ("pass", "fail", "inconclusive"))
 
 
 if __name__ == "__main__":
