@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-from components.runtime.errors import ContractError
 from components.storage.folder import FolderObjects
 from components.storage.objects import Objects
 from components.storage.uris import is_bucket_uri, local_path
@@ -24,19 +23,3 @@ def open_objects(uri: str) -> Objects:
 
         return BucketObjects(uri)
     return FolderObjects(local_path(uri))
-
-
-def read_object(uri: str) -> bytes:
-    """The content of the one small object that `uri` names, `gs://bucket/name`.
-
-    Raises:
-        ContractError: there is none, or `uri` names none.
-        TemporaryError, PermanentError: the bucket cannot be read.
-    """
-    root, _, name = uri.rpartition("/")
-    if not is_bucket_uri(root):
-        raise ContractError(f"uri is {uri!r}, expected gs://bucket/name")
-    stored = open_objects(root).read(name)
-    if stored is None:
-        raise ContractError(f"{uri} is absent, expected an object")
-    return stored.content
