@@ -22,7 +22,6 @@ ENVIRONMENT_OF_FOLDER = {
     "components/training": "training",
     "components/models": "training",
     "components/evaluation": "training",
-    "hugectr_double": "training",
 }
 """Every other folder runs in `driver`."""
 

@@ -57,9 +57,3 @@ def test_make_targets_and_evergreen_commands_exist(page):
     subparsers = build_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     for command in re.findall(r"(?:^|[;&`|]\s*|\$ )evergreen ([a-z][a-z-]+)", text, re.MULTILINE):
         assert command in subparsers or command in ROOMS, f"evergreen {command}"
-
-
-def test_a_link_to_a_heading_that_is_not_there_would_be_seen(tmp_path):
-    page = tmp_path / "a.md"
-    page.write_text("# One `two`, three\n\n```\n# no heading\n```\n")
-    assert anchors(page) == {"one-two-three"}

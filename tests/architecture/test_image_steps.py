@@ -135,16 +135,6 @@ def test_monitors_image_also_runs_the_uploader(machine):
     machine.run("monitoring", "--archive", str(archive), "--lake", str(lake), "--once", command=command)
 
 
-def test_program_that_wrote_beside_its_code_would_fail(machine):
-    with pytest.raises(AssertionError, match="Permission denied"):
-        machine.run("extraction", command=["python", "-c", "open('written', 'w')"])
-
-
-def test_repository_is_not_found_from_an_image(machine):
-    with pytest.raises(AssertionError, match="No module named 'pipelines'"):
-        machine.run("extraction", command=["python", "-c", "import pipelines"])
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_build_stage_of_the_drivers_images_makes_an_environment_that_runs_them(machine, tmp_path):

@@ -8,7 +8,6 @@ is the text below, in their names and labels.
 from __future__ import annotations
 
 import math
-import re
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,7 +25,6 @@ from monitoring.showing.server import HttpSettings, MonitorServer
 from pipelines.local.stack import LOOPBACK
 from pipelines.local.triton import TritonSettings
 from tests.k8s.grafana import DASHBOARDS, Asked, offered, queries
-from tests.support import metric_names
 from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus
 from tests.support.snapshots import FULL
@@ -193,12 +191,3 @@ def test_every_variable_offers_a_value(prometheus, name):
     for variable, series, label in offered(DASHBOARDS[name]):
         values = {found.get(label) for found in prometheus.series(series)}
         assert values - {None}, variable
-
-
-def test_what_is_stated_here_is_named_as_the_list_of_known_metrics_has_it():
-    for name, labels in re.findall(r"^(\w+)\{(.*)\} ", NOT_HERE, re.MULTILINE):
-        assert {label for label, _ in re.findall(r'(\w+)="([^"]*)"', labels)} <= metric_names.known()[name]
-
-
-def test_a_query_for_a_name_that_nobody_exports_is_not_answered(prometheus):
-    assert prometheus.numbers("max(ctr_monitor_rolling_auk)") == []

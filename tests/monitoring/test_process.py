@@ -215,10 +215,3 @@ def test_a_monitor_that_waits_for_its_log_ends_at_once_when_asked(processes):
     monitor = p.monitor(log=f"kafka://127.0.0.1:{port}/records?group=monitor")
     assert "the log cannot deliver" in wait_until(lambda: p.refusal("/readyz"), what="the reason")
     assert p.end(monitor, seconds=20.0) == 0
-
-
-def test_a_taken_port_is_a_clear_error(processes):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        process = processes.monitor(http_port=taken.getsockname()[1])
-        assert process.wait(120) == 3
-    assert "cannot be used" in (processes.folder / "monitoring.0.log").read_text()

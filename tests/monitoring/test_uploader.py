@@ -24,14 +24,13 @@ from components.storage.bucket import BucketObjects
 from components.storage.folder import FolderObjects
 from components.storage.objects import Differs
 from monitoring.uploader import MAX_PAUSE_SECONDS, Uploader, UploaderSettings, main, run
-from tests.support.crashes import Killed, crash_at
+from tests.support.crashes import Killed
 from tests.support.paths import REPOSITORY
 from tests.support.power_cut import Disk
 
 NAME = "day=2025-11-13/part-1.parquet"
 OUTCOMES = "outcomes/day=2025-11-13/part-2.parquet"
 CONTENT = {NAME: b"rows" * 100_000, OUTCOMES: b"late clicks"}
-POINTS = ["uploader.stored", "uploader.marked", "uploader.removed"]
 URI = "gs://models/a lake"
 
 
@@ -118,14 +117,6 @@ def test_a_buckets_marker_names_the_object(archive, bucket):
     Uploader(archive, open_bucket()).run_once()
     marker = json.loads((archive / "uploaded" / "part-1.parquet.json").read_text())
     assert marker["lake_uri"] == f"{URI}/{NAME}"
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_a_crash_at_any_point_is_finished_by_the_next_pass(archive, open_lake, point):
-    with pytest.raises(Killed):
-        Uploader(archive, open_lake(), checkpoint=crash_at(point)).run_once()
-    Uploader(archive, open_lake()).run_once()
-    expect_moved(archive, open_lake())
 
 
 def test_a_power_cut_at_any_moment_loses_neither_rows_nor_the_proof_of_an_upload(tmp_path, monkeypatch):

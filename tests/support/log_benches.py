@@ -73,8 +73,6 @@ class Bench:
     deduplicates = False
     """Whether a message published again is delivered once."""
     knows_backlog = True
-    survives_its_server = True
-    """Whether messages outlive the process that keeps them."""
     lease_seconds = 30.0
     environment: dict[str, str] = {}
     """What another process needs to reach the log by `url`."""
@@ -154,7 +152,6 @@ class PubsubBench(Bench):
     """A topic of its own on Google's emulator."""
 
     knows_backlog = False
-    survives_its_server = False
     lease_seconds = 10.0
 
     def __init__(self, folder, server: Emulator) -> None:

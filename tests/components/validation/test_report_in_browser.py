@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-
-import pytest
 
 from components.validation.report_page import draw_page
+from tests.support.browser import browse, needs_browser
 from tests.support.validation_reports import NUM_CARDS, document_with_drift
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
 DARK = "--blink-settings=preferredColorScheme=0"
 MEASURE = """<script>
 const seen = {}, root = document.documentElement, cards = [...document.querySelectorAll('.card')];
@@ -29,25 +20,15 @@ const link = document.querySelector('a.skip'); link.focus(); seen.skip = link.ge
 const fold = document.querySelector('details'); fold.querySelector('summary').click(); seen.unfolds = fold.open;
 document.title = JSON.stringify(seen);</script>"""
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine (Debian: apt install chromium)")
+pytestmark = needs_browser
 
 
 def test_the_report_is_drawn_in_its_colours_within_a_phones_width_and_unfolds_by_keys(judged, tmp_path):
     page = draw_page(document_with_drift(judged, run="hourly-1"))
     copy = tmp_path / "report.html"
     copy.write_text(page.replace("</body>", MEASURE + "</body>"), encoding="utf-8")
-    # Without a session bus and a display of its own, as on a server; its profile goes with the test.
-    command = [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=500,1400", DARK]
-    done = subprocess.run(
-        [*command, "--dump-dom", copy.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        env={**os.environ, "HOME": str(tmp_path)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    seen = json.loads(re.search(r"<title>(.*?)</title>", done.stdout).group(1))
+    drawn = browse(tmp_path, "--window-size=500,1400", DARK, "--dump-dom", copy.as_uri())
+    seen = json.loads(re.search(r"<title>(.*?)</title>", drawn).group(1))
     # I2 has no value now, so its chart is the champion's alone; all others have bars too.
     assert seen == {
         "overflow": False,

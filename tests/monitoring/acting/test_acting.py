@@ -65,12 +65,6 @@ def test_of_several_policies_those_that_only_notify_start_no_run(bench):
     assert b.store.counters["request_notified"] == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"upload_wait_seconds": float("nan")}, "upload_wait_seconds is nan"),
-    ],
-)
-def test_settings_that_name_no_time_are_refused(changes, message):
-    with pytest.raises(ContractError, match=message):
-        ActingSettings(**changes)
+def test_a_wait_that_is_no_time_is_refused():
+    with pytest.raises(ContractError, match="upload_wait_seconds is nan"):
+        ActingSettings(upload_wait_seconds=float("nan"))

@@ -1,21 +1,14 @@
-"""From drift to the end of the one run on Kubeflow: the real monitor and kfp client, crashes, two monitors."""
+"""From drift to the end of the one run on Kubeflow: the real monitor and kfp client, faults, two monitors."""
 
 from __future__ import annotations
-
-import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 
 import pytest
 
 from components.store.runs import RunOutcome, write_outcome
+from monitoring.acting.kubeflow_trigger import KubeflowTrigger
+from monitoring.monitor import Monitor
 from tests.support.kfp_server import KfpServer
-from tests.support.killed_monitor import start_on_kubeflow
 from tests.support.monitors import DRIFT, Bench, traffic
-from tests.support.paths import REPOSITORY
 
 CYCLE = {"PENDING": "RUNNING", "RUNNING": "SUCCEEDED"}
 
@@ -49,6 +42,11 @@ def bench_of(tmp_path, changes):
     for each in made:
         each.kill()
         each.log.close()
+
+
+def start_on_kubeflow(b: Bench) -> Monitor:
+    b.trigger = KubeflowTrigger(b.settings.acting.kubeflow, store=b.settings.store, timeout_seconds=(5.0, 5.0))
+    return b.start()
 
 
 def turns(b, monitor, number=10):
@@ -95,41 +93,6 @@ def test_a_server_in_trouble_for_half_an_hour_costs_no_run_and_no_second_one(ser
     assert [event["outcome"] for event in b.events if event["kind"] == "run_ended"] == ["released"]
 
 
-POINTS = ["retraining.decided", "archive.sealed", "retraining.submitted", "retraining.running", "retraining.ended"]
-
-
-def expect_one_run(b, server):
-    """A successor over the same state folder brings the cycle to its end: one run, one end, the pause kept."""
-    b.checkpoint = lambda name: None
-    monitor = start_on_kubeflow(b)
-    turns(b, monitor)
-    assert [run["state"] for run in server.runs] == ["SUCCEEDED"]
-    assert monitor.retraining.progress.phase == "idle"
-    assert len(monitor.retraining.memory.requested_at) == 1
-    assert monitor.retraining.memory.blocked_until > b.clock.now
-    assert b.store.counters["request_released"] == 1
-
-
-@pytest.mark.parametrize(
-    "point", [POINTS[2], *(pytest.param(point, marks=pytest.mark.slow) for point in POINTS if point != POINTS[2])]
-)
-def test_sigkill_at_any_step_leads_to_exactly_one_run(server, bench_of, changes, tmp_path, point):
-    server.advance = CYCLE
-    b = bench_of()
-    traffic(b, "bad", auc="bad")
-    given = {"folder": str(tmp_path), "changes": changes, "time": b.clock.now, "point": point}
-    killed = subprocess.run(
-        [sys.executable, "-m", "tests.support.killed_monitor", json.dumps(given)],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        timeout=60,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL
-    b.clock.now += 100.0
-    expect_one_run(b, server)
-
-
 # -- two monitors, where one is shipped
 
 
@@ -146,26 +109,3 @@ def test_two_monitors_that_saw_the_same_rows_ask_for_one_run_and_both_follow_it_
         turns(b, b.monitor, 2)
         assert b.store.counters["request_released"] == 1
     assert len(server.runs) == 1
-
-
-def test_two_monitors_racing_leave_one_active_run(server, bench_of):
-    """Both see the same drift at the same moment, both look before either creates its run."""
-    server.advance = {"CANCELING": "CANCELED"}  # as the server does with a run that was terminated
-    benches = [bench_of("a"), bench_of("b")]
-    for b in benches:
-        traffic(b, "bad", auc="bad")
-    both = threading.Barrier(2, timeout=60)
-    server.experiments.append({"experiment_id": "e1", "display_name": "evergreen-retraining"})
-    server.before_create = lambda body: both.wait()
-
-    def work(b):
-        turns(b, start_on_kubeflow(b), 6)
-        b.kill()  # SQLite: in the thread that opened it
-
-    threads = [threading.Thread(target=work, args=(b,)) for b in benches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [run["state"] for run in server.runs] == ["PENDING", "CANCELED"]
-    assert {run["display_name"] for run in server.runs} == {"drift-20251113T021320Z-v1"}

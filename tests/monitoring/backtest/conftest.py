@@ -72,20 +72,14 @@ def stream(seed: int = 5):
         yield second, records
 
 
-def run_monitor(bench: Bench, *, every: int, restart_every: int = 0) -> Ran:
-    """Runs the real monitor over the stream, a turn every `every` seconds of it, killed now and then."""
-    return run_over(bench, stream(), SECONDS, every=every, restart_every=restart_every)
-
-
-def run_over(bench: Bench, records_by_second, seconds: int, *, every: int, restart_every: int) -> Ran:
+def run_over(bench: Bench, records_by_second, seconds: int, *, every: int) -> Ran:
+    """Runs the real monitor over a stream of so many seconds, a turn every `every` of them."""
     bench.start()
     for second, records in records_by_second:
         publish(bench.log, *records)
         bench.clock.now = START + second + 1.0
         if second % every == 0:
             bench.monitor.tick()
-        if restart_every and second % restart_every == restart_every - 1:
-            bench.start()
     bench.clock.now = START + seconds + WINDOW + 30.0
     bench.monitor.tick()
     bench.monitor.stop()
@@ -98,7 +92,7 @@ def run_over(bench: Bench, records_by_second, seconds: int, *, every: int, resta
 def ran(tmp_path_factory):
     """The stream taken in by turns of three seconds; treat as read-only."""
     bench = Bench(tmp_path_factory.mktemp("ran"), **SETTINGS)
-    made = run_monitor(bench, every=3)
+    made = run_over(bench, stream(), SECONDS, every=3)
     bench.kill()
     yield made
     bench.log.close()

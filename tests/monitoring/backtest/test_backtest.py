@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.storage.folder import FolderObjects
+from components.storage.locations import open_objects
 from monitoring.backtest.__main__ import main
 from monitoring.backtest.archived_requests import read_requests
-from monitoring.backtest.judging import backtest
+from monitoring.backtest.judging import backtest, judge_requests
 from monitoring.backtest.settings import JudgingSettings
 from monitoring.deciding.policy import Action, Decision, DecisionPoint
 from monitoring.flags import make_settings
@@ -107,6 +108,13 @@ def test_misuse_is_told_by_name(ran, capsys, arguments, expected):
     main([str(ran.archive), *arguments])
     told = capsys.readouterr()
     assert expected in told.err + told.out
+
+
+def test_an_archive_in_a_bucket_is_read_alike(ran, cloud_storage):
+    bucket = open_objects("gs://models/archive")
+    for path in ran.archive.glob("day=*/*.parquet"):
+        bucket.write(path.relative_to(ran.archive).as_posix(), path)
+    assert [point.line() for point in judge_requests(read_requests(bucket), ran.settings)] == ran.lines
 
 
 def test_a_folder_without_records_is_refused(tmp_path, capsys):

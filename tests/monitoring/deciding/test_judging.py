@@ -96,21 +96,6 @@ def test_bites_orders_and_restarts_give_the_same_lines(world_seed, seed, bites, 
     assert judge_in_bites(made, seed, bites=bites, restarts=restarts) == expected
 
 
-def test_an_incident_may_start_in_the_middle_from_the_memory_of_a_line():
-    made = world(3)
-    lines = judge_in_bites(made, 0, bites=0, restarts=False)
-    middle = json.loads(lines[len(lines) // 2])
-    judge = make_judge(middle["memory"])
-    judge.restore(request for request, _ in made)
-    for request, is_canary in made:
-        if request.time > judge.judged_until + AHEAD:
-            judge.note_prediction(request.time, request.model_version, is_canary=is_canary)
-    for drift in DRIFTS:
-        if drift.bucket_end > middle["time"] + WINDOW - GRACE:
-            judge.note_drift(drift)
-    assert [each.line() for each in judge.decide_up_to(START + 193.0)] == lines[len(lines) // 2 + 1 :]
-
-
 def requests(*times, version=1, rows=4):
     return [
         MaturedRequest(

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -60,27 +58,6 @@ def test_extreme_values_fall_into_the_outer_buckets_and_nan_is_missing(layout):
     assert (found[0], found[-2], found[-1], found.sum()) == (1, 2, 1, 4)
     scores = sketch.cells[layout.slice_of(SCORE)]
     assert (scores[0], scores[-1]) == (1, 1)
-
-
-def test_the_order_of_requests_leaves_no_trace(layout, world):
-    requests = requests_of(world.draw(12_000, np.random.default_rng(3)), size=7)
-    forward, shuffled = sketch_of(layout, requests), Sketch(layout)
-    parts = [Sketch(layout) for _ in range(3)]
-    for i in np.random.default_rng(4).permutation(len(requests)):
-        parts[i % 3].add(requests[i])
-    for part in parts:
-        shuffled.merge(part)
-    assert shuffled.memory() == forward.memory()
-
-
-def test_memory_survives_json_and_goes_on_as_if_never_interrupted(layout, world):
-    requests = requests_of(world.draw(9_000, np.random.default_rng(5)))
-    whole = sketch_of(layout, requests)
-    half = sketch_of(layout, requests[:77])
-    again = Sketch.restore(layout, json.loads(json.dumps(half.memory())))
-    for request in requests[77:]:
-        again.add(request)
-    assert again.memory() == whole.memory()
 
 
 def test_agreement_within_requests_is_measured_without_bias_whatever_their_order(layout):

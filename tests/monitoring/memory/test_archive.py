@@ -22,7 +22,7 @@ from monitoring.memory.store import Store
 from monitoring.rows import ArchiveRow, MaturedRequest
 from tests.support.archives import archived_rows, expected_rows
 from tests.support.crashes import Killed, crash_at
-from tests.support.monitors import START, WINDOW, clicks, prediction, publish, read_rows
+from tests.support.monitors import START, WINDOW, clicks, prediction, publish
 
 SCHEMA = arrow_schema(RAW_TYPES)
 
@@ -73,20 +73,6 @@ def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_let
     b.clock.now = START + WINDOW
     monitor.stop()
     assert calls == ["fsync file", "rename", "fsync day=2025-11-13", "fsync archive", "seal"]
-
-
-def test_a_full_disk_is_named_and_leaves_the_store_as_it_was(bench):
-    b = bench()
-    b.start()
-    pages = b.store._connection.execute("PRAGMA page_count").fetchone()[0]
-    b.store._connection.execute(f"PRAGMA max_page_count = {pages}")
-    batches = [(prediction(f"r{i}", 64), b"x" * 20_000) for i in range(20)]
-    with pytest.raises(TemporaryError, match="state .*: database or disk is full"):
-        b.store.add(batches, [], [], now=START)
-    assert b.store.counters.get("predicted", 0) == 0
-    b.store._connection.execute("PRAGMA max_page_count = 100000")
-    b.store.add(batches, [], [], now=START)
-    assert b.store.counters["predicted"] == 20 * 64
 
 
 @pytest.mark.parametrize(
@@ -233,25 +219,6 @@ def test_a_crash_after_forgetting_forgets_nothing_that_is_needed(bench):
     (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
     assert pq.ParquetFile(path).read().column("request_id").to_pylist() == ["nobody"]
     assert b.store.counters["unmatched_outcome"] == 1
-
-
-def test_a_sealed_file_uploaded_before_the_restart_is_not_written_again(bench):
-    from monitoring.uploader import Uploader
-
-    b = bench()
-    b.checkpoint = crash_at("archive.renamed")
-    monitor = b.start()
-    publish(b.log, prediction("a", 3))
-    b.clock.now = START + WINDOW
-    monitor.tick()
-    with pytest.raises(Killed):
-        monitor.stop()
-    Uploader(b.settings.archive, b.folder / "lake").run_once()
-    b.checkpoint = lambda name: None
-    b.start().stop()
-    assert b.archived == []
-    assert len(archived_rows(read_rows(b.folder / "lake"))) == 3
-    assert b.store.counters["archived"] == 3
 
 
 def test_windows_are_rebuilt_after_a_restart_from_archived_and_waiting_rows(bench):

@@ -84,17 +84,6 @@ def test_rows_of_a_request_mature_together_when_the_window_closes(bench):
     assert monitor.windows[1].labels.tolist() == [0, 1, 0]
 
 
-def test_a_click_that_arrives_before_its_prediction_counts(bench):
-    b = bench()
-    monitor = b.start()
-    publish(b.log, clicks("o", [("a", 0, START + 5)]))
-    monitor.tick()
-    publish(b.log, prediction("a", 2))
-    b.clock.now = START + WINDOW
-    monitor.tick()
-    assert monitor.windows[1].labels.tolist() == [1, 0]
-
-
 def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench):
     """After a stop, everything is overdue by the clock; the clicks behind in the log must still count."""
     b = bench(pull_messages=2)
