@@ -66,8 +66,8 @@ def test_rows_of_any_columns_are_encoded_as_the_workflow_says(write_raw, run_ste
         assert found[name].to_pylist() == [ids.get(category, 2) for category in table[name].to_pylist()]
 
 
-@pytest.mark.parametrize("count", [1, 700])
-def test_numeric_columns_become_what_their_options_say(count, write_raw, run_step, reading):
+@pytest.mark.parametrize(("count", "excluded"), [(700, []), (1, []), (700, ["standard", "range"])])
+def test_numeric_columns_become_what_their_options_say(count, excluded, write_raw, run_step, reading):
     values = {name: values_of(name, count) for name in EVERY_KIND.numeric}
     table = pa.table(
         {"label": pa.array(np.arange(count) % 3 == 0).cast(pa.int32())}
@@ -75,8 +75,10 @@ def test_numeric_columns_become_what_their_options_say(count, write_raw, run_ste
         | {"item": pa.array(np.arange(count) % 5)}
     )
     path = write_raw(table)
-    replace(RawDataset.read(path), recommender=Recommender(name="shop", features=EVERY_KIND)).write(path)
+    shop = Recommender(name="shop", features=EVERY_KIND)
+    replace(RawDataset.read(path), recommender=shop, excluded_columns=excluded).write(path)
     encoded_set = run_step(path, partition_rows=100, processes=2)
+    values |= dict.fromkeys(excluded, np.full(count, np.nan))
     workflow = reading.workflow(encoded_set)
     files = sorted(local_path(encoded_set.train_uri).glob("*.parquet"))
     found = pa.concat_tables([pq.read_table(file) for file in files])

@@ -199,6 +199,7 @@ def test_columns_may_have_options_and_a_range_of_them_the_same():
         "n2": NumericOptions(fill=2.0),
     }
     assert read.features.options_of("price").bounds == (-1.5, 300.0)
+    assert read.features.options_of("price").transform[0] == "clip(-1.5..300)"
     added, changed = compare(parse_recommender(SHOP, source="it"), read)[:2]
     assert added == "features.numeric: without none -> with n1, n2, age"
     assert changed.startswith("features.numeric.price: {} -> {'indicator': True, 'transform': [")
