@@ -200,6 +200,9 @@ class RawDataset(Manifest):
     num_quarantined: int = 0
     """Training rows that validation put into quarantine, with their reason, in `quarantine_uri`."""
     quarantine_uri: str | None = None
+    words_uri: str | None = None
+    """The most frequent words of columns of words (`contracts.words`), for people; None = there is no such column.
+    Those of the column that names users are not kept."""
     recommender: Recommender = CRITEO_RECOMMENDER
     """Whose rows they are, with the settings of the run."""
 

@@ -39,6 +39,7 @@ from components.contracts.metrics import (
 )
 from components.contracts.retrain_request import CURRENT
 from components.contracts.vocabulary_changes import vocabulary_changes
+from components.contracts.words import read_words
 from components.contracts.workflow import FeatureWorkflow
 from components.evaluation.exploration import read_shown, reordering_gain
 from components.evaluation.gate import Estimates, GateJudgement, estimate, judge
@@ -101,7 +102,8 @@ def evaluate(
         new_ids=_new_ids(training_set),
     )
     scored, old = _score_both(raw, training_set, score)
-    slices = cut_slices(scored, is_first_round=training_set.parent_model_uri is None)
+    words = read_words(local_path(raw.words_uri)) if raw.words_uri else {}
+    slices = cut_slices(scored, is_first_round=training_set.parent_model_uri is None, words=words)
     judgement = _judge(scored, slices, settings)
     logger.info("gate: %s", judgement.reason)
     quality = _measure_quality(scored, judgement.estimates)

@@ -48,12 +48,15 @@ class SliceMetrics(NamedTuple):
     """One-sided, of the slice losing no more than is allowed; None where it was not tested."""
 
 
-def cut_slices(scored: ScoredHoldout, *, is_first_round: bool) -> dict[str, NDArray[np.bool_]]:
+def cut_slices(
+    scored: ScoredHoldout, *, is_first_round: bool, words: Mapping[str, Mapping[int, str]] | None = None
+) -> dict[str, NDArray[np.bool_]]:
     """Whether each row [n] belongs to a slice, by the slice's name.
 
     Args:
         scored: The scored rows.
         is_first_round: Whether there is no parent; then every category is new and the slice is meaningless.
+        words: By column, the word of a category, where it is known.
     """
     slices = {"all rows": np.ones(len(scored.labels), dtype=bool)}
     slices |= dict(_by_newness(scored, is_first_round))
@@ -62,7 +65,7 @@ def cut_slices(scored: ScoredHoldout, *, is_first_round: bool) -> dict[str, NDAr
     for position in range(1, min(scored.positions.max(initial=0), MAX_POSITION) + 1):
         slices[f"position: {position}"] = scored.positions == position
     for column, values in zip(scored.columns, scored.categories.T):
-        slices |= dict(_by_value(column, values))
+        slices |= dict(_by_value(column, values, (words or {}).get(column, {})))
     return slices
 
 
@@ -85,13 +88,16 @@ def _by_newness(scored: ScoredHoldout, is_first_round: bool) -> Iterator[tuple[s
         yield "categories: all known before", ~(new | unknown)
 
 
-def _by_value(column: str, values: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def _by_value(
+    column: str, values: NDArray[np.int64], words: Mapping[int, str]
+) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     distinct, counts = np.unique(values, return_counts=True)
     if len(distinct) < 2:
         return
     top = distinct[np.argsort(-counts, kind="stable")][:TOP_VALUES]
     for value in top:
-        yield f"{column}: {'missing' if value == MISSING_CATEGORY else f'{int(value):08x}'}", values == value
+        shown = repr(words[int(value)]) if int(value) in words else f"{int(value):08x}"
+        yield f"{column}: {'missing' if value == MISSING_CATEGORY else shown}", values == value
     if len(distinct) > TOP_VALUES:
         yield f"{column}: other {len(distinct) - TOP_VALUES} values", ~np.isin(values, top)
 

@@ -3,8 +3,8 @@
 Late rows (see `seen_files`) come before the others in training and are never held out.
 
 The output folder `<work>/<run>/extraction/` appears whole: `train/` and `holdout/` with Parquet files in the raw
-schema, `replay/` and `replay_holdout/` with rows older than the window (see `replay`), and `malformed.jsonl` where a
-row was malformed. A retried task replaces it.
+schema, `replay/` and `replay_holdout/` with rows older than the window (see `replay`), `malformed.jsonl` where a row
+was malformed, and `words.json` where a column holds words. A retried task replaces it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 MIN_ROWS = 10
 WINDOW, LATE = "all", "late"
 """Folders while the step works; the last is the beginning of late rows' file names, too, which sort before `part`."""
-MALFORMED_FILE = "malformed.jsonl"
+MALFORMED_FILE, WORDS_FILE = "malformed.jsonl", "words.json"
 
 
 @dataclass
@@ -68,8 +68,7 @@ def extract(
     """Writes the window's rows below `folder`, replacing what was there, and returns their manifest.
 
     Raises:
-        ContractError: a setting of the recommender is wrong; the window holds too few rows, or too few that no rival
-            learned; or a file of the lake is damaged or too malformed.
+        ContractError: a setting is wrong, too few rows are there to learn or to judge by, or a file is unfit to read.
     """
     settings = recommender.section("extraction", ExtractionSettings)
     with whole_directory(folder, replace=True) as aside:
@@ -85,7 +84,7 @@ def extract(
         num_drawn = {"num_rows": settings.num_replayed(split.num_train), "num_holdout_rows": split.num_newer}
         replay = draw_replay(lake, count.first, **num_drawn, num_days=settings.replay_days, folder=aside)
         num_straddling = _remove_straddling(aside, split.num_newer, window)
-        digest = data_digest(aside)
+        has_words = lake.words.write(aside / WORDS_FILE, without=recommender.data.user)
     last_learned = max(cut.last_learned, watermark(rivals.parent) if rivals.parent else 0)
     logger.info("%s: %d rows to learn, %d late; %d newer ones", window, split.num_train, late.num_rows, split.num_newer)
     return RawDataset(
@@ -102,7 +101,7 @@ def extract(
         num_malformed=malformed.num_rows,
         malformed_uri=(folder / MALFORMED_FILE).as_uri() if malformed.num_rows else None,
         num_duplicates=count.num_duplicates + late.num_duplicates,
-        digest=digest,
+        digest=data_digest(folder),
         parent_model_id=rivals.parent.model_id if rivals.parent else None,
         champion_model_id=rivals.champion.model_id if rivals.champion else None,
         num_straddling_rows=num_straddling,
@@ -120,6 +119,7 @@ def extract(
         num_late_rows=late.num_rows,
         files=_files_seen(lake, last_learned, settings.late_days),
         schema_mismatches=malformed.schema_mismatches,
+        words_uri=(folder / WORDS_FILE).as_uri() if has_words else None,
         recommender=recommender,
     )
 

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from components.contracts.features import Features
 from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID, ROW
+from components.contracts.words import WordCounts
 from components.extraction.day_versions import base_name
 from components.extraction.lake_files import LakeFiles
 from components.extraction.late_clicks import LateClicks
@@ -128,6 +129,9 @@ class Lake:
     """What the parent's line saw; None = no row is late."""
     late: LateClicks = field(init=False, repr=False)
     """Clicks that came after their rows were written, joined to the rows as they are read."""
+
+    words: WordCounts = field(init=False, repr=False, default_factory=WordCounts)
+    """Counts the words of the rows as they are read."""
 
     def __post_init__(self) -> None:
         """Looks for late clicks in the same lake."""
@@ -274,6 +278,7 @@ class Lake:
                 day=day,
                 with_strays=with_strays,
                 unread=self.unread,
+                words=self.words,
             ).batches(malformed)
 
     def _without_known(self, table: Any, piece: Piece) -> Any:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from components.contracts.features import Features
 from components.contracts.raw_rows import EVENT_TIME, SERVED_BY
+from components.contracts.words import WordCounts
 from components.extraction.columns import find_schema_mismatches
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import (
@@ -54,6 +55,8 @@ class RawParquet:
     """Features that are null in the rows, whatever the file holds; it need not have them."""
     with_words: bool = False
     """Whether rows keep words and integers, as a lake's do; else they have the categories that these stand for."""
+    words: WordCounts | None = None
+    """Counts the words that are read; None = nobody asks for them."""
     has_times: bool = True
     """See `Reader.has_times`."""
 
@@ -130,6 +133,8 @@ class RawParquet:
                 try:
                     # Of whole numbers a text that looks like one is taken, and reported (`columns`).
                     if is_category and (field.name in self._words or pa.types.is_boolean(values.type)):
+                        if self.words and field.name in self._words and not pa.types.is_integer(values.type):
+                            self.words.add(field.name, texts(values))
                         values = texts(values) if field.type == pa.string() else categories(values)
                     else:
                         values = values.cast(field.type)

@@ -127,6 +127,9 @@ def test_hours_are_those_of_the_day_and_a_column_of_one_value_is_not_cut():
 
 def test_first_round_has_no_slice_of_new_categories():
     names = cut_slices(scored(), is_first_round=True)
+    words = cut_slices(scored(), is_first_round=True, words={"C1": {5: "missing"}})
+    assert {"C1: 'missing'", "C1: missing"} <= set(words)
+    np.testing.assert_array_equal(words["C1: 'missing'"], names["C1: 00000005"])
     assert [name.partition(": ")[2] for name in names if name.startswith("categories")] == [
         "one or more have no id of their own", "all known",
     ]  # fmt: skip

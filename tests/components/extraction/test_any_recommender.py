@@ -17,6 +17,7 @@ from components.contracts import criteo, raw_rows
 from components.contracts.features import CategoricalOptions, Features
 from components.contracts.raw_rows import ColumnNames
 from components.contracts.recommender import Recommender
+from components.contracts.words import read_words
 from components.extraction.backfill import backfill
 from components.extraction.columns import excluded_columns
 from components.extraction.extract import extract
@@ -30,6 +31,7 @@ from components.extraction.readers.parquet import RawParquet
 from components.extraction.times import TimeSpan
 from components.runtime.errors import ContractError
 from components.storage.folder import FolderObjects
+from components.storage.uris import local_path
 from inference_client.rows import feature_rows
 from tests.support.lakes import rows_in
 
@@ -429,3 +431,23 @@ def test_a_lake_and_a_client_make_the_same_categories_of_values_of_any_type(tmp_
     ).categorical
     assert in_client[:, WORDS.categorical.index(name)].tolist() == batch.column(name).fill_null(-1).to_pylist()
     assert in_client.max() >= 0
+
+
+def test_extraction_notes_the_words_of_a_lake_but_no_users(tmp_path):
+    features = replace(WORDS, categorical_options=dict.fromkeys(WORDS.categorical, CategoricalOptions(type="string")))
+    rows = [
+        {"label": i % 2, "price": 1.0, "item": "red shoe" if i % 3 else "hat", "user": f"user {i}"}
+        | {"request_id": f"q{i}", "row": 0, "event_time": DAY + timedelta(minutes=i)}
+        for i in range(60)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "clicks.parquet")
+    described = recommender(features, data=ColumnNames(user="user"))
+    settings = IngestSettings(max_rows=None, lake_fraction=1.0, max_malformed_fraction=0.0)
+    lake = tmp_path / "lake"
+    ingest([tmp_path / "clicks.parquet"], described, lake=str(lake), replay=tmp_path / "replay", settings=settings)
+    opened = Lake(files=LakeFiles(FolderObjects(lake)), features=features)
+    dataset = extract(opened, TimeSpan(), folder=tmp_path / "out", recommender=described)
+    assert read_words(local_path(dataset.words_uri)) == {"item": {hashed("red shoe"): "red shoe", hashed("hat"): "hat"}}
+    assert list(json.loads((tmp_path / "out" / "words.json").read_text())["item"]) == ["red shoe", "hat"]
+    write_lake(tmp_path / "numbers", shop_rows(60), SHOP)
+    assert extracted(tmp_path / "numbers", SHOP, tmp_path / "no words").words_uri is None

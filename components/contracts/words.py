@@ -1,0 +1,68 @@
+"""The most frequent words of categorical columns, for people: which text a category stands for, where that is known.
+
+Joins extraction, which reads the words, to whoever shows categories. A display dictionary only: nothing that is
+learned, judged or served depends on it, and of a category whose word is not listed the number is shown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from components.contracts.features import category_of
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError
+
+LISTED_WORDS = 1000
+"""Most words that are listed of a column."""
+_HELD_WORDS = 20 * LISTED_WORDS
+"""Most words of a column whose counts are held; then the rarer half is forgotten."""
+
+
+class WordCounts:
+    """Counts the words of columns in bounded memory; the same words in the same order give the same list.
+
+    A word that is rare in some stretch of the rows may be forgotten there, so counts are lower bounds.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[str]] = {}
+
+    def add(self, column: str, words: Any) -> None:
+        """Counts an Arrow array of texts; null and "" are none."""
+        found = words.value_counts()
+        counts = self._counts.setdefault(column, Counter())
+        pairs = zip(found.field("values").to_pylist(), found.field("counts").to_pylist())
+        counts.update({word: count for word, count in pairs if word})
+        if len(counts) > _HELD_WORDS:
+            self._counts[column] = Counter(dict(_ordered(counts)[: _HELD_WORDS // 2]))
+
+    def write(self, path: Path, *, without: str | None) -> bool:
+        """Writes the lists to `path`, but not that of the column `without`; False, and no file, where there is none."""
+        lists = {
+            name: [word for word, _ in _ordered(counts)[:LISTED_WORDS]]
+            for name, counts in sorted(self._counts.items())
+            if name != without and counts
+        }
+        if lists:
+            write_whole(path, json.dumps(lists, ensure_ascii=False) + "\n")
+        return bool(lists)
+
+
+def _ordered(counts: Counter[str]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def read_words(path: Path) -> dict[str, dict[int, str]]:
+    """By column, the word of each category that `WordCounts.write` listed.
+
+    Raises:
+        ContractError: the file is absent or damaged.
+    """
+    try:
+        lists = json.loads(path.read_text(encoding="utf-8"))
+        return {name: {category_of(word): word for word in words} for name, words in lists.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ContractError(f"{path} holds no words of columns: {error}") from error
