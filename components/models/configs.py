@@ -37,12 +37,9 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         """Refuses shapes that no network has."""
-        for name, kind in (("num_dense", "numeric"), ("num_categorical", "categorical")):
-            if getattr(self, name) < 1:
-                raise ContractError(
-                    f"{name} is {getattr(self, name)}, expected at least 1: a recommender without {kind} columns is "
-                    "not supported yet"
-                )
+        _require_at_least(0, "num_dense", self.num_dense)
+        _require_at_least(0, "num_categorical", self.num_categorical)
+        _require_at_least(1, "num_dense + num_categorical", self.num_dense + self.num_categorical)
         _require_at_least(1, "embedding_dim", self.embedding_dim)
         if not self.tower or min(self.tower) < 1:
             raise ContractError(f"tower is {self.tower}, expected one or more widths of at least 1")
@@ -96,6 +93,16 @@ class DlrmConfig(NetworkConfig):
     network = "dlrm"
     logit_weights = ("final.weight",)
 
+    def __post_init__(self) -> None:
+        """Refuses inputs of which no two vectors can be multiplied."""
+        super().__post_init__()
+        if self.num_categorical + bool(self.num_dense) < 2:
+            raise ContractError(
+                f"num_categorical is {self.num_categorical} and num_dense {self.num_dense}, expected two categorical "
+                "columns, or one beside numeric ones: dlrm multiplies pairs of vectors, and all numeric columns "
+                "together are one"
+            )
+
 
 NETWORKS: dict[str, type[NetworkConfig]] = {each.network: each for each in (DcnConfig, DeepFmConfig, DlrmConfig)}
 """All networks by name."""
@@ -106,7 +113,7 @@ def network_config(recommender: Recommender) -> NetworkConfig:
 
     Raises:
         ContractError: no network has this name, the network has no such setting, a value is out of range, or the
-            features are all of one kind.
+            network cannot be built from so few features.
 
     >>> from components.contracts.features import Features
     >>> features = Features(numeric=("price",), categorical=("item", "shop"))
@@ -117,11 +124,6 @@ def network_config(recommender: Recommender) -> NetworkConfig:
     settings = dict(recommender.settings.get("model", {}))
     kind = _config_class(settings.pop("kind", DcnConfig.network))
     features = recommender.features
-    for name, columns in (("numeric", features.numeric), ("categorical", features.categorical)):
-        if not columns:
-            raise ContractError(
-                f"features.{name} names no column, expected one or more: every network needs both kinds"
-            )
     widths = {"num_dense": len(features.dense_inputs), "num_categorical": len(features.categorical)}
     if stated := settings.keys() & widths.keys():
         raise ContractError(f"model.{min(stated)} is no setting: the features decide it")

@@ -38,7 +38,7 @@ class DeepFm(Network):
         self.register_buffer("pair_sum", torch.cat(halves, dim=1), persistent=False)
         self.register_buffer("category_sum", torch.ones(1, config.num_categorical), persistent=False)
         self.dense_factors = nn.Parameter(torch.randn(config.num_dense, num_factors) * 0.1 * num_factors**-0.5)
-        self.first_order = linear(config.num_dense, 1, bias=False)
+        self.first_order = linear(config.num_dense, 1, bias=False) if config.num_dense else None
         self.tower = mlp(config.num_categorical * num_factors + config.num_dense, config.tower, dropout=config.dropout)
         self.final = linear(config.tower[-1], 1, bias=False)
 
@@ -48,7 +48,9 @@ class DeepFm(Network):
         fields_BX = torch.cat([factors_BFK, dense_BD.unsqueeze(2) * self.dense_factors], dim=1).flatten(1)
         sums_BK = affine(fields_BX, self.field_sums)
         pairs_B1 = affine(torch.cat([sums_BK, fields_BX], dim=1).square(), self.pair_sum)
-        first_B1 = affine(first_BF, self.category_sum) + self.first_order(dense_BD)
+        first_B1 = affine(first_BF, self.category_sum)
+        if self.first_order is not None:
+            first_B1 = first_B1 + self.first_order(dense_BD)
         deep_B1 = self.final(self.tower(torch.cat([factors_BFK.flatten(1), dense_BD], dim=1)))
         return (pairs_B1 + first_B1 + deep_B1)[:, 0] + self.bias
 

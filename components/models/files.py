@@ -156,7 +156,7 @@ def slot_offsets(slot_sizes: Sequence[int]) -> NDArray[np.int64]:
     >>> slot_offsets([3, 5, 2])
     array([0, 3, 8])
     """
-    return np.cumsum([0, *slot_sizes[:-1]])
+    return np.cumsum([0, *slot_sizes])[:-1]
 
 
 def _split(tensors: dict[str, FloatArray]) -> Tensors:

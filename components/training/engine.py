@@ -83,6 +83,8 @@ def require_backend(backend: str, config: NetworkConfig) -> None:
         raise ContractError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
     if backend == "hugectr" and config.network != "dcn":
         raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
+    if backend == "hugectr" and not config.num_categorical:
+        raise ContractError("num_categorical is 0, expected at least 1: backend hugectr reads no rows without keys")
 
 
 def make_engine(
@@ -104,7 +106,7 @@ def make_engine(
         PermanentError: the backend's library is not installed, or its device is too small.
     """
     require_backend(backend, config)
-    if len(slot_sizes) != config.num_categorical or min(slot_sizes) < 1:
+    if len(slot_sizes) != config.num_categorical or min(slot_sizes, default=1) < 1:
         raise ContractError(f"slot sizes are {slot_sizes}, expected {config.num_categorical} of at least 1")
     # Both libraries take seconds to import; a misuse is answered without them.
     if backend == "pytorch":

@@ -102,7 +102,7 @@ def _map_nameless_files(folder: Path, num_rows: int, features: Features) -> Rows
     """
 
     def mapped(dtype: type[Any], *shape: int) -> NDArray[Any]:
-        if not num_rows:  # no empty file can be mapped
+        if 0 in shape:  # no empty file can be mapped
             return np.empty(shape, dtype)
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, math.prod(shape) * np.dtype(dtype).itemsize)

@@ -77,7 +77,7 @@ def draft(sample: ColumnSample, *, name: str) -> str:
     lines += ["", "# The columns to learn from.", "features:"]
     for kind in KINDS:
         of_kind = [(column, guess) for column, guess in guesses if guess.role == kind]
-        lines += [f"  {kind}:"] if of_kind else [f"  {kind}: []  # FILL IN: every network needs columns of both kinds"]
+        lines += [f"  {kind}:"] if of_kind else [f"  {kind}: []  # none found"]
         lines += _aligned([(_line_of_feature(each, of_kind), _remark(*each)) for each in of_kind])
     if left := [(column, guess) for column, guess in guesses if guess.role == LEFT_OUT]:
         lines += ["", "# Left out:"]

@@ -49,12 +49,11 @@ def dcn_layers(config: DcnConfig) -> list[Layer]:
     BinaryCrossEntropyLoss ['logit', 'label'] ['loss'] {}
     """
     whole = (0, config.input_width)
+    flat = "embeddings_flat" if config.num_dense else "x0"
     cross = {"num_layers": config.num_cross_layers, "projection_dim": config.projection_dim}
     layers = [
-        Layer(
-            "Reshape", [EMBEDDINGS], ["embeddings_flat"], {"leading_dim": config.num_categorical * config.embedding_dim}
-        ),
-        Layer("Concat", ["embeddings_flat", DENSE], ["x0"]),
+        Layer("Reshape", [EMBEDDINGS], [flat], {"leading_dim": config.num_categorical * config.embedding_dim}),
+        *([Layer("Concat", [flat, DENSE], ["x0"])] if config.num_dense else []),
         Layer("Slice", ["x0"], ["x0_cross", "x0_tower"], {"ranges": [whole, whole]}),
         Layer("MultiCross", ["x0_cross"], ["cross"], cross),
     ]

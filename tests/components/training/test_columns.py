@@ -13,10 +13,9 @@ from components.contracts.features import Features, NumericOptions
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.recommender import Recommender
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
-from components.models.configs import config_from_document, network_config
+from components.models.configs import config_from_document
 from components.models.inspection import inspect_model
 from components.models.scoring import load_scorer
-from components.runtime.errors import ContractError
 from components.runtime.flags import run_flags
 from components.storage.uris import local_path
 from components.training.__main__ import main
@@ -131,11 +130,3 @@ def test_rows_that_lack_a_column_of_the_recommender_are_refused_with_its_name(st
     pq.write_table(pq.read_table(path).drop_columns(["shop"]), path)
     assert step(training_set, "r1") == (2, None)
     assert "has no columns ['shop']" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("numeric", "categorical"), [((), ("item",)), (("price",), ())], ids=["numeric", "categorical"]
-)
-def test_a_recommender_without_columns_of_one_kind_is_refused_by_naming_the_kind(numeric, categorical):
-    with pytest.raises(ContractError, match=f"{'categorical' if numeric else 'numeric'} "):
-        network_config(Recommender(name="shop", features=Features(numeric=numeric, categorical=categorical)))

@@ -227,11 +227,27 @@ def test_a_folder_without_optimizer_state_starts_from_zero_moments(name, make_en
         np.testing.assert_allclose(second.dense[parameter], expected, rtol=1e-4, atol=1e-12)
 
 
+def test_without_numeric_columns_both_engines_learn_the_same(make_engine, world, tmp_path):
+    config = shaped("dcn", {**SHAPE, "num_cross_layers": 2}, num_dense=0, num_categorical=26)
+    write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
+    rows = replace(world.encoded(128 * 20), dense=np.zeros((128 * 20, 0), np.float32))
+    mine, its = (trained(make_engine(name, config), tmp_path / "initial", rows) for name in ("pytorch", "hugectr"))
+    assert mine.num_steps == its.num_steps == 20
+    assert mine.score(rows).std() > 0.01
+    np.testing.assert_allclose(its.score(rows), mine.score(rows), atol=1e-6)
+
+
 def test_what_no_engine_builds_is_refused(tmp_path):
     for backend, config, sizes, message in (
         ("pytorch", V1, [5] * 25, "expected 26 of at least 1"),
         ("pytorch", V1, [5] * 25 + [0], "expected 26 of at least 1"),
         ("hugectr", DLRM, [5] * 26, "network is 'dlrm', expected dcn"),
+        (
+            "hugectr",
+            shaped("dcn", SHAPE, num_dense=3, num_categorical=0),
+            [],
+            "num_categorical is 0, expected at least 1",
+        ),
     ):
         with pytest.raises(ContractError, match=message):
             make_any_engine(backend, config, sizes, settings=SETTINGS, scratch=tmp_path)

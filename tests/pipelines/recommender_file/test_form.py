@@ -132,7 +132,6 @@ def test_a_file_says_name_columns_and_settings():
         ("1e-3", "-1", "12: training: learning_rate is -1.0, expected"),
         ("1e-3", "high", "12: training.learning_rate is 'high', expected float"),
         ("training:", "monitor:\n  window_rows: 5\ntraining:", "12: monitor: window_rows is 5, expected at least"),
-        ("[price]", "[]", "7: features.numeric names no column, expected one or more: every network needs both kinds"),
         ("[price]", "[a/b]", "6: features are named ['a/b'], expected printable characters without a slash"),
         ("shop", "sh\0op", "2: character '\\x00', expected printable ones"),
     ],
