@@ -83,8 +83,8 @@ manifests:
 	  kubectl kustomize "$$folder" > "build/manifests/.$$overlay" || exit 1; \
 	  mv "build/manifests/.$$overlay" "build/manifests/$$overlay.yaml"; \
 	  echo "build/manifests/$$overlay.yaml: $$(grep -c '^kind:' "build/manifests/$$overlay.yaml") objects"; \
-	  ! grep -q '^[A-Z_]*=.*my-' "$${folder}cluster.env" || \
-	    echo "  to be filled in, in $${folder}cluster.env: $$(grep -o '^[A-Z_]*=.*my-[a-z-]*' "$${folder}cluster.env" | tr '\n' ' ')"; done
+	  ! grep -Eq '^[A-Z_]+=($$|.*my-)' "$${folder}cluster.env" || \
+	    echo "  to be filled in, in $${folder}cluster.env: $$(grep -Eo '^[A-Z_]+=($$|.*my-[a-z-]*)' "$${folder}cluster.env" | tr '\n' ' ')"; done
 
 # IMAGES="training monitoring" chooses; TAG= and REVISION= where git is not asked; ENGINE=podman.
 images: python

@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from components.runtime.durable import write_whole
@@ -60,20 +60,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.push and not arguments.registry:
         raise ContractError("--push without --registry: expected the registry to push to")
     engine = arguments.engine
-    references = {name: image_reference(name, registry=arguments.registry, tag=tag) for name in names}
+    # Podman takes a name without a registry for any registry's image of that name, and would tag that one.
+    registry = arguments.registry or ("localhost" if engine == "podman" else "")
+    references = {name: image_reference(name, registry=registry, tag=tag) for name in names}
     commands = [
-        build_command(engine, name, references[name], tag=tag, revision=revision, source=arguments.source)
+        (build_command(engine, name, references[name], tag=tag, revision=revision, source=arguments.source), name)
         for name in names
     ]
     if arguments.push:
-        commands += [[engine, "push", references[name]] for name in names]
+        commands += [(push_command(engine, name, references[name]), name) for name in names]
     if arguments.dry_run:
-        print("\n".join(shlex.join(command) for command in commands))
+        print("\n".join(shlex.join(command) for command, _ in commands))
         return 0
-    for command in commands:
-        _run_command(command)
+    DIGESTS.parent.mkdir(exist_ok=True)
+    for command, name in commands:
+        _run_command(command, name)
     if arguments.push:
-        write_digests(engine, list(references.values()), DIGESTS)
+        write_digests(engine, references, DIGESTS)
     print("\n".join(references.values()))
     return 0
 
@@ -93,6 +96,12 @@ def build_command(engine: str, name: str, reference: str, *, tag: str, revision:
     return [*command, "."]
 
 
+def push_command(engine: str, name: str, reference: str) -> list[str]:
+    """The engine's command that pushes image `name`; podman's leaves the registry's digest in `_digest_file`."""
+    noting = ["--digestfile", str(_digest_file(name))] if engine == "podman" else []
+    return [engine, "push", *noting, reference]
+
+
 def git_revision(dirty: bool) -> str:
     """The full SHA of what is checked out; with `-dirty` behind it where files differ and `dirty` allows that.
 
@@ -109,14 +118,20 @@ def git_revision(dirty: bool) -> str:
     return f"{revision}-dirty" if changed else revision
 
 
-def write_digests(engine: str, references: Sequence[str], path: Path) -> None:
-    """Asks the engine for what the registry calls the pushed images, and writes one `repository@sha256:...` a line.
+def write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
+    """Writes what the registry calls the pushed images, by name, as one `repository@sha256:...` a line.
+
+    Podman compresses an image anew when it pushes it: its `RepoDigests` are of the local one, so its push has noted the
+    registry's.
 
     Raises:
         PermanentError: the engine knows no digest of one of them, so it was not pushed.
     """
     lines = []
-    for reference in references:
+    for name, reference in references.items():
+        if engine == "podman":
+            lines.append(f"{reference.rsplit(':', 1)[0]}@{_digest_file(name).read_text().strip()}")
+            continue
         command = [engine, "image", "inspect", "--format", "{{json .RepoDigests}}", reference]
         done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
         repository = reference.rsplit(":", 1)[0]
@@ -126,6 +141,10 @@ def write_digests(engine: str, references: Sequence[str], path: Path) -> None:
             raise PermanentError(f"{engine} knows no digest of {reference}: {done.stderr.strip() or known}")
         lines.append(digests[0])
     write_whole(path, "".join(f"{line}\n" for line in lines))
+
+
+def _digest_file(name: str) -> Path:
+    return DIGESTS.with_name(f"{name}.digest")
 
 
 def _chosen_images(names: Sequence[str]) -> list[str]:
@@ -147,14 +166,14 @@ def _git(*words: str) -> str:
     return done.stdout.strip()
 
 
-def _run_command(command: Sequence[str]) -> None:
+def _run_command(command: Sequence[str], name: str) -> None:
     print(shlex.join(command), flush=True)
     try:
         code = subprocess.run(command, cwd=REPOSITORY).returncode
     except FileNotFoundError as error:
         raise PermanentError(f"{command[0]} is not on PATH") from error
     if code:
-        raise PermanentError(f"{shlex.join(command[:2])} of {command[-1]} ended with code {code}")
+        raise PermanentError(f"{shlex.join(command[:2])} of {name} ended with code {code}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class StartTimes:
     """From a loaded model to the first request: the probe's period (5 s) and the endpoints' way to clients."""
     idle_node: float = 600.0
     """How long a node stays without pods: Cluster Autoscaler's default scale-down-unneeded-time, 10 minutes."""
-    stop: float = 15.0
+    stop: float = 40.0
     """Pause between a pod's leaving the Service and its stop: the preStop hook's, while clients learn of it."""
 
 

@@ -349,11 +349,15 @@ def selected(manifest: dict, selector: str) -> bool:
     return all((labels.get(key) == value) == (operator == "=") for key, operator, value in terms)
 
 
-def test_roll_out_refuses_settings_that_nobody_filled_in(checkout, kubectl):
+@pytest.mark.parametrize("value", ["my-registry", ""], ids=["a placeholder", "empty"])
+def test_roll_out_refuses_settings_that_nobody_filled_in(checkout, kubectl, value):
     path, notes = kubectl
+    settings = checkout / "k8s" / "overlays" / "gke" / "cluster.env"
+    text = settings.read_text().replace("my-", "our-")
+    settings.write_text(re.sub(r"^REGISTRY=.*$", f"REGISTRY={value}", text, flags=re.MULTILINE))
     done = script(checkout, ".ci/roll-out", PATH=path)
     assert done.returncode == 2
-    assert "to be filled in, in k8s/overlays/gke/cluster.env" in done.stderr
+    assert f"to be filled in, in k8s/overlays/gke/cluster.env: REGISTRY={value}" in done.stderr
     assert not notes.exists()
 
 

@@ -43,6 +43,14 @@ def test_the_adapter_is_told_of_the_config_map_that_is_sent(rendered):
     assert {trigger["metadata"]["serverAddress"] for trigger in triggers} == {address}
 
 
+def test_targets_are_written_as_the_api_server_writes_them():
+    """It keeps the largest suffix that leaves a whole number; another form would be `configured` by every apply."""
+    spec = yaml.safe_load(AUTOSCALER.read_text())["spec"]
+    written = [str(metric["pods"]["target"]["averageValue"]) for metric in spec["metrics"]]
+    assert written == ["1k", "8"]
+    assert [metric.target for metric in read_autoscaler(AUTOSCALER).metrics] == [1000, 8]
+
+
 def test_keda_decides_by_the_same_targets_bounds_and_pace_as_the_hpa():
     ours, theirs = (yaml.safe_load(path.read_text())["spec"] for path in (AUTOSCALER, SCALED_OBJECT))
     targets = {metric.name: metric.target for metric in read_autoscaler(AUTOSCALER).metrics}

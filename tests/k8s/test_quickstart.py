@@ -143,6 +143,20 @@ def test_the_guides_sed_fills_in_all_but_the_runbooks_address(tmp_path, overlay)
     assert settings["REGISTRY"] == "europe-west4-docker.pkg.dev/a-project/evergreen"
 
 
+def test_the_cpu_pages_lines_fill_in_all_but_the_runbooks_address(tmp_path):
+    folder = tmp_path / "k8s" / "overlays" / "cpu"
+    shutil.copytree(K8S / "overlays" / "cpu", folder)
+    page, _, _ = (REPOSITORY / "docs" / "cpu.md").read_text().partition("## In this order")
+    page = page.replace("$(git rev-parse HEAD)", "0123abc")
+    script = "\n".join(line for line in page.splitlines() if line.startswith("    "))
+    done = subprocess.run(["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    settings = read_values(folder / "cluster.env")
+    assert [name for name, value in settings.items() if "my-" in value or not value] == ["RUNBOOK_URL"]
+    assert settings["TAG"] == "0123abc"
+    assert settings["LOG_URL"].startswith("kafka://broker.kafka.svc.cluster.local:9092/evergreen-records?")
+
+
 def test_every_manifest_beside_a_kustomization_is_named_in_it():
     for kustomization in K8S.rglob("kustomization.yaml"):
         text = kustomization.read_text()

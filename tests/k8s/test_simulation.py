@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from inference_client.replay import MAX_DELAY_FACTOR
 from tests.k8s.pod import variables
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import find, pod_spec
@@ -48,6 +49,25 @@ def test_an_apply_with_another_revision_changes_no_field_that_cannot_change(vari
     """A Job's template is immutable: with the next TAG the whole apply would be refused. Nothing starts by itself."""
     assert [m for m in variant if m["kind"] == "Job"] == []
     assert find(variant, "CronJob", "simulated-lake")["spec"]["suspend"] is True
+
+
+def test_traffic_may_end_as_late_as_its_last_label(variant):
+    spec = pod_spec(find(variant, "Deployment", "traffic"))
+    (delay,) = [a for a in spec["containers"][0]["args"] if a.startswith("--label-delay-seconds=")]
+    assert spec["terminationGracePeriodSeconds"] >= float(delay.partition("=")[2]) * MAX_DELAY_FACTOR + 20
+
+
+def test_a_lake_that_is_there_already_ends_the_job_at_the_first_try(variant, tmp_path):
+    job = find(variant, "CronJob", "simulated-lake")["spec"]["jobTemplate"]["spec"]
+    (rule,) = job["podFailurePolicy"]["rules"]
+    spec = pod_spec(find(variant, "CronJob", "simulated-lake"))
+    assert spec["restartPolicy"] == "Never", "or the API server refuses the rule"
+    (tmp_path / "day=2026-01-04").mkdir()
+    (tmp_path / "day=2026-01-04" / "part-0.parquet").touch()
+    command = words(spec["containers"][0], {"$(LAKE)": str(tmp_path), "/tmp/world": f"{tmp_path}/world"})
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert "holds day 2026-01-04 already" in done.stderr
+    assert (rule["action"], rule["onExitCodes"]) == ("FailJob", {"operator": "In", "values": [done.returncode]})
 
 
 def test_the_traffics_flags_are_ones_that_it_takes(variant):

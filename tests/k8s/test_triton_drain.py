@@ -22,6 +22,7 @@ from components.contracts.criteo import CRITEO
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.scoring import ClientSettings, ScoringClient
+from k8s.scaling.cluster import StartTimes
 from pipelines.local.stack import LOOPBACK
 from tests.k8s.pod import TritonPod, flag, triton_container
 from tests.support.processes import wait_for
@@ -66,6 +67,7 @@ def test_a_pod_waits_longer_than_any_connection_lives_and_has_time_left_to_end(v
     age = int(flag(container, "grpc-max-connection-age")) / 1000
     assert not any("connection-age-grace" in argument for argument in container["args"]), "it would cut calls off"
     waits, drains = pre_stop_seconds(container), int(flag(container, "exit-timeout-secs"))
+    assert waits == StartTimes().stop, "the autoscaler's simulator knows it"
     assert waits >= age * JITTER + SECONDS_TO_FORGET
     assert drains >= QUEUE_SECONDS + 10
     assert spec_of_triton(variant)["terminationGracePeriodSeconds"] >= waits + drains + 5

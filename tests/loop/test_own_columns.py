@@ -1,9 +1,15 @@
 """A click log that is not Criteo's, from CSV to a published model: one file describes it, without a line of code."""
 
 import csv
+import io
+import pickle
+import pickletools
 import random
+import struct
+import zipfile
 from datetime import datetime, timedelta
 
+import numpy as np
 import pytest
 
 from components.contracts.manifests import Model
@@ -30,6 +36,34 @@ def clicks(tmp_path):
 INDICATED = "{indicator: true, transform: [clip(0..90), minmax]}"
 
 
+def is_pickle(content: bytes) -> bool:
+    """Whether reading the file as its kind is read could unpickle: a pickle of any protocol, alone or in an archive."""
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return any(is_pickle(archive.read(name)) for name in archive.namelist())
+    if content.startswith(b"\x93NUMPY"):
+        return b"'|O'" in content[:1000]
+    if content[:1] == b"\x80" and content[1:2] in (b"\2", b"\3", b"\4", b"\5"):
+        return True
+    try:
+        *_, (stop, _, position) = pickletools.genops(content)
+    except (ValueError, struct.error, IndexError):
+        return False
+    return stop.name == "STOP" and 0 < position == len(content) - 1
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_is_told_from_what_the_pipeline_writes(protocol):
+    words, numbers, objects = io.BytesIO(), io.BytesIO(), np.array([{}, print])
+    np.savez(words, a=np.array(["a word"]), b=np.ones(3))
+    np.savez_compressed(numbers, objects=objects)
+    assert not is_pickle(words.getvalue())
+    assert is_pickle(numbers.getvalue())
+    for content in ({"a": [1, None]}, print, objects):
+        assert is_pickle(pickle.dumps(content, protocol))
+    assert not any(map(is_pickle, (b"", b".", b'{"a": 1}\n', b"PAR1 and more", bytes(range(256)))))
+
+
 def test_a_drafted_file_takes_a_csv_of_other_columns_to_a_model_that_learned_them(clicks, tmp_path, run_to_end):
     folder, draft = tmp_path / "a folder", tmp_path / "shop.yaml"
     store, lake, package = folder / "store", folder / "lake", tmp_path / "pipeline.yaml"
@@ -45,10 +79,13 @@ def test_a_drafted_file_takes_a_csv_of_other_columns_to_a_model_that_learned_the
             ["run", "--package", str(package), "--folder", str(folder), "--set", "gate.min_auc=0.55"],
         )
     ):
-        ended = run_to_end(words, output=tmp_path / f"{number}.log", seconds=200)
+        ended = run_to_end(words, output=tmp_path / f"{number}.log", seconds=400)
         assert ended.code == 0, ended.output
         if words[1] == "init":
             draft.write_text(draft.read_text().replace("price: {}", f"price: {INDICATED}"))
+    kept = [path for path in folder.rglob("*") if path.is_file()]
+    assert {"store", "work", "repository"} <= {path.relative_to(folder).parts[0] for path in kept}
+    assert [path for path in kept if is_pickle(path.read_bytes())] == []
     assert "version 1 is published; pass over 600 held-out rows" in ended.output
     (manifest,) = (store / "models").glob(f"*/{Model.MANIFEST}")
     model = Model.read(manifest)
