@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from components.runtime.errors import ContractError
 
@@ -51,6 +51,47 @@ class CategoricalOptions:
     type: Literal["int64", "string"] = "int64"
     """`int64`: whole numbers; `string`: texts, or whole numbers and truth values as texts. A number from 0 to 2^52 - 1
     is its own category, also as a text; any other value is hashed to 52 bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOptions:
+    """What becomes of a list of categories, of which a row may have none.
+
+    Raises:
+        ContractError: `max` is below 1.
+    """
+
+    max: int = 10
+    """Elements of a row that count, at most; of a longer list only these do."""
+    keep: Literal["newest", "oldest"] = "newest"
+    """Which elements of a longer list count: its last ones, or its first ones."""
+    pool: Literal["mean", "sum"] = "mean"
+    """How the vectors of a row's elements become one; of no elements it is zero."""
+    table: str | None = None
+    """The categorical feature whose categories and vectors the list uses; without it the list has its own."""
+
+    def __post_init__(self) -> None:
+        """Refuses a list without room."""
+        if self.max < 1:
+            raise ContractError(f"max is {self.max}, expected at least 1")
+
+
+class PooledPlaces(NamedTuple):
+    """The places of one list on the categorical axis, from `start` to before `stop`; their vectors are pooled."""
+
+    start: int
+    stop: int
+    pool: str
+    """As in `ListOptions`."""
+
+
+class Places(NamedTuple):
+    """What lies on the categorical axis: a place for each categorical feature, then those of the lists."""
+
+    slots: tuple[int, ...]
+    """The slot whose vectors each place looks up."""
+    lists: tuple[PooledPlaces, ...]
+    """In the order of the vectors that they become, which stand behind those of the categorical features."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +175,7 @@ _LARGEST = (2 - 2**-23) * 2.0**127
 """Of float32."""
 _STEPS = {"clip": _CLIP, _LOG: re.compile(_LOG), "scaling": re.compile(f"{_STANDARDIZE}|{_MINMAX}")}
 """Steps of a transform in their order."""
-_NUMERIC_DEFAULTS, _CATEGORICAL_DEFAULTS = NumericOptions(), CategoricalOptions()
+_NUMERIC_DEFAULTS, _CATEGORICAL_DEFAULTS, _LIST_DEFAULTS = NumericOptions(), CategoricalOptions(), ListOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,19 +194,26 @@ class Features:
     """Columns of numbers: float32 in files, one column each of the tensor `dense`."""
     categorical: tuple[str, ...]
     """Columns of categories: int64 from 0 to `MAX_CATEGORY` in files, one column each of the tensor `categorical`."""
+    lists: tuple[str, ...] = ()
+    """Columns of lists of categories: `ListOptions.max` columns each of the tensor `categorical`, behind the others.
+    The graph and the engine of PyTorch take them; files of rows do not yet, nor does a recommender's file."""
     numeric_options: Mapping[str, NumericOptions] = field(default_factory=dict)
     """Of the numeric features that have other options than the defaults."""
     categorical_options: Mapping[str, CategoricalOptions] = field(default_factory=dict)
     """Of the categorical ones, likewise."""
+    list_options: Mapping[str, ListOptions] = field(default_factory=dict)
+    """Of the lists, likewise."""
 
     def __post_init__(self) -> None:
         """Refuses columns that could not be told apart; makes tuples of the lists that JSON holds."""
         object.__setattr__(self, "numeric", tuple(self.numeric))
         object.__setattr__(self, "categorical", tuple(self.categorical))
-        for kind, usual in (("numeric", _NUMERIC_DEFAULTS), ("categorical", _CATEGORICAL_DEFAULTS)):
+        object.__setattr__(self, "lists", tuple(self.lists))
+        defaults = {"numeric": _NUMERIC_DEFAULTS, "categorical": _CATEGORICAL_DEFAULTS, "list": _LIST_DEFAULTS}
+        for kind, usual in defaults.items():
             options: Mapping[str, object] = getattr(self, f"{kind}_options")
             object.__setattr__(self, f"{kind}_options", {n: each for n, each in options.items() if each != usual})
-            if unknown := [name for name in options if name not in getattr(self, kind)]:
+            if unknown := [name for name in options if name not in getattr(self, "lists" if kind == "list" else kind)]:
                 raise ContractError(f"options are given of {unknown}, expected {kind} features")
         if not self.names:
             raise ContractError("there are no features, expected one or more names")
@@ -175,11 +223,14 @@ class Features:
             )
         if twice := sorted({name for name in self.names if self.names.count(name) > 1}):
             raise ContractError(f"features {twice} are there twice, expected each once")
+        for name, each in self.list_options.items():
+            if each.table is not None and each.table not in self.categorical:
+                raise ContractError(f"table of {name} is {each.table!r}, expected a categorical feature")
 
     @property
     def names(self) -> tuple[str, ...]:
         """All features, numeric ones first."""
-        return self.numeric + self.categorical
+        return self.numeric + self.categorical + self.lists
 
     @property
     def columns(self) -> dict[str, list[str]]:
@@ -193,6 +244,35 @@ class Features:
     def type_of(self, name: str) -> str:
         """What the categorical feature `name` holds, see `CategoricalOptions`."""
         return self.categorical_options.get(name, _CATEGORICAL_DEFAULTS).type
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The features with categories of their own: a vocabulary, and rows of the table."""
+        return self.categorical + tuple(name for name in self.lists if self._list_options_of(name).table is None)
+
+    @property
+    def places(self) -> Places:
+        """What lies on the categorical axis of tensors.
+
+        >>> options = {"last": ListOptions(max=2, table="item"), "tags": ListOptions(max=1, pool="sum")}
+        >>> features = Features(numeric=(), categorical=("user", "item"), lists=("last", "tags"), list_options=options)
+        >>> features.places.slots, [tuple(each) for each in features.places.lists]
+        ((0, 1, 1, 1, 2), [(2, 4, 'mean'), (4, 5, 'sum')])
+        """
+        slots, lists = list(range(len(self.categorical))), []
+        for name in self.lists:
+            options = self._list_options_of(name)
+            lists.append(PooledPlaces(len(slots), len(slots) + options.max, options.pool))
+            slots += [self.slots.index(options.table or name)] * options.max
+        return Places(tuple(slots), tuple(lists))
+
+    @property
+    def place_names(self) -> tuple[str, ...]:
+        """The feature of each place."""
+        return self.categorical + tuple(name for name in self.lists for _ in range(self._list_options_of(name).max))
+
+    def _list_options_of(self, name: str) -> ListOptions:
+        return self.list_options.get(name, _LIST_DEFAULTS)
 
     @property
     def indicated(self) -> tuple[str, ...]:
@@ -218,8 +298,11 @@ class Features:
         if self == before:
             return
         moved = [name for name in self.names if name in before.names]
-        other_kind = [name for name in moved if (name in self.numeric) != (name in before.numeric)]
-        options, options_before = ({**each.numeric_options, **each.categorical_options} for each in (self, before))
+        kinds = ("numeric", "categorical", "lists")
+        other_kind = [n for n in moved if any((n in getattr(self, k)) != (n in getattr(before, k)) for k in kinds)]
+        options, options_before = (
+            {**each.numeric_options, **each.categorical_options, **each.list_options} for each in (self, before)
+        )
         other_options = [name for name in moved if options.get(name) != options_before.get(name)]
         differences = {
             "lack": [name for name in before.names if name not in self.names],

@@ -28,7 +28,7 @@ class VocabularyChange:
 
 
 def vocabulary_changes(before: FeatureWorkflow | None, now: FeatureWorkflow) -> list[VocabularyChange]:
-    """Per categorical column, what changed from `before` to `now`; None before = every category is new.
+    """Per slot, what changed from `before` to `now`; None before = every category is new.
 
     Raises:
         ContractError: the features differ, an id means another category than before with no round between as a
@@ -39,7 +39,7 @@ def vocabulary_changes(before: FeatureWorkflow | None, now: FeatureWorkflow) -> 
         raise ContractError(
             f"features are {list(now.features.names)}, expected {list(before.features.names)} as before"
         )
-    names, nothing = now.features.categorical, np.zeros(0, np.int64)
+    names, nothing = now.features.slots, np.zeros(0, np.int64)
     earlier = before.vocabularies if before else (nothing,) * len(names)
     return [_change(*column) for column in zip(names, earlier, now.vocabularies)]
 

@@ -4,9 +4,9 @@ Joins preprocessing, which fits it with NVTabular, to deployment, which writes i
 next round's preprocessing, which carries it on. Which categories enter and leave is preprocessing's, and so is what it
 remembers of them beside these files; what changed between two workflows is `vocabulary_changes`'.
 
-Ids: 0 padding (never produced), 1 missing, 2 out of vocabulary, 3 + position in the vocabulary. An id never moves
-while its category lives. Where a category was evicted its position holds `TOMBSTONE`, so that no other id moves; a
-later round may give that id to a new category.
+Ids: 0 padding (a place of a list without an element), 1 missing, 2 out of vocabulary, 3 + position in the vocabulary.
+An id never moves while its category lives. Where a category was evicted its position holds `TOMBSTONE`, so that no
+other id moves; a later round may give that id to a new category.
 Dense: what `features.NumericOptions` says of each column, by NVTabular's operators FillMissing, Clip, LogOp and
 Normalize, with a logarithm that gives the same bits everywhere (`FeatureWorkflow.encode_dense`).
 """
@@ -31,6 +31,7 @@ from components.runtime.errors import ContractError
 
 FORMAT_VERSION = 5
 """Of the files; other versions are refused."""
+PADDING_ID = 0
 MISSING_ID = 1
 OOV_ID = 2
 FIRST_ID = 3
@@ -52,7 +53,7 @@ class FeatureWorkflow:
 
     features: Features
     vocabularies: tuple[NDArray[np.int64], ...]
-    """Per categorical column, the categories in the order of their ids; `TOMBSTONE` any number of times."""
+    """Per slot, the categories in the order of their ids; `TOMBSTONE` any number of times."""
     means: NDArray[np.float32]
     """What is subtracted last, [d], one for each numeric feature: a mean, for `minmax` the least value, or 0."""
     stds: NDArray[np.float32]
@@ -64,10 +65,10 @@ class FeatureWorkflow:
 
     def __post_init__(self) -> None:
         """Refuses what could not have been fitted."""
-        numeric, categorical = self.features.numeric, self.features.categorical
-        if len(self.vocabularies) != len(categorical):
-            raise ContractError(f"workflow has {len(self.vocabularies)} vocabularies, expected {len(categorical)}")
-        for name, (categories, _) in zip(categorical, self._sorted):
+        numeric, slots = self.features.numeric, self.features.slots
+        if len(self.vocabularies) != len(slots):
+            raise ContractError(f"workflow has {len(self.vocabularies)} vocabularies, expected {len(slots)}")
+        for name, (categories, _) in zip(slots, self._sorted):
             if (categories[1:] == categories[:-1]).any():
                 raise ContractError(f"vocabulary of {name} holds a category twice")
             if len(categories) and (categories[0] < 0 or categories[-1] > MAX_CATEGORY):
@@ -82,41 +83,45 @@ class FeatureWorkflow:
             raise ContractError(f"std of {numeric[int(np.argmin(self.stds))]} is {self.stds.min()}, expected > 0")
         if len(set(self.excluded)) < len(self.excluded) or not set(self.excluded) <= set(self.features.names):
             raise ContractError(f"excluded columns are {list(self.excluded)}, expected features, each once")
-        if known := [name for name, v in zip(categorical, self.vocabularies) if name in self.excluded and len(v)]:
+        if known := [name for name, v in zip(slots, self.vocabularies) if name in self.excluded and len(v)]:
             raise ContractError(f"excluded columns {known} have vocabularies, expected none")
 
     @property
     def slot_sizes(self) -> list[int]:
-        """Number of ids per categorical column, those of tombstones included."""
+        """Number of ids per slot, those of tombstones included."""
         return [FIRST_ID + len(v) for v in self.vocabularies]
 
     @property
     def tombstones(self) -> list[int]:
-        """Number of ids without a category, per categorical column."""
+        """Number of ids without a category, per slot."""
         return [len(v) - len(categories) for v, (categories, _) in zip(self.vocabularies, self._sorted)]
 
     @cached_property
     def _sorted(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Per column, the categories in ascending order and the position of each; tombstones are not among them."""
+        """Per slot, the categories in ascending order and the position of each; tombstones are not among them."""
         positions = [np.flatnonzero(v != TOMBSTONE) for v in self.vocabularies]
         orders = [p[np.argsort(v[p], kind="stable")] for v, p in zip(self.vocabularies, positions)]
         return [(v[o], o.astype(np.int64)) for v, o in zip(self.vocabularies, orders)]
 
     def encode_categorical(self, categorical: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids [n, c] of raw categories [n, c] (`MISSING_CATEGORY` = missing).
+        """Ids [n, `features.places`] of raw categories (`MISSING_CATEGORY` = missing, in a list padding).
 
         Any other value without an id is out of vocabulary, a negative one (and so `TOMBSTONE`) too; but any value of an
-        excluded column is missing.
+        excluded column is missing, or padding.
         """
+        absent = np.full(categorical.shape[1], PADDING_ID)
+        absent[: len(self.features.categorical)] = MISSING_ID
         ids = np.full(categorical.shape, OOV_ID, dtype=np.int64)
-        for column, (keys, positions) in enumerate(self._sorted):
-            raw = categorical[:, column]
+        for place, slot in enumerate(self.features.places.slots):
+            keys, positions = self._sorted[slot]
+            raw = categorical[:, place]
             if len(keys):
                 found = np.minimum(np.searchsorted(keys, raw), len(keys) - 1)
                 known = keys[found] == raw
-                ids[known, column] = FIRST_ID + positions[found[known]]
-            ids[raw == MISSING_CATEGORY, column] = MISSING_ID
-        ids[:, np.isin(self.features.categorical, self.excluded)] = MISSING_ID
+                ids[known, place] = FIRST_ID + positions[found[known]]
+            ids[raw == MISSING_CATEGORY, place] = absent[place]
+        left_out = np.isin(self.features.place_names, self.excluded)
+        ids[:, left_out] = absent[left_out]
         return ids
 
     @property
@@ -176,7 +181,7 @@ class FeatureWorkflow:
             if version == FORMAT_VERSION:
                 features = settings["features"] = settings_of(Features, settings["features"], path="features")
                 with np.load(folder / VOCABULARIES_FILE, allow_pickle=False) as arrays:
-                    settings["vocabularies"] = tuple(arrays[f"{i}"] for i in range(len(features.categorical)))
+                    settings["vocabularies"] = tuple(arrays[f"{i}"] for i in range(len(features.slots)))
                 for name in ("means", "stds"):
                     settings[name] = np.array(settings[name], dtype=np.float32)
                 settings["excluded"] = tuple(settings["excluded"])

@@ -110,7 +110,9 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
 
     weights = local_path(model.uri) / Model.WEIGHTS
     _expect_hash(f"weights of {model.model_id}", model.sha256.get("weights"), sha256_tree(weights))
-    scorer = load_scorer(weights, config_from_document(model.config), model.slot_sizes)
+    scorer = load_scorer(
+        weights, config_from_document(model.config), model.slot_sizes, places=model.recommender.features.places
+    )
 
     def score(batch: EncodedBatch) -> NDArray[np.float32]:
         scores: NDArray[np.float32] = scorer.probabilities(batch.dense, batch.ids)

@@ -27,7 +27,7 @@ class NetworkConfig:
     num_dense: int
     """Number of dense values in a row."""
     num_categorical: int
-    """Number of categorical columns, each of which looks up one vector."""
+    """Number of vectors in a row: of each categorical column one, of each list one."""
     embedding_dim: int = 16
     """Width of a category's vector."""
     tower: tuple[int, ...] = (128, 64)
@@ -124,7 +124,8 @@ def network_config(recommender: Recommender) -> NetworkConfig:
     settings = dict(recommender.settings.get("model", {}))
     kind = _config_class(settings.pop("kind", DcnConfig.network))
     features = recommender.features
-    widths = {"num_dense": len(features.dense_inputs), "num_categorical": len(features.categorical)}
+    num_vectors = len(features.categorical) + len(features.lists)
+    widths = {"num_dense": len(features.dense_inputs), "num_categorical": num_vectors}
     if stated := settings.keys() & widths.keys():
         raise ContractError(f"model.{min(stated)} is no setting: the features decide it")
     return settings_of(kind, {**widths, **settings}, path="model")

@@ -83,7 +83,7 @@ def inspect_model(folder: Path) -> Inspection:
 
 def _slot_figures(stored: StoredModel, workflow: FeatureWorkflow) -> Iterator[tuple[Cell, ...]]:
     """A line of `_SLOT_HEAD` for each slot; norms are of rows with finite values only."""
-    names, sizes = workflow.features.categorical, workflow.slot_sizes
+    names, sizes = workflow.features.slots, workflow.slot_sizes
     for column, offset, size, num_tombstones in zip(names, slot_offsets(sizes).tolist(), sizes, workflow.tombstones):
         norms = np.concatenate([_row_norms(stored, part) for part in chunks(offset, offset + size)], axis=1)
         finite = norms[:, np.isfinite(norms).all(axis=0)]

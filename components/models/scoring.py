@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from components.contracts.features import Places
+from components.contracts.workflow import PADDING_ID
 from components.models.configs import NetworkConfig
 from components.models.files import open_model, slot_offsets
 from components.models.network import Network, build_network, load_dense
@@ -25,14 +27,18 @@ BATCH_ROWS = 2048
 class Scorer:
     """Scores rows with a network and a table, where both lie."""
 
-    def __init__(self, network: Network, table: Tensor, slot_sizes: Sequence[int]) -> None:
+    def __init__(
+        self, network: Network, table: Tensor, slot_sizes: Sequence[int], *, places: Places | None = None
+    ) -> None:
         """Takes the network and the table as they are; both may change between calls.
 
-        `table` holds the vectors of all slots, [sum(slot_sizes), E].
+        `table` holds the vectors of all slots, [sum(slot_sizes), E]. Without `places` each slot is looked up once.
         """
         self._network, self._table = network, table
-        self._sizes = torch.tensor(slot_sizes, dtype=torch.int64, device=table.device)
-        self._offsets = torch.from_numpy(slot_offsets(slot_sizes)).to(table.device)
+        self._places = places or Places(tuple(range(len(slot_sizes))), ())
+        slots = list(self._places.slots)
+        self._sizes = torch.tensor(slot_sizes, dtype=torch.int64, device=table.device)[slots]
+        self._offsets = torch.from_numpy(slot_offsets(slot_sizes)[slots]).to(table.device)
 
     @torch.no_grad()
     def probabilities(
@@ -42,11 +48,11 @@ class Scorer:
 
         Args:
             dense: Normalised values, [n, D].
-            ids: Slot-local ids, [n, F]; one outside its slot has a zero vector.
+            ids: Slot-local ids, [n, places]; one outside its slot has a zero vector.
             batch_rows: Rows at a time; the last bits depend on it, as those of every matrix product do.
 
         Raises:
-            ContractError: dense values and ids have not as many rows, or ids not one column per slot.
+            ContractError: dense values and ids have not as many rows, or ids not one column per place.
         """
         if len(dense) != len(ids) or ids.shape[1:] != (len(self._sizes),):
             raise ContractError(
@@ -66,10 +72,24 @@ class Scorer:
     def _logits(self, dense: NDArray[np.float32], ids: NDArray[np.integer]) -> Tensor:
         device = self._table.device
         dense_BD = torch.from_numpy(np.ascontiguousarray(dense, np.float32)).to(device)
-        ids_BF = torch.from_numpy(np.ascontiguousarray(ids, np.int64)).to(device)
-        known_BF = (ids_BF >= 0) & (ids_BF < self._sizes)
-        vectors_BFE = embedding(torch.where(known_BF, ids_BF, 0) + self._offsets, self._table)
-        return self._network(dense_BD, vectors_BFE * known_BF.unsqueeze(-1)).float()
+        ids_BP = torch.from_numpy(np.ascontiguousarray(ids, np.int64)).to(device)
+        known_BP = (ids_BP >= 0) & (ids_BP < self._sizes)
+        vectors_BPE = embedding(torch.where(known_BP, ids_BP, 0) + self._offsets, self._table)
+        vectors_BPE = vectors_BPE * known_BP.unsqueeze(-1)
+        return self._network(dense_BD, pooled(vectors_BPE, ids_BP != PADDING_ID, self._places)).float()
+
+
+def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, places: Places) -> Tensor:
+    """The vectors of a row, [B, F, E], from those of its places P; in a list only places where something is count."""
+    if not places.lists:
+        return vectors_BPE
+    parts = [vectors_BPE[:, : places.lists[0].start]]
+    for start, stop, pool in places.lists:
+        weights_B1P = is_there_BP[:, None, start:stop].to(vectors_BPE.dtype)
+        if pool == "mean":
+            weights_B1P = weights_B1P / weights_B1P.sum(2, keepdim=True).clamp(min=1)
+        parts.append(weights_B1P @ vectors_BPE[:, start:stop])
+    return torch.cat(parts, dim=1)
 
 
 def load_network(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int]) -> tuple[Network, Tensor]:
@@ -86,10 +106,12 @@ def load_network(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int])
     return network.eval(), torch.from_numpy(weights.table)
 
 
-def load_scorer(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int]) -> Scorer:
-    """The scorer of the model in `folder`.
+def load_scorer(
+    folder: Path, config: NetworkConfig, slot_sizes: Sequence[int], *, places: Places | None = None
+) -> Scorer:
+    """The scorer of the model in `folder`; `places` as `Scorer` takes them.
 
     Raises:
         ContractError: as `load_network`.
     """
-    return Scorer(*load_network(folder, config, slot_sizes), slot_sizes)
+    return Scorer(*load_network(folder, config, slot_sizes), slot_sizes, places=places)

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.features import Features
 from components.models.configs import NetworkConfig
 from components.runtime.errors import ContractError
 from components.training.config import TrainingSettings
@@ -95,24 +96,31 @@ def make_engine(
     settings: TrainingSettings,
     scratch: Path,
     num_gpus: int = 1,
+    features: Features | None = None,
 ) -> Engine:
     """A new engine of that name, with a network that waits for its weights.
 
     `scratch` is a folder for files that an engine needs while it works; it is not created where it needs none.
-    `num_gpus` share a batch; PyTorch takes one.
+    `num_gpus` share a batch; PyTorch takes one. `features` say what a row looks up; without them it is every slot once.
 
     Raises:
         ContractError: no backend has this name, or it refuses the network or a setting.
         PermanentError: the backend's library is not installed, or its device is too small.
     """
     require_backend(backend, config)
-    if len(slot_sizes) != config.num_categorical or min(slot_sizes, default=1) < 1:
-        raise ContractError(f"slot sizes are {slot_sizes}, expected {config.num_categorical} of at least 1")
+    num_slots = len(features.slots) if features else config.num_categorical
+    if len(slot_sizes) != num_slots or min(slot_sizes, default=1) < 1:
+        raise ContractError(f"slot sizes are {slot_sizes}, expected {num_slots} of at least 1")
+    if backend == "hugectr" and features and features.lists:
+        raise ContractError(
+            f"features.lists are {list(features.lists)}, expected none with backend hugectr: NVIDIA's converter to "
+            "ONNX divides a mean by the longest list, not by the row's own"
+        )
     # Both libraries take seconds to import; a misuse is answered without them.
     if backend == "pytorch":
         from components.training.pytorch.engine import PytorchEngine
 
-        return PytorchEngine(config, slot_sizes, settings)
+        return PytorchEngine(config, slot_sizes, settings, places=features.places if features else None)
     from components.training.hugectr.engine import HugectrEngine
 
     return HugectrEngine(config, slot_sizes, settings, num_gpus=num_gpus, scratch=scratch)

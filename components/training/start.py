@@ -92,7 +92,7 @@ def continue_from(parent: Model, training_set: TrainingSet, config: NetworkConfi
         PermanentError: a file cannot be written.
     """
     _require_same_network(parent, config)
-    names = training_set.recommender.features.categorical
+    names = training_set.recommender.features.slots
     for name, before, now in zip(names, parent.slot_sizes, training_set.slot_sizes):
         if now < before:
             raise ContractError(

@@ -142,6 +142,7 @@ def _engine(asked: TrainingRun, training_set: TrainingSet, folder: Path) -> Iter
         settings=asked.settings,
         scratch=scratch,
         num_gpus=asked.num_gpus,
+        features=training_set.recommender.features,
     )
     try:
         yield engine

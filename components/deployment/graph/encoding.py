@@ -1,8 +1,8 @@
 """The feature workflow as nodes: raw values in, normalised values and rows of the fused table out.
 
-Adds the network's dense inputs [n, `Features.dense_inputs`] and `table_rows` [n, c] to `graph.parts.Parts`, equal bit
-by bit to what `FeatureWorkflow` computes. Categories are looked up in a hash table that lies in the graph's own arrays.
-The nodes that use the result are `graph.export`'s.
+Adds the network's dense inputs [n, `Features.dense_inputs`] and `table_rows` [n, places] to `graph.parts.Parts`, equal
+bit by bit to what `FeatureWorkflow` computes, but where a place of a list has no element. Categories are looked up in a
+hash table that lies in the graph's own arrays. The nodes that use the result are `graph.export`'s.
 
 All columns are looked up at once: a category's key is its value plus the first key of its slot's range, so that one
 table does the work of all. The value of a key is the distance of its row from the slot's out-of-vocabulary row, so that
@@ -117,31 +117,33 @@ def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
 
 
 def encode_categorical(parts: Parts, workflow: FeatureWorkflow) -> str:
-    """Adds `table_rows` [n, c]: per slot, the row of the fused table (slot offset + id) of each raw category.
+    """Adds `table_rows` [n, places]: the row of the fused table (slot offset + id) of each raw category.
+
+    In the places of a list that hold no element the row is any: `graph.export` leaves it out.
 
     Raises:
         ContractError: as `build_table`; or there are more columns than keys for them.
     """
-    categorical = workflow.features.categorical
+    slots, names = np.array(workflow.features.places.slots, np.int64), workflow.features.place_names
     largest = max((int(v.max(initial=0)) for v in workflow.vocabularies), default=0)
     keys_of = _NARROW if largest < 2**32 else _WIDE
-    if len(categorical) > keys_of.max_slots:
+    if (num_slots := len(workflow.features.slots)) > keys_of.max_slots:
         raise ContractError(
-            f"{len(categorical)} categorical columns are too many for one graph, expected at most {keys_of.max_slots} "
+            f"{num_slots} categorical columns are too many for one graph, expected at most {keys_of.max_slots} "
             "where a category is 2^32 or more"
         )
-    if not categorical:
+    if not names:
         return parts.node("Cast", [_no_columns(parts, DENSE_INPUT)], "table_rows", to=TensorProto.INT64)
     bounds = [
         parts.constant(f"category_{n}", np.array(b))
         for n, b in (("lowest", keys_of.lowest), ("highest", keys_of.highest))
     ]
     clipped = parts.node("Clip", [CATEGORICAL_INPUT, *bounds], "categories")
-    starts = parts.constant("slot_keys", np.arange(len(categorical)) * keys_of.spread + keys_of.first)
+    starts = parts.constant("slot_keys", slots * keys_of.spread + keys_of.first)
     keys = parts.node("Add", [clipped, starts], "keys")
-    distances = _look_up(parts, keys, build_table(*_entries(workflow, keys_of)), width=len(categorical))
-    offsets = np.cumsum([0, *workflow.slot_sizes[:-1]])
-    unknown = np.where(np.isin(categorical, workflow.excluded), MISSING_ID, OOV_ID)
+    distances = _look_up(parts, keys, build_table(*_entries(workflow, keys_of)), width=len(names))
+    offsets = np.cumsum([0, *workflow.slot_sizes[:-1]])[slots]
+    unknown = np.where(np.isin(names, workflow.excluded), MISSING_ID, OOV_ID)
     return parts.node("Add", [distances, parts.constant("oov_rows", offsets + unknown)], "table_rows")
 
 
@@ -156,7 +158,7 @@ def _no_columns(parts: Parts, source: str) -> str:
 def _entries(workflow: FeatureWorkflow, keys_of: KeyRange) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Keys, and the distance of each one's row from its slot's out-of-vocabulary row."""
     keys, distances = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # all columns may be excluded
-    for slot, (name, vocabulary) in enumerate(zip(workflow.features.categorical, workflow.vocabularies)):
+    for slot, (name, vocabulary) in enumerate(zip(workflow.features.slots, workflow.vocabularies)):
         if name in workflow.excluded:
             continue
         # An id without a category is no entry: its mark, sent as a raw value, is out of vocabulary like any other.

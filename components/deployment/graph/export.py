@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import Model
-from components.contracts.serving import PROBABILITY_OUTPUT, input_tensors
+from components.contracts.serving import CATEGORICAL_INPUT, PROBABILITY_OUTPUT, input_tensors
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.encoding import DENSE, PREFIX, encode_categorical, encode_dense
 from components.deployment.graph.parts import OPSET, Parts
@@ -58,9 +59,42 @@ def write_graph(
     encode_categorical(parts, workflow)
     # An empty table is no entry of `model.data`: ONNX Runtime maps no bytes.
     vectors = parts.table("embeddings", table) if len(table) else parts.constant("embeddings", table)
-    parts.node("Gather", [vectors, "table_rows"], EMBEDDINGS, axis=0)
+    if workflow.features.lists:
+        _pool(parts, parts.node("Gather", [vectors, "table_rows"], "vectors", axis=0), workflow)
+    else:
+        parts.node("Gather", [vectors, "table_rows"], EMBEDDINGS, axis=0)
     _add_network(parts, network)
     parts.write(folder, name)
+
+
+def _pool(parts: Parts, vectors: str, workflow: FeatureWorkflow) -> None:
+    """Adds the network's vectors [n, F, E] from those of the places: as they are, then pooled per list.
+
+    A weight matrix [n, 1, places] times the vectors; a place without an element has weight 0 whatever its row holds.
+    """
+    features = workflow.features
+    axis, one = parts.constant("places_axis", np.array([1])), parts.constant("one_element", np.array(1, np.float32))
+    missing = parts.constant("no_element", np.array(MISSING_CATEGORY))
+    absent = parts.node("Equal", [CATEGORICAL_INPUT, missing], "is_absent")
+    excluded = parts.constant("places_excluded", np.isin(features.place_names, workflow.excluded))
+    present = parts.node("Not", [parts.node("Or", [absent, excluded], "is_left_out")], "is_present")
+    weights = parts.node("Cast", [present], "weights", to=TensorProto.FLOAT)
+
+    def places(source: str, name: str, part: slice) -> str:
+        ends = [parts.constant(f"{name}_{end}", np.array([getattr(part, end)])) for end in ("start", "stop")]
+        return parts.node("Slice", [source, *ends, axis], name)
+
+    pieces = [places(vectors, "own_vectors", slice(0, len(features.categorical)))]
+    for i, (start, stop, pool) in enumerate(features.places.lists):
+        of_list = places(weights, f"weights_{i}", slice(start, stop))
+        if pool == "mean":
+            count = parts.node("ReduceSum", [of_list, axis], f"count_{i}", keepdims=1)
+            divisor = parts.node("Max", [count, one], f"divisor_{i}")
+            of_list = parts.node("Div", [of_list, divisor], f"shares_{i}")
+        row = parts.node("Unsqueeze", [of_list, axis], f"row_{i}")
+        of_vectors = places(vectors, f"vectors_{i}", slice(start, stop))
+        pieces.append(parts.node("MatMul", [row, of_vectors], f"pooled_{i}"))
+    parts.node("Concat", pieces, EMBEDDINGS, axis=1)
 
 
 def export(model: Model, folder: Path) -> None:

@@ -10,7 +10,8 @@ divides sqrt(v) by sqrt(1 - b2^t) before it adds its epsilon, so it is this one 
 eps / sqrt(1 - b2^t) in step t. Rows of the table that a batch does not touch keep weights and moments: HugeCTR's
 `Update_t.Local`, and torch.optim.SparseAdam.
 
-Shape suffixes: as in `components.models.network`; U distinct table rows of a batch.
+Shape suffixes: as in `components.models.network`; P places (`contracts.features.Places`), U distinct
+table rows of a batch.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding_bag
 from torch.optim.adam import adam
 
+from components.contracts.features import Places
 from components.models.configs import NetworkConfig
 from components.models.files import TABLE, chunks, new_model, open_model, slot_offsets
 from components.models.network import build_network, load_dense
-from components.models.scoring import Scorer
+from components.models.scoring import Scorer, pooled
 from components.training.config import TrainingSettings
 from components.training.engine import Rate
 from components.training.pytorch.batches import Batch, assemble, made_ahead
@@ -53,10 +55,11 @@ class PytorchEngine:
         settings: TrainingSettings,
         *,
         device: str | None = None,
+        places: Places | None = None,
     ) -> None:
         """Makes an engine whose table is zero everywhere; `restore` gives it weights.
 
-        `device` is torch's name of it; None = the GPU where there is one.
+        `device` is torch's name of it; None = the GPU where there is one. Without `places` a row looks every slot up.
         """
         self._settings, self._slot_sizes = settings, list(slot_sizes)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -68,10 +71,13 @@ class PytorchEngine:
         self._rows = _zeros((sum(slot_sizes), 3, config.embedding_dim), self._device)
         """Vector, m and v of each row of the table. Side by side they are fetched and stored at once: 1.6 ms of one
         core for the 34,000 distinct rows of a batch from 10 million, where three tables took 3.2."""
-        self._offsets = slot_offsets(slot_sizes)
-        self._shape_FE = config.num_categorical, config.embedding_dim
+        self._places = places or Places(tuple(range(len(slot_sizes))), ())
+        self._offsets = slot_offsets(slot_sizes)[list(self._places.slots)]
+        """The first row of each place's slot, which is that of padding."""
+        self._paddings = torch.from_numpy(self._offsets).to(self._device)
+        self._shape_PE = len(self._offsets), config.embedding_dim
         self._rate: Rate = lambda step: settings.learning_rate
-        self._scorer = Scorer(self._network, self._rows[:, 0], slot_sizes)
+        self._scorer = Scorer(self._network, self._rows[:, 0], slot_sizes, places=places)
         self.num_steps = 0
 
     @torch.no_grad()
@@ -139,12 +145,13 @@ class PytorchEngine:
     def _step(self, batch: Batch) -> Tensor:
         """The batch's mean loss in nats (binary cross entropy), after a step against its gradient."""
         taken_U3E = self._rows.index_select(0, batch.table_rows)
-        vectors_BFE = taken_U3E[:, 0].index_select(0, batch.lookups).view(len(batch.labels), *self._shape_FE)
-        vectors_BFE.requires_grad_()
+        vectors_BPE = taken_U3E[:, 0].index_select(0, batch.lookups).view(len(batch.labels), *self._shape_PE)
+        vectors_BPE.requires_grad_()
+        vectors_BFE = self._pooled(vectors_BPE, batch) if self._places.lists else vectors_BPE
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._settings.precision == "bfloat16"):
             logits_B = self._network(batch.dense, vectors_BFE)
         loss = binary_cross_entropy_with_logits(logits_B.float(), batch.labels)
-        to_vectors_BFE, *to_dense = torch.autograd.grad(loss, [vectors_BFE, *self._dense.values()])
+        to_vectors_BPE, *to_dense = torch.autograd.grad(loss, [vectors_BPE, *self._dense.values()])
         self.num_steps += 1
         with torch.no_grad():
             dense_m, dense_v = self._dense_moments
@@ -153,12 +160,16 @@ class PytorchEngine:
                 return loss.detach()
             # Lookups sorted by row make each row's gradients one bag: 0.06 ms for 2048 x 26 lookups of width 16, where
             # index_add_ took 0.3.
-            to_lookups = to_vectors_BFE.reshape(-1, self._rows.shape[2])
+            to_lookups = to_vectors_BPE.reshape(-1, self._rows.shape[2])
             gradient_UE = embedding_bag(batch.order, to_lookups, batch.starts, mode="sum")
             vectors_UE, m_UE, v_UE = (part.contiguous() for part in taken_U3E.unbind(1))
             self._adam([vectors_UE], [gradient_UE], m=[m_UE], v=[v_UE])
             self._rows.index_copy_(0, batch.table_rows, torch.stack([vectors_UE, m_UE, v_UE], dim=1))
         return loss.detach()
+
+    def _pooled(self, vectors_BPE: Tensor, batch: Batch) -> Tensor:
+        rows_BP = batch.table_rows.index_select(0, batch.lookups).view(len(batch.labels), -1)
+        return pooled(vectors_BPE, rows_BP != self._paddings, self._places)
 
     def _adam(self, weights: list[Tensor], gradients: list[Tensor], *, m: list[Tensor], v: list[Tensor]) -> None:
         """Moves `weights`, `m` and `v`, in place, in step number `num_steps`."""

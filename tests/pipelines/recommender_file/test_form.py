@@ -63,6 +63,7 @@ def test_a_file_says_name_columns_and_settings():
             "3: data: columns are named ['ts', 'request_id', 'row', 'ts'], expected a name",
         ),
         ("numeric:", "numercal:", "7: features.numercal is no key, expected numeric"),
+        ("numeric:", "lists:", "7: features.lists is no key, expected one of numeric, categorical"),
         ("[price]", "{price: 5}", "7: features.numeric.price is 5, expected keys with values"),
         ("[price]", "{price: false}", "7: features.numeric.price is False, expected keys with values"),
         ("[price]", "{price: {fill: 1e39}}", "7: features.numeric.price: fill is 1e+39, expected a finite float32"),

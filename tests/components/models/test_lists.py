@@ -1,0 +1,147 @@
+"""Lists are looked up and pooled as torch's EmbeddingBag does it: by the engine, the scorer and the served graph."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits, embedding, embedding_bag
+
+from components.contracts.features import Features, ListOptions
+from components.contracts.workflow import FIRST_ID, FeatureWorkflow
+from components.models.configs import DcnConfig
+from components.models.files import open_model, slot_offsets
+from components.models.network import build_network, export_onnx, load_dense
+from components.runtime.errors import ContractError
+from components.training.config import TrainingSettings
+from components.training.engine import make_engine
+from components.training.rows import Rows
+from components.training.start import write_initial
+from tests.support.graphs import open_built, run_graph
+
+OPTIONS = {
+    "last": ListOptions(max=4, pool="sum", table="item"),
+    "tags": ListOptions(max=3),
+    "words": ListOptions(max=1, pool="sum"),
+}
+FEATURES = Features(
+    numeric=("price",), categorical=("user", "item"), lists=("last", "tags", "words"), list_options=OPTIONS
+)
+SLOTS = [0, 1, *[1] * 4, *[2] * 3, 3]
+"""Of each place, by hand."""
+LISTS = [(2, 6, "sum"), (6, 9, "mean"), (9, 10, "sum")]
+CONFIG = DcnConfig(num_dense=1, num_categorical=5, embedding_dim=4, tower=(8,), num_cross_layers=2)
+SETTINGS = TrainingSettings()
+
+
+def workflow_of(excluded=()):
+    return FeatureWorkflow(
+        features=FEATURES,
+        vocabularies=tuple(
+            np.arange(0 if name in excluded else 5 + i) * 10 for i, name in enumerate(("user", "item", "tags", "words"))
+        ),
+        means=np.zeros(1, np.float32),
+        stds=np.ones(1, np.float32),
+        frequency_threshold=1,
+        excluded=excluded,
+    )
+
+
+def raw_rows(count=200):
+    """Lists of every length, also with places empty in their middle; categories known and unknown."""
+    random = np.random.default_rng(7)
+    categorical = random.choice([-1, 0, 10, 20, 30, 40, 77], (count, 10))
+    categorical[:20, 2:] = -1
+    categorical[20:40, 2:] = 10
+    return random.random((count, 1)).astype(np.float32), categorical
+
+
+def bagged(table, ids, sizes):
+    """Vectors [n, 5, E]: EmbeddingBag skips id 0, and divides a mean by the number of the others."""
+    offsets = slot_offsets(sizes).tolist()
+    parts = [embedding(ids[:, place], table[offsets[place] :])[:, None] for place in (0, 1)]
+    for start, stop, mode in LISTS:
+        of_slot = table[offsets[SLOTS[start]] :]
+        parts.append(embedding_bag(ids[:, start:stop], of_slot, mode=mode, padding_idx=0)[:, None])
+    return torch.cat(parts, dim=1)
+
+
+@pytest.fixture
+def initial(tmp_path):
+    """Fresh weights, also in the rows of padding, which nothing may look at."""
+    sizes = workflow_of().slot_sizes
+    write_initial(tmp_path / "initial", CONFIG, sizes, click_rate=0.3, seed=1)
+    weights = open_model(tmp_path / "initial", sizes).weights
+    network = build_network(CONFIG)
+    load_dense(network, weights.dense)
+    return network, torch.tensor(weights.table)
+
+
+def test_ids_are_those_of_the_places_slots_and_padding_where_nothing_is():
+    found = workflow_of().encode_categorical(np.array([[-1, 10, 20, -1, 77, 50, -1, 60, -1, -1]]))
+    assert found.tolist() == [[1, FIRST_ID + 1, FIRST_ID + 2, 0, 2, FIRST_ID + 5, 0, FIRST_ID + 6, 0, 0]]
+    found = workflow_of(("user", "tags")).encode_categorical(np.full((1, 10), 10))
+    assert found.tolist() == [[1, *[FIRST_ID + 1] * 5, 0, 0, 0, FIRST_ID + 1]]
+
+
+def test_a_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
+    network, table = initial
+    workflow, (dense, categorical) = workflow_of(), raw_rows()
+    sizes, ids = workflow.slot_sizes, workflow.encode_categorical(categorical)
+    labels = (np.random.default_rng(3).random(len(ids)) < 0.3).astype(np.float32)
+    table.requires_grad_()
+    logits = network(torch.tensor(dense), bagged(table, torch.tensor(ids), sizes))
+    loss = binary_cross_entropy_with_logits(logits, torch.tensor(labels))
+    expected = torch.autograd.grad(loss, [table, *network.parameters()])
+    rows = Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
+    engine = make_engine("pytorch", CONFIG, sizes, settings=SETTINGS, scratch=tmp_path, features=FEATURES)
+    with closing(engine):
+        engine.restore(tmp_path / "initial")
+        np.testing.assert_allclose(engine.score(rows), torch.sigmoid(logits).detach(), atol=1e-6)
+        seen = engine.learn(rows, np.arange(len(rows)), batch_size=len(rows), seed=0)
+        engine.save(tmp_path / "after")
+    assert seen == pytest.approx(loss.item(), abs=1e-6)
+    before, after = (open_model(tmp_path / name, sizes) for name in ("initial", "after"))
+    # The first moment after one step tells the gradient.
+    first = after.moments[0]
+    scale = 1 - SETTINGS.beta1
+    np.testing.assert_allclose(first.table / scale, expected[0], atol=1e-7)
+    for (name, _), gradient in zip(network.named_parameters(), expected[1:]):
+        np.testing.assert_allclose(first.dense[name] / scale, gradient, atol=1e-6)
+    padding = slot_offsets(sizes)
+    np.testing.assert_array_equal(after.weights.table[padding], before.weights.table[padding])
+
+
+@pytest.mark.parametrize("excluded", [(), ("tags",), ("item", "last")], ids=["all learnt", "own table", "shared table"])
+def test_the_graph_scores_as_embedding_bags_do(initial, excluded):
+    network, _ = initial
+    workflow, (dense, categorical) = workflow_of(excluded), raw_rows()
+    table = torch.randn((sum(workflow.slot_sizes), 4), generator=torch.Generator().manual_seed(1))
+    ids = torch.tensor(workflow.encode_categorical(categorical))
+    with torch.no_grad():
+        values = torch.tensor(workflow.encode_dense(dense))
+        expected = torch.sigmoid(network(values, bagged(table, ids, workflow.slot_sizes)))
+    session = open_built(workflow, table.numpy(), onnx.load_from_string(export_onnx(network, CONFIG)))
+    (found,) = run_graph(session, dense, categorical)
+    assert expected.std() > 0.01
+    np.testing.assert_allclose(found[:, 0], expected, rtol=0, atol=1e-6)
+    one_by_one = [run_graph(session, dense[i : i + 1], categorical[i : i + 1])[0][0, 0] for i in range(40)]
+    np.testing.assert_allclose(one_by_one, found[:40, 0], rtol=0, atol=1e-6)
+
+
+def test_hugectr_and_tables_of_other_sizes_are_refused(tmp_path):
+    asked = {"settings": SETTINGS, "scratch": tmp_path, "features": FEATURES}
+    with pytest.raises(ContractError, match=r"lists are \['last', 'tags', 'words'\], expected none with backend huge"):
+        make_engine("hugectr", CONFIG, [5] * 4, **asked)
+    with pytest.raises(ContractError, match="slot sizes are .*, expected 4 of at least 1"):
+        make_engine("pytorch", CONFIG, [5] * 5, **asked)
+
+
+def test_lists_without_room_or_with_a_table_that_is_none_are_refused():
+    with pytest.raises(ContractError, match="max is 0, expected at least 1"):
+        ListOptions(max=0)
+    with pytest.raises(ContractError, match="table of last is 'tags', expected a categorical feature"):
+        Features(numeric=(), categorical=(), lists=("last", "tags"), list_options={"last": ListOptions(table="tags")})
