@@ -57,10 +57,12 @@ environments: python
 	  echo "error: environment $* could not be built, see .venvs/$*.log" >&2; exit 1; }
 	@touch $@
 
-# DATA=<file or folder> takes your own Criteo rows instead of the simulated ones. LOG=pubsub keeps the records in Google's
+# DATA=<file or folder> takes your own rows instead of the simulated ones, RECOMMENDER=<file> says what their columns are
+# (without it Criteo's are known, and others drafted). LOG=pubsub keeps the records in Google's
 # Pub/Sub emulator (where the Cloud SDK has it), LOG=kafka in librdkafka's mock cluster, instead of a SQLite file.
 demo: environments
-	@exec $(DRIVER) -m pipelines demo $(if $(DATA),--data "$(DATA)") $(if $(LOG),--log "$(LOG)") $(DEMO_FLAGS)
+	@exec $(DRIVER) -m pipelines demo $(if $(DATA),--data "$(DATA)") \
+	  $(if $(RECOMMENDER),--recommender "$(RECOMMENDER)") $(if $(LOG),--log "$(LOG)") $(DEMO_FLAGS)
 
 test: environments
 	@exec $(DRIVER) -m tests.everywhere $(TEST_FLAGS)

@@ -85,7 +85,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_demo(commands: Any) -> None:
     demo = commands.add_parser("demo", help="turn the whole loop once on this machine")
-    demo.add_argument("--data", type=Path, help="Criteo file or folder to use instead of simulated clicks")
+    demo.add_argument(
+        "--data", type=Path, help="your own file of rows, or a folder of them, instead of simulated clicks"
+    )
+    demo.add_argument(
+        "--recommender",
+        type=Path,
+        help="with --data: file that describes the rows (default: Criteo's where they are Criteo's, else a draft)",
+    )
     demo.add_argument("--folder", type=Path, default=Path("build/demo"), help="where everything is written")
     demo.add_argument("--rows", type=int, default=400_000, help="rows of the first lake, or most rows read of --data")
     demo.add_argument("--seed", type=int, default=7, help="seed of the simulated world")
@@ -97,7 +104,8 @@ def _add_demo(commands: Any) -> None:
     demo.add_argument(
         "--drift-columns",
         default="",
-        help="with --data: category columns whose values are permuted, comma-separated (default: the short ones)",
+        help="with --data: columns whose values change their meaning, comma-separated (default: the numeric ones and "
+        "those of few categories)",
     )
 
 
@@ -229,6 +237,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
     settings = DemoSettings(
         folder=arguments.folder.resolve(),
         data=arguments.data.resolve() if arguments.data else None,
+        recommender=arguments.recommender.resolve() if arguments.recommender else None,
         rows=arguments.rows,
         seed=arguments.seed,
         log=arguments.log,

@@ -142,7 +142,7 @@ class RawDataset(Manifest):
     """Newest row that the model of this round will have learned, late and replayed rows aside: of `train_uri`, or of
     the parent's rows where those are newer. Every row held out is newer, and is in the next round's window."""
     train_uri: str
-    """Folder of Parquet files in the raw schema (`contracts.criteo.RAW_TYPES`), in time order of file names: the late
+    """Folder of Parquet files in the raw schema (`contracts.raw_rows.raw_types`), in time order of file names: the late
     rows, then those of the window."""
     holdout_uri: str
     """Folder of the newest rows, kept from training; same schema. Neither the candidate nor its parent nor the champion

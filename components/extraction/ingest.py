@@ -33,7 +33,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.features import Features
 from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, LABEL, REQUEST_ID, ROW
 from components.contracts.recommender import Recommender
@@ -98,17 +97,18 @@ class IngestSettings:
 
 
 def ingest(
-    files: list[Path], recommender: Recommender, *, lake: str, replay: Path, settings: IngestSettings
+    files: list[Path], recommender: Recommender, *, lake: str, replay: Path | None, settings: IngestSettings
 ) -> dict[str, int]:
     """Ingests the files in order and returns counts: rows, lake_rows, replay_rows, malformed, duplicates, clicks.
 
-    Malformed rows are kept in `<replay>.malformed_rows.jsonl`, which exists only if there are any.
+    Malformed rows are kept in `<replay>.malformed_rows.jsonl`, without a replay file in `ingest.malformed_rows.jsonl`
+    in the current folder; it exists only if there are any.
 
     Args:
         files: A user's files, in the order of their rows.
         recommender: Whose rows they are, and what the files call columns.
         lake: `gs://bucket/prefix`, `file:///folder` or an absolute path; a folder is created if absent.
-        replay: Parquet file for the rows that do not go to the lake.
+        replay: Parquet file for the rows that do not go to the lake; None where all of them do.
         settings: What becomes of the rows.
 
     Raises:
@@ -117,12 +117,16 @@ def ingest(
         TemporaryError: the bucket cannot be reached.
         PermanentError: no permission, no bucket, or no room.
     """
-    source = name_of(files)
+    if replay is None and settings.lake_fraction < 1:
+        raise ContractError(
+            f"lake_fraction is {settings.lake_fraction} without a replay file, expected one for the other rows"
+        )
+    source, place = name_of(files), replay or Path("ingest")
     objects = open_objects(lake)
     objects.list(_PARTITION)  # fails here and not after hours of reading if there is no bucket or no permission
-    replay.parent.mkdir(parents=True, exist_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
     # Beside the replay file, so that finished files are moved by a rename; its dot hides it from readers.
-    with tempfile.TemporaryDirectory(prefix=".ingest.", dir=replay.parent, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix=".ingest.", dir=place.parent, ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
         malformed_file = scratch / "malformed_rows.jsonl"
         with MalformedRows(malformed_file, max_fraction=settings.max_malformed_fraction) as malformed:
@@ -144,8 +148,9 @@ def ingest(
             num_sorted = _write_days(rows, num_lake, days=scratch / "days", source=source, replay=replay_file)
         num_lake = min(num_lake, num_sorted)
         _publish_days(objects, scratch / "days", source)
-        _publish_file(scratch / "replay", replay)
-        final_malformed = replay.with_name(f"{replay.name}.malformed_rows.jsonl")
+        if replay is not None:
+            _publish_file(scratch / "replay", replay)
+        final_malformed = place.with_name(f"{place.name}.malformed_rows.jsonl")
         final_malformed.unlink(missing_ok=True)
         if malformed_file.exists():
             _publish_file(malformed_file, final_malformed)
@@ -426,20 +431,16 @@ def _publish_file(path: Path, final: Path) -> None:
 
 def add_store_flag(parser: argparse.ArgumentParser) -> None:
     """Adds the flag that says whose rows a person's files hold; see `recommender_of`."""
-    parser.add_argument(
-        "--store",
-        default="",
-        help="model store whose newest recommender describes the files (default: Criteo's)",
-    )
+    parser.add_argument("--store", required=True, help="model store whose newest recommender describes the files")
 
 
 def recommender_of(store: str) -> Recommender:
-    """The newest that was accepted into the store; Criteo's where `store` is empty.
+    """The newest that was accepted into the store.
 
     Raises:
         ContractError: nobody accepted one there.
     """
-    return accepted(typed_folder(store, "--store"), CURRENT) if store else CRITEO_RECOMMENDER
+    return accepted(typed_folder(store, "--store"), CURRENT)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -463,14 +464,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--days", type=int, default=None, help="whole days over which the rows spread; with --last-day")
     parser.add_argument("--max-rows", type=int, default=None, help="rows taken from the beginning; default: all")
     parser.add_argument(
-        "--lake-fraction", required=True, type=float, help="share of the rows, the earlier ones, to lake"
+        "--lake-fraction", type=float, default=1.0, help="share of the rows, the earlier ones, to lake (default: all)"
     )
-    parser.add_argument("--replay", required=True, type=Path, help="Parquet file for the other rows")
+    parser.add_argument("--replay", type=Path, help="Parquet file for the other rows, where there are some")
     parser.add_argument(
         "--max-malformed-fraction",
         type=float,
         default=ExtractionSettings.max_malformed_fraction,
-        help="share of a file's rows that may be malformed; they are kept in <replay>.malformed_rows.jsonl",
+        help="share of a file's rows that may be malformed; they are kept in <replay>.malformed_rows.jsonl, or "
+        "ingest.malformed_rows.jsonl in the current folder",
     )
     return parser
 

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from components.contracts.recommender import Recommender
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.people import whoami
@@ -34,7 +35,16 @@ from components.store import promotion_journal
 from components.store.recommenders import accept
 from components.store.runs import StepNote, read_notes
 from pipelines.local.log_server import check_log, start_log
-from pipelines.local.plan import DemoPlan, DemoSettings, Services, plan_for_data, plan_for_world, read_verdicts
+from pipelines.local.plan import (
+    DemoPlan,
+    DemoSettings,
+    Services,
+    columns_to_change,
+    describe_data,
+    plan_for_data,
+    plan_for_world,
+    read_verdicts,
+)
 from pipelines.local.report import write_report
 from pipelines.local.runner import LocalFolders
 from pipelines.local.stack import DIRECT, LOOPBACK, JsonLines, ProcessDied, Stack, last_word, printed_json
@@ -53,6 +63,7 @@ from pipelines.local.summary import (
 )
 from pipelines.local.triton import TritonServer
 from pipelines.recommender import check_settings
+from pipelines.recommender_file.form import read_recommender
 
 PUBLISH_SECONDS = 2.0
 """How long after a line of traffic the records it counts may still be on their way into the log."""
@@ -258,7 +269,7 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
         services = Services(settings=settings, plan=plan, folders=folders, triton_url=triton.grpc_url, log=log)
         demo = Demo(services=services, screen=screen, stack=stack, triton=triton)
         with screen.stage("compile", "accept the recommender, compile the pipeline"):
-            _accept_recommender(services)
+            _accept(folders, plan.recommender(), why="the demo's sizes")
             _compile_pipeline(services.package)
         with screen.stage("first_run", "first model through the pipeline"):
             _first_run(demo)
@@ -301,9 +312,13 @@ def check_data(settings: DemoSettings) -> None:
     """Refuses data that is not there, or that cleaning the demo's folder would remove."""
     data = settings.data
     if data is None:
+        if settings.recommender is not None:
+            raise ContractError(
+                f"--recommender is {settings.recommender} without --data, expected it with your own rows"
+            )
         return
     if not data.exists():
-        raise ContractError(f"{data} does not exist, expected a Criteo file or a folder of them")
+        raise ContractError(f"{data} does not exist, expected a file of rows or a folder of them")
     if data == settings.folder or settings.folder in data.parents:
         raise ContractError(f"{data} lies in {settings.folder}, which the demo empties, expected it elsewhere")
 
@@ -351,8 +366,13 @@ def prepare_lake(settings: DemoSettings, folders: LocalFolders, *, screen: Scree
         _printed(stack, "drift", drift)
         screen.print(f"  {made['rows']:,} simulated rows over 4 days, {made['clicks'] / made['rows']:.1%} clicks")
         return plan_for_world(settings)
+    base, assumed = _describe(settings, settings.data)
+    for sentence in assumed:
+        screen.print(f"  {sentence}")
+    _accept(folders, base, why="describes the demo's rows")
+    replay = root / "replay.parquet"
     ingest = ["components.extraction.ingest", *lake, "--data", str(settings.data), "--max-rows", str(settings.rows)]
-    ingest += ["--lake-fraction", "0.6", "--replay", str(root / "replay.parquet")]
+    ingest += ["--store", str(folders.store), "--lake-fraction", "0.6", "--replay", str(replay)]
     made = _printed(stack, "ingest", ingest)
     screen.print(
         f"  {made['lake_rows']:,} rows to learn from, the {made['replay_rows']:,} after them to replay, "
@@ -360,9 +380,21 @@ def prepare_lake(settings: DemoSettings, folders: LocalFolders, *, screen: Scree
     )
     if made["passed_over"]:
         screen.print(f"  passed over, as no click logs: {', '.join(made['passed_over'])}")
-    plan = plan_for_data(settings, replay_rows=made["replay_rows"], lake_rows=made["lake_rows"], clicks=made["clicks"])
-    screen.print(f"  drift will permute the values of {', '.join(plan.drift_columns)}")
+    rows = {name: made[name] for name in ("replay_rows", "lake_rows", "clicks")}
+    plan = plan_for_data(settings, base, **rows)
+    if not plan.drift_columns:
+        plan = replace(plan, drift_columns=columns_to_change(replay, base.features))
+    screen.print(f"  drift will change what the values of {', '.join(plan.drift_columns)} mean")
     return plan
+
+
+def _describe(settings: DemoSettings, data: Path) -> tuple[Recommender, list[str]]:
+    """The recommender of the rows, and what the demo assumes of them."""
+    order = "the rows are taken in their order, and spread over the last four days whatever times they have"
+    if settings.recommender is not None:
+        return read_recommender(settings.recommender), [order]
+    base, assumed = describe_data(data, settings.folder / "recommender.yaml")
+    return base, [*assumed, order]
 
 
 def _printed(stack: Stack, name: str, module: list[str]) -> dict[str, Any]:
@@ -372,11 +404,9 @@ def _printed(stack: Stack, name: str, module: list[str]) -> dict[str, Any]:
     return found
 
 
-def _accept_recommender(services: Services) -> None:
-    recommender = services.plan.recommender()
+def _accept(folders: LocalFolders, recommender: Recommender, *, why: str) -> None:
     check_settings(recommender)
-    now = datetime.now(timezone.utc)
-    accept(services.folders.store, recommender, who=whoami(), why="the demo's sizes", now=now)
+    accept(folders.store, recommender, who=whoami(), why=why, now=datetime.now(timezone.utc))
 
 
 def _compile_pipeline(package: Path) -> None:

@@ -12,18 +12,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from components.contracts.features import Features
 from components.contracts.manifests import Verdict
-from components.contracts.recommender import Recommender
+from components.contracts.raw_rows import LABEL
+from components.contracts.recommender import Recommender, nearest
+from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 from pipelines.local.environments import REPOSITORY
 from pipelines.local.log_server import LogPlace, sqlite_log
 from pipelines.local.runner import LocalFolders
+from pipelines.recommender_file.draft import CATEGORICAL, LEFT_OUT, NUMERIC, draft, guess_roles, recommender_name
 from pipelines.recommender_file.form import read_recommender
+from pipelines.recommender_file.sample import read_sample
 
 CRITEO_FILE = REPOSITORY / "examples" / "criteo" / "recommender.yaml"
-"""What the demo's recommender is made of."""
-LOW_CARDINALITY_COLUMNS = ("C2", "C5", "C6", "C8", "C9", "C14", "C17", "C20", "C22", "C23", "C25")
-"""Criteo's columns with few values: what a permutation breaks, a short window can learn again."""
+"""Describes the simulated rows, and a user's own where they are Criteo's."""
+DRAFTED_FORMS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
+"""Ends of the names of files in a folder that a draft is made from."""
+MAX_CHANGED_VALUES, MIN_ROWS_PER_VALUE = 1000, 20
+"""A category column of few values, which are there often: what a permutation breaks, a short window can learn again."""
 
 NOTIFY_ONLY = "data_drift"
 POLICIES = ("sequential", NOTIFY_ONLY)
@@ -40,14 +50,16 @@ class DemoSettings:
     folder: Path
     """Where everything is written; an earlier demo's content is removed."""
     data: Path | None = None
-    """Criteo file or folder; None = simulated clicks."""
+    """A user's file of rows or folder of them; None = simulated clicks."""
+    recommender: Path | None = None
+    """File that describes the data; None = Criteo's where the rows are Criteo's, else drafted from them."""
     rows: int = 400_000
     """Rows of the simulated lake, or most rows read of `data`."""
     seed: int = 7
     log: str = "sqlite"
     """Kind of the record log, see `log_server.LOG_KINDS`."""
     drift_columns: tuple[str, ...] = ()
-    """With `data`: columns whose values are permuted; empty = `LOW_CARDINALITY_COLUMNS`."""
+    """With `data`: columns whose values change (`inference_client.traffic`); empty = `columns_to_change`."""
     training_threads: int = 2
 
 
@@ -55,6 +67,8 @@ class DemoSettings:
 class DemoPlan:
     """Sizes of one demo."""
 
+    base: Recommender
+    """What the demo's recommender is made of."""
     rate: float
     """Rows per second of traffic."""
     rows_per_request: int
@@ -76,17 +90,18 @@ class DemoPlan:
     """Fewest rows of a bucket that is judged; a smaller one joins the next."""
     drift_columns: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
-    """By path, what the demo's recommender has beside the monitor's."""
+    """By path, what the demo's recommender has beside the monitor's, where its base names no other."""
 
     def recommender(self) -> Recommender:
         """The description that the demo accepts into its store.
 
         Releases need a pass, because the demo has nobody who steps a canary.
         """
-        return read_recommender(CRITEO_FILE).with_settings(
+        named = {f"{section}.{name}" for section, values in self.base.settings.items() for name in values}
+        return self.base.with_settings(
             {
                 "release.rollout": "full",
-                **self.settings,
+                **{path: value for path, value in self.settings.items() if path not in named},
                 "monitor.window_rows": self.window_rows,
                 "monitor.min_clicks": self.min_clicks,
                 "monitor.min_rows_since_breach": self.min_rows_since_breach,
@@ -113,6 +128,7 @@ def plan_for_world(settings: DemoSettings) -> DemoPlan:
     # A model of fewer rows knows less, and a shorter window is enough to see it fail.
     window = max(8_000, min(20_000, settings.rows // 20))
     return DemoPlan(
+        base=read_recommender(CRITEO_FILE),
         rate=2000,
         rows_per_request=64,
         window_rows=window,
@@ -123,7 +139,9 @@ def plan_for_world(settings: DemoSettings) -> DemoPlan:
     )
 
 
-def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int, clicks: int) -> DemoPlan:
+def plan_for_data(
+    settings: DemoSettings, base: Recommender, *, replay_rows: int, lake_rows: int, clicks: int
+) -> DemoPlan:
     """Sizes for a file's rows: the replay lasts at most two minutes, whatever their number.
 
     A sixth of the rows fills the baseline's window, a quarter passes until the decision, another sixth fills the new
@@ -132,8 +150,11 @@ def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int, c
 
     Raises:
         ContractError: the file holds too few rows to hold some out, learn from others and replay the rest; or rows of
-            one label alone.
+            one label alone; or a column that is to change is no feature.
     """
+    for name in settings.drift_columns:
+        if name not in base.features.names:
+            raise ContractError(f"drift column {name!r} is no feature{nearest(name, base.features.names)}")
     rows = lake_rows + replay_rows
     if rows < MIN_DATA_ROWS:
         raise ContractError(f"the data holds {rows} rows, expected at least {MIN_DATA_ROWS:,}")
@@ -142,6 +163,7 @@ def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int, c
     window = max(200, min(20_000, replay_rows // 6))
     rate = min(2000.0, replay_rows / min(110.0, 50 + replay_rows / 200))
     return DemoPlan(
+        base=base,
         rate=rate,
         rows_per_request=int(max(1, min(64, rate // 8))),
         window_rows=window,
@@ -149,7 +171,7 @@ def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int, c
         min_rows_since_breach=window,
         archive_roll_rows=max(500, window),
         drift_min_rows=max(200, min(2_000, window // 4)),
-        drift_columns=settings.drift_columns or LOW_CARDINALITY_COLUMNS,
+        drift_columns=settings.drift_columns,
         settings={
             "gate.min_auc": 0.55,
             "training.seed": settings.seed,
@@ -157,6 +179,52 @@ def plan_for_data(settings: DemoSettings, *, replay_rows: int, lake_rows: int, c
             "extraction.holdout_fraction": 0.1 if lake_rows > 20_000 else 0.2,
         },
     )
+
+
+def describe_data(data: Path, draft_to: Path) -> tuple[Recommender, list[str]]:
+    """The recommender of a user's rows that no file describes, and sentences that say what was assumed.
+
+    Args:
+        data: A file of rows, or a folder of them, whose first file speaks for all.
+        draft_to: Where the draft is written.
+
+    Raises:
+        ContractError: the rows have no column that can be the label, or none of a kind of features.
+    """
+    criteo = read_recommender(CRITEO_FILE)
+    files = sorted(path for path in data.iterdir() if path.name.endswith(DRAFTED_FORMS)) if data.is_dir() else [data]
+    if not files:
+        return criteo, [f"the rows are taken for Criteo's: {data} holds no {', '.join(DRAFTED_FORMS)}"]
+    try:
+        sample = read_sample(files[0])
+    except ContractError as error:
+        return criteo, [f"the rows are taken for Criteo's: {error}"]
+    if {name.lower() for name in criteo.features.names} <= {column.name.lower() for column in sample.columns}:
+        return criteo, ["the rows have Criteo's columns"]
+    roles: dict[str, list[str]] = {}
+    for column, guess in guess_roles(sample.columns):
+        roles.setdefault(guess.role, []).append(
+            f"{column.name} ({guess.why})" if guess.role == LEFT_OUT else column.name
+        )
+    if lacking := [role for role in (LABEL, NUMERIC, CATEGORICAL) if role not in roles]:
+        raise ContractError(
+            f"{files[0]} has no column that looks like {' or '.join(lacking)}, expected one of each: describe its "
+            f"columns in a file (`evergreen recommender init {files[0]}` drafts it) and give it by --recommender"
+        )
+    write_whole(draft_to, draft(sample, name=recommender_name(data.name.partition(".")[0])))
+    said = [f"{role}: {', '.join(names)}" for role, names in roles.items()]
+    return read_recommender(draft_to), [
+        f"{draft_to} is drafted from the rows; correct it, and give it by --recommender",
+        *said,
+    ]
+
+
+def columns_to_change(replay: Path, features: Features) -> tuple[str, ...]:
+    """The numeric features and the category columns of few values; all where there are none."""
+    table = pq.read_table(replay, columns=list(features.categorical))
+    most = min(MAX_CHANGED_VALUES, table.num_rows // MIN_ROWS_PER_VALUE)
+    few = [name for name in features.categorical if pc.count_distinct(table[name]).as_py() <= most]
+    return (*features.numeric, *few) or features.names
 
 
 @dataclass(frozen=True, kw_only=True)

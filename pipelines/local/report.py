@@ -125,7 +125,10 @@ def headline_sentence(summary: DemoSummary) -> str:
 def _describe_drift(drift: Mapping[str, Any]) -> str:
     columns = ", ".join(drift.get("columns", ()))
     if drift.get("kind") == "permutation":
-        return f"Drift: the values of {columns} change places, at random (seed {drift['seed']})."
+        return (
+            f"Drift: the values of {columns} change places: categories at random (seed {drift['seed']}), numbers with "
+            "those on the other side of the median."
+        )
     new = ", ".join(drift.get("new_category_columns", ()))
     return f"Drift: what the values of {columns} mean rotates; new values appear in {new}." if columns else ""
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +140,31 @@ def write_kaggle() -> Callable[[Path, int], Path]:
                 categories = ["" if value < 0 else f"{value:08x}" for value in drawn.categorical[number].tolist()]
                 label = str(int(drawn.label[number]))
                 file.write(",".join([str(number), label, *integers, *categories]) + "\n")
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def write_clicks() -> Callable[[Path, int], Path]:
+    """Writes so many rows of a shop as CSV; items whose number is a multiple of 3, and low prices, are clicked more."""
+
+    def write(path: Path, rows: int) -> Path:
+        draw = random.Random(3)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "w", newline="") as file:
+            out = csv.writer(file)
+            out.writerow(["ts", "impression", "clicked", "price", "age", "item", "shop"])
+            for at in range(rows):
+                item, price, time = (
+                    draw.randrange(60),
+                    draw.random(),
+                    datetime(2026, 11, 1) + timedelta(seconds=30 * at),
+                )
+                rate = 0.05 + 0.35 * (item % 3 == 0) + 0.35 * (price < 0.3)
+                shown = [time.isoformat(), f"q{at // 5}", int(draw.random() < rate)]
+                price_text = "" if at % 9 == 0 else f"{100 * price:.2f}"
+                out.writerow([*shown, price_text, draw.randrange(-9, 90), f"item {item}", draw.randrange(5)])
         return path
 
     return write

@@ -1,4 +1,4 @@
-"""The demo on a user's own Criteo file: few rows run and say how uncertain they are; no data is one clear line."""
+"""The demo on a user's own file: few rows run and say how uncertain they are; no data is one clear line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import gzip
 import json
 
 import pytest
+
+from pipelines.recommender_file.form import read_recommender
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +37,32 @@ def test_few_thousand_rows_say_how_uncertain_they_are_everywhere(few_rows):
     assert "What these rows are too few to tell" in (folder / "report.html").read_text()
 
 
+def test_the_loop_turns_on_a_csv_of_other_columns_that_nobody_described(tmp_path, write_clicks, run_to_end):
+    folder, data = tmp_path / "a demo", write_clicks(tmp_path / "in put" / "my clicks.csv", 60_000)
+    ended = run_to_end(["demo", "--data", str(data), "--folder", str(folder)], output=tmp_path / "screen.log")
+    assert ended.code == 0, ended.output
+    assert "recommender.yaml is drafted from the rows" in ended.output
+    assert "left out" not in ended.output
+    drafted = read_recommender(folder / "recommender.yaml")
+    assert (drafted.name, drafted.features.names) == ("my_clicks", ("price", "age", "item", "shop"))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["drift"]["columns"] == ["price", "age", "item", "shop"]
+    assert summary["requests"]["failed"] == 0
+    assert summary["records"]["archived"] == summary["records"]["published"] > 0
+    assert [(each["version"], each["gate"]) for each in summary["versions"]] == [(1, "pass"), (2, "pass")]
+    # On a machine that does much else the rows may run out before the new version is measured.
+    assert summary["auc"]["at_detection"] < 0.5 < summary["auc"]["threshold"] < summary["auc"]["baseline"]
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda folder, kaggle: folder / "absent.csv", "does not exist"),
         (lambda folder, kaggle: folder, "holds no file of rows"),
+        (
+            lambda folder, kaggle: _written(folder / "rows.csv", "price,item\n" + "0.5,1\n1.5,2\n" * 600),
+            "rows.csv has no column that looks like label, expected one of each",
+        ),
         (lambda folder, kaggle: _written(folder / "letter.csv", "Dear all,\nno clicks today.\n"), "is no Criteo file"),
         (lambda folder, kaggle: kaggle(folder / "train.csv", 200), "holds 200 rows, expected at least 1,000"),
         (
@@ -51,7 +74,7 @@ def test_few_thousand_rows_say_how_uncertain_they_are_everywhere(few_rows):
             "train.csv.gz begins with the 1,000 rows",
         ),
     ],
-    ids=["absent", "empty folder", "a letter", "200 rows", "no clicks", "one file twice"],
+    ids=["absent", "empty folder", "no label", "a letter", "200 rows", "no clicks", "one file twice"],
 )
 def test_unusable_data_is_one_clear_line(tmp_path, run_to_end, write_kaggle, make, words):
     data = tmp_path / "in put"

@@ -1,37 +1,15 @@
 """A click log that is not Criteo's, from CSV to a published model: one file describes it, without a line of code."""
 
-import csv
 import io
 import pickle
 import pickletools
-import random
 import struct
 import zipfile
-from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
 
 from components.contracts.manifests import Model
-
-
-@pytest.fixture
-def clicks(tmp_path):
-    """6,000 rows of a shop; an item whose number is a multiple of 3 is clicked four times as often as another."""
-    draw = random.Random(1)
-    with open(tmp_path / "clicks.csv", "w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["ts", "impression", "clicked", "price", "age", "item", "shop"])
-        for at in range(6000):
-            item = draw.randrange(50)
-            clicked = int(draw.random() < (0.4 if item % 3 == 0 else 0.1))
-            price = "" if at % 9 == 0 else round(100 * draw.random(), 2)
-            time = datetime(2026, 11, 1) + timedelta(seconds=30 * at)
-            rows.writerow(
-                [time.isoformat(), f"q{at // 5}", clicked, price, draw.randrange(-9, 90), f"item {item}", at % 5]
-            )
-    return tmp_path / "clicks.csv"
-
 
 INDICATED = "{indicator: true, transform: [clip(0..90), minmax]}"
 
@@ -64,17 +42,17 @@ def test_a_pickle_is_told_from_what_the_pipeline_writes(protocol):
     assert not any(map(is_pickle, (b"", b".", b'{"a": 1}\n', b"PAR1 and more", bytes(range(256)))))
 
 
-def test_a_drafted_file_takes_a_csv_of_other_columns_to_a_model_that_learned_them(clicks, tmp_path, run_to_end):
+def test_a_drafted_file_takes_a_csv_of_other_columns_to_a_model_that_learned_them(write_clicks, tmp_path, run_to_end):
+    clicks = write_clicks(tmp_path / "clicks.csv", 6000)
     folder, draft = tmp_path / "a folder", tmp_path / "shop.yaml"
     store, lake, package = folder / "store", folder / "lake", tmp_path / "pipeline.yaml"
     store.mkdir(parents=True)
-    ingest = ["ingest", "--store", str(store), "--data", str(clicks), "--lake", str(lake)]
     for number, words in enumerate(
         (
             ["recommender", "init", str(clicks), "--output", str(draft)],
             ["recommender", "check", str(draft)],
             ["recommender", "accept", str(draft), "--store", str(store), "--why", "the first"],
-            [*ingest, "--lake-fraction", "1.0", "--replay", str(folder / "replay.parquet")],
+            ["ingest", "--store", str(store), "--data", str(clicks), "--lake", str(lake)],
             ["compile", "--output", str(package)],
             ["run", "--package", str(package), "--folder", str(folder), "--set", "gate.min_auc=0.55"],
         )

@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.runtime.errors import ContractError
 from pipelines.local.demo import start_clean
-from pipelines.local.plan import DemoSettings, plan_for_data
+from pipelines.local.plan import DemoSettings, describe_data, plan_for_data
+from pipelines.recommender_file.form import read_recommender
 
 
 def test_a_second_demo_in_the_folder_is_refused_and_the_firsts_files_stay(tmp_path):
@@ -49,4 +51,40 @@ def test_a_folder_of_somebody_elses_is_refused_and_kept(tmp_path):
 def test_labels_of_one_class_are_refused_before_anything_is_trained(tmp_path, clicks, said):
     made = {"replay_rows": 1600, "lake_rows": 2400, "clicks": clicks}
     with pytest.raises(ContractError, match=said):
-        plan_for_data(DemoSettings(folder=tmp_path), **json.loads(json.dumps(made)))
+        plan_for_data(DemoSettings(folder=tmp_path), CRITEO_RECOMMENDER, **json.loads(json.dumps(made)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "train.csv",
+            ",".join(["id", "label", *map(str.lower, CRITEO_RECOMMENDER.features.names)]) + "\n" + "1," * 40 + "1\n",
+            "have",
+        ),
+        ("day_0.tsv", "0\t1\t" + "5\t" * 12 + "68fd1e64\t" * 25 + "68fd1e64\n", "are taken for Criteo's: "),
+        ("readme.md", "No rows.", "are taken for Criteo's: "),
+    ],
+)
+def test_criteos_rows_are_known_and_not_drafted(tmp_path, name, text, said):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).write_text(text)
+    found, (sentence,) = describe_data(tmp_path / "data", tmp_path / "draft.yaml")
+    assert found == CRITEO_RECOMMENDER
+    assert sentence.startswith(f"the rows {said}")
+    assert not (tmp_path / "draft.yaml").exists()
+
+
+def test_other_rows_are_drafted_with_what_is_assumed_of_each_column(tmp_path):
+    lines = [f"{at % 2},{at / 8},{at % 5},2026-01-0{1 + at % 3},x" for at in range(100)]
+    (tmp_path / "shop.csv").write_text("\n".join(["seen,price,item,day,note", *lines]))
+    found, said = describe_data(tmp_path / "shop.csv", tmp_path / "draft.yaml")
+    assert found == read_recommender(tmp_path / "draft.yaml")
+    assert (found.name, found.data.label, found.features.names) == ("shop", "seen", ("price", "item"))
+    assert "left out: note (it says nothing, being the same in all rows)" in said
+
+
+def test_rows_that_no_draft_can_describe_are_refused_with_what_is_missing(tmp_path):
+    (tmp_path / "shop.csv").write_text("clicked,price\n" + "1,0.5\n0,1.5\n" * 50)
+    with pytest.raises(ContractError, match="no column that looks like categorical, expected .*recommender init"):
+        describe_data(tmp_path / "shop.csv", tmp_path / "draft.yaml")

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.contracts.criteo import CRITEO
+from components.contracts.features import Features
 from components.contracts.raw_rows import LABEL
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import (
@@ -39,6 +40,11 @@ INTEGER_PATTERN = r"^-?[0-9]{1,18}(\.0*)?$"
 HEX_PATTERN = r"^[0-9a-fA-F]{1,8}$"
 """A category as text."""
 _SCHEMA = raw_schema(CRITEO)
+
+
+def are_its(features: Features) -> bool:
+    """Whether these are Criteo's features, for which alone its forms are read."""
+    return features == CRITEO
 
 
 def text_file(path: Path, lines: list[str]) -> TextFile | None:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from components.contracts.criteo import CRITEO
 from components.contracts.raw_rows import EVENT_TIME, SERVED_BY, ColumnNames, is_visible, raw_types
 from components.contracts.recommender import Recommender
 from components.extraction.malformed_rows import MalformedRows
@@ -124,12 +123,12 @@ def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True)
     layout = text_layout(lines[0], recommender)
     if layout is not None and not _is_criteos(layout.fields, recommender):
         return text_file(path, layout, recommender, with_keys=with_keys)
-    if recommender.features == CRITEO and (reader := criteo.text_file(path, lines)):
+    if criteo.are_its(recommender.features) and (reader := criteo.text_file(path, lines)):
         return reader
     found = (
         f"its first line has {lines[0].count(chr(9)) + 1} tab-separated and {lines[0].count(',') + 1} comma-separated"
     )
-    if recommender.features == CRITEO:
+    if criteo.are_its(recommender.features):
         raise ContractError(
             f"{path} is no Criteo file: {found} columns, expected {criteo.NUM_TSV_FIELDS} (label, 13 integers, "
             "26 categories), a header with Label, or Parquet"
@@ -147,7 +146,7 @@ def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True)
 
 def _is_criteos(names: Sequence[str], recommender: Recommender) -> bool:
     """Whether a file with these columns is read as one of Criteo's forms, which have no times."""
-    return recommender.features == CRITEO and recommender.data.event_time not in names
+    return criteo.are_its(recommender.features) and recommender.data.event_time not in names
 
 
 def _parquet_reader(path: Path, recommender: Recommender, *, with_keys: bool) -> Reader:

@@ -21,7 +21,7 @@ from components.contracts.words import read_words
 from components.extraction.backfill import backfill
 from components.extraction.columns import excluded_columns
 from components.extraction.extract import extract
-from components.extraction.ingest import IngestSettings, ingest
+from components.extraction.ingest import IngestSettings, ingest, main
 from components.extraction.lake import Lake
 from components.extraction.lake_files import LakeFiles
 from components.extraction.malformed_rows import MalformedRows
@@ -34,6 +34,7 @@ from components.storage.folder import FolderObjects
 from components.storage.uris import local_path
 from inference_client.rows import feature_rows
 from tests.support.lakes import rows_in
+from tests.support.recommenders import accept_into
 
 SHOP = Features(numeric=("price", "age of item"), categorical=("item", "shop", "city"))
 NUMBERS = Features(numeric=("price",), categorical=())
@@ -194,6 +195,25 @@ PARQUET_TIMES = {
     "seconds": pa.int64(),
     "fractions": pa.float64(),
 }
+
+
+def test_by_default_all_rows_go_to_the_lake_and_no_other_file_is_written(tmp_path, monkeypatch):
+    accept_into(tmp_path / "store", recommender(data=OWN_NAMES))
+    (tmp_path / "clicks.csv").write_text(own_text(shop_rows(50)))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    flags = [
+        "--store",
+        str(tmp_path / "store"),
+        "--data",
+        str(tmp_path / "clicks.csv"),
+        "--lake",
+        str(tmp_path / "lake"),
+    ]
+    assert main(flags) == 0
+    assert sum(pq.read_table(path).num_rows for path in (tmp_path / "lake").rglob("*.parquet")) == 50
+    assert list((tmp_path / "here").iterdir()) == []
+    assert main([*flags, "--lake-fraction", "0.5"]) == 2
 
 
 @pytest.mark.parametrize("kind", PARQUET_TIMES.values(), ids=PARQUET_TIMES.keys())

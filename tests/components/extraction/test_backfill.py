@@ -27,7 +27,7 @@ from components.storage.bucket import BucketObjects
 from components.storage.folder import FolderObjects
 from tests.support.crashes import Killed
 from tests.support.lakes import URI, extract_lake, folder_lake, open_storage, put
-from tests.support.recommenders import criteo_with
+from tests.support.recommenders import accept_into, criteo_with
 
 RAW_SCHEMA = raw_schema(CRITEO)
 
@@ -39,6 +39,13 @@ DAY = date(2026, 3, 1)
 def table(raw_table):
     """Two days of rows."""
     return raw_table(1000, start=START.timestamp(), seconds=2 * 86_400)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A model store, as its flag takes it, into which Criteo's recommender was accepted."""
+    accept_into(tmp_path / "store")
+    return str(tmp_path / "store")
 
 
 @pytest.fixture
@@ -256,23 +263,24 @@ def refusals(tmp_path: Path, table, write_text, criteo_rows) -> dict[str, tuple[
 
 @pytest.mark.parametrize("case", ["no rows", "mixed", "absent"])
 def test_the_command_refuses_in_one_line_and_leaves_nothing(
-    lake, tmp_path, table, write_text, criteo_rows, capsys, case
+    lake, store, tmp_path, table, write_text, criteo_rows, capsys, case
 ):
     files, message = refusals(tmp_path, table, write_text, criteo_rows)[case]
-    assert main(["--lake", str(lake), "--day", "2026-03-01", *map(str, files)]) == 2
+    assert main(["--store", store, "--lake", str(lake), "--day", "2026-03-01", *map(str, files)]) == 2
     assert message in capsys.readouterr().err
     assert not list(lake.glob("day=*/version=*"))
     assert not unfinished(lake)
 
 
-def test_the_command_prints_what_it_did(lake, corrected, capsys):
-    assert main(["--lake", lake.as_uri(), "--day", "2026-03-01", "--reason", "a bug", str(corrected)]) == 0
+def test_the_command_prints_what_it_did(lake, store, corrected, capsys):
+    flags = ["--store", store, "--lake", lake.as_uri(), "--day", "2026-03-01"]
+    assert main([*flags, "--reason", "a bug", str(corrected)]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "day": "2026-03-01", "version": 1, "num_rows": 500, "num_malformed": 0, "num_duplicates": 0,
         "replaces": ["part-0.parquet", "part-1.parquet"],
     }  # fmt: skip
-    assert main(["--lake", str(lake / "nowhere"), "--day", "2026-03-01", str(corrected)]) == 2
-    assert main(["--lake", str(lake), "--day", "1.3.2026", str(corrected)]) == 2
+    assert main(["--store", store, "--lake", str(lake / "nowhere"), "--day", "2026-03-01", str(corrected)]) == 2
+    assert main(["--store", store, "--lake", str(lake), "--day", "1.3.2026", str(corrected)]) == 2
 
 
 def test_what_comes_while_a_lake_is_read_is_another_runs(lake, tmp_path, table, corrected):
@@ -301,7 +309,7 @@ def test_a_lake_in_a_bucket_is_back_filled_as_a_folder_is(lake, tmp_path, correc
 
 
 def test_a_version_that_somebody_removes_while_it_is_written_gets_no_marker(
-    lake, tmp_path, corrected, cloud_storage, monkeypatch
+    lake, store, tmp_path, corrected, cloud_storage, monkeypatch
 ):
     put(lake)
     upload = BucketObjects.upload
@@ -313,7 +321,7 @@ def test_a_version_that_somebody_removes_while_it_is_written_gets_no_marker(
 
     with monkeypatch.context() as patch:
         patch.setattr(BucketObjects, "upload", removed)
-        assert main(["--lake", URI, "--day", "2026-03-01", str(corrected)]) == 3
+        assert main(["--store", store, "--lake", URI, "--day", "2026-03-01", str(corrected)]) == 3
     assert not [info for info in open_storage(URI).list() if info.name.endswith(raw_rows.VERSION_COMPLETE)]
     assert [each["version"] for each in extract_lake(URI, tmp_path / "work", TimeSpan()).days] == [0, 0]
 

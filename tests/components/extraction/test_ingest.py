@@ -20,6 +20,7 @@ from components.extraction.raw_schema import raw_schema
 from components.storage.bucket import BucketObjects
 from tests.support.crashes import Killed
 from tests.support.lakes import URI, open_storage
+from tests.support.recommenders import accept_into
 
 RAW_SCHEMA = raw_schema(CRITEO)
 
@@ -29,7 +30,9 @@ def run_ingest(tmp_path, capsys):
     """Runs the tool; its exit code, summary (or None) and stderr."""
 
     def run(data: Path, **more: object) -> tuple[int, dict | None, str]:
+        accept_into(tmp_path / "store")
         flags = {
+            "store": tmp_path / "store",
             "data": data, "lake": tmp_path / "my lake", "last_day": "2026-03-10", "days": 4, "lake_fraction": 0.8,
             "replay": tmp_path / "my replay" / "replay.parquet", **more,
         }  # fmt: skip
@@ -173,7 +176,7 @@ def test_a_broken_file_leaves_nothing_visible(tmp_path, criteo_rows, run_ingest,
     code, summary, error = run_ingest(tmp_path / "day_0")
     assert (code, summary) == (2, None)
     assert message in error
-    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["day_0"]
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file() and "store" not in p.parts] == ["day_0"]
 
 
 @pytest.mark.parametrize(
