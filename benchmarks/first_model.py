@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, CRITEO, DENSE, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER, DENSE, NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.hugectr_folder import write_file_list
 from components.contracts.manifests import Model, TrainingSet
@@ -90,6 +90,7 @@ class FirstModel:
             last_event_time="",
             last_learned_time="",
             parent_model_uri=None,
+            recommender=CRITEO_RECOMMENDER,
         )
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.recommender import Recommender
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
@@ -203,7 +202,7 @@ class RawDataset(Manifest):
     words_uri: str | None = None
     """The most frequent words of columns of words (`contracts.words`), for people; None = there is no such column.
     Those of the column that names users are not kept."""
-    recommender: Recommender = CRITEO_RECOMMENDER
+    recommender: Recommender
     """Whose rows they are, with the settings of the run."""
 
     def seen_days(self) -> list[dict[str, Any]]:
@@ -298,7 +297,7 @@ class TrainingSet(Manifest):
     """See `RawDataset.files`."""
     tombstones: list[int] = field(default_factory=list)
     """Per categorical column, ids whose category was evicted and that no category has now; empty = none anywhere."""
-    recommender: Recommender = CRITEO_RECOMMENDER
+    recommender: Recommender
     """See `RawDataset.recommender`."""
 
 
@@ -358,7 +357,7 @@ class Model(Manifest):
     """Which version of which day it learned from in its own round; see `RawDataset.seen_days`."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files that were in the lake in its round: what is not among them is late. See `RawDataset.files`."""
-    recommender: Recommender = CRITEO_RECOMMENDER
+    recommender: Recommender
     """See `RawDataset.recommender`."""
 
 

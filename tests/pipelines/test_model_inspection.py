@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO
+from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from components.contracts.manifests import Model
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.models.configs import DcnConfig
@@ -51,7 +51,7 @@ def store_model(tmp_path, tensors):
             model_id="m1", uri=folder.as_uri(), backend="pytorch", config=CONFIG.as_document(), slot_sizes=SLOT_SIZES,
             parent_model_id=None, seed=1, num_train_rows=1234, optimizer_step=56, progressive={},
             last_event_time="2026-01-01T01:00:00+00:00", last_learned_time="2026-01-01T00:00:00+00:00",
-            raw_digest="", created_at="2026-01-02T00:00:00+00:00",
+            raw_digest="", created_at="2026-01-02T00:00:00+00:00", recommender=CRITEO_RECOMMENDER,
             sha256={part: sha256_tree(folder / part) for part in (Model.WEIGHTS, Model.WORKFLOW)},
         ).write(folder / Model.MANIFEST)  # fmt: skip
         return folder

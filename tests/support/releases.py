@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import Model, ModelQuality, Release, Verdict
 from components.store.models import model_folder, release_path
 from components.store.promotion_journal import RELEASE, Promotion, append_promotion
@@ -17,6 +18,7 @@ def keep_model(store, model_id, **changes):
         "model_id": model_id, "uri": folder.as_uri(), "backend": "pytorch", "config": {}, "slot_sizes": [4] * 26,
         "parent_model_id": None, "seed": 0, "num_train_rows": 12_345, "optimizer_step": 1, "progressive": {},
         "last_event_time": "", "last_learned_time": "", "raw_digest": "", "sha256": {}, "created_at": "",
+        "recommender": CRITEO_RECOMMENDER,
     }  # fmt: skip
     Model(**{**values, **changes}).write(folder / Model.MANIFEST)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import Model, RawDataset
 from components.runtime.durable import sha256_tree
@@ -66,6 +66,7 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
             raw_digest="digest",
             sha256={part: sha256_tree(folder / part) for part in (Model.WEIGHTS, Model.WORKFLOW)},
             created_at="2026-01-01T00:00:00+00:00",
+            recommender=CRITEO_RECOMMENDER,
         )
         model.write(folder / Model.MANIFEST)
         holdout = tmp_path / f"hold out {seed}"
@@ -77,7 +78,7 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
             source_uri="file:///lake", window_start=None, window_end=None, first_event_time="", last_event_time="",
             last_learned_time="", train_uri=holdout.as_uri(), holdout_uri=holdout.as_uri(),
             num_train_rows=n, num_holdout_rows=n, num_malformed=0, malformed_uri=None, num_duplicates=0,
-            digest="digest",
+            digest="digest", recommender=CRITEO_RECOMMENDER,
         )  # fmt: skip
         scores = tmp_path / f"scores-{seed}.npz"
         np.savez(scores, candidate=toy.scores(workflow, *raw_rows(n, seed)).astype(np.float32))

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import CATEGORICAL, CRITEO, DENSE
+from components.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER, DENSE
 from components.contracts.manifests import TrainingSet
 from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
@@ -101,6 +101,7 @@ def training_sets(root: Path):
             last_event_time="2026-01-02T03:04:05+00:00",
             last_learned_time="2026-01-02T03:04:04+00:00",
             parent_model_uri=None,
+            recommender=CRITEO_RECOMMENDER,
         )
 
     return make

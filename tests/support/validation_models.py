@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import Model, RawDataset, ValidationReport
 from components.storage.uris import local_path
 from components.store.promotion_journal import read_journal
@@ -37,6 +38,7 @@ def make_dataset(
         malformed_uri=None,
         num_duplicates=0,
         digest=digest,
+        recommender=CRITEO_RECOMMENDER,
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from components.contracts import criteo, raw_rows
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import Model, RawDataset, Release, TrainingSet
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
 from components.models.configs import DcnConfig
@@ -301,6 +302,7 @@ def make_round(raw_table, tmp_path):
                 last_event_time="",
                 last_learned_time="",
                 parent_model_uri=(root / "parent").as_uri(),
+                recommender=CRITEO_RECOMMENDER,
             ),
             model=Model.read(model_folder / Model.MANIFEST),
         )

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import Model, RawDataset, TrainingSet
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.__main__ import main
@@ -51,6 +52,7 @@ def write_raw(tmp_path):
             malformed_uri=None,
             num_duplicates=0,
             digest="0" * 64,
+            recommender=CRITEO_RECOMMENDER,
         )
         path = tmp_path / name / "raw dataset.json"
         manifest.write(path)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, CRITEO
+from components.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER
 from components.contracts.manifests import Model
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.models import files
@@ -184,6 +184,7 @@ def parent(tmp_path, make_training_set, world):
         model_id="p", uri=(tmp_path / "parent").as_uri(), backend="pytorch", config=CONFIG.as_document(),
         slot_sizes=BEFORE, parent_model_id=None, seed=1, num_train_rows=20, optimizer_step=77, progressive={},
         last_event_time="", last_learned_time="", raw_digest=old.raw_digest, sha256={}, created_at="",
+        recommender=CRITEO_RECOMMENDER,
     )  # fmt: skip
     return model, new
 
