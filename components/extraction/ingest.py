@@ -118,9 +118,7 @@ def ingest(
         PermanentError: no permission, no bucket, or no room.
     """
     if replay is None and settings.lake_fraction < 1:
-        raise ContractError(
-            f"lake_fraction is {settings.lake_fraction} without a replay file, expected one for the other rows"
-        )
+        raise ContractError(f"lake_fraction is {settings.lake_fraction} without a file to replay, expected 1")
     source, place = name_of(files), replay or Path("ingest")
     objects = open_objects(lake)
     objects.list(_PARTITION)  # fails here and not after hours of reading if there is no bucket or no permission
@@ -128,32 +126,27 @@ def ingest(
     # Beside the replay file, so that finished files are moved by a rename; its dot hides it from readers.
     with tempfile.TemporaryDirectory(prefix=".ingest.", dir=place.parent, ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
+        spool, features = scratch / "spool", recommender.features
         malformed_file = scratch / "malformed_rows.jsonl"
         with MalformedRows(malformed_file, max_fraction=settings.max_malformed_fraction) as malformed:
             spool_all = spool_rows if settings.days else spool_days
-            total, clicks = spool_all(
-                files, recommender, scratch / "spool", malformed=malformed, max_rows=settings.max_rows
-            )
+            total, clicks = spool_all(files, recommender, spool, malformed=malformed, max_rows=settings.max_rows)
             malformed.judge()
         if total == 0:
             raise ContractError(f"{', '.join(map(str, files))} holds no row, expected some")
         num_lake, num_sorted = max(1, int(total * settings.lake_fraction)), 0
         if settings.days and settings.last_day:
             first_day = settings.last_day - timedelta(days=settings.days - 1)
-            spool, features = scratch / "spool", recommender.features
             rows = dated(spool, source, features, total=total, first_day=first_day, days=settings.days)
         else:
-            rows = in_time_order(scratch / "spool", recommender.features)
-        with pq.ParquetWriter(scratch / "replay", lake_schema(recommender.features)) as replay_file:
+            rows = in_time_order(spool, features)
+        with pq.ParquetWriter(scratch / "replay", lake_schema(features)) as replay_file:
             num_sorted = _write_days(rows, num_lake, days=scratch / "days", source=source, replay=replay_file)
         num_lake = min(num_lake, num_sorted)
         _publish_days(objects, scratch / "days", source)
         if replay is not None:
             _publish_file(scratch / "replay", replay)
-        final_malformed = place.with_name(f"{place.name}.malformed_rows.jsonl")
-        final_malformed.unlink(missing_ok=True)
-        if malformed_file.exists():
-            _publish_file(malformed_file, final_malformed)
+        _publish_malformed(malformed_file, place.with_name(f"{place.name}.malformed_rows.jsonl"))
     return {
         "rows": num_sorted,
         "lake_rows": num_lake,
@@ -420,6 +413,13 @@ def _publish_days(objects: Objects, days: Path, source: str) -> None:
             logger.info("%s: wrote %d files of %s", objects.uri, len(new), day.name)
     for name in stale:
         objects.delete(name)
+
+
+def _publish_malformed(path: Path, final: Path) -> None:
+    """Puts the malformed rows, where there are any, in place of an earlier ingestion's."""
+    final.unlink(missing_ok=True)
+    if path.exists():
+        _publish_file(path, final)
 
 
 def _publish_file(path: Path, final: Path) -> None:
