@@ -96,7 +96,9 @@ def test_standard_error_equals_delong_written_out(sample):
         return
     assert estimate.auc == pytest.approx(auc, abs=1e-12)
     assert estimate.standard_error == pytest.approx(math.sqrt(covariance[0, 0]), abs=1e-12)
-    assert 0.0 < estimate.low < estimate.auc < estimate.high < 1.0
+    assert 0.0 < estimate.low <= estimate.auc <= estimate.high < 1.0
+    # Scores that are all the same have this AUC whatever the labels.
+    assert (estimate.low < estimate.auc < estimate.high) == (len(set(scores)) > 1)
 
 
 @given(scored(models=2))
