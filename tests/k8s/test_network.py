@@ -92,7 +92,6 @@ NEEDED_OF = {
     "gke": NEEDED | ON_GOOGLE,
     "gke-mig": NEEDED | ON_GOOGLE,
     "cpu+webhook": NEEDED | {Flow("monitor", "internet", 443), *(Flow("monitor", "broker", p) for p in (9092, 9093))},
-    "gke+redis-cache": NEEDED | ON_GOOGLE | {Flow("triton", "redis", 6379)},
 }
 
 
@@ -133,7 +132,6 @@ def test_every_flow_that_is_needed_is_let_through(case):
 
 
 TOLERATED = {
-    *(Flow("redis", each, 53, protocol) for each in ("dns", "node dns") for protocol in (TCP, UDP)),
     *(Flow(each, "node dns", 53, TCP) for each in ("triton", "monitor", "watchdog", "canary")),
     # What GKE's data planes listen on beside the ports that are needed everywhere: 8080 and Cloud DNS, 987.
     *(

@@ -17,7 +17,7 @@ from tests.support.paths import REPOSITORY
 
 K8S = REPOSITORY / "k8s"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir() if path.is_dir())
-VARIANTS = (*OVERLAYS, "cpu+redis-cache", "gke+redis-cache", "gke+keda", "cpu+simulation", "cpu+second-recommender")
+VARIANTS = (*OVERLAYS, "gke+keda", "cpu+simulation", "cpu+second-recommender")
 """What the manifests' tests judge: each overlay, and overlays with components that a user may switch on."""
 RENDERED = REPOSITORY / "build" / "manifests"
 
