@@ -22,6 +22,7 @@ ENVIRONMENT_OF_FOLDER = {
     "components/training": "training",
     "components/models": "training",
     "components/evaluation": "training",
+    "hugectr_double": "training",
 }
 """Every other folder runs in `driver`."""
 
@@ -58,7 +59,6 @@ def raw_table():
     """Makes a table of `n` raw rows as `contracts.raw_rows` describes them, with a planted signal; seeded."""
     pyarrow = pytest.importorskip("pyarrow")
     from components.contracts import criteo, raw_rows
-    from components.contracts.features import MAX_CATEGORY
 
     def make(
         n: int = 1000,
@@ -79,7 +79,7 @@ def raw_table():
         for i, name in enumerate(criteo.CATEGORICAL):
             cardinality = 3 + 7 * i
             ranks = np.minimum(random.zipf(1.5, n) - 1, cardinality - 1)
-            keys = np.random.default_rng(1000 + i).integers(0, MAX_CATEGORY, cardinality)
+            keys = np.random.default_rng(1000 + i).integers(0, 2**32 - 1, cardinality)
             weights = np.random.default_rng(2000 + i).normal(0, 0.5, cardinality)
             logit += weights[ranks]
             columns[name] = pyarrow.array(keys[ranks], mask=random.random(n) < 0.02 * (i % 4))

@@ -56,7 +56,7 @@ def test_columns_that_nobody_agreed_on_are_told_and_those_of_agreed_groups_are_n
 
 @pytest.mark.parametrize(
     ("name", "arrow_type"),
-    [("label", pa.bool_()), ("C9", pa.uint64())],
+    [("label", pa.bool_()), ("C9", pa.uint32())],
     ids=str,
 )
 def test_numbers_of_another_width_are_the_agreed_numbers(flags, run_main, change_file, name, arrow_type):

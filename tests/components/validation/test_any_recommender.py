@@ -143,6 +143,6 @@ def test_levels_of_single_columns_take_the_number_of_columns_that_there_are(step
         release_model(first)
         second = write(shop_rows(features, seed=1), features, f"second {len(features.names)}")
         entries = step(second, run=f"r{len(features.names)}")[1].drift
-        seen[features] = {entry["feature"]: entry["detectable"] for entry in entries}
-    assert seen[NUMBERS]["price"] < seen[SHOP]["price"]
-    assert seen[CATEGORIES]["item"] < seen[SHOP]["item"]
+        seen[features.names] = {entry["feature"]: entry["detectable"] for entry in entries}
+    assert seen[NUMBERS.names]["price"] < seen[SHOP.names]["price"]
+    assert seen[CATEGORIES.names]["item"] < seen[SHOP.names]["item"]
