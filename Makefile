@@ -58,10 +58,13 @@ environments: python
 	@touch $@
 
 # DATA=<file or folder> takes your own rows instead of the simulated ones, RECOMMENDER=<file> says what their columns are
-# (without it Criteo's are known, and others drafted). LOG=pubsub keeps the records in Google's
-# Pub/Sub emulator (where the Cloud SDK has it), LOG=kafka in librdkafka's mock cluster, instead of a SQLite file.
+# (without it Criteo's are known, and others drafted). WORLD=shop takes a simulated shop's (examples/shop). LOG=pubsub
+# keeps the records in Google's Pub/Sub emulator (where the Cloud SDK has it), LOG=kafka in librdkafka's mock cluster,
+# instead of a SQLite file.
 demo: environments
-	@exec $(DRIVER) -m pipelines demo $(if $(DATA),--data "$(DATA)") \
+	@$(if $(WORLD),$(DRIVER) -m examples.$(WORLD).world --output build/$(WORLD)/clicks.parquet &&) \
+	  exec $(DRIVER) -m pipelines demo $(if $(DATA),--data "$(DATA)") \
+	  $(if $(WORLD),--data build/$(WORLD)/clicks.parquet --recommender examples/$(WORLD)/recommender.yaml) \
 	  $(if $(RECOMMENDER),--recommender "$(RECOMMENDER)") $(if $(LOG),--log "$(LOG)") $(DEMO_FLAGS)
 
 test: environments

@@ -106,16 +106,6 @@ def test_the_lake_of_another_recommender_is_refused_by_its_columns(tmp_path):
         extracted(tmp_path / "lake", other, tmp_path / "out")
 
 
-def test_a_column_of_a_wrong_value_is_malformed_under_its_name(tmp_path):
-    rows = shop_rows(600)
-    rows[5]["price"] = float("inf")
-    write_lake(tmp_path / "lake", rows, SHOP)
-    dataset = extracted(tmp_path / "lake", SHOP, tmp_path / "out", max_malformed_fraction=0.05)
-    kept = [json.loads(line)["reason"] for line in (tmp_path / "out" / "malformed.jsonl").read_text().splitlines()]
-    assert kept == ["price is inf, expected a finite number"]
-    assert dataset.num_malformed == 1
-
-
 def test_a_foreign_column_is_told_by_name(tmp_path):
     rows = shop_rows(60, hours=2)
     write_lake(tmp_path / "lake", rows, SHOP)
