@@ -1,8 +1,0 @@
-"""Makes the double importable as `hugectr` where its examples are collected."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
