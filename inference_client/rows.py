@@ -111,9 +111,10 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
     for i, name in enumerate(features.numeric):
         if name in named:
             dense[:, i] = numbers(name, named[name])
+    words = features.words
     for i, name in enumerate(features.categorical):
         if name in named:
-            categorical[:, i] = categories(name, named[name], holds_words=features.type_of(name) == "string")
+            categorical[:, i] = categories(name, named[name], holds_words=name in words)
     return FeatureRows(dense=dense, categorical=categorical)
 
 

@@ -241,6 +241,11 @@ class Features:
         """The options of the numeric feature `name`."""
         return self.numeric_options.get(name, _NUMERIC_DEFAULTS)
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Categorical features that hold words, see `CategoricalOptions`."""
+        return tuple(name for name in self.categorical if self.type_of(name) == "string")
+
     def type_of(self, name: str) -> str:
         """What the categorical feature `name` holds, see `CategoricalOptions`."""
         return self.categorical_options.get(name, _CATEGORICAL_DEFAULTS).type

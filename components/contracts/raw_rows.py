@@ -79,8 +79,7 @@ def raw_types(features: Features) -> dict[str, str]:
 
 def lake_types(features: Features) -> dict[str, str]:
     """Arrow type of each column of rows that a person's files bring to a lake, in file order."""
-    words = [name for name in features.categorical if features.type_of(name) == "string"]
-    return {**raw_types(features), **dict.fromkeys(words, "string")}
+    return {**raw_types(features), **dict.fromkeys(features.words, "string")}
 
 
 def known_columns(features: Features) -> frozenset[str]:

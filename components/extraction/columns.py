@@ -88,7 +88,7 @@ def find_schema_mismatches(
         if field.name not in known:
             found.append(SchemaMismatch(field.name, str(field.type), None, str(path)))
         elif field.name in numbers and field.name not in unread and not _is_number(field.type):
-            if field.name in features.categorical and features.type_of(field.name) == "string" and _is_text(field.type):
+            if field.name in features.words and _is_text(field.type):
                 continue
             expected = types[field.name]
             found.append(SchemaMismatch(field.name, str(field.type), expected, str(path)))

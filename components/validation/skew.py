@@ -157,7 +157,7 @@ def measure_skew(
     if mine.num_rows:
         ends = pc.min_max(mine.column(raw_rows.EVENT_TIME)).as_py()
         span = EventSpan(ends["min"], ends["max"])
-        words = [name for name in compared if raw_rows.lake_types(features)[name] == "string"]
+        words = [name for name in compared if name in features.words]
         theirs = _sample_requests(read_served(archive, span, types, words=words), one_in)
     joined = JoinedRows.of(mine, theirs) if mine.num_rows and theirs.num_rows else None
     num_joined = joined.training.num_rows if joined else 0

@@ -110,7 +110,7 @@ def _text_column(raw: str, field: str, features: Features) -> TextColumn:
     if raw in features.numeric:
         return TextColumn(field, _parse_numbers, "a finite number or nothing", is_required=False)
     if raw in features.categorical:
-        if features.type_of(raw) == "string":
+        if raw in features.words:
             return TextColumn(field, _parse_names, "a text in UTF-8 or nothing", is_required=False)
         return TextColumn(field, _parse_integers, "a whole number of 64 bits or nothing", is_required=False)
     parse, expected = {
@@ -234,7 +234,7 @@ class NamedParquet:
             values = values.cast(values.type.value_type)
         if pa.types.is_floating(values.type):
             values = nan_to_null(values)
-        is_word = raw in self.features.categorical and self.features.type_of(raw) == "string"
+        is_word = raw in self.features.words
         types, expected = _WORDS if is_word else _TYPES_OF.get(raw, _NUMBERS)
         if not pa.types.is_null(values.type) and not any(is_type(values.type) for is_type in types):
             raise self._unfit(raw, values, expected)

@@ -89,11 +89,6 @@ class RawParquet:
     def _schema(self) -> Any:
         return lake_schema(self.features) if self.with_words else raw_schema(self.features)
 
-    @cached_property
-    def _words(self) -> frozenset[str]:
-        """Features that hold texts."""
-        return frozenset(name for name in self.features.categorical if self.features.type_of(name) == "string")
-
     def _group_batches(self, file: Any, group: int, malformed: MalformedRows, *, first_row: int) -> Iterator[Any]:
         try:
             names = [name for name in self._names if name in file.schema_arrow.names]
@@ -132,8 +127,9 @@ class RawParquet:
             if is_category or values.type != field.type:
                 try:
                     # Of whole numbers a text that looks like one is taken, and reported (`columns`).
-                    if is_category and (field.name in self._words or pa.types.is_boolean(values.type)):
-                        if self.words and field.name in self._words and not pa.types.is_integer(values.type):
+                    holds_words = field.name in self.features.words
+                    if is_category and (holds_words or pa.types.is_boolean(values.type)):
+                        if self.words and holds_words and not pa.types.is_integer(values.type):
                             self.words.add(field.name, texts(values))
                         values = texts(values) if field.type == pa.string() else categories(values)
                     else:
