@@ -127,13 +127,13 @@ def sure_slope(labels: NDArray[np.float32], probabilities: NDArray[np.float32]) 
     return min(max(slope, 1 / _MOST_SLOPE), _MOST_SLOPE)
 
 
-def steeper(probabilities: NDArray[np.float32], slope: float) -> NDArray[np.float32]:
-    """The probabilities after every logit is multiplied by `slope`, [n].
+def corrected(probabilities: NDArray[np.float32], *, slope: float = 1.0, shift: float = 0.0) -> NDArray[np.float32]:
+    """The probabilities after every logit is multiplied by `slope` and moved by `shift`, [n].
 
-    >>> steeper(np.array([0.2, 0.5], np.float32), 2.0).round(3).tolist()  # 0.2 has odds of 1/4
+    >>> corrected(np.array([0.2, 0.5], np.float32), slope=2.0).round(3).tolist()  # 0.2 has odds of 1/4
     [0.05900000035762787, 0.5]
     """
-    return (1 / (1 + np.exp(-slope * _logits(probabilities)))).astype(np.float32)
+    return (1 / (1 + np.exp(-slope * _logits(probabilities) - shift))).astype(np.float32)
 
 
 def _logits(probabilities: NDArray[np.float32]) -> NDArray[np.float64]:

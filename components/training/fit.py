@@ -30,7 +30,7 @@ from components.models.configs import NetworkConfig
 from components.models.files import add_to_bias, multiply
 from components.runtime.errors import ContractError, PermanentError, Preempted
 from components.storage.uris import local_path
-from components.training.calibration import newest_bias_shift, steeper, sure_slope
+from components.training.calibration import corrected, newest_bias_shift, sure_slope
 from components.training.checkpoint import (
     DIVERGED,
     FINAL,
@@ -266,7 +266,7 @@ class _Fit:
         numbers = _sample(np.arange(self._num_new))
         slope, probabilities = self._chosen.slope, self._scores(numbers)
         if slope != 1.0:
-            probabilities = steeper(probabilities, slope)
+            probabilities = corrected(probabilities, slope=slope)
         shift = newest_bias_shift(self._rows.labels[numbers], probabilities)
         # Weights of thinned rows become those of all rows: once, on the way to the final folder.
         shift += log_odds_correction(self._job.training_set.negative_rate)
@@ -322,14 +322,21 @@ class _Fit:
         self._on_disk = self._state = state
 
     def _judge(self, order: PassOrder) -> None:
-        """Scores the rows of the pass that are still to be learned; replayed ones, learned long ago, do not count."""
+        """Scores the rows of the pass that are still to be learned; replayed ones, learned long ago, do not count.
+
+        Trials are compared after the correction of the logit that `_finish` makes anyway. At a high rate the bias
+        wanders from step to step, and would hide what was learned.
+        """
         numbers = order.rows(self._judged_at * self._batch_size, len(order))
         numbers = np.sort(_sample(numbers[numbers < self._num_new]))
         labels, probabilities = self._rows.labels[numbers], self._scores(numbers)
+        slope = sure_slope(labels, probabilities) if self._settings.calibration == PLATT else 1.0
+        final = corrected(probabilities, slope=slope)
+        final = corrected(final, shift=newest_bias_shift(labels, final))
         judgement = Judgement(
             scores={"auc": roc_auc(labels, probabilities), "log_loss": log_loss(labels, probabilities)},
-            row_losses=row_log_losses(labels, probabilities),
-            slope=sure_slope(labels, probabilities) if self._settings.calibration == PLATT else 1.0,
+            row_losses=row_log_losses(labels, final),
+            slope=slope,
         )
         state = self._state
         self._state = replace(state, judged=(*state.judged, judgement))

@@ -137,13 +137,28 @@ def test_an_equally_good_rate_is_chosen_as_seldom_where_rows_come_in_long_reques
     assert 0.11 < chosen / 400 < 0.22
 
 
+class BiasedEngine(LogisticEngine):
+    """Adds to the logits of its scores what a high rate left in its bias."""
+
+    def __init__(self, slot_sizes, bias):
+        super().__init__(slot_sizes, SETTINGS)
+        self._bias = bias
+
+    def score(self, rows):
+        odds = np.exp(self._bias if self.rates and self.rates[-1] > 0.05 else 0.0)
+        scores = super().score(rows)
+        return scores * odds / (1 - scores + scores * odds)
+
+
+@pytest.mark.parametrize("bias", [0.0, -0.7, 0.7])
 def test_a_round_takes_the_high_rate_where_the_world_changed_and_the_low_one_where_it_did_not(
-    world, make_training_set, run, parent
+    world, make_training_set, run, parent, bias
 ):
     settings = replace(SETTINGS, round_rates=(0.01, 1.0))
     other = world.drifted(range(26))
-    changed = [np.concatenate(p) for p in zip(world.rows(2_000, seed=3)[:3], other.rows(2_000, seed=4)[:3])]
-    moved, _, _ = run(make_training_set(*changed, name="changed"), settings, start=parent)
+    changed = [np.concatenate(p) for p in zip(world.rows(4_000, seed=3)[:3], other.rows(2_000, seed=4)[:3])]
+    training_set = make_training_set(*changed, name="changed")
+    moved, _, _ = run(training_set, settings, start=parent, engine=BiasedEngine(training_set.slot_sizes, bias))
     assert moved.learning_rate == 0.1
     stayed, _, _ = run(make_training_set(*world.rows(300, seed=5)[:3], name="unchanged"), settings, start=parent)
     assert stayed.learning_rate == pytest.approx(0.001)
