@@ -22,6 +22,10 @@ MAX_CATEGORY = 2**52 - 1
 """Largest category: NVTabular reads categories as float64, which holds every whole number up to here."""
 INDICATOR = "{name}/missing"
 """Name of the dense input that says whether the feature `name` is missing; no feature's name has a slash."""
+PLACE = "{name}/{number}"
+"""Name of one place of the list `name`, from 0, where places are columns."""
+LENGTH = "{name}/length"
+"""Name under which the numbers of elements of the list `name` are counted, beside its elements under its own name."""
 _LOG, _STANDARDIZE, _MINMAX = "log1p", "standardize", "minmax"
 _NUMBER = r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _CLIP = re.compile(rf"clip\(({_NUMBER})(?:\.\.({_NUMBER}))?\)")
@@ -58,9 +62,11 @@ class ListOptions:
     """What becomes of a list of categories, of which a row may have none.
 
     Raises:
-        ContractError: `max` is below 1.
+        ContractError: `max` is below 1, or a type is stated beside a table.
     """
 
+    type: Literal["int64", "string"] = "int64"
+    """What the elements are, as of a categorical feature. With `table` they are what that feature holds."""
     max: int = 10
     """Elements of a row that count, at most; of a longer list only these do."""
     keep: Literal["newest", "oldest"] = "newest"
@@ -71,9 +77,14 @@ class ListOptions:
     """The categorical feature whose categories and vectors the list uses; without it the list has its own."""
 
     def __post_init__(self) -> None:
-        """Refuses a list without room."""
+        """Refuses a list without room, and elements of two types."""
         if self.max < 1:
             raise ContractError(f"max is {self.max}, expected at least 1")
+        if self.table is not None and self.type != _LIST_TYPE:
+            raise ContractError(f"type is {self.type!r} beside table {self.table!r}, expected the table's type alone")
+
+
+_LIST_TYPE = ListOptions.type
 
 
 class PooledPlaces(NamedTuple):
@@ -195,8 +206,8 @@ class Features:
     categorical: tuple[str, ...]
     """Columns of categories: int64 from 0 to `MAX_CATEGORY` in files, one column each of the tensor `categorical`."""
     lists: tuple[str, ...] = ()
-    """Columns of lists of categories: `ListOptions.max` columns each of the tensor `categorical`, behind the others.
-    The graph and the engine of PyTorch take them; files of rows do not yet, nor does a recommender's file."""
+    """Columns of lists of categories: list<int64> in files, where no element is null, and null stands for no element;
+    `ListOptions.max` columns each of the tensor `categorical`, behind the others."""
     numeric_options: Mapping[str, NumericOptions] = field(default_factory=dict)
     """Of the numeric features that have other options than the defaults."""
     categorical_options: Mapping[str, CategoricalOptions] = field(default_factory=dict)
@@ -243,17 +254,20 @@ class Features:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Categorical features that hold words, see `CategoricalOptions`."""
-        return tuple(name for name in self.categorical if self.type_of(name) == "string")
+        """Categorical features and lists that hold words, see `CategoricalOptions`."""
+        return tuple(name for name in self.categorical + self.lists if self.type_of(name) == "string")
 
     def type_of(self, name: str) -> str:
-        """What the categorical feature `name` holds, see `CategoricalOptions`."""
+        """What the categorical feature `name`, or an element of the list `name`, is; see `CategoricalOptions`."""
+        if name in self.lists:
+            options = self.list_options_of(name)
+            return options.type if options.table is None else self.type_of(options.table)
         return self.categorical_options.get(name, _CATEGORICAL_DEFAULTS).type
 
     @property
     def slots(self) -> tuple[str, ...]:
         """The features with categories of their own: a vocabulary, and rows of the table."""
-        return self.categorical + tuple(name for name in self.lists if self._list_options_of(name).table is None)
+        return self.categorical + tuple(name for name in self.lists if self.list_options_of(name).table is None)
 
     @property
     def places(self) -> Places:
@@ -266,17 +280,25 @@ class Features:
         """
         slots, lists = list(range(len(self.categorical))), []
         for name in self.lists:
-            options = self._list_options_of(name)
+            options = self.list_options_of(name)
             lists.append(PooledPlaces(len(slots), len(slots) + options.max, options.pool))
             slots += [self.slots.index(options.table or name)] * options.max
         return Places(tuple(slots), tuple(lists))
 
     @property
     def place_names(self) -> tuple[str, ...]:
-        """The feature of each place."""
-        return self.categorical + tuple(name for name in self.lists for _ in range(self._list_options_of(name).max))
+        """The name of each place, where places are columns: a categorical feature's own, or see `PLACE`."""
+        return self.categorical + tuple(
+            PLACE.format(name=name, number=i) for name in self.lists for i in range(self.list_options_of(name).max)
+        )
 
-    def _list_options_of(self, name: str) -> ListOptions:
+    @property
+    def place_features(self) -> tuple[str, ...]:
+        """The feature of each place."""
+        return self.categorical + tuple(name for name in self.lists for _ in range(self.list_options_of(name).max))
+
+    def list_options_of(self, name: str) -> ListOptions:
+        """The options of the list `name`."""
         return self.list_options.get(name, _LIST_DEFAULTS)
 
     @property

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.contracts.features import Features
+from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
 from components.runtime.errors import ContractError
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 LABEL = "label"
@@ -59,6 +60,8 @@ ROW_TYPES: dict[str, str] = {
     PROPENSITY: "float64",
 }
 """Arrow type of each column that every raw row has; the features stand behind the first."""
+LIST = "list<{type}>"
+"""Arrow type of a list of elements of a type."""
 
 
 def raw_types(features: Features) -> dict[str, str]:
@@ -73,13 +76,15 @@ def raw_types(features: Features) -> dict[str, str]:
         LABEL: ROW_TYPES[LABEL],
         **dict.fromkeys(features.numeric, "float32"),
         **dict.fromkeys(features.categorical, "int64"),
+        **dict.fromkeys(features.lists, LIST.format(type="int64")),
         **ROW_TYPES,
     }
 
 
 def lake_types(features: Features) -> dict[str, str]:
     """Arrow type of each column of rows that a person's files bring to a lake, in file order."""
-    return {**raw_types(features), **dict.fromkeys(features.words, "string")}
+    words = {name: LIST.format(type="string") if name in features.lists else "string" for name in features.words}
+    return {**raw_types(features), **words}
 
 
 def known_columns(features: Features) -> frozenset[str]:
@@ -185,3 +190,39 @@ def feature_matrix(batch: Any, names: Sequence[str], dtype: str, *, missing: flo
         return np.empty((batch.num_rows, 0), dtype)
     columns = [batch.column(name).cast(dtype).fill_null(missing).to_numpy(zero_copy_only=False) for name in names]
     return np.stack(columns, axis=1)
+
+
+def category_matrix(batch: Any, features: Features) -> NDArray[np.int64]:
+    """The categories of an Arrow record batch, [n, `features.places`]: of a list those elements that count.
+
+    `MISSING_CATEGORY` where there is none.
+    """
+    import numpy as np
+
+    plain = feature_matrix(batch, features.categorical, "int64", missing=MISSING_CATEGORY)
+    lists = [list_matrix(batch.column(name), features.list_options_of(name)) for name in features.lists]
+    return np.concatenate([plain, *lists], axis=1)
+
+
+def list_matrix(column: Any, options: ListOptions) -> NDArray[np.int64]:
+    """The elements that count of an Arrow array of lists, [n, `options.max`], in their order and at its begin."""
+    import numpy as np
+
+    lengths, places = list_lengths(column), np.arange(options.max)
+    kept = np.minimum(lengths, options.max)
+    first = np.cumsum(lengths) - lengths + (lengths - kept if options.keep == "newest" else 0)
+    row, place = np.nonzero(places < kept[:, None])
+    found = np.full((len(lengths), options.max), MISSING_CATEGORY)
+    elements = column.flatten().fill_null(MISSING_CATEGORY).to_numpy(zero_copy_only=False)
+    found[row, place] = elements[first[row] + place]
+    return found
+
+
+def list_lengths(column: Any) -> NDArray[np.int64]:
+    """How many elements of `column.flatten()` belong to each of its lists; an Arrow array of lists."""
+    import numpy as np
+
+    # A null list may have elements, which are nobody's.
+    is_null = column.is_null().to_numpy(zero_copy_only=False)
+    lengths: NDArray[np.int64] = np.where(is_null, 0, np.diff(column.offsets.to_numpy())).astype(np.int64)
+    return lengths

@@ -120,7 +120,7 @@ class FeatureWorkflow:
                 known = keys[found] == raw
                 ids[known, place] = FIRST_ID + positions[found[known]]
             ids[raw == MISSING_CATEGORY, place] = absent[place]
-        left_out = np.isin(self.features.place_names, self.excluded)
+        left_out = np.isin(self.features.place_features, self.excluded)
         ids[:, left_out] = absent[left_out]
         return ids
 

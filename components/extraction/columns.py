@@ -34,7 +34,7 @@ def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
         features: The recommender's.
 
     Raises:
-        ContractError: a name is no feature's, or is there twice.
+        ContractError: a name is no feature's or there twice, or a list is named without the feature of its table.
 
     >>> excluded_columns(["item", "price"], Features(numeric=("price", "age"), categorical=("item",)))
     ['age']
@@ -44,7 +44,11 @@ def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
         raise ContractError(f"columns name {unknown}, expected some of {', '.join(features.names)}")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ContractError(f"columns name {twice} twice, expected each once")
-    return [name for name in features.names if name not in names]
+    excluded = [name for name in features.names if name not in names]
+    for name in features.lists:
+        if (table := features.list_options_of(name).table) in excluded and name not in excluded:
+            raise ContractError(f"columns name {name} and not its table {table}, expected both or none")
+    return excluded
 
 
 def unread_columns(excluded: Collection[str], champion: Model | None) -> frozenset[str]:
@@ -87,12 +91,19 @@ def find_schema_mismatches(
     for field in schema:
         if field.name not in known:
             found.append(SchemaMismatch(field.name, str(field.type), None, str(path)))
-        elif field.name in numbers and field.name not in unread and not _is_number(field.type):
-            if field.name in features.words and _is_text(field.type):
-                continue
-            expected = types[field.name]
-            found.append(SchemaMismatch(field.name, str(field.type), expected, str(path)))
+        elif field.name in numbers and field.name not in unread:
+            of_values = field.type.value_type if field.name in features.lists and is_list(field.type) else field.type
+            is_fit = _is_number(of_values) or (field.name in features.words and _is_text(of_values))
+            if field.name in features.lists and not pa.types.is_null(field.type):
+                is_fit = is_fit and is_list(field.type)
+            if not is_fit:
+                found.append(SchemaMismatch(field.name, str(field.type), types[field.name], str(path)))
     return found
+
+
+def is_list(found: Any) -> bool:
+    """Whether an Arrow type is one of lists."""
+    return any(is_of(found) for is_of in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
 
 
 def _is_text(found: Any) -> bool:

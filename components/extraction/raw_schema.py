@@ -7,7 +7,7 @@ once.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from components.contracts import raw_rows
 from components.contracts.features import MAX_CATEGORY, Features, category_of
+from components.extraction.columns import is_list
 from components.extraction.malformed_rows import MalformedRows
 from components.runtime.errors import ContractError, first_line
 from components.store.archived_rows import arrow_schema
@@ -102,6 +103,26 @@ def categories(values: Any) -> Any:
     encoded = values.dictionary_encode()
     found = [category_of(text) if text else None for text in encoded.dictionary.to_pylist()]
     return pa.array(found, pa.int64()).take(encoded.indices)
+
+
+def in_lists(values: Any, convert: Callable[[Any], Any]) -> Any:
+    """The lists (Arrow) with their elements, all at once, as `convert` makes them: without nulls, and null where empty.
+
+    Raises:
+        pa.ArrowException: the values are no lists, or as `convert`.
+    """
+    if pa.types.is_null(values.type):
+        values = values.cast(pa.list_(pa.int64()))
+    if pa.types.is_fixed_size_list(values.type):
+        values = values.cast(pa.list_(values.type.value_type))
+    if not is_list(values.type):
+        raise pa.ArrowTypeError("they are no lists")
+    elements = convert(values.flatten())
+    list_of = np.repeat(np.arange(len(values)), raw_rows.list_lengths(values))
+    is_there = elements.is_valid().to_numpy(zero_copy_only=False)
+    lengths = np.bincount(list_of[is_there], minlength=len(values))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets, mask=np.append(lengths == 0, False)), elements.drop_null())
 
 
 def nan_to_null(values: Any) -> Any:

@@ -107,4 +107,6 @@ def _split_name(name: str) -> tuple[str, str]:
 def _arrow_type(text: str) -> pa.DataType:
     if text.startswith("timestamp"):
         return pa.timestamp("us", tz="UTC")
+    if text.startswith("list<"):
+        return pa.list_(_arrow_type(text[5:-1]))
     return pa.bool_() if text == "bool" else getattr(pa, text)()

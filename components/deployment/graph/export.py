@@ -76,7 +76,7 @@ def _pool(parts: Parts, vectors: str, workflow: FeatureWorkflow) -> None:
     axis, one = parts.constant("places_axis", np.array([1])), parts.constant("one_element", np.array(1, np.float32))
     missing = parts.constant("no_element", np.array(MISSING_CATEGORY))
     absent = parts.node("Equal", [CATEGORICAL_INPUT, missing], "is_absent")
-    excluded = parts.constant("places_excluded", np.isin(features.place_names, workflow.excluded))
+    excluded = parts.constant("places_excluded", np.isin(features.place_features, workflow.excluded))
     present = parts.node("Not", [parts.node("Or", [absent, excluded], "is_left_out")], "is_present")
     weights = parts.node("Cast", [present], "weights", to=TensorProto.FLOAT)
 

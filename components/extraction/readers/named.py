@@ -1,24 +1,27 @@
 """A user's files, with columns under the user's own names: Parquet, or text with a header; see `ColumnNames`.
 
-Numeric features are finite numbers; categories whole numbers, in text decimal ones, or words; the label is 0 or 1, or a
-boolean. A time is a timestamp, which without a zone is UTC, or seconds since the epoch. Columns that nobody named are
-not read.
+Numeric features are finite numbers; categories whole numbers, in text decimal ones, or words; lists Parquet's lists of
+them, in text one field with `|` between elements; the label is 0 or 1, or a boolean. A time is a timestamp, which
+without a zone is UTC, or seconds since the epoch. Columns that nobody named are not read.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.contracts.features import Features
-from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
+from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW, list_lengths
 from components.contracts.recommender import Recommender
+from components.extraction.columns import is_list
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import (
     BATCH_ROWS,
@@ -27,6 +30,7 @@ from components.extraction.raw_schema import (
     TIME_TYPE,
     categories,
     find_malformed,
+    in_lists,
     lake_schema,
     nan_to_null,
     open_parquet,
@@ -40,6 +44,8 @@ from components.extraction.readers.text import TextColumn, TextFile, TextLayout,
 from components.runtime.errors import ContractError, first_line
 
 DELIMITERS = (",", "\t", ";")
+SEPARATOR = "|"
+"""Between the elements of a list in a text."""
 MAX_SECONDS = 1e11
 """Of a time, about the year 5138: milliseconds since the epoch are more."""
 _MISSING = ("", "nan", "NaN", "null", "NULL")
@@ -107,12 +113,16 @@ def text_file(path: Path, layout: TextLayout, recommender: Recommender, *, with_
 
 
 def _text_column(raw: str, field: str, features: Features) -> TextColumn:
+    parse: Callable[[Any], Any]
     if raw in features.numeric:
         return TextColumn(field, _parse_numbers, "a finite number or nothing", is_required=False)
-    if raw in features.categorical:
+    if raw in (*features.categorical, *features.lists):
+        parse, expected = _parse_integers, "a whole number of 64 bits"
         if raw in features.words:
-            return TextColumn(field, _parse_names, "a text in UTF-8 or nothing", is_required=False)
-        return TextColumn(field, _parse_integers, "a whole number of 64 bits or nothing", is_required=False)
+            parse, expected = _parse_names, "a text in UTF-8"
+        if raw in features.lists:
+            parse, expected = partial(_parse_lists, parse), f"{expected}, or more with | between,"
+        return TextColumn(field, parse, f"{expected} or nothing", is_required=False)
     parse, expected = {
         LABEL: (_parse_labels, "0, 1, true or false"),
         REQUEST_ID: (_parse_names, "a text"),
@@ -137,6 +147,19 @@ def _parse_integers(distinct: Any) -> Any:
     found = pc.replace_substring_regex(matching(distinct, _WHOLE), r"\.0*$|^\+", "")
     in_range = [None if text is None or not -(2**63) <= int(text) < 2**63 else int(text) for text in found.to_pylist()]
     return pa.array(in_range, pa.int64())
+
+
+def _parse_lists(parse: Callable[[Any], Any], distinct: Any) -> Any:
+    """Lists of what `parse` makes of their elements; null where one of these is malformed."""
+    split = pc.split_pattern(distinct, SEPARATOR)
+    parts = split.flatten()
+    elements, is_missing = parse(parts), pc.is_in(parts, value_set=pa.array(_MISSING, parts.type))
+    is_wrong = pc.and_not(elements.is_null(), is_missing).to_numpy(zero_copy_only=False)
+    list_of = np.repeat(np.arange(len(split)), list_lengths(split))
+    has_wrong = pa.array(np.isin(np.arange(len(split)), list_of[is_wrong]))
+    elements = pc.if_else(is_missing, pa.scalar(None, elements.type), elements)
+    lists = pa.ListArray.from_arrays(split.offsets, elements)
+    return pc.if_else(has_wrong, pa.scalar(None, lists.type), lists)
 
 
 def _parse_rows(distinct: Any) -> Any:
@@ -230,6 +253,15 @@ class NamedParquet:
         Raises:
             ContractError: they are of a type that cannot be, or one of them cannot.
         """
+        wanted = lake_schema(self.features).field(raw).type
+        if raw not in self.features.lists:
+            return self._conform_values(raw, wanted, values)
+        if not (is_list(values.type) or pa.types.is_null(values.type)):
+            raise self._unfit(raw, values, "lists")
+        return in_lists(values, partial(self._conform_values, raw, wanted.value_type))
+
+    def _conform_values(self, raw: str, wanted: Any, values: Any) -> Any:
+        """The values of a column, or the elements of a list, in the type `wanted`."""
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
         if pa.types.is_floating(values.type):
@@ -243,9 +275,9 @@ class NamedParquet:
                 return self._times(values)
             if is_word:
                 return texts(values)
-            if raw in self.features.categorical and pa.types.is_boolean(values.type):
+            if raw in (*self.features.categorical, *self.features.lists) and pa.types.is_boolean(values.type):
                 return categories(values)
-            return values.cast(lake_schema(self.features).field(raw).type, safe=raw not in self.features.numeric)
+            return values.cast(wanted, safe=raw not in self.features.numeric)
         except pa.ArrowException as error:
             raise self._unfit(raw, values, f"{expected}: {first_line(error)}") from error
 

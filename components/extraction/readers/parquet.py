@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from components.extraction.raw_schema import (
     KEY_COLUMNS,
     categories,
     find_malformed,
+    in_lists,
     lake_schema,
     nan_to_null,
     open_parquet,
@@ -118,29 +119,35 @@ class RawParquet:
         """The batch in the exact types of the schema."""
         columns = {}
         for field in [self._schema.field(name) for name in found.schema.names]:
-            values = found.column(field.name)
-            if pa.types.is_floating(values.type):  # also where categories are wanted: pandas has no other null for them
-                values = nan_to_null(values)
-            if pa.types.is_dictionary(values.type):
-                values = values.cast(values.type.value_type)
-            is_category = field.name in self.features.categorical
-            if is_category or values.type != field.type:
-                try:
-                    # Of whole numbers a text that looks like one is taken, and reported (`columns`).
-                    holds_words = field.name in self.features.words
-                    if is_category and (holds_words or pa.types.is_boolean(values.type)):
-                        if self.words and holds_words and not pa.types.is_integer(values.type):
-                            self.words.add(field.name, texts(values))
-                        values = texts(values) if field.type == pa.string() else categories(values)
-                    else:
-                        values = values.cast(field.type)
-                        values = categories(values) if is_category and not self.with_words else values
-                except pa.ArrowException as error:
-                    raise ContractError(
-                        f"{self.path} has {field.name} of type {values.type}, expected {field.type}: {error}"
-                    ) from error
-            columns[field.name] = values
+            values, name = found.column(field.name), field.name
+            try:
+                if name in self.features.lists:
+                    convert = partial(self._conform_values, name, field.type.value_type)
+                    columns[name] = in_lists(values, convert)
+                else:
+                    columns[name] = self._conform_values(name, field.type, values)
+            except pa.ArrowException as error:
+                raise ContractError(
+                    f"{self.path} has {name} of type {values.type}, expected {field.type}: {error}"
+                ) from error
         return raw_batch(columns, self._schema)
+
+    def _conform_values(self, name: str, wanted: Any, values: Any) -> Any:
+        """The values of a column, or the elements of a list, in the type `wanted` of the schema."""
+        if pa.types.is_floating(values.type):  # also where categories are wanted: pandas has no other null for them
+            values = nan_to_null(values)
+        if pa.types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
+        if name not in (*self.features.categorical, *self.features.lists):
+            return values.cast(wanted) if values.type != wanted else values
+        # Of whole numbers a text that looks like one is taken, and reported (`columns`).
+        holds_words = name in self.features.words
+        if holds_words or pa.types.is_boolean(values.type):
+            if self.words and holds_words and not pa.types.is_integer(values.type):
+                self.words.add(name, texts(values))
+            return texts(values) if wanted == pa.string() else categories(values)
+        values = values.cast(wanted)
+        return values if self.with_words else categories(values)
 
     def _may_hold(self, group: Any) -> bool:
         """Whether a row group can hold a row of ours, by its statistics; True where there are none."""

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
-from components.contracts.features import CategoricalOptions, Features
-from components.contracts.raw_rows import ColumnNames
+from components.contracts.features import CategoricalOptions, Features, ListOptions
+from components.contracts.raw_rows import ColumnNames, category_matrix
 from components.contracts.recommender import Recommender
 from components.contracts.words import read_words
 from components.extraction.backfill import backfill
@@ -461,3 +461,91 @@ def test_extraction_notes_the_words_of_a_lake_but_no_users(tmp_path):
     assert list(json.loads((tmp_path / "out" / "words.json").read_text())["item"]) == ["red shoe", "hat"]
     write_lake(tmp_path / "numbers", shop_rows(60), SHOP)
     assert extracted(tmp_path / "numbers", SHOP, tmp_path / "no words").words_uri is None
+
+
+LISTS = Features(
+    numeric=(),
+    categorical=("item",),
+    lists=("tags", "last", "seen"),
+    categorical_options={"item": CategoricalOptions(type="string")},
+    list_options={
+        "tags": ListOptions(type="string", max=2, keep="oldest"),
+        "last": ListOptions(max=2, table="item"),
+        "seen": ListOptions(max=3),
+    },
+)
+WORD_LISTS = [["red", "", "07", "7"], [], None, ["a b"], [None], ["red", None, "red"], ["-5"]]
+NUMBER_LISTS = [[1, 2**52, 3, -1], None, [], [7], [None, 5, None], [2**63 - 1], [None]]
+
+
+@pytest.mark.parametrize("form", ["lake", "parquet", "large", "bytes", "categories", "csv"])
+def test_a_lake_keeps_lists_of_every_form_and_its_readers_see_the_categories_of_their_elements(form, tmp_path):
+    rows = [
+        {"label": i % 2, "item": "x", "tags": tags, "last": tags, "seen": seen}
+        | {"request_id": f"q{i}", "row": 0, "event_time": DAY}
+        for i, (tags, seen) in enumerate(zip(WORD_LISTS, NUMBER_LISTS))
+    ]
+    words = [[hashed(e) if e != "7" else 7 for e in each or () if e] or None for each in WORD_LISTS]
+    numbers = [
+        [e if 0 <= e < 2**52 else hashed(str(e)) for e in each or () if e is not None] or None for each in NUMBER_LISTS
+    ]
+    if form == "csv":
+        with open(path := tmp_path / "clicks.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            for row in rows:
+                texts = {n: "|".join("" if e is None else str(e) for e in row[n] or ()) for n in LISTS.lists}
+                writer.writerow({**row, **texts, "event_time": row["event_time"].isoformat()})
+    else:
+        table = pa.Table.from_pylist(rows)
+        kinds = {"large": pa.large_list(pa.large_string()), "bytes": pa.list_(pa.binary())}
+        for name in ("tags", "last"):
+            array = table[name].cast(kinds[form]) if form in kinds else table[name]
+            array = pa.array(words, pa.list_(pa.int64())) if form == "categories" else array
+            table = table.set_column(table.schema.names.index(name), name, array)
+        table = table.rename_columns({"label": "clicked"} if form in ("parquet", "large", "bytes") else {})
+        pq.write_table(table, path := tmp_path / "clicks.parquet")
+    named = ColumnNames(label="clicked") if form in ("parquet", "large", "bytes") else ColumnNames()
+    described = recommender(LISTS, data=named)
+    settings = IngestSettings(max_rows=None, lake_fraction=1.0, max_malformed_fraction=0.0)
+    ingest([path], described, lake=str(tmp_path / "lake"), replay=tmp_path / "replay", settings=settings)
+    (in_lake,) = (tmp_path / "lake").rglob("*.parquet")
+    kept = pq.read_table(in_lake, partitioning=None)
+    if form != "categories":
+        assert [[e for e in each or () if e] for each in kept["tags"].to_pylist()] == [
+            [e for e in each or () if e] for each in WORD_LISTS
+        ]
+    assert [[e for e in each or () if e is not None] for each in kept["seen"].to_pylist()] == [
+        [e for e in each or () if e is not None] for each in NUMBER_LISTS
+    ]
+    with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
+        (batch,) = RawParquet(path=in_lake, features=LISTS).batches(malformed)
+    assert (malformed.num_rows, malformed.schema_mismatches) == (0, [])
+    assert [batch.column(name).to_pylist() for name in LISTS.lists] == [words, words, numbers]
+    expected = [
+        [hashed("x"), *padded((tags or [])[:2], 2), *padded((tags or [])[-2:], 2), *padded((seen or [])[-3:], 3)]
+        for tags, seen in zip(words, numbers)
+    ]
+    assert category_matrix(batch, LISTS).tolist() == expected
+    assert category_matrix(batch.slice(3), LISTS).tolist() == expected[3:]
+
+
+def padded(elements, size):
+    return [*elements, *[-1] * (size - len(elements))]
+
+
+def test_a_list_with_a_malformed_element_and_a_column_of_no_lists_are_told(tmp_path):
+    (tmp_path / "clicks.csv").write_text("label,item,tags,last,seen\n1,a,b,c,1|x\n0,a,b,c,1|2\n" + "0,a,b,c,\n" * 200)
+    files, malformed = [tmp_path / "clicks.csv"], tmp_path / "replay.malformed_rows.jsonl"
+    settings = IngestSettings(last_day=DAY.date(), days=1, max_rows=None, lake_fraction=1.0, max_malformed_fraction=0.1)
+    ingest(files, recommender(LISTS), lake=str(tmp_path / "lake"), replay=tmp_path / "replay", settings=settings)
+    assert (
+        "seen is '1|x', expected a whole number of 64 bits, or more with | between, or nothing" in malformed.read_text()
+    )
+    (path,) = (tmp_path / "lake").rglob("*.parquet")
+    table = pq.read_table(path, partitioning=None)
+    pq.write_table(table.set_column(table.schema.names.index("seen"), "seen", pa.array([1] * len(table))), path)
+    with pytest.raises(ContractError, match="has seen of type int64, expected list<.*int64>: they are no lists"):
+        extracted(tmp_path / "lake", LISTS, tmp_path / "out")
+    with pytest.raises(ContractError, match="columns name last and not its table item"):
+        excluded_columns(["last", "seen"], LISTS)
