@@ -287,15 +287,19 @@ class Features:
 
     @property
     def place_names(self) -> tuple[str, ...]:
-        """The name of each place, where places are columns: a categorical feature's own, or see `PLACE`."""
-        return self.categorical + tuple(
-            PLACE.format(name=name, number=i) for name in self.lists for i in range(self.list_options_of(name).max)
-        )
+        """The name of each place, where places are columns."""
+        return self.categorical + tuple(place for name in self.lists for place in self.places_of(name))
 
     @property
     def place_features(self) -> tuple[str, ...]:
         """The feature of each place."""
-        return self.categorical + tuple(name for name in self.lists for _ in range(self.list_options_of(name).max))
+        return self.categorical + tuple(name for name in self.lists for _ in self.places_of(name))
+
+    def places_of(self, name: str) -> tuple[str, ...]:
+        """The names of the places of a categorical feature, which is its own, or of a list, see `PLACE`."""
+        if name in self.categorical:
+            return (name,)
+        return tuple(PLACE.format(name=name, number=i) for i in range(self.list_options_of(name).max))
 
     def list_options_of(self, name: str) -> ListOptions:
         """The options of the list `name`."""

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY, Features
+from components.contracts.features import Features
 from components.contracts.manifests import Model, Release
 from components.contracts.raw_rows import (
     MODEL_VERSION,
@@ -33,6 +33,7 @@ from components.contracts.raw_rows import (
     SCORE,
     SHADOW_SCORE,
     SHADOW_VERSION,
+    category_matrix,
     feature_matrix,
 )
 from components.deployment.graph.export import export
@@ -276,7 +277,7 @@ def _logged_rows_of(file: Any, archived: ArchivedFile, *, version: int, features
                     rows = GoldenRows(
                         features=features,
                         dense=feature_matrix(taken, features.numeric, "float32", missing=np.nan),
-                        categorical=feature_matrix(taken, features.categorical, "int64", missing=MISSING_CATEGORY),
+                        categorical=category_matrix(taken, features),
                         expected=feature_matrix(taken, [score_column], "float32", missing=np.nan).ravel(),
                     )
                     yield LoggedRows(file=archived.name, positions=position + at, log=taken, rows=rows)

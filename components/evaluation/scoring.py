@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.hugectr_folder import FILE_LIST, listed_files
 from components.contracts.manifests import Model, Release
-from components.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID, feature_matrix
+from components.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID, category_matrix, feature_matrix
 from components.contracts.serving import PROBABILITY_OUTPUT, named_inputs
 from components.contracts.workflow import OOV_ID
 from components.models.configs import config_from_document
@@ -52,7 +52,7 @@ class RawBatch(NamedTuple):
     dense: NDArray[np.float32]
     """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
-    """[n, c], `MISSING_CATEGORY` = missing."""
+    """[n, `Features.places`], `MISSING_CATEGORY` = missing."""
 
 
 class EncodedBatch(NamedTuple):
@@ -62,7 +62,7 @@ class EncodedBatch(NamedTuple):
     dense: NDArray[np.float32]
     """[n, d], normalised."""
     ids: NDArray[np.int64]
-    """[n, c], slot-local."""
+    """[n, `Features.places`], slot-local."""
 
 
 ScoreEncoded = Callable[[EncodedBatch], NDArray[np.float32]]
@@ -167,13 +167,14 @@ def score_holdout(
         counts: Rows of both folders according to their manifests.
         score_candidate: See `candidate_scorer`.
         score_champion: See `champion_scorer`; None if nothing is live.
-        slot_sizes: Number of ids per categorical column.
-        new_ids: Per column, the ids that got their category in this round.
+        slot_sizes: Number of ids per slot.
+        new_ids: Per slot, the ids that got their category in this round.
     """
     raw, encoded = local_path(raw_uri), local_path(encoded_uri)
     logger.info("scoring %d held-out rows", check_counts(raw, encoded, counts))
     labels, event_seconds, requests, positions, champion, categories = _raw_columns(raw, features, score_champion)
-    is_new = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
+    of_slots = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
+    is_new = [of_slots[slot] for slot in features.places.slots]
     encoded_labels, candidate, new, unknown = _columns(
         (
             (
@@ -219,7 +220,7 @@ def _raw_columns(folder: Path, features: Features, score_champion: ScoreRaw | No
                 batch.requests,
                 batch.positions,
                 score_champion(batch) if score_champion else np.zeros(0, np.float32),
-                batch.categorical,
+                batch.categorical[:, : len(features.categorical)],
             )
             for batch in raw_batches(folder, features)
         ),
@@ -296,17 +297,17 @@ def raw_batches(folder: Path, features: Features, batch_rows: int = BATCH_ROWS) 
             requests=_numbered(batch.column(REQUEST_ID), numbers),
             positions=feature_matrix(batch, [POSITION], "int32", missing=0)[:, 0],
             dense=feature_matrix(batch, features.numeric, "float32", missing=np.nan),
-            categorical=feature_matrix(batch, features.categorical, "int64", missing=MISSING_CATEGORY),
+            categorical=category_matrix(batch, features),
         )
 
 
 def encoded_batches(folder: Path, features: Features, batch_rows: int = BATCH_ROWS) -> Iterator[EncodedBatch]:
     """The encoded rows of `folder` in order."""
-    for batch in column_batches(folder, [LABEL, *features.dense_inputs, *features.categorical], batch_rows):
+    for batch in column_batches(folder, [LABEL, *features.dense_inputs, *features.place_names], batch_rows):
         yield EncodedBatch(
             labels=_labels(batch),
             dense=feature_matrix(batch, features.dense_inputs, "float32", missing=np.nan),
-            ids=feature_matrix(batch, features.categorical, "int64", missing=MISSING_CATEGORY),
+            ids=feature_matrix(batch, features.place_names, "int64", missing=MISSING_CATEGORY),
         )
 
 

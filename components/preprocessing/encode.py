@@ -119,29 +119,32 @@ def verify_file(path: Path, columns: Features, slot_sizes: list[int]) -> int:
     """Proves that one file is in HugeCTR's form; gives its number of rows.
 
     Raises:
-        PermanentError: a wrong column or type, a null, a value that is not finite, or an id outside [1, slot size).
+        PermanentError: a wrong column or type, a null, a value that is not finite, or an id outside its slot; padding
+            (0) stands in places of lists alone.
     """
     file = pq.ParquetFile(path)
     found = {field.name: str(field.type) for field in file.schema_arrow}
-    types = {**dict.fromkeys((LABEL, *columns.dense_inputs), "float"), **dict.fromkeys(columns.categorical, "int64")}
+    types = {**dict.fromkeys((LABEL, *columns.dense_inputs), "float"), **dict.fromkeys(columns.place_names, "int64")}
     if list(found.items()) != list(types.items()):
         raise PermanentError(f"columns of {path} are {found}, expected {types} in this order")
-    sizes = dict(zip(columns.categorical, slot_sizes))
+    sizes = dict(zip(columns.place_names, (slot_sizes[slot] for slot in columns.places.slots)))
     for batch in file.iter_batches():
         for name, column in zip(types, batch.columns):
             if column.null_count:
                 raise PermanentError(f"column {name} of {path} has {column.null_count} nulls, expected none")
-            _verify_values(path, name, column.to_numpy(), slot_size=sizes.get(name))
+            least = 1 if name in columns.categorical else 0
+            _verify_values(path, name, column.to_numpy(), slot_size=sizes.get(name), least=least)
     return int(file.metadata.num_rows)
 
 
-def _verify_values(path: Path, name: str, values: Any, *, slot_size: int | None) -> None:
+def _verify_values(path: Path, name: str, values: Any, *, slot_size: int | None, least: int) -> None:
     if slot_size is None:
         if wrong := int(np.count_nonzero(~np.isfinite(values))):
             raise PermanentError(f"column {name} of {path} has {wrong} values that are not finite, expected none")
-    elif values.min() < 1 or values.max() >= slot_size:
+    elif values.min() < least or values.max() >= slot_size:
         raise PermanentError(
-            f"column {name} of {path} has ids from {values.min()} to {values.max()}, expected 1 to {slot_size - 1}"
+            f"column {name} of {path} has ids from {values.min()} to {values.max()}, expected {least} to "
+            f"{slot_size - 1}"
         )
 
 
@@ -154,7 +157,7 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
     raw = read_partition(partition, first_rows=COMPARED_ROWS)
     written = next(pq.ParquetFile(path).iter_batches(batch_size=len(raw))).to_pandas()
     columns = features.features
-    numeric, categorical = list(columns.numeric), list(columns.categorical)
+    numeric, categorical = list(columns.numeric), list(columns.place_names)
     categories = raw[categorical].fillna(MISSING_CATEGORY).to_numpy().astype(np.int64)
     wrong_ids = np.count_nonzero(features.encode_categorical(categories) != written[categorical].to_numpy())
     dense = features.encode_dense(raw[numeric].to_numpy().astype(np.float32))

@@ -41,7 +41,7 @@ from components.preprocessing.vocabularies import Column, next_column, unseen_co
 
 
 def statistics_of(partitions: list[Partition], *, with_moments: bool) -> tuple[dict[str, Counts], Moments]:
-    """Category counts of the rows, and moments of their dense columns before scaling if asked for: the fitted graph.
+    """Category counts of the rows by slot, and moments of dense columns before scaling if asked for: the fitted graph.
 
     Args:
         partitions: At least one.
@@ -50,8 +50,11 @@ def statistics_of(partitions: list[Partition], *, with_moments: bool) -> tuple[d
     features = partitions[0].features
     numeric = features.numeric if with_moments else ()
     is_logged = {name: features.options_of(name).is_logged for name in numeric}
-    statistics = operators.WindowStatistics(features.categorical, is_logged)
-    inputs = [list(features.categorical)] * bool(features.categorical) + unscaled(features, numeric)
+    slots: dict[str, list[str]] = {name: [] for name in features.slots}
+    for name, slot in zip(features.place_names, features.places.slots):
+        slots[features.slots[slot]].append(name)
+    statistics = operators.WindowStatistics(slots, is_logged)
+    inputs = [list(features.place_names)] * bool(features.place_names) + unscaled(features, numeric)
     if not inputs:
         return {}, {}
     workflow = nvt.Workflow(_joined(inputs) >> statistics)
@@ -82,8 +85,8 @@ def next_workflow(
         excluded: Features that the rows all lack, and that what is fitted always takes as missing.
     """
     counts, moments = statistics
-    before = parent.columns if parent else [unseen_column(np.zeros(0, np.int64))] * len(of.categorical)
-    after = [next_column(column, *counts[name], now=now, rules=rules) for name, column in zip(of.categorical, before)]
+    before = parent.columns if parent else [unseen_column(np.zeros(0, np.int64))] * len(of.slots)
+    after = [next_column(column, *counts[name], now=now, rules=rules) for name, column in zip(of.slots, before)]
     means, stds = (parent.features.means, parent.features.stds) if parent else _fitted(moments, of)
     features = FeatureWorkflow(
         features=of,
@@ -99,7 +102,7 @@ def next_workflow(
 def explicit_workflow(features: FeatureWorkflow, storage: Path) -> Any:
     """The NVTabular workflow that computes what `features` says; its category files lie below `storage`."""
     columns = features.features
-    categorify = DistinctCategorify(_write_vocabularies(features, storage), folder=storage)
+    categorify = DistinctCategorify(_write_vocabularies(features, storage), columns, folder=storage)
     normalize = ops.Normalize(out_dtype=np.float32)
     # A float32 scalar written as a Python float keeps the arithmetic in float32.
     normalize.means = dict(zip(columns.numeric, map(float, features.means)))
@@ -111,8 +114,10 @@ def explicit_workflow(features: FeatureWorkflow, storage: Path) -> Any:
         if columns.indicated:
             dense += _present(columns.indicated, features.excluded) >> IsMissing()
         outputs.append(dense[list(columns.dense_inputs)])
-    if columns.categorical:
-        outputs.append(_present(columns.categorical, features.excluded) >> categorify)
+    if columns.place_names:
+        places = zip(columns.place_names, columns.place_features)
+        left_out = tuple(place for place, name in places if name in features.excluded)
+        outputs.append(_present(columns.place_names, left_out) >> categorify)
     return nvt.Workflow(_joined(outputs)).fit_schema(_input_schema(columns))
 
 
@@ -121,7 +126,7 @@ def write_encoded(workflow: Any, partitions: list[Partition], *, folder: Path, n
     encoded = workflow.transform(_dataset(partitions))
     encoded.schema = _movable(encoded.schema)
     features = partitions[0].features
-    columns = {"cats": list(features.categorical), "conts": list(features.dense_inputs), "labels": [LABEL]}
+    columns = {"cats": list(features.place_names), "conts": list(features.dense_inputs), "labels": [LABEL]}
     encoded.to_parquet(str(folder), output_files=names, **columns)
 
 
@@ -162,7 +167,7 @@ def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, s
     folder = storage / "categories"
     folder.mkdir(parents=True)
     paths = {}
-    for i, (name, values) in enumerate(zip(features.features.categorical, features.vocabularies)):
+    for i, (name, values) in enumerate(zip(features.features.slots, features.vocabularies)):
         # NVTabular cannot encode with an empty vocabulary; this value, which no raw row holds, stands in for it.
         listed = _without_tombstones(values) if len(values) else np.array([MISSING_CATEGORY])
         frame = pd.DataFrame({stored_name(name): listed}, index=pd.RangeIndex(FIRST_ID, FIRST_ID + len(listed)))

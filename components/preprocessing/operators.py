@@ -9,7 +9,7 @@ machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from nvtabular import ops
 from nvtabular.ops import StatOperator
 
-from components.contracts.features import INDICATOR
-from components.contracts.workflow import MISSING_ID
+from components.contracts.features import INDICATOR, Features
+from components.contracts.workflow import MISSING_ID, PADDING_ID
 
 FIXED_POINT_BITS = 32
 """Logged values are summed as integers of 2^-32: float32 is exact in them from 2^-8 on, and a sum of integers is the
@@ -33,7 +33,7 @@ _SMALLEST_BITS = 149
 _MERGED_AT_A_TIME = 8
 
 Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Distinct values of a column, ascending, and how often each occurs."""
+"""Distinct values of a column or a slot, ascending, and how often each occurs."""
 
 
 class Moment(NamedTuple):
@@ -64,23 +64,23 @@ Moments = dict[str, Moment]
 
 
 class WindowStatistics(StatOperator):  # type: ignore[misc]
-    """What a round must know of its rows: how often each category occurs, and the moments of the dense columns.
+    """What a round must know of its rows: how often each slot's categories occur, and the moments of dense columns.
 
     In place of `Categorify.fit`, which sorts and writes a file per column, and `Normalize.fit`, whose float64 sums
     depend on how rows are divided: partial results of these are merged over partitions and processes without loss.
     """
 
-    def __init__(self, categorical: tuple[str, ...], dense: Mapping[str, bool]) -> None:
-        """Takes the columns to count, and those to sum with whether the values are logarithms."""
+    def __init__(self, slots: Mapping[str, Sequence[str]], dense: Mapping[str, bool]) -> None:
+        """Takes the columns of each slot, and those to sum with whether the values are logarithms."""
         super().__init__()
-        self.categorical, self.dense = categorical, dense
+        self.slots, self.dense = slots, dense
         self.counts: dict[str, Counts] = {}
         self.moments: Moments = {}
 
     def fit(self, col_selector: Any, ddf: Any) -> Any:
         """The statistics of all partitions, not computed yet; few partial results are held at a time."""
         chunk, merge = dask.delayed(_statistics, pure=False), dask.delayed(merged, pure=False)
-        found = [chunk(part, self.categorical, self.dense) for part in ddf.to_delayed()]
+        found = [chunk(part, self.slots, self.dense) for part in ddf.to_delayed()]
         while len(found) > 1:
             groups = range(0, len(found), _MERGED_AT_A_TIME)
             found = [merge(found[at : at + _MERGED_AT_A_TIME]) for at in groups]
@@ -105,8 +105,10 @@ def merged(found: list[tuple[dict[str, Counts], Moments]]) -> tuple[dict[str, Co
     return counts, {name: _merged_moments([each[name] for _, each in found]) for name in found[0][1]}
 
 
-def _statistics(df: Any, categorical: tuple[str, ...], dense: Mapping[str, bool]) -> tuple[dict[str, Counts], Moments]:
-    counts = {name: _counts(df[name].to_numpy()) for name in categorical}
+def _statistics(
+    df: Any, slots: Mapping[str, Sequence[str]], dense: Mapping[str, bool]
+) -> tuple[dict[str, Counts], Moments]:
+    counts = {slot: _merged_counts([_counts(df[name].to_numpy()) for name in of]) for slot, of in slots.items()}
     return counts, {name: _moments(df[name].to_numpy(), is_logged=is_logged) for name, is_logged in dense.items()}
 
 
@@ -189,10 +191,15 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
     It also takes a partition in which a column has no value at all, where NVTabular 23.8 raises.
     """
 
-    def __init__(self, vocabularies: dict[str, str], *, folder: Path) -> None:
-        """Takes the file of each column, whose category column is named by `stored_name`, and their folder."""
-        super().__init__(vocabs={stored_name(name): path for name, path in vocabularies.items()}, out_path=str(folder))
-        self.storage_name = {name: stored_name(name) for name in vocabularies}
+    def __init__(self, vocabularies: dict[str, str], features: Features, *, folder: Path) -> None:
+        """Takes the file of each slot, whose category column is named by `stored_name`, what looks up, and the folder.
+
+        The columns are the features' places; in the place of a list a missing value is padding.
+        """
+        super().__init__(vocabs={stored_name(slot): path for slot, path in vocabularies.items()}, out_path=str(folder))
+        slots = [features.slots[number] for number in features.places.slots]
+        self.storage_name = {name: stored_name(slot) for name, slot in zip(features.place_names, slots)}
+        self._absent = {name: MISSING_ID if name in features.categorical else PADDING_ID for name in self.storage_name}
 
     def transform(self, col_selector: Any, df: Any) -> Any:
         """The ids of `df`, int64."""
@@ -201,9 +208,9 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
 
     def _ids(self, col_selector: Any, name: str, column: Any) -> Any:
         places, distinct = _distinct(column.to_numpy())
-        ids = np.full(len(distinct) + 1, MISSING_ID, dtype=np.int64)
+        ids = np.full(len(distinct) + 1, self._absent[name], dtype=np.int64)
         if len(distinct):
-            stored = stored_name(name)
+            stored = self.storage_name[name]
             ids[:-1] = super().transform(type(col_selector)([stored]), pd.DataFrame({stored: distinct}))[stored]
         return ids[places]
 

@@ -2,7 +2,8 @@
 
 NVTabular's own Parquet reader is not used, for two reasons: it sorts files by the numbers in their names (a raw
 folder's row order is that of plain names), and a column's type depends on whether a partition holds a null. Here a
-category is always float64 (exact below 2^53, null = NaN) and a dense value float32.
+category is always float64 (exact below 2^53, null = NaN) and a dense value float32. A list is as many columns of
+categories as it has places.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.features import Features
-from components.contracts.raw_rows import LABEL, raw_types
+from components.contracts.features import MISSING_CATEGORY, Features
+from components.contracts.raw_rows import LABEL, list_matrix, raw_types
 from components.runtime.errors import ContractError, first_line
+from components.store.archived_rows import arrow_schema
 
 
 class Partition(NamedTuple):
@@ -38,7 +40,7 @@ def read_types(features: Features) -> dict[str, str]:
     return {
         LABEL: "float32",
         **dict.fromkeys(features.numeric, "float32"),
-        **dict.fromkeys(features.categorical, "float64"),
+        **dict.fromkeys(features.place_names, "float64"),
     }
 
 
@@ -86,7 +88,7 @@ def read_partition(partition: Partition, *, first_rows: int | None = None) -> An
     """
     path, groups, _, features, excluded = partition
     types = read_types(features)
-    names = [name for name in types if name not in excluded]
+    names = [name for name in (LABEL, *features.names) if name not in excluded]
     try:
         file = pq.ParquetFile(path)
         if first_rows is None:
@@ -97,12 +99,15 @@ def read_partition(partition: Partition, *, first_rows: int | None = None) -> An
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
     columns = {
-        name: np.full(table.num_rows, np.nan, dtype)
-        if name in excluded
-        else table[name].to_numpy().astype(dtype, copy=False)
-        for name, dtype in types.items()
+        name: table[name].to_numpy().astype(types[name], copy=False) for name in names if name not in features.lists
     }
-    return pd.DataFrame(columns)
+    for name in features.lists:
+        if name in names:
+            found = list_matrix(table[name].combine_chunks(), features.list_options_of(name)).astype(np.float64)
+            found[found == MISSING_CATEGORY] = np.nan
+            columns |= {place: found[:, i] for i, place in enumerate(features.places_of(name))}
+    empty = np.full(table.num_rows, np.nan)
+    return pd.DataFrame({name: columns.get(name, empty).astype(dtype, copy=False) for name, dtype in types.items()})
 
 
 def read_lazily(partitions: list[Partition]) -> Any:
@@ -140,9 +145,8 @@ def open_raw(path: Path, features: Features, columns: Iterable[str]) -> Any:
         raise unreadable(path, error) from error
     schema, types = file.schema_arrow, raw_types(features)
     for name in columns:
-        found = str(schema.field(name).type) if name in schema.names else "absent"
-        found = "float32" if found == "float" else found
-        if found != types[name]:
+        found = schema.field(name).type if name in schema.names else "absent"
+        if found != arrow_schema(types).field(name).type:
             raise ContractError(f"column {name} of {path} is {found}, expected {types[name]}")
     return file
 

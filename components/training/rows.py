@@ -44,7 +44,7 @@ class Rows:
     dense: NDArray[np.float32]
     """Normalised values, [n, numeric columns]."""
     ids: NDArray[np.int32]
-    """Slot-local ids, [n, categorical columns]."""
+    """Slot-local ids, [n, `Features.places`]."""
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -112,7 +112,7 @@ def _map_nameless_files(folder: Path, num_rows: int, features: Features) -> Rows
         return Rows(
             labels=mapped(np.float32, num_rows),
             dense=mapped(np.float32, num_rows, len(features.dense_inputs)),
-            ids=mapped(np.int32, num_rows, len(features.categorical)),
+            ids=mapped(np.int32, num_rows, len(features.place_names)),
         )
     except OSError as error:
         raise PermanentError(f"decoded rows cannot be written to {folder}: {error.strerror}") from error
@@ -149,7 +149,7 @@ def _decode_folder(folder: RowFolder, into: Rows, slot_sizes: list[int]) -> None
 def _read_metadata(path: Path, features: Features) -> Any:
     with _unreadable_is_contract_error(path):
         metadata = pq.read_metadata(path, memory_map=True)
-    if missing := {LABEL, *features.dense_inputs, *features.categorical} - set(metadata.schema.names):
+    if missing := {LABEL, *features.dense_inputs, *features.place_names} - set(metadata.schema.names):
         raise ContractError(f"{path} has no columns {sorted(missing)}")
     return metadata
 
@@ -170,7 +170,7 @@ def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
         _unreadable_is_contract_error(group.path),
         pq.ParquetFile(group.path, metadata=group.metadata, memory_map=True) as file,
     ):
-        columns = [LABEL, *group.features.dense_inputs, *group.features.categorical]
+        columns = [LABEL, *group.features.dense_inputs, *group.features.place_names]
         yield from file.iter_batches(_DECODED_ROWS, row_groups=[group.number], columns=columns, use_threads=False)
 
 
@@ -201,8 +201,9 @@ def _decode(batch: Any, into: Rows, slot_sizes: list[int], *, features: Features
     for name, values in zip(features.dense_inputs, dense):
         if not np.isfinite(values).all():
             raise ContractError(f"column {name} of {source} holds NaN or infinity, expected finite values")
-    ids = [column(name, pa.int64(), np.int64) for name in features.categorical]
-    for name, size, values in zip(features.categorical, slot_sizes, ids):
+    ids = [column(name, pa.int64(), np.int64) for name in features.place_names]
+    sizes = (slot_sizes[slot] for slot in features.places.slots)
+    for name, size, values in zip(features.place_names, sizes, ids):
         if len(values) and (values.min() < 0 or values.max() >= size):
             raise ContractError(f"ids of {name} in {source} are {values.min()}..{values.max()}, expected 0..{size - 1}")
     into.labels[:] = labels

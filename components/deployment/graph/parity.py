@@ -8,7 +8,8 @@ the rows goes with the version as its golden rows, so that a served model can be
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 
 from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.manifests import RawDataset, Verdict
-from components.contracts.raw_rows import feature_matrix
+from components.contracts.raw_rows import category_matrix, feature_matrix
+from components.contracts.recommender import settings_of
 from components.contracts.serving import MAX_BATCH_ROWS, PROBABILITY_OUTPUT, named_inputs
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, first_line
@@ -30,8 +32,8 @@ MAX_ROWS = 20_000
 """Held-out rows compared, from the oldest."""
 NUM_GOLDEN_ROWS = 64
 _ARRAYS = ("dense", "categorical", "expected")
-_NAMES = {"numeric": "numeric_names", "categorical": "categorical_names"}
-"""Name, in the file of golden rows, of each kind of feature's names."""
+_FEATURES = "features"
+"""Name, in the file of golden rows, of their features as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,11 +41,11 @@ class GoldenRows:
     """Raw rows with the probabilities that the training side gave them."""
 
     features: Features
-    """Names of the columns."""
+    """What the columns are."""
     dense: NDArray[np.float32]
     """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
-    """[n, c], `MISSING_CATEGORY` = missing."""
+    """[n, `Features.places`], `MISSING_CATEGORY` = missing."""
     expected: NDArray[np.float32]
     """[n]."""
 
@@ -66,14 +68,14 @@ class GoldenRows:
         found = {name: None if np.isnan(value) else value for name, value in zip(self.features.numeric, dense)}
         return found | {
             name: None if value == MISSING_CATEGORY else value
-            for name, value in zip(self.features.categorical, categorical)
+            for name, value in zip(self.features.place_names, categorical)
         }
 
     def save(self, path: Path) -> None:
         """Writes the rows to `path`."""
         content = io.BytesIO()
         arrays: dict[str, Any] = {name: getattr(self, name) for name in _ARRAYS}
-        arrays |= {name: np.array(getattr(self.features, kind), str) for kind, name in _NAMES.items()}
+        arrays[_FEATURES] = np.array(json.dumps(asdict(self.features)))
         np.savez(content, **arrays)
         write_whole(path, content.getvalue())
 
@@ -84,13 +86,16 @@ class GoldenRows:
         Raises:
             ContractError: the file is absent or damaged, or its arrays are no rows.
         """
-        arrays = _read_arrays(path, "golden rows", (*_ARRAYS, *_NAMES.values()))
-        features = Features(**{kind: arrays.pop(name).tolist() for kind, name in _NAMES.items()})
+        arrays = _read_arrays(path, "golden rows", (*_ARRAYS, _FEATURES))
+        try:
+            features = settings_of(Features, json.loads(str(arrays.pop(_FEATURES))), path=_FEATURES)
+        except (ValueError, TypeError) as error:
+            raise ContractError(f"golden rows {path} have no features: {first_line(error)}") from error
         found = {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
         num_rows = arrays["expected"].size
         expected = {
             "dense": ("float32", (num_rows, len(features.numeric))),
-            "categorical": ("int64", (num_rows, len(features.categorical))),
+            "categorical": ("int64", (num_rows, len(features.place_names))),
             "expected": ("float32", (num_rows,)),
         }
         if found != expected or num_rows == 0:
@@ -129,7 +134,7 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
             with pq.ParquetFile(file) as rows:
                 for batch in rows.iter_batches(columns=list(features.names)):
                     dense.append(feature_matrix(batch, features.numeric, "float32", missing=np.nan))
-                    categorical.append(feature_matrix(batch, features.categorical, "int64", missing=MISSING_CATEGORY))
+                    categorical.append(category_matrix(batch, features))
                     count += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             raise ContractError(f"held-out rows {file} cannot be read: {first_line(error)}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
@@ -143,7 +144,7 @@ def test_golden_rows_damaged_anywhere_are_refused_or_read_as_they_were(candidate
 
 def test_arrays_that_are_no_golden_rows_are_refused(tmp_path):
     path = tmp_path / "golden.npz"
-    names = {"numeric_names": np.array(CRITEO.numeric), "categorical_names": np.array(CRITEO.categorical)}
+    names = {"features": np.array(json.dumps(dataclasses.asdict(CRITEO)))}
     dense, categorical = np.zeros((2, 12), np.float32), np.zeros((2, 26), np.int64)
     np.savez(path, dense=dense, categorical=categorical, expected=np.zeros(2), **names)
     with pytest.raises(ContractError, match=r"are .*\(2, 12\).*, expected .*\(2, 13\)"):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.features import Features, NumericOptions
+from components.contracts.features import Features, ListOptions, NumericOptions
 from components.contracts.manifests import RawDataset
 from components.contracts.recommender import Recommender
 from components.storage.uris import local_path
@@ -103,3 +105,45 @@ def test_a_round_with_other_options_than_its_parents_is_refused(write_raw, run_s
     replace(RawDataset.read(path), recommender=Recommender(name="shop", features=changed)).write(path)
     run_step(path, run="run-2", parent="m1", expect=2)
     assert "change the options of ['price']" in capsys.readouterr().err
+
+
+LISTS = Features(
+    numeric=("price",),
+    categorical=("item",),
+    lists=("last", "tags"),
+    list_options={"last": ListOptions(max=2, keep="oldest", table="item"), "tags": ListOptions(max=3, pool="sum")},
+)
+
+
+@pytest.mark.parametrize("left_out", [[], ["tags"], ["item", "last"]], ids=["all", "own table", "shared table"])
+def test_lists_count_and_encode_the_elements_that_count_by_the_vocabulary_of_their_table(
+    write_raw, run_step, reading, left_out
+):
+    random = np.random.default_rng(1)
+    lists = [[random.integers(0, 30, random.integers(0, 6)).tolist() or None for _ in range(400)] for _ in range(2)]
+    table = table_of(Features(numeric=("price",), categorical=("item",)))
+    for name, values in zip(LISTS.lists, lists):
+        table = table.append_column(name, pa.array(values, pa.list_(pa.int64())))
+    path = write_raw(table)
+    described = Recommender(name="shop", features=LISTS)
+    replace(RawDataset.read(path), recommender=described, excluded_columns=left_out).write(path)
+    encoded_set = run_step(path, partition_rows=90, processes=2)
+    last, tags = ([each or [] for each in values] for values in lists)
+    places = [[[each] for each in table["item"].to_pylist()], [each[:2] for each in last], [each[-3:] for each in tags]]
+    seen = [Counter(e for row in chain(*of) for e in row if e is not None) for of in (places[:2], places[2:])]
+    vocabularies = [[] if name in left_out else frequent(counts) for name, counts in zip(("item", "tags"), seen)]
+    assert [each.tolist() for each in reading.workflow(encoded_set).vocabularies] == vocabularies
+    files = sorted(local_path(encoded_set.train_uri).glob("*.parquet"))
+    found = pa.concat_tables([pq.read_table(file) for file in files])
+    assert found.column_names == ["label", "price", "item", "last/0", "last/1", "tags/0", "tags/1", "tags/2"]
+    for name, rows, slot, width in zip(("item", *LISTS.lists), places, (0, 0, 1), (1, 2, 3)):
+        known = {category: 3 + position for position, category in enumerate(vocabularies[slot])}
+        absent = 1 if name == "item" else 0
+        ids = [[absent if e is None or name in left_out else known.get(e, 2) for e in row] for row in rows]
+        expected = [row + [absent] * (width - len(row)) for row in ids]
+        columns = [found[each].to_pylist() for each in LISTS.places_of(name)]
+        assert [list(row) for row in zip(*columns)] == expected
+
+
+def frequent(counts):
+    return sorted((each for each, count in counts.items() if count >= 2), key=lambda each: (-counts[each], each))
