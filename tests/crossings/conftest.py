@@ -57,6 +57,7 @@ class Round:
     run: str
     manifests: dict = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
+    """Of the manifests; `valid` is that of the rows that validation handed on."""
 
     def __getattr__(self, step: str):
         try:
@@ -138,10 +139,12 @@ class Chain:
         """Runs the steps up to training and returns their manifests; with a report, all of them but validation."""
         this = Round(run)
         self._step_of(this, "extraction", lake=self.uri("lake"), parent=parent, **asked)
-        raw = this.paths["extraction"]
+        this.paths["valid"] = this.paths["extraction"]
         if validation_report is None:
-            self._step_of(this, "validation", champion="current", raw_dataset=raw)
-        self._step_of(this, "preprocessing", raw_dataset=raw)
+            this.paths["valid"] = this.paths["extraction"].with_name("valid.json")
+            flags = {"raw_dataset": this.paths["extraction"], "valid_dataset": this.paths["valid"]}
+            self._step_of(this, "validation", champion="current", **flags)
+        self._step_of(this, "preprocessing", raw_dataset=this.paths["valid"])
         inputs = {
             "training_set": this.paths["preprocessing"],
             "validation_report": validation_report or this.paths["validation"],
@@ -152,8 +155,8 @@ class Chain:
     def turn(self, run: str, *, validation_report: Path | None = None) -> Round:
         """Runs all six steps and returns their manifests; with a report, all of them but validation."""
         this = self.turn_to_training(run, validation_report=validation_report)
-        raw, encoded = this.paths["extraction"], this.paths["preprocessing"]
-        inputs = {"raw_dataset": raw, "model": this.paths["training"]}
+        encoded = this.paths["preprocessing"]
+        inputs = {"raw_dataset": this.paths["valid"], "model": this.paths["training"]}
         self._step_of(this, "evaluation", training_set=encoded, champion="current", **inputs)
         release = {"repository": self.uri("repository"), "triton_urls": "", "server": "python"}
         verdict = this.paths["evaluation"]

@@ -191,14 +191,6 @@ def test_the_monitor_finds_each_versions_own_training_statistics(chain):
         assert found.scores.counts.sum() == turn.extraction.num_holdout_rows
 
 
-def test_second_version_follows_the_first_which_stays_to_go_back_to(chain):
-    first, second = (this.deployment for this in chain.rounds)
-    assert (first.version, first.previous_version) == (1, None)
-    assert (second.version, second.previous_version) == (2, 1)
-    assert local_path(first.graph_uri).exists()
-    assert local_path(second.graph_uri).exists()
-
-
 @pytest.mark.parametrize("turn", [0, 1])
 def test_exit_handler_reads_the_version_from_the_steps_notes(chain, turn):
     this, store = chain.rounds[turn], chain.root / "store"

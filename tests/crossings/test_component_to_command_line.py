@@ -82,19 +82,6 @@ def test_step_reads_what_the_component_was_given(command_line, step, text):
         assert type(parsed[name]) is type(value), name
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_every_pipeline_parameter_of_a_step_is_a_flag_of_its_own(step):
-    module = importlib.import_module(f"components.{step}.__main__")
-    component = getattr(importlib.import_module(f"components.{step}.component"), step)
-    flags = {action.dest for action in module.build_parser()._actions}
-    plain = {
-        p.name
-        for p in inspect.signature(component.python_func).parameters.values()
-        if p.annotation in (str, int, float, bool)
-    }
-    assert plain <= flags
-
-
 GATES = ("validation", "evaluation", "deployment")
 CODES = (1, 2, 3, ExitCode.PREEMPTED)
 ERROR_CODES = [(step, code) for step in STEPS for code in CODES if not (step in GATES and code == 1)]

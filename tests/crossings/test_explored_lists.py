@@ -12,16 +12,12 @@ import pytest
 
 from components.contracts import criteo, raw_rows
 from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.logs.locations import open_subscriber
 from components.storage.uris import local_path
 from inference_client import Outcome, RecommenderClient
 from inference_client.scoring import Scored
 from inference_client.timing import Timing
-from monitoring.memory.store import Store
-from monitoring.monitor import Monitor
 from monitoring.uploader import Uploader
-from tests.support.clocks import Clock
-from tests.support.monitors import START, monitor_settings
+from tests.support.monitors import Bench
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -56,31 +52,16 @@ def _talk(url, rows, clock):
     return asked
 
 
-def _to_the_lake(folder, url, clock):
-    settings = monitor_settings(folder, attribution_window_seconds=10.0, archive_roll_rows=500)
-    store = Store(settings.state / "monitor.db")
-    monitor = Monitor(
-        settings,
-        subscriber=open_subscriber(url, clock=clock),
-        store=store,
-        trigger=None,
-        recommender=CRITEO_RECOMMENDER,
-        clock=clock,
-    )
-    for _ in range(12):
-        monitor.tick()
-        clock.now += 10
-    monitor.stop()
-    store.close()
-    Uploader(folder / "archive", folder / "lake", clock=clock).run_once()
-
-
 @pytest.fixture
 def told(tmp_path, raw_table, chain_of):
     """What the client showed and was told, the held-out rows, and the verdict."""
-    clock, url = Clock(START), f"sqlite:///{tmp_path}/log.db?lease_seconds=5"
-    asked = _talk(url, raw_table(LISTS * PLACES, seed=3), clock)
-    _to_the_lake(tmp_path, url, clock)
+    bench = Bench(tmp_path, attribution_window_seconds=10.0, archive_roll_rows=500)
+    asked = _talk(bench.url, raw_table(LISTS * PLACES, seed=3), bench.clock)
+    bench.start()
+    bench.turn(12, 10.0)
+    bench.monitor.stop()
+    bench.close()
+    Uploader(bench.settings.archive, tmp_path / "lake", clock=bench.clock).run_once()
     chain = chain_of(extraction={"holdout_fraction": 0.5})
     this = chain.turn_to_training("first")
     inputs = {"raw-dataset": this.paths["extraction"], "training-set": this.paths["preprocessing"]}

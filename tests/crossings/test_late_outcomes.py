@@ -10,59 +10,23 @@ import random
 from collections import Counter
 from itertools import groupby
 
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
-from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import RawDataset
-from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, encode, record_id
-from components.extraction.__main__ import main as extraction
-from components.logs.sqlite import SqliteLog
+from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
 from components.storage.downloads import download
 from components.storage.locations import open_objects
-from components.storage.uris import local_path
-from monitoring.flags import make_settings
-from monitoring.memory.store import Store
-from monitoring.monitor import Monitor
-from monitoring.settings import MonitorSettings
 from monitoring.uploader import Uploader
-from tests.support.recommenders import accept_into, criteo_with
+from tests.support import monitors
+from tests.support.lakes import extract_by_command, rows_in
 
 BEGIN = 1_767_225_400.0  # a midnight passes while rows come in, and another clicks do
 WINDOW, STEP, ROWS, NUM_REQUESTS = 30.0, 15.0, 5, 60
 OTHERS = ["at the end", "both", "just late", "clicked late", "days late", "converted"]
 
 
-class Clock:
-    time = BEGIN
-
-    def __call__(self):
-        return self.time
-
-
 def prediction(number: int) -> PredictionBatch:
-    values = np.random.default_rng(number)
-    return PredictionBatch(
-        request_id=f"request {number:02}",
-        time=BEGIN + 5 * number,
-        model_version=3,
-        dense=values.normal(0, 9, (ROWS, criteo.NUM_DENSE)).astype(np.float32),
-        categorical=values.integers(0, 2**32, (ROWS, criteo.NUM_CATEGORICAL), dtype=np.int64),
-        scores=values.random(ROWS).astype(np.float32),
-    )
-
-
-def outcome(number: int, batch: PredictionBatch, row: int, time: float, event: str) -> OutcomeBatch:
-    return OutcomeBatch(
-        batch_id=f"outcome {number}",
-        time=time,
-        event=event,
-        request_ids=(batch.request_id,),
-        rows=np.array([row], np.int32),
-        times=np.array([time]),
-    )
+    return monitors.prediction(f"request {number:02}", ROWS, time=BEGIN + 5 * number, version=3)
 
 
 class Stream:
@@ -91,75 +55,51 @@ class Stream:
                 event = CONVERSION if kind == "converted" else CLICK
                 if kind == "both":
                     # Stored before the one that counts.
-                    self.messages.append((told - 60.0, outcome(len(self.messages), batch, row, told - 61.0, event)))
+                    self.messages.append((told - 60.0, self.outcome(batch, row, told - 61.0, event)))
                 for _ in range(source.choice([1, 1, 2])):
-                    number = len(self.messages)
-                    self.messages.append((told, outcome(number, batch, row, happened, event)))
+                    self.messages.append((told, self.outcome(batch, row, happened, event)))
                 if event == CLICK and kind not in ("just late", "clicked late", "days late"):
                     self.clicked.add((batch.request_id, row))
         self.messages.sort(key=lambda message: message[0])
 
+    def outcome(self, batch: PredictionBatch, row: int, time: float, event: str) -> OutcomeBatch:
+        return monitors.clicks(f"outcome {len(self.messages)}", [(batch.request_id, row, time)], event)
 
-class Place:
+
+class Place(monitors.Bench):
     """One monitor, its archive and its lake."""
 
     def __init__(self, folder, lake: str) -> None:
-        self.folder, self.lake, self.clock = folder, lake, Clock()
-        self.log = SqliteLog(folder / "log.db", lease_seconds=5.0, clock=self.clock)
-        settings = make_settings(
-            MonitorSettings,
-            log="sqlite:///unused",
-            state=folder / "state",
-            archive=folder / "archive",
-            store=folder / "store",
-            attribution_window_seconds=WINDOW,
-            archive_roll_rows=40,
-            archive_roll_seconds=60.0,
-            upload_wait_seconds=0.0,
-        )
-        self.store = Store(settings.state / "monitor.db")
-        self.monitor = Monitor(
-            settings,
-            subscriber=self.log,
-            store=self.store,
-            trigger=None,
-            recommender=CRITEO_RECOMMENDER,
-            clock=self.clock,
-        )
+        window = {"attribution_window_seconds": WINDOW, "archive_roll_rows": 40, "archive_roll_seconds": 60.0}
+        super().__init__(folder, **window)
+        self.lake, self.clock.now = lake, BEGIN
+        self.start()
 
     def run(self, messages, until: float) -> None:
         """Publishes the messages of each `STEP` seconds at its end, with a turn of the monitor; ends at `until`."""
         for number, group in groupby(messages, key=lambda message: int((message[0] - BEGIN) // STEP)):
             # An hour at a time where nothing is published for long.
-            while self.clock.time + 100 * STEP < BEGIN + number * STEP:
-                self.clock.time += 3600 if BEGIN + number * STEP - self.clock.time > 3700 else 10 * STEP
+            while self.clock.now + 100 * STEP < BEGIN + number * STEP:
+                self.clock.now += 3600 if BEGIN + number * STEP - self.clock.now > 3700 else 10 * STEP
                 self.monitor.tick()
-            self.clock.time = max(self.clock.time, BEGIN + (number + 1) * STEP)
-            self.log.publish([(record_id(record), encode(record)) for _, record in group])
+            self.clock.now = max(self.clock.now, BEGIN + (number + 1) * STEP)
+            monitors.publish(self.log, *(record for _, record in group))
             self.monitor.tick()
-        self.clock.time = max(self.clock.time, until)
+        self.clock.now = max(self.clock.now, until)
         self.monitor.tick()
 
     def upload(self) -> None:
-        Uploader(self.folder / "archive", open_objects(self.lake), clock=self.clock).run_once()
+        Uploader(self.settings.archive, open_objects(self.lake), clock=self.clock).run_once()
 
-    def close(self) -> None:
+    def end(self) -> None:
         self.monitor.stop()
         self.upload()
-        self.store.close()
-        self.log.close()
+        self.close()
 
 
-def extracted(folder, lake, *, run: str, start: str = "") -> tuple[RawDataset, dict]:
-    flags = {
-        "run": run, "store": folder / "store", "work": folder / "work", "lake": lake, "output": folder / f"{run}.json",
-        "window-start": start,
-    }  # fmt: skip
-    accept_into(folder / "store", criteo_with(extraction={"replay_days": 0}))
-    assert extraction([f"--{name}={value}" for name, value in flags.items()]) == 0
-    raw = RawDataset.read(folder / f"{run}.json")
-    paths = [p for uri in (raw.train_uri, raw.holdout_uri) for p in sorted(local_path(uri).glob("*.parquet"))]
-    rows = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+def extracted(folder, lake, *, run: str) -> tuple[RawDataset, dict]:
+    raw = extract_by_command(folder, lake, run=run, replay_days=0)
+    rows = rows_in(raw.train_uri, raw.holdout_uri)
     labels = {(row["request_id"], row["row"]): row["label"] for row in rows}
     assert len(labels) == len(rows)
     return raw, labels
@@ -179,7 +119,7 @@ def test_labels_are_the_truth_of_the_stream_however_late_its_clicks_came(tmp_pat
     lake = str(tmp_path / "a lake") if kind == "folder" else "gs://models/a lake"
     stream, place = Stream(seed), Place(tmp_path, lake)
     place.run(stream.messages, until=BEGIN + 90_000)
-    place.close()
+    place.end()
     if kind == "bucket":
         lake = str(tmp_path / "mounted")
         download_all_of("gs://models/a lake", tmp_path / "mounted")
@@ -203,7 +143,7 @@ def test_a_dataset_drawn_before_the_late_clicks_has_another_version_than_one_dra
     place.upload()
     before, labels_before = extracted(tmp_path, tmp_path / "lake", run="before")
     place.run(stream.messages[len(soon) :], until=BEGIN + 90_000)
-    place.close()
+    place.end()
     after, labels_after = extracted(tmp_path, tmp_path / "lake", run="after")
     assert labels_before.keys() == labels_after.keys()
     grown = {key for key in labels_after if labels_after[key] > labels_before[key]}
@@ -213,14 +153,3 @@ def test_a_dataset_drawn_before_the_late_clicks_has_another_version_than_one_dra
     assert before.digest != after.digest
     assert before.outcomes_digest != after.outcomes_digest
     assert after.num_late_clicks - before.num_late_clicks == len(grown)
-
-
-def test_late_clicks_of_rows_before_the_window_change_nothing_in_it(tmp_path):
-    stream, place = Stream(4), Place(tmp_path, str(tmp_path / "lake"))
-    place.run(stream.messages, until=BEGIN + 90_000)
-    place.close()
-    raw, labels = extracted(tmp_path, tmp_path / "lake", run="second", start="2026-01-01")
-    inside = {p.request_id for p in stream.predictions if p.time >= 1_767_225_600}
-    assert {request for request, _ in labels} == inside
-    assert {key for key, label in labels.items() if label} == {key for key in stream.clicked if key[0] in inside}
-    assert 0 < raw.num_late_clicks < len(labels)

@@ -102,23 +102,3 @@ def test_old_rows_of_categories_that_left_are_replayed_as_unknown(leaving):
     assert fourth.extraction.num_replay_rows > 0
     assert {entry["day"] for entry in fourth.extraction.replay_days} == {"2026-01-04", "2026-01-05", "2026-01-06"}
     assert fourth.evaluation.old_distribution.num_rows == fourth.extraction.num_replay_holdout_rows
-
-
-@pytest.fixture(scope="module")
-def gone_back(leaving):
-    """Version 2 live again after versions 3 and 4, and the third round once more."""
-    leaving.go_back(2)
-    report = leaving.rounds[1].paths["validation"]
-    return leaving.turn_to_training("round-3-again", validation_report=report, window_end="2026-01-07T00:00:00Z")
-
-
-def test_going_back_over_two_rounds_of_leaving_categories_is_exact(leaving, gone_back):
-    second, third = leaving.rounds[-3:-1]
-    assert gone_back.training.parent_model_id == second.training.model_id
-    assert gone_back.extraction.digest == third.extraction.digest
-    assert gone_back.training.sha256[Model.WEIGHTS] == third.training.sha256[Model.WEIGHTS]
-    assert gone_back.training.optimizer_step == third.training.optimizer_step
-    folders = [local_path(this.training.uri) / Model.WORKFLOW for this in (third, gone_back)]
-    files = [{path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} for folder in folders]
-    assert files[0] == files[1]
-    assert "admission.npz" in files[0]

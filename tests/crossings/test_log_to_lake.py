@@ -5,28 +5,21 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
-from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
-from components.contracts.manifests import RawDataset
-from components.contracts.records import CONVERSION, OutcomeBatch, PredictionBatch, decode, encode, record_id
-from components.extraction.__main__ import main as extraction
-from components.logs.locations import open_publisher, open_subscriber
+from components.contracts.records import CONVERSION, PredictionBatch
 from components.storage.uris import local_path
 from inference_client.publisher import Outcome, RecordPublisher
 from inference_client.timing import Timing
-from monitoring.memory.store import Store
-from monitoring.monitor import Monitor
 from monitoring.uploader import Uploader
 from pipelines.local.plan import DemoSettings, Services, plan_for_world
 from pipelines.local.runner import LocalFolders
-from tests.support.clocks import Clock
+from tests.support.lakes import extract_by_command, rows_in
 from tests.support.log_benches import open_log
-from tests.support.monitors import monitor_settings
-from tests.support.recommenders import accept_into, criteo_with
+from tests.support.monitors import Bench, publish
+from tests.support.monitors import clicks as clicked
 
 BEGIN = 1_767_225_590.123456  # ten seconds before a UTC midnight: the rows fall into two day partitions
 WINDOW = 30.0
@@ -72,55 +65,28 @@ def clicks():
 def extracted(tmp_path_factory, predictions, clicks):
     """The RawDataset that extraction makes of what the monitor archived of what the client published."""
     folder = tmp_path_factory.mktemp("log to lake")
-    clock = Clock(BEGIN)
-    url = f"sqlite:///{folder}/click%20log.db?lease_seconds=5"
-    writing = open_publisher(url, clock=clock)
-    publisher = RecordPublisher(writing, source="test", timing=Timing(clock=clock))
-    reading = open_subscriber(url, clock=clock)
-    settings = monitor_settings(folder, attribution_window_seconds=WINDOW, archive_roll_rows=50)
-    store = Store(settings.state / "monitor.db")
-    monitor = Monitor(
-        settings,
-        subscriber=reading,
-        store=store,
-        trigger=None,
-        recommender=CRITEO_RECOMMENDER,
-        clock=clock,
-    )
+    bench = Bench(folder, attribution_window_seconds=WINDOW, archive_roll_rows=50)
+    bench.clock.now = BEGIN
+    bench.start()
+    publisher = RecordPublisher(bench.log, source="test", timing=Timing(clock=bench.clock))
     for prediction in predictions:
         publisher.add(prediction, outcomes_of(prediction, clicks))
     for _ in range(50):
         asyncio.run(publisher.flush())
-        monitor.tick()
-        clock.now += 3.0
+        bench.turn(1, 3.0)
     # What the log delivers again, and an event that labels nothing, change nothing.
-    again = predictions[3]
-    conversion = OutcomeBatch(
-        batch_id="conversions",
-        time=clock.now,
-        event=CONVERSION,
-        request_ids=("request 5",),
-        rows=np.array([6], np.int32),
-        times=np.array([clock.now]),
-    )
-    writing.publish([(record_id(r), encode(r)) for r in (again, conversion)])
-    monitor.tick()
-    monitor.stop()
-    Uploader(settings.archive, folder / "lake", clock=clock).run_once()
-    store.close()
-    output = folder / "raw dataset.json"
-    flags = {"run": "r", "store": folder / "store", "work": folder / "work", "lake": folder / "lake", "output": output}
-    accept_into(folder / "store", criteo_with(extraction={"holdout_fraction": 0.3}))
-    assert extraction([f"--{name}={value}" for name, value in flags.items()]) == 0
-    return RawDataset.read(output)
+    publish(bench.log, predictions[3], clicked("conversions", [("request 5", 6, bench.clock.now)], CONVERSION))
+    bench.monitor.tick()
+    bench.monitor.stop()
+    Uploader(bench.settings.archive, folder / "lake", clock=bench.clock).run_once()
+    bench.close()
+    return extract_by_command(folder, folder / "lake", holdout_fraction=0.3)
 
 
 @pytest.fixture(scope="module")
 def rows(extracted):
     """The extracted rows by identity, read by pyarrow alone."""
-    uris = (extracted.train_uri, extracted.holdout_uri)
-    paths = [path for uri in uris for path in sorted(local_path(uri).glob("*.parquet"))]
-    read = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+    read = rows_in(extracted.train_uri, extracted.holdout_uri)
     found = {(row[raw_rows.REQUEST_ID], row[raw_rows.ROW]): row for row in read}
     assert len(found) == len(read)
     return found
@@ -164,19 +130,6 @@ def test_labels_are_the_clicks_within_the_window_each_counted_once_and_one_after
     clicked = {(p.request_id, row) for p in predictions for row in (2, 3)}
     assert {identity for identity, row in rows.items() if row[raw_rows.LABEL] == 1} == clicked
     assert {row[raw_rows.LABEL] for row in rows.values()} == {0, 1}
-
-
-def test_message_of_the_client_is_the_monitors_record(tmp_path, predictions):
-    url = f"sqlite:///{tmp_path}/log.db"
-    publisher = RecordPublisher(open_publisher(url), source="test", timing=Timing(clock=lambda: BEGIN + 60))
-    publisher.add(predictions[0], outcomes_of(predictions[0], [(1, 2.5)]))
-    asyncio.run(publisher.flush())
-    deliveries = open_subscriber(url).pull(10)
-    prediction, outcome = (decode(delivery.payload) for delivery in deliveries)
-    assert prediction.dense.tobytes() == predictions[0].dense.tobytes()
-    assert prediction.categorical.tobytes() == predictions[0].categorical.tobytes()
-    assert (outcome.request_ids, outcome.rows.tolist()) == (("request 0",), [1])
-    assert outcome.times.tolist() == [predictions[0].time + 2.5]
 
 
 @pytest.mark.parametrize("name", ["a demo", "100%25 true", "what? #1"])

@@ -18,30 +18,14 @@ from tests.support.paths import REPOSITORY
 
 
 def learn(chain, run, **rules):
-    """Runs the steps up to evaluation as the pipeline joins them: what validation lets through is what all others read.
+    """One round as the pipeline joins its steps.
 
     Returns:
         The rows that came in, those that validation handed on, training set and model.
     """
     chain.settings = {**chain.settings, "extraction": {"holdout_fraction": 0.25}, "validation": rules}
-    raw, raw_path = chain.step("extraction", run, {"lake": chain.uri("lake")})
-    valid_path = chain.root / "manifests" / run / "valid.json"
-    flags = {"champion": "current", "raw-dataset": raw_path, "valid-dataset": valid_path}
-    _, report = chain.step("validation", run, flags)
-    encoded, encoded_path = chain.step("preprocessing", run, {"raw-dataset": valid_path})
-    flags = {"training-set": encoded_path, "validation-report": report}
-    model, model_path = chain.step("training", run, flags)
-    inputs = {"raw-dataset": valid_path, "training-set": encoded_path, "model": model_path}
-    verdict, verdict_path = chain.step("evaluation", run, {"champion": "current", **inputs})
-    release = {
-        "repository": chain.uri("repository"),
-        "triton-urls": "",
-        "server": "python",
-        "trigger-id": run,
-    }
-    inputs = {"raw-dataset": valid_path, "model": model_path, "verdict": verdict_path}
-    chain.step("deployment", run, {**release, **inputs})
-    return raw, RawDataset.read(valid_path), encoded, model
+    this = chain.turn(run)
+    return this.extraction, RawDataset.read(this.paths["valid"]), this.preprocessing, this.training
 
 
 def requests_of(uri):

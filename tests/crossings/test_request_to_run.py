@@ -185,16 +185,3 @@ def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(
     _fits(sent, inputs)
     assert sent == {**further, **request.pipeline_arguments()}
     assert run["display_name"] == request.request_id
-
-
-def test_request_survives_the_file_that_carries_it(tmp_path):
-    request = RetrainRequest(
-        request_id="a",
-        reason="ümlaut \"quoted\" 'words'",
-        requested_at="2026-01-01T00:00:00+00:00",
-        window_start="",
-        window_end="",
-        observed={"auc": None},
-    )
-    request.write(tmp_path / "a request.json")
-    assert RetrainRequest.read(tmp_path / "a request.json") == request

@@ -1,4 +1,7 @@
-"""Three rounds through the real steps: what each one learned and was judged by, counted where training reads it."""
+"""Three rounds through the real steps: what each one learned and was judged by, counted where training reads it.
+
+Rows that came late are validated, encoded and learnt before the window's, and noted as seen.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,33 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import FEATURES
+from components.contracts.criteo import CATEGORICAL, FEATURES
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID, ROW
+from components.contracts.workflow import FeatureWorkflow
 from components.storage.uris import local_path
 from components.training.rows import RowFolder, open_rows
 from inference_client.simulation.lake import write_lake
-from inference_client.simulation.world import World
+from inference_client.simulation.world import Drift, World
 
 pytestmark = pytest.mark.timeout(300)
+
+NUM_LATE = 400
 
 
 @pytest.fixture(scope="module")
 def three(chain, tmp_path_factory):
-    """The chain's two rounds and a third one, which starts from scratch."""
+    """The chain's two rounds; a third, before which the second one's days got files beside theirs; one from scratch."""
     later = chain.copied_to(tmp_path_factory.mktemp("three rounds"))
     later.settings = {**later.settings, "extraction": {**later.settings["extraction"], "replay_share": 0}}
-    write_lake(World.create(seed=3), str(later.root / "lake"), rows=1000, days=1, last_day=date(2026, 1, 6), seed=9)
+    world = World.create(seed=3).drifted(Drift(seed=5))
+    write_lake(world, str(later.root / "aside"), rows=NUM_LATE, days=2, last_day=date(2026, 1, 5), seed=8)
+    for path in sorted((later.root / "aside").rglob("*.parquet")):
+        table = pq.ParquetFile(path).read()
+        names = pa.array([f"late-{name}" for name in table[REQUEST_ID].to_pylist()])
+        moved = table.set_column(table.schema.get_field_index(REQUEST_ID), REQUEST_ID, names)
+        pq.write_table(moved, later.root / "lake" / path.parent.name / f"late-{path.name}")
+    write_lake(world, str(later.root / "lake"), rows=1000, days=1, last_day=date(2026, 1, 6), seed=9)
     full = later.turn_to_training("full", parent="none")
     return later, [*chain.rounds, later.turn_to_training("round-3")], full
 
@@ -35,6 +49,10 @@ def _keys(uri):
     return [key for table in tables for key in zip(*(table[name].to_pylist() for name in (REQUEST_ID, ROW)))]
 
 
+def _rows(uri):
+    return pa.concat_tables([pq.ParquetFile(path).read() for path in sorted(local_path(uri).glob("*.parquet"))])
+
+
 def _learned(this, cache):
     """The identities of the rows that training reads of a round, which must be as many as it reads."""
     encoded = this.preprocessing
@@ -42,9 +60,8 @@ def _learned(this, cache):
     folder = RowFolder(path=local_path(encoded.train_uri), num_rows=encoded.num_train_rows, features=features)
     rows = open_rows([folder], encoded.slot_sizes, cache)
     keys = _keys(this.extraction.train_uri)
-    raw = [pq.ParquetFile(path).read() for path in sorted(local_path(this.extraction.train_uri).glob("*.parquet"))]
     assert len(rows) == len(keys) == this.training.num_train_rows
-    np.testing.assert_array_equal(rows.labels, pa.concat_tables(raw)["label"].to_numpy())
+    np.testing.assert_array_equal(rows.labels, _rows(this.extraction.train_uri)["label"].to_numpy())
     return keys
 
 
@@ -78,3 +95,42 @@ def test_a_run_from_scratch_learns_the_whole_lake_and_is_judged_by_rows_that_the
     assert judging
     assert not live & set(judging)
     assert min(lake[key] for key in judging) > max(lake[key] for key in live | set(learned))
+
+
+def test_a_model_names_the_files_that_lay_in_the_lake_in_its_round(three):
+    _, (first, second, third), _ = three
+    for this in (first, second, third):
+        assert this.training.files == this.preprocessing.files == this.extraction.files
+    second = second.training.files
+    assert set(second) == {"2026-01-04", "2026-01-05"}
+    new = {day: set(files) - set(second.get(day, ())) for day, files in third.training.files.items()}
+    assert {day: len(names) for day, names in new.items()} == {"2026-01-05": 1, "2026-01-06": 1}
+
+
+def test_late_rows_are_learnt_before_the_windows_and_encoded_as_these_are(three):
+    _, (_, second, third), _ = three
+    raw = _rows(third.extraction.train_uri)
+    num_late = third.extraction.num_late_rows
+    late = raw.slice(0, num_late)
+    # Those that are newer than what the second round learned are among the window's.
+    assert NUM_LATE / 2 < num_late < NUM_LATE
+    names = raw[REQUEST_ID].to_pylist()
+    assert sum(name.startswith("late-") for name in names) == NUM_LATE
+    assert all(name.startswith("late-") for name in late[REQUEST_ID].to_pylist())
+    assert max(late[EVENT_TIME].to_pylist()).isoformat() <= second.training.last_learned_time
+    judged_before = second.extraction.num_holdout_rows
+    assert third.training.num_train_rows == raw.num_rows
+    assert raw.num_rows + third.extraction.num_holdout_rows == NUM_LATE + judged_before + 1000
+    encoded = _rows(third.preprocessing.train_uri)
+    workflow = FeatureWorkflow.load(local_path(third.preprocessing.workflow_uri))
+    values = np.stack([raw[n].fill_null(MISSING_CATEGORY).to_numpy() for n in CATEGORICAL], axis=1)
+    ids = np.stack([encoded[name].to_numpy() for name in CATEGORICAL], axis=1)
+    np.testing.assert_array_equal(ids, workflow.encode_categorical(values))
+
+
+def test_validation_judges_them_with_the_window_and_lineage_tells_their_days(three):
+    _, (*_, third), _ = three
+    assert third.validation.num_rows == third.extraction.num_train_rows
+    told = {each["day"]: each.get("num_late_rows") for each in third.training.days if not each.get("replay")}
+    on_second_day = third.extraction.num_late_rows - NUM_LATE // 2
+    assert told == {"2026-01-04": NUM_LATE // 2, "2026-01-05": on_second_day, "2026-01-06": None}

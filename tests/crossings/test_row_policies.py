@@ -11,7 +11,6 @@ import pytest
 
 from components.contracts import criteo, raw_rows
 from components.contracts.features import MISSING_CATEGORY
-from components.contracts.manifests import ValidationReport
 from components.contracts.metrics import calibration, normalized_entropy
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from components.storage.uris import local_path
@@ -30,23 +29,9 @@ HOURS = 6
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    """A report with the files that training keeps; what is judged of the rows is not this test's subject."""
-    folder = tmp_path_factory.mktemp("validation")
-    for name in ("statistics.pb", "schema.pbtxt"):
-        (folder / name).write_text("what validation wrote")
-    path = folder / "report.json"
-    ValidationReport(
-        decision="pass", reasons=[], findings=[], drift=[], num_rows=1, raw_digest="",
-        statistics_uri=(folder / "statistics.pb").as_uri(), schema_uri=(folder / "schema.pbtxt").as_uri(),
-        report_uri="", json_uri="", parent_statistics_uri=None,
-    ).write(path)  # fmt: skip
-    return path
-
-
-@pytest.fixture(scope="module")
-def rounds(tmp_path_factory, report, warm):
-    """Two rounds, each with a rate of its own, over a lake that grew in between."""
+def rounds(tmp_path_factory, chain, warm):
+    """Two rounds, each with a rate of its own, over a lake that grew in between; what validation says is another's."""
+    report = chain.rounds[0].paths["validation"]
     chain = Chain(tmp_path_factory.mktemp("row policies"), warm=warm)
     window = {"holdout_fraction": 0.25, "columns": KEPT, "attribution_hours": HOURS, "replay_share": 0.2}
     world = World.create(seed=3, click_rate=0.1)

@@ -14,21 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.manifests import RawDataset
-from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode, record_id
+from components.contracts.records import PredictionBatch
 from components.deployment.canary.evidence import read_pairs
-from components.extraction.__main__ import main as extraction
-from components.logs.locations import open_publisher, open_subscriber
 from components.storage.locations import open_objects
-from components.storage.uris import local_path
-from monitoring.memory.store import Store
-from monitoring.monitor import Monitor
 from monitoring.uploader import Uploader
 from tests.support.clocks import Clock
 from tests.support.crashes import Killed, crash_at
-from tests.support.monitors import monitor_settings
-from tests.support.recommenders import accept_into, criteo_with
+from tests.support.lakes import extract_by_command, rows_in
+from tests.support.monitors import Bench, clicks, prediction, publish
 
 BEGIN = 1_767_225_590.0  # ten seconds before a UTC midnight
 WINDOW, ROWS, NUM_REQUESTS = 30.0, 4, 25
@@ -36,17 +29,13 @@ WINDOW, ROWS, NUM_REQUESTS = 30.0, 4, 25
 
 def _record(number: int) -> PredictionBatch:
     """Every third request is answered by the canary, 4; of four requests three are scored by the other arm too."""
-    random = np.random.default_rng(number)
     by_canary, has_shadow = number % 3 == 0, number % 4 != 0
-    return PredictionBatch(
-        request_id=f"request {number:02}",
-        time=BEGIN + number,
-        model_version=4 if by_canary else 3,
-        dense=random.normal(0, 9, (ROWS, criteo.NUM_DENSE)).astype(np.float32),
-        categorical=random.integers(0, 2**32, (ROWS, criteo.NUM_CATEGORICAL), dtype=np.int64),
-        scores=random.random(ROWS).astype(np.float32),
+    served = prediction(f"request {number:02}", ROWS, time=BEGIN + number, version=4 if by_canary else 3)
+    shadow = np.random.default_rng(number).random(ROWS).astype(np.float32)
+    return dataclasses.replace(
+        served,
         shadow_version=(3 if by_canary else 4) if has_shadow else None,
-        shadow_scores=random.random(ROWS).astype(np.float32) if has_shadow else None,
+        shadow_scores=shadow if has_shadow else None,
         canary=by_canary,
     )
 
@@ -56,56 +45,24 @@ PLAIN = [dataclasses.replace(r, shadow_version=None, shadow_scores=None, canary=
 
 
 def _archived(folder, records):
-    """Runs the monitor over the log of `records` and a click on row 1 of each; its settings."""
-    clock, url = Clock(BEGIN), f"sqlite:///{folder}/log.db?lease_seconds=5"
-    settings = monitor_settings(folder, attribution_window_seconds=WINDOW, archive_roll_rows=16)
-    reading, store = open_subscriber(url, clock=clock), Store(settings.state / "monitor.db")
-    monitor = Monitor(
-        settings,
-        subscriber=reading,
-        store=store,
-        trigger=None,
-        recommender=CRITEO_RECOMMENDER,
-        clock=clock,
-    )
-    clicks = OutcomeBatch(
-        batch_id="clicks",
-        time=BEGIN + NUM_REQUESTS,
-        event=CLICK,
-        request_ids=tuple(r.request_id for r in records),
-        rows=np.ones(len(records), np.int32),
-        times=np.array([r.time + 1 for r in records]),
-    )
-    open_publisher(url).publish([(record_id(r), encode(r)) for r in (*records, clicks)])
-    for _ in range(40):
-        monitor.tick()
-        clock.now += 3
-    serving = monitor.serving_version
-    monitor.stop()
-    store.close()
-    return settings, serving
-
-
-def _extracted(folder):
-    flags = {
-        "run": "r", "store": folder / "store", "work": folder / "work", "lake": folder / "lake",
-        "output": folder / "raw.json",
-    }  # fmt: skip
-    accept_into(folder / "store", criteo_with(extraction={"holdout_fraction": 0.3}))
-    assert extraction([f"--{name}={value}" for name, value in flags.items()]) == 0
-    raw = RawDataset.read(folder / "raw.json")
-    paths = [p for uri in (raw.train_uri, raw.holdout_uri) for p in sorted(local_path(uri).glob("*.parquet"))]
-    return [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+    """Runs the monitor over the log of `records` and a click on row 1 of each; its bench and the version it names."""
+    bench = Bench(folder, attribution_window_seconds=WINDOW, archive_roll_rows=16)
+    bench.clock.now = BEGIN
+    bench.start()
+    publish(bench.log, *records, clicks("clicks", [(r.request_id, 1, r.time + 1) for r in records]))
+    bench.turn(40, 3.0)
+    serving = bench.monitor.serving_version
+    bench.monitor.stop()
+    bench.close()
+    return bench.folder, serving
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """Records with shadow scores, half-way uploaded, and the same without."""
     with_shadow, without = tmp_path_factory.mktemp("with shadow"), tmp_path_factory.mktemp("without")
-    serving = {}
-    for folder, records in ((with_shadow, RECORDS), (without, PLAIN)):
-        _, serving[folder] = _archived(folder, records)
-    return with_shadow, without, serving
+    found = [_archived(folder, records) for folder, records in ((with_shadow, RECORDS), (without, PLAIN))]
+    return *(folder for folder, _ in found), dict(found)
 
 
 def _check_evidence(*folders):
@@ -140,8 +97,11 @@ def test_extraction_makes_the_same_rows_of_a_lake_with_shadow_scores(places):
     folder, without, _ = places
     for place in (folder, without):
         Uploader(place / "archive", place / "lake", clock=Clock(BEGIN)).run_once()
-    rows = _extracted(folder)
-    assert rows == _extracted(without)
+    rows, expected = (
+        rows_in(raw.train_uri, raw.holdout_uri)
+        for raw in (extract_by_command(place, place / "lake", holdout_fraction=0.3) for place in (folder, without))
+    )
+    assert rows == expected
     assert len(rows) == NUM_REQUESTS * ROWS
     assert not {raw_rows.SHADOW_VERSION, raw_rows.SHADOW_SCORE} & set(rows[0])
 

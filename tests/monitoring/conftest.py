@@ -17,5 +17,4 @@ def bench(tmp_path):
 
     yield make
     for each in made:
-        each.kill()
-        each.log.close()
+        each.close()

@@ -67,8 +67,7 @@ def play(b: Bench, tick_seconds: float, crash: str = "") -> list[str]:
 def expected(tmp_path_factory):
     b = Bench(tmp_path_factory.mktemp("plain"), **SETTINGS)
     lines = play(b, 1.0)
-    b.kill()
-    b.log.close()
+    b.close()
     assert len(lines) > 12
     assert {json.loads(line)["version"] for line in lines} == {1, 2}
     return lines
@@ -104,8 +103,7 @@ def test_a_request_after_its_point_is_counted_once_and_in_no_window_also_after_a
         assert b.store.counters["passed_over"] == 1
         assert b.store.counters["matured"] == 32
         lines[killed] = decisions(b.settings.state)
-        b.kill()
-        b.log.close()
+        b.close()
         assert [json.loads(line)["decisions"][0]["numbers"]["rows"] for line in lines[killed]][-1] == 24
     assert lines[""] == lines[name]
 

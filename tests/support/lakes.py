@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from components.contracts import raw_rows
 from components.contracts.criteo import CRITEO
 from components.contracts.manifests import RawDataset
+from components.extraction.__main__ import main
 from components.extraction.extract import extract
 from components.extraction.lake import Lake
 from components.extraction.lake_files import LakeFiles, opened_lake
@@ -19,7 +20,7 @@ from components.storage.bucket import BucketObjects
 from components.storage.folder import FolderObjects
 from components.storage.uris import local_path
 from components.store.archived_rows import arrow_schema
-from tests.support.recommenders import criteo_with
+from tests.support.recommenders import accept_into, criteo_with
 
 URI = "gs://models/a lake"
 OUTCOMES = arrow_schema(raw_rows.OUTCOME_TYPES)
@@ -48,6 +49,15 @@ def extract_lake(uri: str, work: Path, window, *, run: str = "run", opened=None,
     with opened_lake(uri, work=work, **more) as files:
         folder, recommender = work / run / "extraction", criteo_with(extraction=settings)
         return extract(Lake(files=files, features=CRITEO), window, folder=folder, recommender=recommender)
+
+
+def extract_by_command(folder: Path, lake: Path, *, run: str = "run", start: str = "", **settings) -> RawDataset:
+    """The step as a command over a store in `folder`; nothing of what it writes lies elsewhere."""
+    accept_into(folder / "store", criteo_with(extraction=settings))
+    flags = {"run": run, "store": folder / "store", "work": folder / "work", "lake": lake, "window-start": start}
+    flags["output"] = folder / f"{run}.json"
+    assert main([f"--{name}={value}" for name, value in flags.items()]) == 0
+    return RawDataset.read(folder / f"{run}.json")
 
 
 def fetched(seen) -> Counter:

@@ -138,10 +138,25 @@ class Bench:
         )
         return self.monitor
 
+    def turn(self, number: int, seconds: float) -> None:
+        """Turns of the monitor, each followed by so many seconds."""
+        for _ in range(number):
+            self.monitor.tick()
+            self.clock.advance(seconds)
+
     def kill(self) -> None:
         if self.store is not None:
             self.store.close()
         self.store = self.monitor = None
+
+    def close(self) -> None:
+        self.kill()
+        self.log.close()
+
+    @property
+    def url(self) -> str:
+        """The log's, for who opens an end of its own."""
+        return f"sqlite:///{self.folder / 'log.db'}?lease_seconds=5".replace(" ", "%20")
 
     @property
     def archived(self) -> list[dict]:

@@ -83,8 +83,7 @@ def play(folder, requests, reference, *, times, looks, pull_messages, kills):
     )
     lines = (bench.settings.state / "decisions.jsonl").read_text().splitlines()
     counters = dict(bench.store.counters)
-    bench.kill()
-    bench.log.close()
+    bench.close()
     assert not counters.get("passed_over")
     assert not [name for name, rows in counters.items() if name.startswith("drift_") and name.endswith("_row") and rows]
     return lines, [point.line() for point in judged]

@@ -75,8 +75,7 @@ def run_monitor(folder, stream, reference, *, every: int) -> Ran:
         release(store, version, model)
     accept_into(store)
     ran = run_over(bench, enumerate(stream), SECONDS, every=every)
-    bench.kill()
-    bench.log.close()
+    bench.close()
     return ran
 
 
