@@ -2,7 +2,8 @@
 
 A back-fill replaces the files that lay in the day's folder when it was written, which its marker names, and nothing
 else: what the uploader appends later is new rows, and is read beside it. Everything follows from a listing of the lake
-and the markers; fetching the files is left to `lake_files`, writing a version to `backfill`.
+and the markers; fetching the files is left to `lake_files`, writing a version to `backfill`, and which rows a file
+loses (`replace_file`) to its caller.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -185,3 +186,37 @@ def files_of_day(objects: Objects, day: date, names: Mapping[str, ObjectInfo]) -
 def base_name(file: ObjectInfo) -> str:
     """The object's name without its folder."""
     return file.name.rpartition("/")[2]
+
+
+def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone: int) -> None:
+    """Replaces a Parquet file of a lake by `content`, which lacks `num_gone` of its rows; readers find one of the two.
+
+    A file of a complete version gets another name, which the version's marker tells in one write; one that its marker
+    does not name is removed, since nobody reads it. Any other file keeps its name, by which rounds know that they have
+    seen it, and the markers of versions that were written in its place learn its new size first.
+
+    Raises:
+        Changed: another writer came first.
+    """
+    folder, _, name = file.name.rpartition("/")
+    day, mark = file.name.partition("/")[0], FileMark.of(content)
+    for each in [found for found in objects.list(f"{day}/") if base_name(found) == VERSION_COMPLETE]:
+        if (stored := objects.read(each.name)) is None:
+            continue
+        marker = VersionMarker.parse(stored.content, f"{objects.uri}/{each.name}")
+        files, replaces = list(marker.files), list(marker.replaces)
+        if is_own := each.name == f"{folder}/{VERSION_COMPLETE}":
+            if at := [i for i, known in enumerate(files) if known.name == name]:
+                stem = name.removesuffix(".parquet").partition("~")[0]
+                files[at[0]] = mark._replace(name=f"{stem}~{mark.sha256[:12]}.parquet")
+                objects.write(f"{folder}/{files[at[0]].name}", content)
+        elif folder == day and FileMark(name, file.size) in replaces and FileMark(name, mark.size) not in replaces:
+            replaces.append(FileMark(name, mark.size))
+        if (files, replaces) != (marker.files, marker.replaces):
+            gone = num_gone if is_own else 0
+            changed = replace(marker, files=files, replaces=replaces, num_rows=marker.num_rows - gone)
+            objects.write(each.name, changed.to_json().encode(), if_generation=stored.generation)
+        if is_own:
+            objects.delete(file.name, if_generation=file.generation)
+            return
+    objects.write(file.name, content, if_generation=file.generation)

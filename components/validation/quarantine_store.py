@@ -4,7 +4,8 @@ The step's own folder goes with the work folder's retention; the store stays. La
 `runs/<run>/` (`quarantine.json` and `rows/*.parquet`: raw columns, `quarantine_rule`, `quarantine_reason`),
 `journal.jsonl` (one line per replay) and `taken/<run>.json` (the replays that a run learned from).
 
-Nothing is ever removed from it, and the lake is never changed: a quarantined row stays there as it was.
+Nothing is removed from it but the rows of a user who is forgotten (`pipelines.forget`), which stay counted. The lake is
+never changed: a quarantined row stays there as it was.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -152,7 +153,7 @@ def _is_criteos(names: Sequence[str], recommender: Recommender) -> bool:
 def _parquet_reader(path: Path, recommender: Recommender, *, with_keys: bool) -> Reader:
     schema, features = open_parquet(path).schema_arrow, recommender.features
     raw = set(raw_types(features)) - set(SERVED_BY)
-    if recommender.data == ColumnNames() and raw <= set(schema.names) and _is_time(schema):
+    if replace(recommender.data, user=None) == ColumnNames() and raw <= set(schema.names) and _is_time(schema):
         return RawParquet(path=path, features=features, with_words=True)
     if not _is_criteos(schema.names, recommender):
         columns = columns_of(schema.names, recommender, path=path, with_keys=with_keys)

@@ -1,0 +1,414 @@
+"""`evergreen forget`: names all that holds one user, with `--yes` removes it; and names the models that learnt it.
+
+Joins what all rooms keep of a user, which each room's own readers read. The user is a category of the column that the
+recommender calls `data.user`. Rows are removed from lake, archive and quarantine file by file; incidents and work
+folders of runs go as a whole, since nothing can be decided or trained again from a part of them. Late outcomes name
+requests alone and go first, while the rows still tell whose they are. Each step leaves whole files, so a command that
+was killed is run again and finds the rest. Nothing else may write to these places meanwhile.
+
+Models, and the golden rows that they are probed with, are named and left: they serve until another model replaces them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from components.contracts.features import category_of
+from components.contracts.manifests import Model, Release
+from components.contracts.raw_rows import EVENT_TIME, OUTCOME_PARTITION, REQUEST_ID, ROW, is_visible
+from components.contracts.recommender import Recommender
+from components.contracts.records import PredictionBatch, decode
+from components.contracts.reference_statistics import read_reference
+from components.contracts.retrain_request import CURRENT
+from components.contracts.serving import ServedNames
+from components.contracts.workflow import FeatureWorkflow
+from components.deployment.graph.parity import GoldenRows
+from components.deployment.repository.version_files import GOLDEN_FILE
+from components.extraction.day_versions import base_name, replace_file
+from components.extraction.lineage import find_lineages
+from components.extraction.raw_schema import BATCH_ROWS, TIME_TYPE, categories, nan_to_null, open_parquet, unreadable
+from components.extraction.times import to_iso
+from components.extraction.window import watermark
+from components.preprocessing.parent import load_columns
+from components.runtime.durable import fsync_path
+from components.runtime.errors import ContractError
+from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.storage.downloads import local_copy
+from components.storage.locations import open_objects
+from components.storage.objects import ObjectInfo, Objects
+from components.storage.uris import is_bucket_uri, local_path, typed_folder, typed_uri
+from components.store.models import graph_folder, model_folder, read_serving_place, release_path
+from components.store.recommenders import accepted
+from components.validation.quarantine_store import quarantine_folder
+from monitoring.__main__ import STORE_FILE
+from monitoring.backtest.incident import MANIFEST as INCIDENT
+
+logger = logging.getLogger(__name__)
+
+PLACES = {
+    "lake": "lake: folder, file:// or gs:// URI",
+    "archive": "the monitor's archive",
+    "state": "the monitor's state folder: requests that are not archived yet",
+    "incidents": "folder whose folders are recorded incidents",
+    "work": "work folder of the pipeline's runs",
+}
+"""Flags of the places beside the model store, which holds recommender, quarantine, models and golden rows."""
+_OUTCOMES = OUTCOME_PARTITION.format(day="")
+_UNFINISHED = re.compile(r"\..+\.([0-9a-f]{32}|aside)")
+"""What a killed program leaves of a file or a folder that it had not finished."""
+Choice = Callable[[Any], Any]
+"""Which rows of an Arrow batch are meant, as an Arrow array of truth values."""
+
+
+@dataclass
+class User:
+    """One user of a recommender, and the rows met of the user so far.
+
+    Raises:
+        ContractError: the recommender names no user, or the text is no value of that column.
+    """
+
+    text: str
+    """As the user's files spell it."""
+    recommender: Recommender
+    keys: set[tuple[str, int]] = field(default_factory=set)
+    """Request id and row of the rows met."""
+    days: dict[str, int] = field(default_factory=dict)
+    """By UTC day, the time of the first row met, microseconds since the epoch."""
+
+    def __post_init__(self) -> None:
+        """Refuses what names nobody."""
+        if self.recommender.data.user is None:
+            raise ContractError(f"recommender {self.recommender.name} has no data.user, expected the column of users")
+        if not self._holds_words and not re.fullmatch(r"[+-]?\d+", self.text, re.ASCII) or not self.text:
+            kind = "a word" if self._holds_words else "a whole number"
+            raise ContractError(f"user is {self.text!r}, expected {kind}, as column {self.column} holds")
+
+    @property
+    def column(self) -> str:
+        """The categorical feature that says who saw a row."""
+        return str(self.recommender.data.user)
+
+    @property
+    def _holds_words(self) -> bool:
+        return self.column in self.recommender.features.words
+
+    @cached_property
+    def category(self) -> int:
+        """What rooms behind the lake call the user."""
+        return category_of(self.text if self._holds_words else str(int(self.text)))
+
+    def rows(self, batch: Any) -> Any:
+        """The user's rows of a batch of words, numbers or categories, which are read as extraction reads them."""
+        values = batch.column(self.column)
+        if pa.types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
+        if pa.types.is_floating(values.type):
+            values = nan_to_null(values)
+        if not self._holds_words and not pa.types.is_boolean(values.type):
+            values = values.cast(pa.int64())
+        return pc.fill_null(pc.equal(categories(values), self.category), False)
+
+    def outcomes(self, batch: Any) -> Any:
+        """The outcomes, of a batch, of rows that were met."""
+        pairs = zip(batch.column(REQUEST_ID).to_pylist(), batch.column(ROW).to_pylist())
+        return pa.array([pair in self.keys for pair in pairs], pa.bool_())
+
+    def is_in_line(self, line: str) -> bool:
+        """Whether a line of a file of malformed rows is the user's: its text is a row as JSON, or a line of text."""
+        try:
+            text = str(json.loads(line)["text"])
+            row = json.loads(text) if text.startswith("{") else None
+        except (ValueError, KeyError, TypeError):
+            return False
+        if row is not None:
+            return row.get(self.column) is not None and category_of(str(row[self.column])) == self.category
+        return re.search(rf"(?<!\w){re.escape(self.text)}(?!\w)", text) is not None
+
+    def count(self, path: Path) -> int:
+        """How many rows of a Parquet file are the user's, which are met by that; 0 where it holds no raw rows.
+
+        Raises:
+            ContractError: it is no whole Parquet file, or its column of users holds something else.
+        """
+        names, num_rows = set(open_parquet(path).schema_arrow.names), 0
+        if not {self.column, REQUEST_ID, ROW, EVENT_TIME} <= names:
+            return 0
+        for batch in _batches(path, [self.column, REQUEST_ID, ROW, EVENT_TIME]):
+            try:
+                rows = batch.filter(self.rows(batch))
+            except pa.ArrowException as error:
+                raise unreadable(path, error) from error
+            num_rows += rows.num_rows
+            self.keys.update(zip(rows.column(REQUEST_ID).to_pylist(), rows.column(ROW).to_pylist()))
+            for time in rows.column(EVENT_TIME).cast(TIME_TYPE).cast(pa.int64()).drop_null().to_pylist():
+                day = to_iso(time)[:10]
+                self.days[day] = min(time, self.days.get(day, time))
+        return num_rows
+
+
+class Found(NamedTuple):
+    """Something that holds the user, and what removes it."""
+
+    what: str
+    remove: Callable[[], object]
+
+
+def _batches(path: Path, columns: list[str] | None = None) -> Iterator[Any]:
+    try:
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=BATCH_ROWS, columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(path, error) from error
+
+
+def _at(objects: Objects, info: ObjectInfo) -> Path | str:
+    """Where an object lies, for people."""
+    return objects.local(info.name) or f"{objects.uri}/{info.name}"
+
+
+def rewrite(objects: Objects, info: ObjectInfo, goes: Choice) -> None:
+    """Replaces a Parquet file by one without the rows that `goes` chooses.
+
+    Dictionaries are written anew as plain columns, because they would name values that no row has any more.
+    """
+    with TemporaryDirectory(prefix="evergreen-forget-") as scratch, local_copy(objects, info.name) as path:
+        schema, num_gone, copy = open_parquet(path).schema_arrow, 0, Path(scratch) / "rows.parquet"
+        for i, each in enumerate(schema):
+            if pa.types.is_dictionary(each.type):
+                schema = schema.set(i, each.with_type(each.type.value_type))
+        with pq.ParquetWriter(copy, schema) as writer:
+            for batch in _batches(path):
+                left = pa.Table.from_batches([batch.filter(pc.invert(goes(batch)))])
+                num_gone += batch.num_rows - left.num_rows
+                if left.num_rows:
+                    writer.write_table(left.cast(schema))
+        replace_file(objects, info, copy, num_gone=num_gone)
+
+
+def in_rows(objects: Objects, user: User) -> Iterator[Found]:
+    """The files of a lake, an archive or a quarantine with rows of the user, malformed ones too."""
+    for info in objects.list():
+        if info.name.endswith(".jsonl") and (stored := objects.read(info.name)):
+            lines = stored.content.decode().splitlines(keepends=True)
+            left = "".join(line for line in lines if not user.is_in_line(line)).encode()
+            if left != stored.content:
+                what = f"{_at(objects, info)}: malformed rows"
+                yield Found(what, partial(objects.write, info.name, left, if_generation=info.generation))
+        elif info.name.endswith(".parquet") and not info.name.startswith(_OUTCOMES):
+            try:
+                with local_copy(objects, info.name) as path:
+                    num_rows = user.count(path)
+            except ContractError:
+                if is_visible(base_name(info)):
+                    raise
+                logger.warning("%s, which nobody reads, cannot be looked into", _at(objects, info))
+                continue
+            if num_rows:
+                yield Found(f"{_at(objects, info)}: {num_rows} rows", partial(rewrite, objects, info, user.rows))
+
+
+def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
+    """The files of a lake or an archive with late outcomes of rows that were met."""
+    for info in [each for each in objects.list(_OUTCOMES) if user.keys and each.name.endswith(".parquet")]:
+        with local_copy(objects, info.name) as path:
+            num_rows = sum(pc.sum(user.outcomes(batch)).as_py() or 0 for batch in _batches(path, [REQUEST_ID, ROW]))
+        if num_rows:
+            what = f"{_at(objects, info)}: {num_rows} late outcomes"
+            yield Found(what, partial(rewrite, objects, info, user.outcomes))
+
+
+def in_folders(folders: Iterable[Path], user: User, *, kind: str) -> Iterator[Found]:
+    """Those of the folders that hold a row of the user, or a Parquet file that a kill has torn."""
+    for folder in sorted(folders):
+        if any(_is_in_file(path, user) for path in folder.rglob("*") if path.is_file()):
+            yield Found(f"{kind}: {folder}", partial(_remove, folder))
+
+
+def _is_in_file(path: Path, user: User) -> bool:
+    if path.suffix == ".jsonl":
+        return any(user.is_in_line(line) for line in path.read_text("utf-8").splitlines())
+    with open(path, "rb") as file:
+        if file.read(4) != b"PAR1":
+            return False
+    try:
+        return user.count(path) > 0
+    except ContractError:
+        return True
+
+
+def unfinished(folder: Path) -> Iterator[Found]:
+    """What killed programs left below a folder: nobody reads it, and it may hold anybody's rows."""
+    for here, folders, files in os.walk(folder):
+        left = [name for name in (*folders, *files) if _UNFINISHED.fullmatch(name)]
+        folders[:] = [name for name in folders if name not in left]
+        yield from (Found(f"unfinished: {Path(here, name)}", partial(_remove, Path(here, name))) for name in left)
+
+
+def _remove(path: Path) -> None:
+    """Takes a folder or a file out of its readers' sight in one rename, then away."""
+    if not _UNFINISHED.fullmatch(path.name):
+        path = path.rename(path.with_name(f".{path.name}.{uuid4().hex}"))
+        fsync_path(path.parent)
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def models_that_learnt(store: Path, user: User) -> Iterator[str]:
+    """The stored models that learnt rows of the user, or continue one that did, and how that is known; a line each."""
+    lineages = find_lineages(store)
+    traces = {each.models[0].model_id: _traces(store, each.models[0], user) for each in lineages}
+    for lineage in lineages:
+        own, *ancestors = [model.model_id for model in lineage.models]
+        known = [*traces[own], *(f"it continues {each}, which did" for each in ancestors if traces.get(each))]
+        if known:
+            yield f"model {own}{' (live)' if lineage.is_live else ''}: {'; '.join(known)}"
+
+
+def _traces(store: Path, model: Model, user: User) -> list[str]:
+    folder, found = model_folder(store, model.model_id), []
+    workflow, known = FeatureWorkflow.load(folder / Model.WORKFLOW), dict[str, Any]()
+    if user.column in workflow.features.slots:
+        column = load_columns(folder / Model.WORKFLOW, workflow)[workflow.features.slots.index(user.column)]
+        known = {"vocabulary": column.vocabulary, "list of rare categories": column.candidates.categories}
+    if (folder / Model.REFERENCE).exists():
+        listed = read_reference(folder / Model.REFERENCE).categorical.get(user.column)
+        known["training statistics"] = listed.values if listed else np.empty(0)
+    found = [f"the user is in its {name}" for name, values in known.items() if (values == user.category).any()]
+    learnt = sorted({each["day"] for each in model.days if user.days.get(each["day"], np.inf) <= watermark(model)})
+    return [*found, *([f"it learnt from {', '.join(learnt)}, where the user has rows"] if learnt else [])]
+
+
+def golden_rows(store: Path, user: User) -> Iterator[str]:
+    """The versions, in the store and in Triton's repository, whose golden rows hold the user; a line each."""
+    place, served = read_serving_place(store), ServedNames(user.recommender.name)
+    kept = [(graph_folder(store, 0).parent.as_uri(), "")]
+    kept += [(place.repository_uri, f"{each}/") for each in (served.model, served.candidate, served.canary) if place]
+    for uri, prefix in kept:
+        objects = open_objects(uri)
+        for info in [each for each in objects.list(prefix) if base_name(each) == GOLDEN_FILE]:
+            with local_copy(objects, info.name) as path:
+                golden = GoldenRows.load(path)
+            names, version = golden.features.categorical, int(info.name.split("/")[-2])
+            if user.column in names and (golden.categorical[:, names.index(user.column)] == user.category).any():
+                of_version = release_path(store, version)
+                model = Release.read(of_version).model_id if of_version.exists() else "unknown"
+                yield f"golden rows of version {version}, model {model}: {_at(objects, info)}"
+
+
+def waiting_requests(state: Path, user: User) -> int:
+    """How many requests with rows of the user the monitor has not archived yet."""
+    path, at, num_requests = state / STORE_FILE, user.recommender.features.categorical.index(user.column), 0
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+            for (payload,) in connection.execute("SELECT payload FROM messages"):
+                batch = decode(payload)
+                if isinstance(batch, PredictionBatch) and batch.recommender in (None, user.recommender.name):
+                    num_requests += bool((batch.categorical[:, at : at + 1] == user.category).any())
+    except sqlite3.Error as error:
+        raise ContractError(f"{path} cannot be read as a monitor's memory: {error}") from error
+    return num_requests
+
+
+def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
+    """All that can be removed, in the order in which it is.
+
+    Args:
+        user: Whom.
+        store: The model store.
+        places: What a person typed for some of `PLACES`.
+    """
+    roots = [open_objects(typed_uri(places[name])) for name in ("archive", "lake") if name in places]
+    folders = {name: typed_folder(places[name], f"--{name}") for name in ("incidents", "work") if name in places}
+    quarantine = quarantine_folder(store)
+    rows = [found for root in (open_objects(quarantine.as_uri()), *roots) for found in in_rows(root, user)]
+    local = [local_path(root.uri) for root in roots if not is_bucket_uri(root.uri)]
+    first = [found for folder in (quarantine, *local, *folders.values()) for found in unfinished(folder)]
+    first += [found for root in roots for found in in_outcomes(root, user)]
+    if incidents := folders.get("incidents"):
+        first += in_folders((path.parent for path in incidents.glob(f"[!.]*/{INCIDENT}")), user, kind="incident")
+    if work := folders.get("work"):
+        runs = (path for path in work.iterdir() if path.is_dir() and not _UNFINISHED.fullmatch(path.name))
+        first += in_folders(runs, user, kind="files of a run")
+    return first + rows
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's flags; `--help` is its documentation."""
+    parser = argparse.ArgumentParser(
+        prog="evergreen forget",
+        description="Names all that holds a user (data.user of the accepted recommender) and removes it with --yes; "
+        "names the models that learnt from the user, and the run that replaces them.",
+    )
+    parser.add_argument("--user", required=True, metavar="ID", help="value of the column, as your files spell it")
+    parser.add_argument("--store", required=True, help="model store")
+    for name, what in PLACES.items():
+        parser.add_argument(f"--{name}", help=what)
+    parser.add_argument("--yes", action="store_true", help="remove it; monitor, uploader and pipeline are stopped")
+    return parser
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; see `runtime.exit_codes` for its exit codes."""
+    arguments = build_parser().parse_args(argv)
+    store, places = (
+        typed_folder(arguments.store, "--store"),
+        {n: v for n, v in vars(arguments).items() if n in PLACES and v},
+    )
+    user = User(arguments.user, accepted(store, CURRENT))
+    found = find(user, store, places)
+    left = [*models_that_learnt(store, user), *golden_rows(store, user)]
+    state = typed_folder(places["state"], "--state") if "state" in places else None
+    num_waiting = waiting_requests(state, user) if state else 0
+    print(f"user {user.text!r} is category {user.category} of {user.column}")
+    print("\n".join([each.what for each in found] or ["no row, outcome, incident or run holds the user"]))
+    print("\n".join(left or ["no model learnt from the user"]))
+    if arguments.yes:
+        for each in found:
+            each.remove()
+        print(f"removed all {len(found)}")
+    elif found:
+        print("nothing was removed; --yes does it, while monitor, uploader and pipeline are stopped")
+    if left:
+        print(f"models and golden rows serve until a run from scratch replaces them:\n  {_full_run(store, places)}")
+    if num_waiting:
+        print(f"{num_waiting} requests of the user wait in the monitor's memory: run this again when they are archived")
+    if absent := [f"--{name}" for name in PLACES if name not in places]:
+        print(f"not looked into: {', '.join(absent)}")
+    if is_bucket_uri(places.get("lake", "")):
+        print("the bucket keeps earlier versions of objects as long as its versioning or soft delete says")
+    print("out of reach: records and dead letters in the log (Pub/Sub, Kafka, SQLite), and your own files")
+    return ExitCode.DONE
+
+
+def _full_run(store: Path, places: dict[str, str]) -> str:
+    """The command that trains a model on what the lake holds, without a parent."""
+    words = ["evergreen", "submit", "--package", "build/retraining.yaml", "--host", "http://127.0.0.1:8888"]
+    if "lake" in places and typed_uri(places["lake"]) == str(store.parent / "lake") and store.name == "store":
+        words = ["evergreen", "run", "--package", "build/retraining.yaml", "--folder", str(store.parent)]
+    return shlex.join([*words, "-p", "parent=none"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

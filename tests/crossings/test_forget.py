@@ -1,0 +1,278 @@
+"""`evergreen forget` over what the rooms' own writers leave: an independent scan finds the user nowhere afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import replace
+from datetime import date, datetime, timezone
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.features import CategoricalOptions, Features, category_of
+from components.contracts.manifests import Model, RawDataset, ServingPlace
+from components.contracts.raw_rows import ColumnNames
+from components.contracts.recommender import Recommender
+from components.contracts.records import CONVERSION, PredictionBatch
+from components.contracts.workflow import FeatureWorkflow
+from components.deployment.graph.parity import GoldenRows
+from components.extraction.__main__ import main as extraction
+from components.extraction.backfill import backfill
+from components.extraction.ingest import IngestSettings, ingest
+from components.extraction.lake import Lake
+from components.extraction.lake_files import LakeFiles
+from components.extraction.malformed_rows import MalformedRows
+from components.extraction.raw_schema import lake_schema, raw_batch
+from components.extraction.times import TimeSpan
+from components.preprocessing.parent import save_columns
+from components.preprocessing.vocabularies import Candidates, Column
+from components.storage.folder import FolderObjects
+from components.store.models import graph_folder, model_folder, write_serving_place
+from components.validation.quarantine_store import keep_quarantined
+from monitoring.backtest.incident import record, replay
+from monitoring.backtest.settings import write_judging
+from monitoring.uploader import Uploader
+from pipelines.forget import PLACES, main
+from tests.support.crashes import Killed
+from tests.support.lakes import URI, open_storage, put
+from tests.support.monitors import Bench, clicks, publish
+from tests.support.recommenders import accept_into
+from tests.support.releases import keep_model, make_live, release
+
+USER, OTHERS = "ann-9f3c", ("bob", "cy", "7")
+CATEGORY = category_of(USER)
+WORDS = CategoricalOptions(type="string")
+FEATURES = Features(
+    numeric=("price",), categorical=("item", "user"), categorical_options={"item": WORDS, "user": WORDS}
+)
+SHOP = Recommender(name="shop", features=FEATURES, data=ColumnNames(user="user"))
+START = datetime(2026, 3, 1, tzinfo=timezone.utc).timestamp()
+SCANNED = ("lake", "archive", "store/quarantine", "work", "incidents")
+JUDGING = {"window_rows": 50, "min_clicks": 1, "decide_seconds": 5.0, "policies": "threshold", "auc_threshold": 0.1}
+
+
+def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", num_rows: int = 120) -> pa.Table:
+    """Rows of one day, in the lake's words."""
+    at = np.arange(num_rows)
+    times = pa.array(((START + 86_400 * day + 60 * at) * 1e6).astype(np.int64))
+    columns = {
+        "label": pa.array((at % 3 == 0).astype(np.int32)),
+        "price": pa.array((at + day / 8).astype(np.float32)),
+        "item": pa.array([f"item-{i % 5}" for i in at]),
+        "user": pa.array([users[i % len(users)] for i in at]),
+        "request_id": pa.array([f"{name}{day}-{i // 4}" for i in at]),
+        "row": pa.array((at % 4).astype(np.int32)),
+        "event_time": times.cast(pa.timestamp("us", tz="UTC")),
+    }
+    return pa.Table.from_batches([raw_batch(columns, lake_schema(FEATURES))])
+
+
+def fill_lake(lake: Path, files: Path) -> None:
+    """Three days, the user in the first two; the second was back-filled, a file of the first has dictionaries."""
+    files.mkdir()
+    for day in range(3):
+        pq.write_table(rows_of(day, (USER, *OTHERS) if day < 2 else OTHERS), files / f"{day}.parquet")
+    settings = IngestSettings(max_rows=None, lake_fraction=1.0, max_malformed_fraction=0.1)
+    ingest(sorted(files.iterdir()), SHOP, lake=str(lake), replay=None, settings=settings)
+    table = rows_of(0, (USER, *OTHERS), name="words")
+    words = table.set_column(table.column_names.index("user"), "user", table["user"].dictionary_encode())
+    pq.write_table(words, lake / "day=2026-03-01" / "part-words.parquet")
+    (lake / "day=2026-03-01" / "_unfinished.parquet").write_bytes(b"someone's")
+    again = rows_of(1, (USER, *OTHERS), name="again")
+    labels = pa.array([7, 7, *again["label"].to_pylist()[2:]], pa.int32())
+    pq.write_table(again.set_column(0, "label", labels), files / "again.parquet")
+    backfill([files / "again.parquet"], SHOP, lake=str(lake), day=date(2026, 3, 2), max_malformed_fraction=0.3)
+
+
+def run_monitor(folder: Path) -> None:
+    """Requests of two users: some in the lake by now, some in the archive, the last one in the monitor's memory."""
+    bench = Bench(folder, archive_roll_rows=40, **JUDGING)
+    bench.clock.now = START + 3 * 86_400
+    bench.start(SHOP)
+    for number in range(24):
+        name, now = f"served-{number}", bench.clock.now
+        rows = {"dense": np.full((8, 1), number, np.float32), "scores": np.linspace(0, 1, 8, dtype=np.float32)}
+        users = np.array([[number, CATEGORY if i % 2 else 7] for i in range(8)], np.int64)
+        batch = PredictionBatch(request_id=name, time=now, model_version=1, categorical=users, **rows)
+        bought = clicks(f"b-{name}", [(name, row, now + 2) for row in (1, 2)], CONVERSION)
+        publish(bench.log, batch, clicks(f"c-{name}", [(name, 3, now + 1), (name, 6, now + 1)]), bought)
+        bench.monitor.tick()
+        bench.clock.now += 100.0 if number < 23 else 0.0
+        if number == 12:
+            bench.monitor.stop()
+            Uploader(bench.settings.archive, folder / "lake", clock=bench.clock).run_once()
+            bench.start(SHOP)
+    bench.monitor.stop()
+    write_judging(bench.settings.state, bench.settings.judging)
+    bench.kill()
+    bench.log.close()
+    for name in ("archive", "state"):
+        (bench.folder / name).rename(folder / name)
+
+
+def keep_learnt(store: Path, model_id: str, known: str, *, rare: tuple[str, ...] = (), day: str = "", **more) -> None:
+    """A stored model whose vocabulary of users is one user."""
+    vocabularies = (np.array([5], np.int64), np.array([category_of(known)], np.int64))
+    nothing, folder, one = np.empty(0, np.int64), model_folder(store, model_id) / Model.WORKFLOW, np.ones(1, np.float32)
+    fitted = {"vocabularies": vocabularies, "means": one, "stds": one, "frequency_threshold": 1}
+    FeatureWorkflow(features=FEATURES, **fitted).save(folder)
+    none = Candidates(categories=nothing, sightings=nothing, last_seen=nothing)
+    some = replace(none, categories=np.array([category_of(each) for each in rare], np.int64))
+    save_columns([Column(vocabulary=v, last_seen=v, candidates=c) for v, c in zip(vocabularies, (none, some))], folder)
+    days = [{"day": day, "version": 0, "digest": "d", "num_rows": 1}] if day else []
+    times = dict.fromkeys(("last_learned_time", "last_event_time"), "2026-03-04T00:00:00Z")
+    keep_model(store, model_id, recommender=SHOP, days=days, **times, **more)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Everything that holds rows of a shop, by the shipped writers."""
+    folder, gone = tmp_path_factory.mktemp("a shop"), tmp_path_factory.mktemp("gone")
+    store = folder / "store"
+    accept_into(store, SHOP)
+    fill_lake(folder / "lake", gone / "files")
+    for run, start in (("r1", "2026-03-01"), ("r2", "2026-03-03")):
+        flags = {
+            "work": folder / "work",
+            "lake": folder / "lake",
+            "output": gone / f"{run}.json",
+            "window-start": start,
+        }
+        flags |= {"store": store, "run": run, "settings": "extraction.replay_days=0"}
+        assert extraction([f"--{name}={value}" for name, value in flags.items()]) == 0
+    rows = pq.read_table(folder / "work" / "r1" / "extraction" / "train" / "part-00000.parquet").slice(0, 9)
+    (gone / "rows").mkdir()
+    pq.write_table(rows.append_column("quarantine_rule", pa.array(["domain"] * 9)), gone / "rows" / "part.parquet")
+    dataset = RawDataset.read(gone / "r1.json")
+    keep_quarantined(store, "r1", gone / "rows", num_by_rule={"domain": 9}, dataset=dataset)
+    run_monitor(folder)
+    keep_learnt(store, "m1", USER, day="2026-03-01")
+    keep_learnt(store, "m2", "bob", parent_model_id="m1")
+    keep_learnt(store, "m3", "bob", rare=(USER,))
+    keep_learnt(store, "m4", "bob", day="2026-03-02")
+    keep_learnt(store, "m5", "bob", day="2026-03-03")
+    plain, one = Features(numeric=("price",), categorical=("item", "user")), np.ones(1, np.float32)
+    golden = GoldenRows(features=plain, dense=one[:, None], categorical=np.array([[2, CATEGORY]]), expected=one)
+    golden.save(graph_folder(store, 1) / "golden.npz")
+    shutil.copytree(graph_folder(store, 1), folder / "repository" / "shop" / "1")
+    place = ServingPlace(repository_uri=(folder / "repository").as_uri(), triton_urls=[], server="python")
+    write_serving_place(store, place)
+    make_live(store, release(store, 1, "m2"))
+    record(folder / "incidents" / "one", state=folder / "state", archive=FolderObjects(folder / "archive"), store=store)
+    return folder
+
+
+@pytest.fixture
+def world(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "the shop")
+
+
+def forget(world: Path, *more: str, user: str = USER) -> int:
+    return main([f"--user={user}", f"--store={world / 'store'}", *(f"--{n}={world / n}" for n in PLACES), *more])
+
+
+def holders(world: Path) -> set[str]:
+    """The places in which a row, or the bytes, of any file whatever its name tell of the user."""
+    found = set()
+    for path in (path for each in SCANNED for path in (world / each).rglob("*") if path.is_file()):
+        content, marks = path.read_bytes(), (USER.encode(), CATEGORY.to_bytes(8, "little"), str(CATEGORY).encode())
+        table = pq.ParquetFile(path).read() if content[:4] == b"PAR1" else pa.table({})
+        users = table["user"].to_pylist() if "user" in table.column_names else []
+        if "event" in table.column_names:
+            # Outcomes name no user, who has the odd rows of served requests; the last of these is not archived yet.
+            users = [CATEGORY for row in table.to_pylist() if row["row"] % 2 and row["request_id"] != "served-23"]
+        if any(mark in content for mark in marks) or {USER, CATEGORY} & set(users):
+            found |= {each for each in SCANNED if path.is_relative_to(world / each)}
+    return found
+
+
+def others_rows(world: Path) -> tuple[list[dict], list[str]]:
+    """What a round reads of the lake, and what archive, quarantine and late outcomes hold, of others than the user."""
+    lake = Lake(files=LakeFiles(FolderObjects(world / "lake")), features=FEATURES)
+    with MalformedRows(Path(os.devnull), max_fraction=1.0) as malformed:
+        read = [row for table, _ in lake.tables(TimeSpan(), malformed) for row in table.to_pylist()]
+    paths = [
+        p for place in ("archive", "store/quarantine", "lake/outcomes") for p in (world / place).rglob("*.parquet")
+    ]
+    kept = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+    kept = [row for row in kept if row.get("user", CATEGORY * (row["row"] % 2)) != CATEGORY]
+    return [row for row in read if row["user"] != CATEGORY], sorted(map(str, kept))
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_nothing_tells_of_the_user_afterwards_and_all_others_rows_are_as_before(world, kind, cloud_storage, capsys):
+    before, flags = others_rows(world), []
+    assert [len(rows) > 50 for rows in before] == [True, True]
+    assert forget(world) == 0
+    assert "nothing was removed" in capsys.readouterr().out
+    assert (others_rows(world), holders(world)) == (before, set(SCANNED))
+    if kind == "bucket":
+        put(world / "lake")
+        shutil.rmtree(world / "lake")
+        flags = [f"--lake={URI}"]
+    assert forget(world, "--yes", *flags) == 0
+    for each in open_storage(URI).list() if flags else ():
+        (world / each.name.join(["lake/", ""])).parent.mkdir(parents=True, exist_ok=True)
+        (world / "lake" / each.name).write_bytes(open_storage(URI).read(each.name).content)
+    assert (others_rows(world), holders(world)) == (before, set())
+    assert [path.name for path in (world / "work").iterdir()] == ["r2"]
+    assert forget(world, "--yes") == 0
+    assert "no row, outcome, incident or run holds the user" in capsys.readouterr().out
+
+
+def test_models_that_learnt_are_named_with_the_run_that_replaces_them_and_what_cannot_be_removed(world, capsys):
+    forget(world)
+    told = capsys.readouterr().out
+    assert dict(line[6:].split(": ", 1) for line in told.splitlines() if line.startswith("model ")) == {
+        "m1": "the user is in its vocabulary; it learnt from 2026-03-01, where the user has rows",
+        "m2 (live)": "it continues m1, which did",
+        "m3": "the user is in its list of rare categories",
+        "m4": "it learnt from 2026-03-02, where the user has rows",
+    }
+    assert told.count("golden rows of version 1, model m2: ") == 2
+    assert f"evergreen run --package build/retraining.yaml --folder '{world}' -p parent=none" in told
+    assert "1 requests of the user wait in the monitor's memory" in told
+    assert "out of reach: records and dead letters in the log" in told
+
+
+def killing(call, left):
+    """The call, which kills once nothing is left."""
+
+    def change(*arguments, **more):
+        if next(left, None) is None:
+            raise Killed
+        return call(*arguments, **more)
+
+    return change
+
+
+def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world, monkeypatch):
+    """Killed before the third change of a name in a folder, then before the fourth, then the third again."""
+    before, kills = others_rows(world), 0
+    while True:
+        left = iter(range(2 + kills % 2))
+        with monkeypatch.context() as patched, suppress(Killed):
+            for name in ("replace", "rename", "unlink"):
+                patched.setattr(os, name, killing(getattr(os, name), left))
+            assert forget(world, "--yes") == 0
+            break
+        kills += 1
+        assert others_rows(world)[0] == before[0]
+        if (incident := world / "incidents" / "one").exists():
+            replay(incident)  # refuses where a file is absent
+    assert kills > 20
+    assert (others_rows(world), holders(world)) == (before, set())
+    assert [path.name for place in ("work", "incidents") for path in (world / place).iterdir()] == ["r2"]
+
+
+@pytest.mark.parametrize(("user", "told"), [("nobody", "no row"), ("", "user is '', expected a word")])
+def test_an_unknown_user_is_found_nowhere_and_changes_nothing(world, capsys, user, told):
+    before = {path: path.read_bytes() for path in world.rglob("*") if path.is_file()}
+    assert forget(world, "--yes", user=user) == (0 if user else 2)
+    assert told in "".join(capsys.readouterr())
+    assert {path: path.read_bytes() for path in before} == before
