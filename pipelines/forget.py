@@ -390,15 +390,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"removed all {len(found)}")
     elif found:
         print("nothing was removed; --yes does it, while monitor, uploader and pipeline are stopped")
-    if left:
-        print(f"models and golden rows serve until a run from scratch replaces them:\n  {_full_run(store, places)}")
+    if any("(live)" in each for each in left):
+        print("the live model and its golden rows serve until a run from scratch replaces them:")
+        print(f"  {_full_run(store, places)}")
+    elif left:
+        print("the live model did not learn from the user: remove the folders of these when no way back is wanted")
     if num_waiting:
         print(f"{num_waiting} requests of the user wait in the monitor's memory: run this again when they are archived")
     if absent := [f"--{name}" for name in PLACES if name not in places]:
         print(f"not looked into: {', '.join(absent)}")
     if is_bucket_uri(places.get("lake", "")):
         print("the bucket keeps earlier versions of objects as long as its versioning or soft delete says")
-    print("out of reach: records and dead letters in the log (Pub/Sub, Kafka, SQLite), and your own files")
+    print("out of reach: the log's records and dead letters (Pub/Sub, Kafka, SQLite), reports of runs, your own files")
     return ExitCode.DONE
 
 

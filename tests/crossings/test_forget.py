@@ -237,7 +237,11 @@ def test_models_that_learnt_are_named_with_the_run_that_replaces_them_and_what_c
     assert told.count("golden rows of version 1, model m2: ") == 2
     assert f"evergreen run --package build/retraining.yaml --folder '{world}' -p parent=none" in told
     assert "1 requests of the user wait in the monitor's memory" in told
-    assert "out of reach: records and dead letters in the log" in told
+    assert "out of reach: the log's records and dead letters" in told
+    keep_learnt(world / "store", "m6", "bob")
+    make_live(world / "store", release(world / "store", 2, "m6"))
+    forget(world)
+    assert "the live model did not learn from the user" in capsys.readouterr().out
 
 
 def killing(call, left):
