@@ -7,6 +7,9 @@ held-out rows, to the monitor, which compares what is served. Two JSON files, fo
 An incremental run's statistics are those of its own window, not merged with its parent's, as validation's TFDV
 statistics are. Merged ones would keep every distribution that ever was, and alarm again on a change that is learned.
 
+A list is two columns here: its elements, each counted as if it were a row, under the list's name, and how many a row
+has under another (`features.LENGTH`). Elements beyond `ListOptions.max` do not count.
+
 Dense columns are counted between fixed edges (TFDV's own buckets do not carry a comparison of Criteo's integers; see
 `components.validation.tfdv_statistics`). The ends of a column are set apart by whole buckets: what lies outside `inner`
 is an outlier, so that outliers and the rest are counted by the same counts.
@@ -20,19 +23,19 @@ than they are, by luck, and the others rarer: measured on 20,000 rows that did b
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
+from components.contracts.features import LENGTH, Features, ListOptions
 from components.contracts.manifests import parse_document, read_content
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 LISTED_VALUES = 1000
 """Most values listed of a categorical column; TFDV's rank histogram in validation holds as many."""
 OUTLIER_SHARE = 0.001
@@ -119,9 +122,11 @@ class ReferenceStatistics:
     rows: int
     dense_edges: NDArray[np.float64]
     dense: dict[str, DenseColumn]
-    """By numeric feature, in their order."""
+    """By numeric feature, in their order, then the lengths of lists."""
     categorical: dict[str, CategoryColumn]
-    """By categorical feature, in their order."""
+    """By categorical feature, in their order, then the elements of lists, of which none is missing."""
+    lists: dict[str, int] = field(default_factory=dict)
+    """Places of each list in a row of categories, in their order."""
     scores: ScoreHistogram | None = None
     """None where evaluation kept none: a model older than the file, or one that was never judged."""
     excluded: tuple[str, ...] = ()
@@ -129,8 +134,14 @@ class ReferenceStatistics:
 
     @property
     def features(self) -> Features:
-        """Of the training rows."""
-        return Features(numeric=tuple(self.dense), categorical=tuple(self.categorical))
+        """Of the training rows; of the options, only the places of lists."""
+        lengths = [LENGTH.format(name=name) for name in self.lists]
+        return Features(
+            numeric=tuple(name for name in self.dense if name not in lengths),
+            categorical=tuple(name for name in self.categorical if name not in self.lists),
+            lists=tuple(self.lists),
+            list_options={name: ListOptions(max=places) for name, places in self.lists.items()},
+        )
 
     def write(self, path: Path) -> None:
         """Writes all but the scores to `path`, whole or not at all; the same statistics give the same bytes."""
@@ -140,6 +151,7 @@ class ReferenceStatistics:
             "dense_edges": self.dense_edges,
             "dense": {name: vars(column) for name, column in self.dense.items()},
             "categorical": {name: vars(column) for name, column in self.categorical.items()},
+            "lists": self.lists,
         }
         _write_document(path, "ReferenceStatistics", content)
 
@@ -177,6 +189,7 @@ def read_reference(path: Path, *, scores: Path | None = None) -> ReferenceStatis
                 for name, column in document["dense"].items()
             },
             categorical={name: CategoryColumn(**_arrays(column)) for name, column in document["categorical"].items()},
+            lists=dict(document["lists"]),
             scores=_read_scores(scores) if scores is not None and scores.exists() else None,
             excluded=tuple(document["excluded"]),
         )
@@ -196,7 +209,7 @@ def _check_counts(found: ReferenceStatistics) -> None:
     for name, category in found.categorical.items():
         if not len(category.values) == len(category.counts) == len(category.fair_counts):
             raise ValueError(f"{name} has {len(category.values)} values, expected a count for each")
-        if category.counts.sum() + category.others + category.missing != found.rows:
+        if name not in found.lists and category.counts.sum() + category.others + category.missing != found.rows:
             raise ValueError(f"counts of {name} are not those of {found.rows} rows")
 
 

@@ -61,7 +61,7 @@ class DriftEntry:
     missing_before: float | None
     num_rows_now: int
     num_rows_before: int
-    """Rows that have a value."""
+    """Rows that have a value; of the elements of a list, elements."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -250,5 +250,5 @@ def _describe_skew(entry: SkewEntry) -> str:
     return text
 
 
-def _format_value(value: float | int | None) -> str:
+def _format_value(value: float | int | list[int] | None) -> str:
     return "no value" if value is None else f"{value:.7g}" if isinstance(value, float) else str(value)

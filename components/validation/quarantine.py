@@ -353,7 +353,7 @@ def _make_domain(schema: Any, features: Features, excluded: Collection[str]) -> 
         kind = feature.WhichOneof("domain_info")
         if feature.name in excluded:
             continue
-        if kind in ("float_domain", "int_domain") and feature.name not in features.categorical:
+        if kind in ("float_domain", "int_domain") and feature.name not in features.categorical + features.lists:
             domain = getattr(feature, kind)
             low = float(domain.min) if domain.HasField("min") else -math.inf
             bounds[feature.name] = (low, float(domain.max) if domain.HasField("max") else math.inf)
@@ -370,9 +370,13 @@ def _make_domain(schema: Any, features: Features, excluded: Collection[str]) -> 
                     yield at, f"{name} is {values[at].as_py():g}, expected {low:g} to {high:g}"
         for name, values in allowed.items():
             if name in names:
-                texts = batch.column(name).cast(pa.string())
+                column, rows = batch.column(name), np.arange(batch.num_rows)
+                if name in features.lists:
+                    column, rows = column.flatten(), np.repeat(rows, raw_rows.list_lengths(column))
+                texts = column.cast(pa.string())
                 for at in _positions(pc.and_(pc.invert(pc.is_in(texts, value_set=values)), pc.is_valid(texts))):
-                    yield at, f"{name} is {texts[at].as_py()}, expected one of the schema's {len(values)} values"
+                    reason = f"{name} is {texts[at].as_py()}, expected one of the schema's {len(values)} values"
+                    yield int(rows[at]), reason
 
     return find
 

@@ -9,6 +9,9 @@ Categories are counted exactly up to a bound. Beyond it the rarest are dropped a
 not suffice: of a column with more than 1024 distinct values it keeps a sketch of 1024 counters, whose counts may lack a
 1024th of all rows, more than the drift tests call drift.
 
+A list is counted as two columns: its elements, those that count, each as if it were a row, and their number, see
+`contracts.reference_statistics`.
+
 Rows of one request share their user and are alike; how much is measured by sums over requests. A request that a batch
 or a block of rows cuts counts as two, which lowers the measured likeness a little (measured: 2 % of requests of 64 rows
 lie across blocks).
@@ -24,7 +27,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from components.contracts import raw_rows
-from components.contracts.features import MISSING_CATEGORY, Features
+from components.contracts.features import LENGTH, MISSING_CATEGORY, Features
 from components.contracts.reference_statistics import (
     DENSE_EDGES,
     LISTED_VALUES,
@@ -134,8 +137,12 @@ class ReferenceCounter:
         """No rows yet; those of `features` that are `excluded` are neither read nor counted."""
         self.features = features
         self._excluded = tuple(name for name in features.names if name in excluded)
-        self._dense = tuple(name for name in features.numeric if name not in excluded)
-        self._categorical = tuple(name for name in features.categorical if name not in excluded)
+        self._numeric, self._plain, self._lists = (
+            tuple(name for name in names if name not in excluded)
+            for names in (features.numeric, features.categorical, features.lists)
+        )
+        self._dense = self._numeric + tuple(LENGTH.format(name=name) for name in self._lists)
+        self._categorical = self._plain + self._lists
         self._names = self._dense + self._categorical
         columns = len(self._names)
         # Two of each: for the rows that choose what is listed, and for the others.
@@ -165,31 +172,38 @@ class ReferenceCounter:
             return
         # By blocks, because rows of one request lie together and are alike: cut between them, no half would be fair.
         requests = BatchRequests(batch, self.rows if first_row is None else first_row)
-        dense = raw_rows.feature_matrix(batch, self._dense, "float32", missing=np.nan)[requests.order]
-        missing = MISSING_CATEGORY
-        categorical = raw_rows.feature_matrix(batch, self._categorical, "int64", missing=missing)[requests.order]
-        present = np.concatenate([~np.isnan(dense), categorical != missing], axis=1)
-        with_value = requests.sums(present)
-        self._add_rows(batch, requests, with_value)
+        numeric = raw_rows.feature_matrix(batch, self._numeric, "float32", missing=np.nan)
+        plain = raw_rows.feature_matrix(batch, self._plain, "int64", missing=MISSING_CATEGORY)[requests.order]
+        options = map(self.features.list_options_of, self._lists)
+        matrices = [raw_rows.list_matrix(batch.column(name), each) for name, each in zip(self._lists, options)]
+        lists = [each[requests.order] for each in matrices]
+        lengths = [(each != MISSING_CATEGORY).sum(axis=1, keepdims=True) for each in lists]
+        dense = np.concatenate([numeric[requests.order], *lengths], axis=1, dtype=np.float32)
+        categorical = [*plain.T, *lists]
+        # A row has as many values of a list as elements, and where it has none, none is missing.
+        num_values = np.concatenate([~np.isnan(dense), plain != MISSING_CATEGORY, *lengths], axis=1)
+        misses = num_values == 0
+        misses[:, len(self._dense) + len(self._plain) :] = False
+        with_value = requests.sums(num_values)
+        self._add_rows(batch, requests, with_value, requests.sums(misses))
         for i in range(len(self._dense)):
-            self._add_dense(i, dense[:, i], present[:, i], requests=requests, with_value=with_value[:, i])
+            self._add_dense(i, dense[:, i], num_values[:, i] > 0, requests=requests, with_value=with_value[:, i])
         # Numbered anew, those of the first half first.
         order = np.argsort(requests.halves, kind="stable")
         of_row, second = np.argsort(order)[requests.of_row], int((requests.halves == 0).sum())
         for i, name in enumerate(self._categorical):
             column = len(self._dense) + i
-            held = present[:, column]
-            self._add_values(
-                name, categorical[:, i][held], of_row[held], with_value=with_value[order, column], second=second
-            )
+            values = categorical[i][categorical[i] != MISSING_CATEGORY]
+            of_value = np.repeat(of_row, num_values[:, column])
+            self._add_values(name, values, of_value, with_value=with_value[order, column], second=second)
 
-    def _add_rows(self, batch: pa.RecordBatch, requests: BatchRequests, with_value: Ints) -> None:
+    def _add_rows(self, batch: pa.RecordBatch, requests: BatchRequests, with_value: Ints, without: Ints) -> None:
         sizes, halves = requests.sizes, requests.halves
         self._sums["rows"] += [batch.num_rows, len(sizes), (sizes**2).sum()]
         label = batch.column(raw_rows.LABEL).fill_null(0).to_numpy(zero_copy_only=False)
         clicks = requests.sums(label[requests.order] == 1)
         self._sums["clicks"] += _request_totals(clicks[:, None], sizes)[:, 0]
-        self._sums["missing"] += _request_totals(sizes[:, None] - with_value, sizes)
+        self._sums["missing"] += _request_totals(without, sizes)
         self._sums["present"] += [
             with_value[halves == 0].sum(axis=0),
             with_value[halves == 1].sum(axis=0),
@@ -249,7 +263,8 @@ class ReferenceCounter:
     def statistics(self) -> ReferenceStatistics:
         """What the monitor compares served rows with."""
         rows, none = self.rows, np.zeros(NUM_BUCKETS, np.int64)
-        dense = {name: DenseColumn.of(none, none, rows) for name in self.features.numeric}
+        lengths = (LENGTH.format(name=name) for name in self.features.lists)
+        dense = {name: DenseColumn.of(none, none, rows) for name in (*self.features.numeric, *lengths)}
         for i, name in enumerate(self._dense):
             choosing, fair = self._sums["buckets"][:2, i]
             dense[name] = DenseColumn.of(choosing.copy(), fair.copy(), self._num_missing(name))
@@ -257,7 +272,8 @@ class ReferenceCounter:
             rows=rows,
             dense_edges=DENSE_EDGES,
             dense=dense,
-            categorical={name: self._category_column(name) for name in self.features.categorical},
+            categorical={name: self._category_column(name) for name in self.features.categorical + self.features.lists},
+            lists={name: self.features.list_options_of(name).max for name in self.features.lists},
             excluded=self._excluded,
         )
 

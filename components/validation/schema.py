@@ -51,7 +51,7 @@ def infer_schema(statistics: Any, features: Features, *, range_factor: float, ex
             feature.not_in_environment.append(SERVING)
             continue
         _set_presence(feature, observed[feature.name], optional=feature.name in excluded)
-        if feature.name in features.categorical:
+        if feature.name in features.categorical + features.lists:
             # Inferred from what the strings look like: a list of values, or integers.
             if inferred := feature.WhichOneof("domain_info"):
                 feature.ClearField(inferred)

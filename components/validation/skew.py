@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts import raw_rows
-from components.contracts.features import MISSING_CATEGORY, Features
+from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
 from components.drift_statistics.clustered import Clustered, correlations, own_designs
 from components.drift_statistics.effects import wilson_interval
 from components.runtime.errors import ContractError
@@ -172,7 +172,9 @@ def measure_skew(
     )
     if joined is None or num_joined < MIN_JOINED:
         return Skew(facts=facts)
-    return Skew(facts=facts, entries=tuple(joined.compare(name, settings.skew_share) for name in compared))
+    options = {name: features.list_options_of(name) for name in features.lists}
+    entries = (joined.compare(name, settings.skew_share, options=options.get(name)) for name in compared)
+    return Skew(facts=facts, entries=tuple(entries))
 
 
 # -- reading both sides
@@ -193,7 +195,8 @@ def read_served(
     """
     for archived in archived_files(archive, days=span.days()):
         with archived.opened() as file:
-            if any(field.name in words and pa.types.is_string(field.type) for field in file.schema_arrow):
+            texts = (pa.string(), pa.list_(pa.string()))
+            if any(field.name in words and field.type in texts for field in file.schema_arrow):
                 continue
             for batch in _read_columns(file, archived.uri, types):
                 times = batch.column(raw_rows.EVENT_TIME)
@@ -259,12 +262,17 @@ class JoinedRows:
             sizes=np.bincount(request),
         )
 
-    def compare(self, name: str, threshold: float) -> SkewEntry:
-        """What differs of the feature; there must be rows."""
-        mine, theirs = _column_values(self.training, name), _column_values(self.served, name)
+    def compare(self, name: str, threshold: float, *, options: ListOptions | None = None) -> SkewEntry:
+        """What differs of the feature, which is a list where it has options of one; there must be rows.
+
+        Lists differ where an element that counts does.
+        """
+        mine, theirs = (_column_values(table, name, options) for table in (self.training, self.served))
         is_number = mine.dtype == np.float32
         missing = [np.isnan(v) if is_number else v == MISSING_CATEGORY for v in (mine, theirs)]
         differs = (mine != theirs) & ~(missing[0] & missing[1])
+        if options:
+            differs, missing = differs.any(axis=1), [each.all(axis=1) for each in missing]
         low, high = self.interval(differs)
         return SkewEntry(
             feature=name,
@@ -305,8 +313,10 @@ class JoinedRows:
         return {**names, "training": _plain_value(mine[at]), "served": _plain_value(theirs[at])}
 
 
-def _column_values(table: pa.Table, name: str) -> NDArray[Any]:
+def _column_values(table: pa.Table, name: str, options: ListOptions | None) -> NDArray[Any]:
     column = table.column(name)
+    if options:
+        return raw_rows.list_matrix(column.combine_chunks(), options)
     missing = np.nan if pa.types.is_floating(column.type) else MISSING_CATEGORY
     values: NDArray[Any] = column.fill_null(missing).to_numpy()
     return values
@@ -322,7 +332,9 @@ def _common_factor(mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> fl
     return middle if np.isclose(ratios, middle, rtol=1e-3).mean() >= EQUAL_RATIOS else None
 
 
-def _plain_value(value: Any) -> float | int | None:
+def _plain_value(value: Any) -> float | int | list[int] | None:
+    if isinstance(value, np.ndarray):
+        return [int(each) for each in value if each != MISSING_CATEGORY] or None
     if isinstance(value, np.integer):
         return None if value == MISSING_CATEGORY else int(value)
     return float(value) if math.isfinite(value) else None

@@ -34,7 +34,8 @@ ROWS_PER_PROCESS = 50_000
 def make_options(features: Features) -> Any:
     """TFDV's options for the training rows: its defaults, and the types, by which it knows which hold categories."""
     types = {raw_rows.LABEL: schema_pb2.INT}
-    types |= dict.fromkeys(features.numeric, schema_pb2.FLOAT) | dict.fromkeys(features.categorical, schema_pb2.BYTES)
+    types |= dict.fromkeys(features.numeric, schema_pb2.FLOAT)
+    types |= dict.fromkeys(features.categorical + features.lists, schema_pb2.BYTES)
     typed = [schema_pb2.Feature(name=name, type=kind) for name, kind in types.items()]
     return tfdv.StatsOptions(schema=schema_pb2.Schema(feature=typed))
 
@@ -46,6 +47,7 @@ def as_lists(batch: pa.RecordBatch, features: Features) -> pa.RecordBatch:
     """
     columns = {name: batch.column(name) for name in judged_columns(features)}
     columns |= {name: columns[name].cast(pa.string()) for name in features.categorical}
+    columns |= {name: columns[name].cast(pa.list_(pa.string())) for name in features.lists}
     return CanonicalizeRecordBatch(pa.RecordBatch.from_arrays(list(columns.values()), list(columns)))
 
 

@@ -137,7 +137,8 @@ class WindowSummary:
     """Sum over requests of the squared rows."""
     clicks: RowTotal
     columns: dict[str, ColumnSummary]
-    """The judged features; one that the run left out is absent."""
+    """The judged features; one that the run left out is absent. Of a list, its elements, which are the rows of their
+    column, and how many a row has (`features.LENGTH`)."""
 
     def __add__(self, newer: WindowSummary) -> WindowSummary:
         """The rows of both. A column that one of them left out has the rows of the other."""
@@ -189,7 +190,7 @@ class KeptWindows:
             ContractError: a numeric feature was a categorical one in these windows, or the other way round.
         """
         for name, column in self.merged.columns.items():
-            if name in (features.numeric if column.values is not None else features.categorical):
+            if name in (features.numeric if column.values is not None else features.categorical + features.lists):
                 now, before = ("numeric", "categorical") if column.values is not None else ("categorical", "numeric")
                 raise ContractError(f"feature {name} is {now}, was {before} in the champion's rows: give it a new name")
 

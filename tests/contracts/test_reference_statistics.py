@@ -77,7 +77,7 @@ def test_a_model_without_kept_scores_has_statistics_all_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "value", "message"),
     [
-        (["format_version"], 2, "format_version 2, expected 1"),
+        (["format_version"], 1, "format_version 1, expected 2"),
         (["kind"], "Model", "is a Model manifest, expected ReferenceStatistics"),
         (["rows"], 4999, "I1 are not those of 4999 rows"),
         (["dense", "I3", "counts"], [1, 2], f"I3 has 2 counts, expected {len(DENSE_EDGES) - 1}"),

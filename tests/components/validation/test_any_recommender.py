@@ -12,16 +12,28 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import raw_rows
-from components.contracts.features import CategoricalOptions, Features
+from components.contracts.features import CategoricalOptions, Features, ListOptions
 from components.contracts.recommender import Recommender
+from components.contracts.reference_statistics import read_reference
 from components.storage.uris import local_path
+from components.validation.quarantine import make_row_rules
+from components.validation.rules import RuleSet, ValidationSettings
+from components.validation.schema_versions import read_schema
 from components.validation.windows import read_windows
 from tests.support.validation_models import make_dataset
 
 SHOP = Features(numeric=("price", "age of item"), categorical=("item", "shop.id", "city <b>"))
 NUMBERS = Features(numeric=("price", "age of item"), categorical=())
 CATEGORIES = Features(numeric=(), categorical=("item",))
-EVERY_KIND = pytest.mark.parametrize("features", [SHOP, NUMBERS, CATEGORIES], ids=["both", "numbers", "categories"])
+LISTS = Features(
+    numeric=("price",),
+    categorical=("item",),
+    lists=("tags", "last"),
+    list_options={"tags": ListOptions(max=3, keep="oldest"), "last": ListOptions(max=2, table="item")},
+)
+EVERY_KIND = pytest.mark.parametrize(
+    "features", [SHOP, NUMBERS, CATEGORIES, LISTS], ids=["both", "numbers", "categories", "lists"]
+)
 ROWS = 3000
 
 
@@ -33,6 +45,9 @@ def shop_rows(features: Features, *, seed: int, start: float = 1_760_000_000.0, 
         columns[name] = replaced.get(f"numeric{i}", random.lognormal(3 - i, 1, ROWS).astype(np.float32))
     for i, name in enumerate(features.categorical):
         columns[name] = replaced.get(f"categorical{i}", random.integers(0, 20 + i, ROWS))
+    for i, name in enumerate(features.lists):
+        lists = [random.integers(0, 20, size).tolist() or None for size in random.integers(0, 6, ROWS)]
+        columns[name] = replaced.get(f"lists{i}", pa.array(lists, pa.list_(pa.int64())))
     columns[raw_rows.REQUEST_ID] = [f"request {seed} {i // 10}" for i in range(ROWS)]
     columns[raw_rows.ROW] = np.arange(ROWS, dtype=np.int32) % 10
     times = ((start + np.arange(ROWS)) * 1e6).astype(np.int64)
@@ -65,15 +80,21 @@ def test_rounds_are_judged_by_the_recommenders_columns(step, write, release_mode
     release_model(first)
     code, second = step(write(shop_rows(features, seed=1), features, "second"), run="r2")
     assert (code, second.decision, second.findings) == (0, "pass", [])
-    assert [entry["feature"] for entry in second.drift] == list(features.names)
+    lengths = tuple(f"{name}/length" for name in features.lists)
+    counted = (*features.numeric, *lengths, *features.categorical, *features.lists)
+    assert [entry["feature"] for entry in second.drift] == list(counted)
     document = json.loads(local_path(second.json_uri).read_bytes())
     kinds = {column["column"]: column["kind"] for column in document["columns"]}
-    numbers, categories = dict.fromkeys(features.numeric, "number"), dict.fromkeys(features.categorical, "category")
+    numbers = dict.fromkeys(features.numeric, "number")
+    categories = dict.fromkeys(features.categorical + features.lists, "category")
     assert kinds == {raw_rows.LABEL: "label", **numbers, **categories}
     (newest,) = {tuple(window.columns) for window in read_windows(local_path(second.windows_uri)).windows}
-    assert newest == features.names
-    reference = json.loads(local_path(second.reference_uri).read_bytes())
-    assert (tuple(reference["dense"]), tuple(reference["categorical"])) == (features.numeric, features.categorical)
+    assert newest == counted
+    reference = read_reference(local_path(second.reference_uri))
+    found = (tuple(reference.dense), tuple(reference.categorical))
+    assert found == (features.numeric + lengths, features.categorical + features.lists)
+    assert reference.features.names == features.names
+    assert reference.features.place_names == features.place_names
 
 
 @pytest.mark.parametrize(
@@ -83,16 +104,20 @@ def test_rounds_are_judged_by_the_recommenders_columns(step, write, release_mode
         (SHOP, "categorical2", np.arange(ROWS) % 2),
         (NUMBERS, "numeric0", np.arange(ROWS, dtype=np.float32)),
         (CATEGORIES, "categorical0", np.arange(ROWS) % 2),
+        (LISTS, "lists0", pa.array([[i % 5] * (i % 6) or None for i in range(ROWS)], pa.list_(pa.int64()))),
+        (LISTS, "lists1/length", pa.array([[i % 20] for i in range(ROWS)], pa.list_(pa.int64()))),
     ],
 )
 def test_a_column_that_drifted_is_reported_under_its_name_and_no_other_is(
     step, write, release_model, features, moved, values
 ):
     release_model(step(write(shop_rows(features, seed=0), features, "first"))[1])
-    code, report = step(write(shop_rows(features, seed=1, **{moved: values}), features, "second"), run="r2")
-    kind, place = getattr(features, moved[:-1]), int(moved[-1])
+    column, *length = moved.split("/")
+    code, report = step(write(shop_rows(features, seed=1, **{column: values}), features, "second"), run="r2")
+    name = getattr(features, column[:-1])[int(column[-1])]
     assert (code, report.decision) == (0, "warn")
-    assert {finding["feature"] for finding in report.findings if finding["rule"] == "drift"} == {kind[place]}
+    found = {finding["feature"] for finding in report.findings if finding["rule"] == "drift"}
+    assert found == {"/".join([name, *length])}
 
 
 def test_a_lost_column_a_new_column_and_values_out_of_range_are_named(step, write, release_model):
@@ -146,3 +171,27 @@ def test_levels_of_single_columns_take_the_number_of_columns_that_there_are(step
         seen[features.names] = {entry["feature"]: entry["detectable"] for entry in entries}
     assert seen[NUMBERS.names]["price"] < seen[SHOP.names]["price"]
     assert seen[CATEGORIES.names]["item"] < seen[SHOP.names]["item"]
+
+
+def test_lists_are_compared_with_what_was_served_and_quarantined_by_their_elements(step, write, tmp_path):
+    trained = shop_rows(LISTS, seed=0)
+    longer = pa.array(
+        [[*(each or [])[:3], 99] if len(each or []) > 2 else each for each in trained["tags"].to_pylist()]
+    )
+    served = trained.set_column(trained.schema.get_field_index("tags"), "tags", longer)
+    last = pa.array([[*(each or [])[:-1], 5] for each in trained["last"].to_pylist()])
+    served = served.set_column(served.schema.get_field_index("last"), "last", last)
+    (tmp_path / "archive" / "day=2025-10-09").mkdir(parents=True)
+    pq.write_table(served, tmp_path / "archive" / "day=2025-10-09" / "part-0.parquet")
+    _, first = step(write(trained, LISTS, "first"), f"--served={tmp_path / 'archive'}")
+    (found,) = [finding for finding in first.findings if finding["rule"] == "skew"]
+    differing = sum((each or [])[-1:] != [5] for each in trained["last"].to_pylist())
+    assert f"last is not what was served in {differing:,} of 3,000 joined rows" in found["description"]
+    schema = read_schema(local_path(first.schema_uri))
+    (tags,) = (feature for feature in schema.feature if feature.name == "tags")
+    tags.string_domain.value.extend(str(value) for value in range(19))
+    rules = RuleSet(settings=ValidationSettings(actions={"domain": "quarantine"}))
+    (rule,) = make_row_rules(rules, schema, LISTS)
+    (batch,) = trained.to_batches()
+    offending = {at for at, _ in rule.find(batch)}
+    assert offending == {at for at, each in enumerate(trained["tags"].to_pylist()) if 19 in (each or [])} != set()

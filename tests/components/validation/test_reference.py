@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import chain, pairwise
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from components.contracts import criteo
-from components.contracts.features import MAX_CATEGORY
+from components.contracts.features import MAX_CATEGORY, Features, ListOptions
 from components.contracts.reference_statistics import DENSE_EDGES, LISTED_VALUES, read_reference
 from components.storage.uris import local_path
 from components.validation.reference import BLOCK_ROWS, ReferenceCounter, ValueCounts
@@ -106,3 +109,27 @@ def test_the_step_writes_the_statistics_of_its_window(step, write_rows, raw_tabl
     assert found.scores is None
     expected = np.histogram(rows["I5"].drop_null().to_numpy(), DENSE_EDGES)[0]
     np.testing.assert_array_equal(found.dense["I5"].counts, expected)
+
+
+def test_a_list_is_counted_by_its_elements_that_count_and_by_their_number():
+    random, rows = np.random.default_rng(3), 5000
+    lists = [random.integers(0, 9, size).tolist() or None for size in random.integers(0, 5, rows)]
+    features = Features(numeric=(), categorical=(), lists=("tags",), list_options={"tags": ListOptions(max=2)})
+    columns = {"label": [0] * rows, "tags": lists, "request_id": [f"q{i // 8}" for i in range(rows)]}
+    counter = ReferenceCounter(features)
+    counter.add(pa.RecordBatch.from_pydict(columns))
+    kept = [(each or [])[-2:] for each in lists]
+    found, window = counter.statistics(), counter.window()
+    elements, in_window = found.categorical["tags"], window.columns["tags"]
+    assert dict(zip(elements.values.tolist(), elements.counts.tolist())) == Counter(chain(*kept))
+    assert (elements.others, elements.missing, in_window.missing.rows) == (0, 0, 0)
+    lengths = np.histogram(list(map(len, kept)), DENSE_EDGES)[0]
+    np.testing.assert_array_equal(found.dense["tags/length"].counts, lengths)
+    np.testing.assert_array_equal(window.columns["tags/length"].counts, lengths)
+    # A request that a block of rows cuts counts as two.
+    bounds = sorted({*range(0, rows, 8), *range(0, rows, BLOCK_ROWS), rows})
+    requests = [Counter(chain(*kept[start:stop])) for start, stop in pairwise(bounds)]
+    assert in_window.present_sizes == sum(each.total() ** 2 for each in requests)
+    for value, sums in zip(in_window.values.tolist(), in_window.sums.tolist()):
+        products = [(each[value] ** 2, each[value] * each.total()) for each in requests]
+        assert sums[1:] == [sum(each) for each in zip(*products)]
