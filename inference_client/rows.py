@@ -80,7 +80,7 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
 
     Raises:
         ContractError: A column is unknown or absent, columns differ in length, or a value is not of its column's type;
-            the message names column, row and value.
+            the message names column, row and value. Or a feature is a list.
 
     >>> shop = Features(numeric=("price", "age"), categorical=("item",))
     >>> found = feature_rows({"price": [1.5, None], "item": ["255", 7]}, shop, may_lack_columns=True)
@@ -91,6 +91,8 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
     ...
     components.runtime.errors.ContractError: rows have a column 'itme', which is no feature, expected item
     """
+    if features.lists:
+        raise ContractError(f"features.lists are {list(features.lists)}, expected none: requests hold no lists yet")
     if isinstance(rows, FeatureRows):
         _check_widths(rows, features)
         return FeatureRows(dense=np.array(rows.dense), categorical=np.array(rows.categorical))

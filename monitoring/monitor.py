@@ -384,6 +384,8 @@ class Monitor:
 
 def _expect_columns_of_before(store: Store, features: Features) -> None:
     """Raises ContractError where the stored rows may have other columns; an empty store gets the name of these."""
+    if features.lists:
+        raise ContractError(f"features.lists are {list(features.lists)}, expected none: the monitor takes no lists yet")
     if (known := store.read_document("features")) is None:
         store.write_documents({"features": features.columns})
     elif known != features.columns:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.raw_rows import LABEL, list_matrix, raw_types
 from components.runtime.errors import ContractError, first_line
-from components.store.archived_rows import arrow_schema
+from components.store.archived_rows import arrow_schema, is_alike
 
 
 class Partition(NamedTuple):
@@ -145,9 +145,9 @@ def open_raw(path: Path, features: Features, columns: Iterable[str]) -> Any:
         raise unreadable(path, error) from error
     schema, types = file.schema_arrow, raw_types(features)
     for name in columns:
-        found = schema.field(name).type if name in schema.names else "absent"
-        if found != arrow_schema(types).field(name).type:
-            raise ContractError(f"column {name} of {path} is {found}, expected {types[name]}")
+        found = schema.field(name).type if name in schema.names else None
+        if found is None or not is_alike(found, arrow_schema({name: types[name]}).field(0).type):
+            raise ContractError(f"column {name} of {path} is {found or 'absent'}, expected {types[name]}")
     return file
 
 

@@ -93,6 +93,13 @@ def arrow_schema(types: dict[str, str]) -> pa.Schema:
     return pa.schema([(name, _arrow_type(text)) for name, text in types.items()])
 
 
+def is_alike(found: pa.DataType, expected: pa.DataType) -> bool:
+    """Whether two types are the same; what writers call the elements of lists does not count."""
+    if pa.types.is_list(found) and pa.types.is_list(expected):
+        return is_alike(found.value_type, expected.value_type)
+    return bool(found == expected)
+
+
 def _holds_served_rows(name: str) -> bool:
     _, file = _split_name(name)
     return file.endswith(".parquet") and "/" not in file and is_visible(file)

@@ -185,7 +185,7 @@ class ReferenceCounter:
         misses = num_values == 0
         misses[:, len(self._dense) + len(self._plain) :] = False
         with_value = requests.sums(num_values)
-        self._add_rows(batch, requests, with_value, requests.sums(misses))
+        self._add_rows(batch, requests, with_value=with_value, without=requests.sums(misses))
         for i in range(len(self._dense)):
             self._add_dense(i, dense[:, i], num_values[:, i] > 0, requests=requests, with_value=with_value[:, i])
         # Numbered anew, those of the first half first.
@@ -197,7 +197,7 @@ class ReferenceCounter:
             of_value = np.repeat(of_row, num_values[:, column])
             self._add_values(name, values, of_value, with_value=with_value[order, column], second=second)
 
-    def _add_rows(self, batch: pa.RecordBatch, requests: BatchRequests, with_value: Ints, without: Ints) -> None:
+    def _add_rows(self, batch: pa.RecordBatch, requests: BatchRequests, *, with_value: Ints, without: Ints) -> None:
         sizes, halves = requests.sizes, requests.halves
         self._sums["rows"] += [batch.num_rows, len(sizes), (sizes**2).sum()]
         label = batch.column(raw_rows.LABEL).fill_null(0).to_numpy(zero_copy_only=False)

@@ -34,7 +34,7 @@ from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
 from components.storage.uris import is_bucket_uri, local_path
-from components.store.archived_rows import archived_files, arrow_schema
+from components.store.archived_rows import archived_files, arrow_schema, is_alike
 from components.validation.rows import BATCH_ROWS, reading_parquet
 from components.validation.rules import ValidationSettings
 from components.validation.windows import Ints
@@ -196,7 +196,8 @@ def read_served(
     for archived in archived_files(archive, days=span.days()):
         with archived.opened() as file:
             texts = (pa.string(), pa.list_(pa.string()))
-            if any(field.name in words and field.type in texts for field in file.schema_arrow):
+            worded = [field.type for field in file.schema_arrow if field.name in words]
+            if any(is_alike(found, text) for found in worded for text in texts):
                 continue
             for batch in _read_columns(file, archived.uri, types):
                 times = batch.column(raw_rows.EVENT_TIME)
@@ -204,14 +205,15 @@ def read_served(
 
 
 def _read_columns(file: pq.ParquetFile, origin: str, types: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-    found, names = file.schema_arrow, list(types)
-    for column in arrow_schema(dict(types)):
+    found, expected = file.schema_arrow, arrow_schema(dict(types))
+    for column in expected:
         kind = found.field(column.name).type if column.name in found.names else None
-        if kind != column.type:
+        if kind is None or not is_alike(kind, column.type):
             fault = "is missing" if kind is None else f"is {kind}"
             raise ContractError(f"column {column.name} {fault} in {origin}, expected {column.type}")
-    for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names):
-        yield pa.RecordBatch.from_arrays([batch.column(name) for name in names], names)
+    for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=expected.names):
+        arrays = [batch.column(column.name).cast(column.type) for column in expected]
+        yield pa.RecordBatch.from_arrays(arrays, expected.names)
 
 
 def _sample_requests(batches: Iterable[pa.RecordBatch], one_in: int) -> pa.Table:

@@ -127,9 +127,10 @@ def _store(arguments: argparse.Namespace) -> Path:
 
 def _described(recommender: Recommender) -> str:
     features, changed = recommender.features, sum(map(len, recommender.settings.values()))
+    lists = f" and {len(features.lists)} lists" if features.lists else ""
     return (
-        f"{recommender.name}, {len(features.numeric)} numeric and {len(features.categorical)} categorical features, "
-        f"{changed} settings named, digest {recommender.digest[:8]}"
+        f"{recommender.name}, {len(features.numeric)} numeric and {len(features.categorical)} categorical features"
+        f"{lists}, {changed} settings named, digest {recommender.digest[:8]}"
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from components.contracts.features import Features
 from components.contracts.recommender import Recommender
 from pipelines.recommender_file.document import collapse_names
-from pipelines.recommender_file.form import KINDS, non_defaults
+from pipelines.recommender_file.form import FIELDS, KINDS, non_defaults
 
 
 def compare(old: Recommender, new: Recommender) -> list[str]:
@@ -42,7 +42,7 @@ def _differences(old: Recommender, new: Recommender) -> Iterator[tuple[str, obje
 
 
 def _options(features: Features, kind: str, name: str) -> dict[str, object]:
-    found = getattr(features, f"{kind}_options").get(name)
+    found = getattr(features, FIELDS[kind]).get(name)
     return non_defaults(found) if found else {}
 
 

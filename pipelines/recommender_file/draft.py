@@ -15,10 +15,11 @@ from components.contracts.features import Features
 from components.contracts.raw_rows import EVENT_TIME, LABEL, OWN_COLUMNS, REQUEST_ID, ROW
 from components.runtime.errors import ContractError
 from pipelines.recommender_file.document import dump_text
-from pipelines.recommender_file.form import FORMAT, KINDS
+from pipelines.recommender_file.form import FORMAT
 from pipelines.recommender_file.sample import BOOLEAN, FLOAT, INTEGER, OTHER, TEXT, TIME, ColumnSample, SampledColumn
 
-NUMERIC, CATEGORICAL = KINDS
+NUMERIC, CATEGORICAL = DRAFTED = ("numeric", "categorical")
+"""Kinds of features that are drafted; lists are left to people."""
 LEFT_OUT = "left out"
 MAX_FEW = 50
 """Distinct values of an integer column that still look like categories."""
@@ -58,7 +59,7 @@ def draft(sample: ColumnSample, *, name: str) -> str:
         ContractError: no column can be a feature.
     """
     guesses = guess_roles(sample.columns)
-    if not any(guess.role in KINDS for _, guess in guesses):
+    if not any(guess.role in DRAFTED for _, guess in guesses):
         reasons = "; ".join(f"{column.name}: {guess.why}" for column, guess in guesses if guess.role == LEFT_OUT)
         raise ContractError(f"{sample.path} has no column that can be a feature: {reasons}")
     ragged = f", {sample.num_ragged:,} lines with another number of fields aside" if sample.num_ragged else ""
@@ -75,7 +76,7 @@ def draft(sample: ColumnSample, *, name: str) -> str:
     by_role = {guess.role: (column, guess) for column, guess in guesses}
     lines += [_line_of_role(role, by_role.get(role)) for role in _USUAL_NAMES]
     lines += ["", "# The columns to learn from.", "features:"]
-    for kind in KINDS:
+    for kind in DRAFTED:
         of_kind = [(column, guess) for column, guess in guesses if guess.role == kind]
         lines += [f"  {kind}:"] if of_kind else [f"  {kind}: []  # none found"]
         lines += _aligned([(_line_of_feature(each, of_kind), _remark(*each)) for each in of_kind])
@@ -157,6 +158,8 @@ def _guess_feature(column: SampledColumn) -> Guess:
     if column.kind == TIME:
         return Guess(LEFT_OUT, "times cannot be learned from yet; write hours, days or ages as numbers")
     if column.kind == OTHER:
+        if column.type.startswith(_LISTS):
+            return Guess(LEFT_OUT, f"a list is not drafted; to learn from it name {column.name} under features.lists")
         return Guess(LEFT_OUT, f"columns of type {column.type} cannot be learned from yet")
     if column.kind == BOOLEAN:
         return Guess(CATEGORICAL, "true or false", _WORDS)
@@ -167,6 +170,8 @@ def _guess_feature(column: SampledColumn) -> Guess:
     return _guess_integer(column)
 
 
+_LISTS = ("list<", "large_list<", "fixed_size_list<")
+"""How Arrow's types of lists begin."""
 _WORDS = "{type: string}"
 """Of a categorical feature with other values than whole numbers."""
 _BELOW_ZERO = "{transform: [standardize]}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.contracts.features import CategoricalOptions, Features, NumericOptions
+from components.contracts.features import CategoricalOptions, Features, ListOptions, NumericOptions
 from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
 from components.contracts.recommender import SECTIONS, Recommender, nearest, settings_of
 from components.runtime.errors import ContractError
@@ -28,8 +28,10 @@ FORMAT = "evergreen/recommender/1"
 """What the key `format` says: how the file is to be read."""
 REQUIRED = ("format", "name", "features")
 KEYS = ("format", "name", "data", "features", *SECTIONS)
-OPTIONS: dict[str, type[Any]] = {"numeric": NumericOptions, "categorical": CategoricalOptions}
+OPTIONS: dict[str, type[Any]] = {"numeric": NumericOptions, "categorical": CategoricalOptions, "lists": ListOptions}
 """The class of a column's options, by the kind of column."""
+FIELDS = {"numeric": "numeric_options", "categorical": "categorical_options", "lists": "list_options"}
+"""The field of `Features` that holds them."""
 KINDS = tuple(OPTIONS)
 
 
@@ -91,7 +93,7 @@ def format_recommender(recommender: Recommender) -> str:
 def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any]:
     """The columns of a kind as a file lists them; with the options of each where one has some."""
     names = getattr(features, kind)
-    options = getattr(features, f"{kind}_options")
+    options = getattr(features, FIELDS[kind])
     if not options:
         return collapse_names(names)
     return {name: non_defaults(options[name]) if name in options else {} for name in names}
@@ -121,12 +123,9 @@ def _features(document: Document, value: Any, *, label: str) -> Features:
     if not any(names.values()):
         raise document.refusal("features", "features names no column, expected one or more")
     with document.located("features"):
-        return Features(
-            numeric=tuple(names["numeric"]),
-            categorical=tuple(names["categorical"]),
-            numeric_options=options["numeric"],
-            categorical_options=options["categorical"],
-        )
+        said: dict[str, Any] = {kind: tuple(each) for kind, each in names.items()}
+        said |= {FIELDS[kind]: each for kind, each in options.items()}
+        return Features(**said)
 
 
 def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, str, Any]]:

@@ -33,9 +33,11 @@ with `# yaml-language-server: $schema=<path or address of the schema>`.
 | `data` | what the files call the columns that every row has |
 | `features` | the columns to learn from, required |
 
-`features` has two kinds of columns: `numeric` (numbers, stored as float32) and `categorical` (whole numbers of 64 bits,
-or texts). Each is a list of names, or names with options, such as `price: {{transform: [clip(0..1000), minmax]}}`;
-`I1..I13` stands for 13 names. Lists and times cannot be learned from yet.
+`features` has three kinds of columns: `numeric` (numbers, stored as float32), `categorical` (whole numbers of 64 bits,
+or texts) and `lists` of such. Each is a list of names, or names with options, such as
+`price: {{transform: [clip(0..1000), minmax]}}` or `last_items: {{table: item_id, max: 20}}`; `I1..I13` stands for 13
+names. In a text file a list is one field with `|` between its elements, in Parquet a column of lists; null, in a list
+too, is no element. Times cannot be learned from yet.
 """
 
 

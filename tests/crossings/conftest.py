@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import Model, RawDataset, Release, TrainingSet, ValidationReport, Verdict
 from components.contracts.raw_rows import LABEL
+from components.contracts.recommender import Recommender
 from components.storage.uris import local_path
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import Drift, World
@@ -76,6 +77,7 @@ class Chain:
     """What the next runs change of the recommender, by section."""
     warm: WarmSteps | None = None
     """Forks the steps; None = each is a plain command."""
+    recommender: Recommender = CRITEO_RECOMMENDER
 
     def copied_to(self, root: Path, **changed: object) -> Chain:
         """A chain of its own in `root`, that goes on from copies of this one's lake, store and repository."""
@@ -93,7 +95,7 @@ class Chain:
         """Runs one step and returns its manifest, read back, and the manifest's path."""
         output = self.root / "manifests" / run / f"{name or step}.json"
         if step == "extraction":
-            accept_into(self.root / "store")
+            accept_into(self.root / "store", self.recommender)
             changed = {f"{part}.{key}": value for part, each in self.settings.items() for key, value in each.items()}
             flags = {"settings": settings_text(changed), **flags}
         common = {"run": run, "store": self.uri("store")}
@@ -174,10 +176,10 @@ def warm():
 
 @pytest.fixture
 def chain_of(tmp_path, warm):
-    """Makes an empty chain with other sections of settings."""
+    """Makes an empty chain with other sections of settings, and perhaps another recommender."""
 
-    def make(**sections):
-        return Chain(tmp_path, warm=warm, settings={**SETTINGS, **sections})
+    def make(recommender=CRITEO_RECOMMENDER, **sections):
+        return Chain(tmp_path, warm=warm, settings={**SETTINGS, **sections}, recommender=recommender)
 
     return make
 

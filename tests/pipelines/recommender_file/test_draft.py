@@ -80,7 +80,7 @@ def test_columns_of_a_parquet_file_get_their_roles(tmp_path):
     left_out = comments.partition("# Left out:")[2]
     reasons = {
         "inf": "Infinite values",
-        "genres": "Columns of type list<element: string> cannot",
+        "genres": "A list is not drafted; to learn from it name genres under features.lists",
         "nothing": "cannot be learned from yet",
         "constant": "the same in all rows",
         "position": "Rows have a column of this name",

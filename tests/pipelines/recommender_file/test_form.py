@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.features import Features, NumericOptions
+from components.contracts.features import Features, ListOptions, NumericOptions
 from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
 from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError
@@ -63,7 +63,18 @@ def test_a_file_says_name_columns_and_settings():
             "3: data: columns are named ['ts', 'request_id', 'row', 'ts'], expected a name",
         ),
         ("numeric:", "numercal:", "7: features.numercal is no key, expected numeric"),
-        ("numeric:", "lists:", "7: features.lists is no key, expected one of numeric, categorical"),
+        ("numeric:", "times:", "7: features.times is no key, expected one of numeric, categorical, lists"),
+        ("numeric: [price]", "lists: {tags: {max: 0}}", "7: features.lists.tags: max is 0, expected at least 1"),
+        (
+            "numeric: [price]",
+            "lists: {tags: {table: shop}}",
+            "6: table of tags is 'shop', expected a categorical",
+        ),
+        (
+            "numeric: [price]",
+            "lists: {tags: {table: item, type: string}}",
+            "7: features.lists.tags: type is 'string' beside table 'item', expected the table's type alone",
+        ),
         ("[price]", "{price: 5}", "7: features.numeric.price is 5, expected keys with values"),
         ("[price]", "{price: false}", "7: features.numeric.price is False, expected keys with values"),
         ("[price]", "{price: {fill: 1e39}}", "7: features.numeric.price: fill is 1e+39, expected a finite float32"),
@@ -234,6 +245,9 @@ OPTIONS = st.builds(
     indicator=st.booleans(),
     transform=st.sampled_from([("clip(0)", "log1p", "standardize"), (), ("clip(-2..1e3)", "minmax"), ("standardize",)]),
 )
+LIST_OPTIONS = st.builds(ListOptions, max=st.integers(1, 99), keep=st.sampled_from(["newest", "oldest"])) | st.builds(
+    ListOptions, pool=st.sampled_from(["mean", "sum"]), table=st.just("item")
+)
 SETTINGS = st.fixed_dictionaries(
     {},
     optional={
@@ -250,9 +264,16 @@ SETTINGS = st.fixed_dictionaries(
 def recommenders(draw):
     listed = draw(st.lists(NAMES.map(lambda name: [name]) | RUNS, min_size=1, max_size=8))
     names = list(dict.fromkeys(["price", *(name for run in listed for name in run), "item"]))
+    names = [name for name in names if name not in ("tags", "last")]
     cut = draw(st.integers(1, len(names) - 1))
     options = draw(st.dictionaries(st.sampled_from(names[:cut]), OPTIONS, max_size=3))
-    features = Features(numeric=tuple(names[:cut]), categorical=tuple(names[cut:]), numeric_options=options)
+    features = Features(
+        numeric=tuple(names[:cut]),
+        categorical=tuple(names[cut:]),
+        lists=("tags", "last"),
+        numeric_options=options,
+        list_options=draw(st.dictionaries(st.sampled_from(["tags", "last"]), LIST_OPTIONS)),
+    )
     label, time = draw(st.lists(NAMES.filter(lambda name: name not in names), min_size=2, max_size=2, unique=True))
     data = draw(st.sampled_from([ColumnNames(), ColumnNames(label=label), ColumnNames(label=label, event_time=time)]))
     return Recommender(

@@ -1,0 +1,148 @@
+"""A recommender with lists, from a person's file to the served graph: all six steps, in two rounds."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import random
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+
+import numpy as np
+import onnxruntime
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.workflow import FeatureWorkflow
+from components.extraction.ingest import main as ingest
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from inference_client.rows import feature_rows
+from monitoring.monitor import _expect_columns_of_before
+from pipelines.recommender_file.form import parse_recommender
+from tests.support.recommenders import accept_into
+
+pytestmark = pytest.mark.timeout(300)
+
+FILE = """\
+format: evergreen/recommender/1
+name: shop
+data: {label: clicked, request_id: shown, event_time: ts}
+features:
+  numeric: [price]
+  categorical:
+    user:
+    item: {type: string}
+  lists:
+    tags: {type: string, max: 3, keep: oldest}
+    last: {table: item, max: 4, pool: sum}
+"""
+PLACES = {"user": 1, "item": 1, "tags": 3, "last": 4}
+MODEL = {"training": {"learning_rate": 0.02, "batch_size": 64, "seed": 7}}
+
+
+def clicks(day, n, *, items):
+    """Rows whose clicks depend on what their lists hold: a hot tag, and the item among the last ones."""
+    source, rows = random.Random(day), []
+    for i in range(n):
+        last = [f"item {source.randrange(items)}" for _ in range(source.randrange(7))]
+        tags = source.sample(["hot", "red", "blue", "07", "7"], source.randrange(5))
+        item = source.choice([*last[-4:], f"item {source.randrange(items)}"])
+        odds = 0.1 + 0.5 * ("hot" in tags[:3]) + 0.3 * (not last)
+        time = datetime(2026, 5, day, tzinfo=timezone.utc) + timedelta(seconds=i)
+        row = {"clicked": int(source.random() < odds), "shown": f"q{day}-{i}", "ts": time.isoformat()}
+        rows.append({**row, "price": i % 9, "user": source.randrange(50), "item": item, "tags": tags, "last": last})
+    return rows
+
+
+def category(word):
+    if word == "7":
+        return 7
+    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big") >> 12
+
+
+def places_of(row):
+    """The categories of a row, by feature, those that count."""
+    words = {"item": [row["item"]], "tags": row["tags"][:3], "last": row["last"][-4:]}
+    return {"user": [row["user"]], **{name: [category(word) for word in each] for name, each in words.items()}}
+
+
+@pytest.fixture
+def rounds(chain_of):
+    """Both rounds, and all rows by request."""
+    chain = chain_of(recommender=parse_recommender(FILE, source="shop.yaml"), **MODEL)
+    accept_into(chain.root / "store", chain.recommender)
+    rows = {}
+    for day, n, items in ((1, 2000, 30), (2, 1500, 40)):
+        found = clicks(day, n, items=items)
+        rows |= {row["shown"]: row for row in found}
+        if day == 1:
+            with open(path := chain.root / "clicks.csv", "w", newline="") as file:
+                writer = csv.DictWriter(file, found[0])
+                writer.writeheader()
+                writer.writerows({**row, "tags": "|".join(row["tags"]), "last": "|".join(row["last"])} for row in found)
+        else:
+            table = pa.Table.from_pylist(found)
+            stamps = pa.array([datetime.fromisoformat(row["ts"]) for row in found])
+            pq.write_table(table.set_column(2, "ts", stamps), path := chain.root / "clicks.parquet")
+        flags = ["--store", str(chain.root / "store"), "--data", str(path), "--lake", str(chain.root / "lake")]
+        assert ingest(flags) == 0
+        chain.turn(f"round-{day}")
+    return chain.rounds, rows
+
+
+def requests_of(uri):
+    tables = [pq.ParquetFile(path).read(["request_id"]) for path in sorted(local_path(uri).glob("*.parquet"))]
+    return pa.concat_tables(tables)["request_id"].to_pylist()
+
+
+def test_lists_are_counted_learned_and_served_in_two_rounds(rounds):
+    turns, rows = rounds
+    seen = {name: Counter() for name in ("user", "item", "tags")}
+    before = {name: [] for name in seen}
+    for turn in turns:
+        here = Counter()
+        for request in requests_of(turn.extraction.train_uri):
+            for name, categories in places_of(rows[request]).items():
+                here.update(("item" if name == "last" else name, each) for each in categories)
+        for (name, each), count in here.items():
+            seen[name][each] += count
+        for (name, counts), vocabulary in zip(seen.items(), workflow_of(turn).vocabularies, strict=True):
+            assert vocabulary[: len(before[name])].tolist() == before[name]
+            entered = [
+                each for each in counts if counts[each] >= 2 and (name, each) in here and each not in before[name]
+            ]
+            before[name] += sorted(entered, key=lambda each, counts=counts: (-counts[each], each))
+            assert vocabulary.tolist() == before[name]
+        assert turn.validation.decision != "block"
+        assert {entry["feature"] for entry in turn.validation.drift} >= (
+            {"tags", "last/length"} if turn is not turns[0] else set()
+        )
+        held_out = [rows[request] for request in requests_of(turn.extraction.holdout_uri)]
+        categorical = [
+            [each for name, size in PLACES.items() for each in [*found[name], *[-1] * size][:size]]
+            for found in map(places_of, held_out)
+        ]
+        inputs = {
+            "dense": np.array([[row["price"]] for row in held_out], np.float32),
+            "categorical": np.array(categorical),
+        }
+        session = onnxruntime.InferenceSession(str(local_path(turn.deployment.graph_uri)))
+        with np.load(local_path(turn.evaluation.scores_uri)) as scores:
+            np.testing.assert_allclose(session.run(None, inputs)[0].ravel(), scores["candidate"], rtol=0, atol=1e-5)
+        assert turn.evaluation.candidate.auc > 0.65
+        assert len(held_out) > 300
+    assert turns[1].training.parent_model_id == turns[0].training.model_id
+
+
+def workflow_of(turn):
+    return FeatureWorkflow.load(local_path(turn.preprocessing.workflow_uri))
+
+
+def test_requests_and_the_monitor_name_the_lists_that_they_do_not_take_yet():
+    features = parse_recommender(FILE, source="shop.yaml").features
+    with pytest.raises(ContractError, match=r"features.lists are \['tags', 'last'\], expected none: requests hold"):
+        feature_rows({"price": [1.0]}, features)
+    with pytest.raises(ContractError, match=r"features.lists are \['tags', 'last'\], expected none: the monitor takes"):
+        _expect_columns_of_before(None, features)
