@@ -178,7 +178,8 @@ class Found(NamedTuple):
 def _batches(path: Path, columns: list[str] | None = None) -> Iterator[Any]:
     try:
         with pq.ParquetFile(path) as file:
-            yield from file.iter_batches(batch_size=BATCH_ROWS, columns=columns)
+            for group in range(file.num_row_groups):
+                yield from file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
 
