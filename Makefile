@@ -143,6 +143,7 @@ golden: environments
 	$(DRIVER) -m pipelines compile --output tests/pipelines/golden/retraining.yaml
 	$(DRIVER) -m pipelines.recommender_file.reference > docs/recommender.md
 	$(DRIVER) -m pipelines.recommender_file.json_schema > docs/recommender.schema.json
+	$(DRIVER) -m pipelines recommender records examples/shop/recommender.yaml > docs/records.proto
 
 format: environments
 	$(DRIVER) -m ruff check --fix .

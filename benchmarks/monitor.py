@@ -27,7 +27,8 @@ from benchmarks.machine import own_memory
 from benchmarks.spread import Target, spread
 from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from components.contracts.manifests import Model
-from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode
+from components.contracts.record_format import RecordFormat
+from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch
 from components.logs.event_log import Delivery
 from components.logs.sqlite import SqliteLog
 from components.store.models import model_folder
@@ -44,6 +45,7 @@ from tests.support.releases import release
 TARGET = 100_000
 CLICK_RATE = 0.032
 START = 1_763_000_000.0
+_FORM = RecordFormat(CRITEO)
 TICK_SECONDS, WINDOW_SECONDS = 1.0, 5.0
 MESSAGES_A_TICK = 1000
 _CLICK_BATCH = 100
@@ -111,7 +113,7 @@ class RecordTraffic:
         for _ in range(count):
             name = f"request-{self._number:012d}"
             record = replace(self.records[self._number % len(self.records)], request_id=name, time=now)
-            made.append((name, encode(record)))
+            made.append((name, _FORM.encode(record)))
             clicked = np.flatnonzero(self._random.random(self._rows) < record.scores)
             self._due += [(name, int(row), now + 1) for row in clicked]
             self._number += 1
@@ -131,14 +133,14 @@ class RecordTraffic:
                 rows=np.array([each[1] for each in part], np.int32),
                 times=np.array([each[2] for each in part]),
             )
-            yield name, encode(batch)
+            yield name, _FORM.encode(batch)
 
 
 def _write_reference(store: Path, records: list[PredictionBatch]) -> None:
     """Releases version 1 with training statistics of these rows, so that drift is measured too."""
-    rows = [ArchiveRow(encode(record), np.zeros(len(record), np.uint8)) for record in records]
+    rows = [ArchiveRow(_FORM.encode(record), np.zeros(len(record), np.uint8)) for record in records]
     counter = ReferenceCounter(CRITEO)
-    for batch in build_row_table(rows, CRITEO).to_batches():
+    for batch in build_row_table(rows, _FORM).to_batches():
         counter.add(batch)
     release(store, 1, "model")
     reference = model_folder(store, "model") / Model.REFERENCE

@@ -19,7 +19,9 @@ from functools import cached_property
 
 import numpy as np
 
-from components.contracts.records import CLICK, EVENTS, OutcomeBatch, PredictionBatch, Record, encode, record_id
+from components.contracts.features import Features
+from components.contracts.record_format import RecordFormat
+from components.contracts.records import CLICK, EVENTS, OutcomeBatch, PredictionBatch, Record, record_id
 from components.logs.event_log import Publisher
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client.timing import Timing
@@ -113,12 +115,13 @@ class _Flush:
     """Records that are published together; their ids never name other content, however often they are published."""
 
     records: list[Record]
+    form: RecordFormat
     num_rows: int
     num_outcomes: int
 
     @cached_property
     def messages(self) -> list[tuple[str, bytes]]:
-        return [(record_id(record), encode(record)) for record in self.records]
+        return [(record_id(record), self.form.encode(record)) for record in self.records]
 
 
 class RecordPublisher:
@@ -128,6 +131,7 @@ class RecordPublisher:
         self,
         log: Publisher,
         *,
+        features: Features,
         source: str,
         settings: PublisherSettings | None = None,
         timing: Timing | None = None,
@@ -136,12 +140,13 @@ class RecordPublisher:
 
         Args:
             log: Where to publish.
+            features: Of the predicted rows.
             source: Names this publisher in outcome ids; unique per log.
             settings: See `PublisherSettings`.
             timing: Clocks and waits.
         """
         check_id("source", source)
-        self._log, self._source = log, source
+        self._log, self._form, self._source = log, RecordFormat(features), source
         self._settings, self._timing = settings or PublisherSettings(), timing or Timing()
         self._counts = PublishingCounts()
         self._predictions: list[PredictionBatch] = []
@@ -288,7 +293,7 @@ class RecordPublisher:
             for start in range(0, len(outcomes), MAX_OUTCOMES_PER_MESSAGE):
                 records.append(self._outcome_batch(outcomes[start : start + MAX_OUTCOMES_PER_MESSAGE]))
         num_outcomes = sum(len(outcomes) for outcomes in due.values())
-        return _Flush(records, num_rows, num_outcomes) if records else None
+        return _Flush(records, self._form, num_rows, num_outcomes) if records else None
 
     def _outcome_batch(self, due: list[Outcome]) -> OutcomeBatch:
         self._outcome_batches += 1

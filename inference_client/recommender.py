@@ -176,7 +176,11 @@ class RecommenderClient:
                 if isinstance(self._log, str):
                     resources.callback(log.close)
                 self._publisher = RecordPublisher(
-                    log, source=self._source, settings=self._publishing, timing=self._timing
+                    log,
+                    features=self.recommender.features,
+                    source=self._source,
+                    settings=self._publishing,
+                    timing=self._timing,
                 )
             if isinstance(self._server, str):
                 scorer: ScoringClient | PlannedClient = open_scorer(

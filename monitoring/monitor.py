@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from components.contracts.features import Features
 from components.contracts.recommender import Recommender
+from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
 from components.logs.event_log import Delivery, Subscriber
 from components.runtime.durable import no_checkpoint
@@ -83,7 +84,8 @@ class Monitor:
         self._clock, self._checkpoint = clock, checkpoint
         self._exposition = exposition or Exposition()
         self.journal = Journal(settings.state, clock)
-        self._archive = _open_archive(settings, store, features=recommender.features, checkpoint=checkpoint)
+        self._form = RecordFormat(recommender.features)
+        self._archive = _open_archive(settings, store, form=self._form, checkpoint=checkpoint)
         self.acting = self._make_acting(trigger)
         self.retraining = self.acting.retraining
         self._measuring = self._make_measuring()
@@ -93,7 +95,7 @@ class Monitor:
             settings.judging, model_store=settings.store, store=store, journal=self.journal, checkpoint=checkpoint
         )
         watch = DriftWatch(ReleasedModels(settings.store).reference, settings.judging.drift)
-        self._drift = KeptWatch(watch, store, journal=self.journal, clock=clock)
+        self._drift = KeptWatch(watch, store, form=self._form, journal=self.journal, clock=clock)
         self._read_up_to: float | None = None
         """The watermark: every record published before is in; None before the log first says so.
 
@@ -223,7 +225,7 @@ class Monitor:
         bad: list[tuple[Delivery, str]] = []
         for delivery in deliveries:
             try:
-                record = read_record(delivery.payload, now=now, recommender=self._recommender)
+                record = read_record(delivery.payload, now=now, form=self._form, recommender=self._recommender.name)
             except ContractError as error:
                 bad.append((delivery, str(error)))
                 continue
@@ -396,13 +398,13 @@ def _expect_columns_of_before(store: Store, features: Features) -> None:
 
 
 def _open_archive(
-    settings: MonitorSettings, store: Store, *, features: Features, checkpoint: Callable[[str], None]
+    settings: MonitorSettings, store: Store, *, form: RecordFormat, checkpoint: Callable[[str], None]
 ) -> Archive:
     records, judge = settings.records, settings.judging.judge
     return Archive(
         settings.archive,
         store,
-        features=features,
+        form=form,
         roll_rows=records.archive_roll_rows,
         roll_seconds=records.archive_roll_seconds,
         keep_rows=judge.window_rows,

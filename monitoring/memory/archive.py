@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.contracts import raw_rows
-from components.contracts.features import Features
+from components.contracts.record_format import RecordFormat
 from components.runtime.durable import fsync_path, no_checkpoint
 from components.runtime.errors import TemporaryError
 from monitoring.memory.archive_tables import build_outcome_table, build_row_table, utc_day
@@ -61,7 +61,7 @@ class Archive:
         folder: Path,
         store: Store,
         *,
-        features: Features,
+        form: RecordFormat,
         roll_rows: int,
         roll_seconds: float,
         keep_rows: int,
@@ -73,7 +73,7 @@ class Archive:
         Args:
             folder: Created if missing.
             store: Where the rows are.
-            features: Of the rows; they name the columns of the files.
+            form: Of the stored records, whose features name the columns of the files.
             roll_rows: Rows that fill a file.
             roll_seconds: Longest wait of a matured row or late outcome.
             keep_rows: Archived rows of each version to keep in the store, for the windows. Rows that the judge has not
@@ -86,7 +86,7 @@ class Archive:
         """
         self._folder = folder
         self._store = store
-        self._features = features
+        self._form = form
         self._roll_rows = roll_rows
         self._roll_seconds = roll_seconds
         self._keep_rows = keep_rows
@@ -212,7 +212,7 @@ class Archive:
     def _build_table(self, name: str) -> pa.Table:
         if holds_outcomes(name):
             return build_outcome_table(self._store.outcomes_of_file(name), self._windows)
-        return build_row_table(self._store.rows_of_file(name), self._features)
+        return build_row_table(self._store.rows_of_file(name), self._form)
 
 
 def _day_of(item: Unarchived) -> str:

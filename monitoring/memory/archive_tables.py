@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from components.contracts import raw_rows
-from components.contracts.features import MISSING_CATEGORY, Features
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.raw_rows import microseconds
-from components.contracts.records import PredictionBatch, decode
+from components.contracts.record_format import RecordFormat
+from components.contracts.records import PredictionBatch
 from components.store.archived_rows import arrow_schema
 from monitoring.rows import ArchiveOutcome, ArchiveRow
 
@@ -33,12 +34,13 @@ _OPTIONAL: dict[str, Callable[[PredictionBatch], Any]] = {
 _DAY_SECONDS = 86_400
 
 
-def build_row_table(rows: Sequence[ArchiveRow], features: Features) -> pa.Table:
+def build_row_table(rows: Sequence[ArchiveRow], form: RecordFormat) -> pa.Table:
     """The rows of these requests in the raw schema, in the order given; missing features are null.
 
     With each optional group of `contracts.raw_rows` that any of the rows has, null in the others.
     """
-    batches = [_without_chosen_shadow(batch) for batch in _predictions(rows)]
+    features = form.features
+    batches = [_without_chosen_shadow(batch) for batch in _predictions(rows, form)]
     sizes = [len(batch) for batch in batches]
     request = np.repeat(np.arange(len(batches)), sizes)
     times = np.array([microseconds(batch.time) for batch in batches], np.int64)
@@ -84,9 +86,9 @@ def _without_chosen_shadow(batch: PredictionBatch) -> PredictionBatch:
     return replace(batch, shadow_version=None, shadow_scores=None)
 
 
-def _predictions(rows: Sequence[ArchiveRow]) -> Iterator[PredictionBatch]:
+def _predictions(rows: Sequence[ArchiveRow], form: RecordFormat) -> Iterator[PredictionBatch]:
     for row in rows:
-        batch = decode(row.payload)
+        batch = form.decode(row.payload)
         assert isinstance(batch, PredictionBatch)
         yield batch
 

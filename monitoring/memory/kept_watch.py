@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from components.contracts.records import PredictionBatch, decode
+from components.contracts.record_format import RecordFormat
+from components.contracts.records import PredictionBatch
 from monitoring.drift.report import DriftReport
 from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
@@ -28,17 +29,27 @@ MAX_SHOWN = 8
 class KeptWatch:
     """See the module."""
 
-    def __init__(self, watch: DriftWatch, store: Store, *, journal: Journal, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        watch: DriftWatch,
+        store: Store,
+        *,
+        form: RecordFormat,
+        journal: Journal,
+        clock: Callable[[], float],
+    ) -> None:
         """Continues where its predecessor stopped.
 
         Args:
             watch: New.
             store: Keeps its memory.
+            form: Of the stored records.
             journal: Gets a line for every drift.
             clock: Seconds since the epoch.
         """
         self._watch = watch
         self._store = store
+        self._form = form
         self._journal = journal
         self._clock = clock
         kept = store.read_document(DOCUMENT) or {"mark": 0, "watch": None, "shown": []}
@@ -48,7 +59,7 @@ class KeptWatch:
         self._counted = Counter(watch.passed_over)
         self._mark = int(kept["mark"])
         for payload in store.payloads_after(self._mark):
-            record = decode(payload)
+            record = self._form.decode(payload)
             assert isinstance(record, PredictionBatch)
             watch.observe(record)
         self._keep_at = clock()
@@ -56,7 +67,7 @@ class KeptWatch:
 
     def _stored_since(self, time: float) -> Iterator[PredictionBatch]:
         for payload in self._store.payloads_since(time):
-            record = decode(payload)
+            record = self._form.decode(payload)
             assert isinstance(record, PredictionBatch)
             yield record
 

@@ -1,4 +1,4 @@
-"""`evergreen recommender`: drafts a recommender's file, checks it, compares, accepts, lists what was accepted.
+"""`evergreen recommender`: drafts a recommender's file, checks, compares, accepts, lists; prints its records' schema.
 
 Reading and writing the file is left to `form`, drafting to `draft`, keeping accepted descriptions to the store.
 """
@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from components.contracts.recommender import Recommender
+from components.contracts.record_format import RecordFormat
 from components.contracts.retrain_request import CURRENT
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
@@ -45,8 +46,10 @@ def build_parser() -> argparse.ArgumentParser:
     accept.add_argument("--why", required=True, help="why")
     accept.add_argument("--who", default=whoami(), help="who accepts it (%(default)s)")
     log = commands.add_parser("log", help="list the accepted versions: who, when, why")
-    for each in (show, diff, accept, log):
-        each.add_argument("--store", required=True, help="model store, folder or its URI")
+    records = commands.add_parser("records", help="print the Protobuf schema of its log records, for other readers")
+    records.add_argument("which", help="a file; or current, a version, or 8 digits of a digest")
+    for each in (show, diff, accept, log, records):
+        each.add_argument("--store", required=each is not records, help="model store, folder or its URI")
     return parser
 
 
@@ -54,9 +57,16 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; `diff` ends with `REFUSED` if the descriptions differ."""
     arguments = build_parser().parse_args(argv)
-    return {"init": _init, "check": _check, "show": _show, "diff": _diff, "accept": _accept, "log": _log}[
-        arguments.command
-    ](arguments)
+    commands = {
+        "init": _init,
+        "check": _check,
+        "show": _show,
+        "diff": _diff,
+        "accept": _accept,
+        "log": _log,
+        "records": _records,
+    }
+    return commands[arguments.command](arguments)
 
 
 def _init(arguments: argparse.Namespace) -> int:
@@ -115,6 +125,11 @@ def _log(arguments: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
+def _records(arguments: argparse.Namespace) -> int:
+    print(RecordFormat(_find(arguments, arguments.which).features).proto(), end="")
+    return ExitCode.DONE
+
+
 def _find(arguments: argparse.Namespace, which: str) -> Recommender:
     """The description that a person named."""
     path = Path(which)
@@ -122,6 +137,8 @@ def _find(arguments: argparse.Namespace, which: str) -> Recommender:
 
 
 def _store(arguments: argparse.Namespace) -> Path:
+    if arguments.store is None:
+        raise ContractError("--store is not given, expected the model store where no file is named")
     return typed_folder(arguments.store, "--store")
 
 

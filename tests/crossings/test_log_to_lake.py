@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from components.contracts import criteo, raw_rows
+from components.contracts.criteo import CRITEO
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.records import CONVERSION, PredictionBatch
 from components.storage.uris import local_path
@@ -68,7 +69,7 @@ def extracted(tmp_path_factory, predictions, clicks):
     bench = Bench(folder, attribution_window_seconds=WINDOW, archive_roll_rows=50)
     bench.clock.now = BEGIN
     bench.start()
-    publisher = RecordPublisher(bench.log, source="test", timing=Timing(clock=bench.clock))
+    publisher = RecordPublisher(bench.log, features=CRITEO, source="test", timing=Timing(clock=bench.clock))
     for prediction in predictions:
         publisher.add(prediction, outcomes_of(prediction, clicks))
     for _ in range(50):

@@ -14,10 +14,11 @@ from fastapi.testclient import TestClient
 
 from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
 from components.contracts.raw_rows import ColumnNames
-from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, decode
+from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch
 from components.logs.sqlite import SqliteLog
 from examples.service.app import from_environment
 from tests.support.recommenders import accept_into
+from tests.support.record_messages import decode
 from tests.support.triton_double import RunningServer, known_scores
 
 

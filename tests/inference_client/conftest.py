@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO
+from components.contracts.features import Features
+from components.contracts.record_format import RecordFormat
 from components.storage.folder import FolderObjects
 from components.store.traffic_plan import TrafficPlan
 from tests.support.recommenders import accept_into
@@ -77,13 +80,12 @@ def make_rows():
 @pytest.fixture
 def read_log():
     """All records in an SQLite log, in the order of publication."""
-    from components.contracts.records import decode
     from components.logs.sqlite import SqliteLog
 
-    def read(path: Path):
+    def read(path: Path, features: Features = CRITEO):
         log = SqliteLog(path)
         try:
-            return [decode(delivery.payload) for delivery in log.pull(1_000_000)]
+            return [RecordFormat(features).decode(delivery.payload) for delivery in log.pull(1_000_000)]
         finally:
             log.close()
 

@@ -9,7 +9,8 @@ import sqlite3
 import numpy as np
 import pytest
 
-from components.contracts.records import OutcomeBatch, PredictionBatch, decode, encode
+from components.contracts.criteo import CRITEO
+from components.contracts.records import OutcomeBatch, PredictionBatch
 from components.logs.event_log import MAX_MESSAGE_BYTES
 from components.logs.sqlite import SqliteLog
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -23,6 +24,7 @@ from inference_client.publisher import (
     RecordPublisher,
     Unpublished,
 )
+from tests.support.record_messages import decode, encode
 from tests.support.virtual_time import SteppedTime
 
 
@@ -65,7 +67,9 @@ class MemoryLog:
 
 
 def publisher_of(log, time, **settings):
-    return RecordPublisher(log, source="test", settings=PublisherSettings(**settings), timing=time.timing())
+    return RecordPublisher(
+        log, features=CRITEO, source="test", settings=PublisherSettings(**settings), timing=time.timing()
+    )
 
 
 def sqlite_publisher(path, time, **settings):

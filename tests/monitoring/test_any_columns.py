@@ -14,7 +14,8 @@ from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.features import CategoricalOptions, Features
 from components.contracts.raw_rows import lake_types, raw_types
 from components.contracts.recommender import Recommender
-from components.contracts.records import PredictionBatch, encode
+from components.contracts.record_format import RecordFormat
+from components.contracts.records import PredictionBatch
 from components.contracts.reference_statistics import (
     DENSE_EDGES,
     CategoryColumn,
@@ -76,21 +77,20 @@ def reference_of(batch, features):
 @EACH
 def test_a_record_with_the_recommenders_columns_is_taken_and_others_are_refused_with_the_numbers(features):
     shop = Recommender(name="shop", features=features)
-    message = encode(batch_of(features, recommender="shop", recommender_digest=shop.digest))
-    assert read_record(message, now=START, recommender=shop).dense.shape == (4, len(features.numeric))
+    form = RecordFormat(features)
+    message = form.encode(batch_of(features, recommender="shop", recommender_digest=shop.digest))
+    assert read_record(message, now=START, form=form, recommender="shop").dense.shape == (4, len(features.numeric))
     wide = Features(numeric=(*features.numeric, "more"), categorical=features.categorical)
-    with pytest.raises(
-        ContractError, match=rf"rows have {len(wide.numeric)} numeric .*, expected {len(features.numeric)}"
-    ):
-        read_record(encode(batch_of(wide)), now=START, recommender=shop)
-    with pytest.raises(ContractError, match="rows are of recommender 'books', expected 'shop'"):
-        read_record(encode(batch_of(features, recommender="books")), now=START, recommender=shop)
+    for recommender, said in (("shop", r"features has the fields \[\d+\], which"), ("books", "of recommender 'books'")):
+        other = RecordFormat(wide).encode(batch_of(wide, recommender=recommender))
+        with pytest.raises(ContractError, match=said):
+            read_record(other, now=START, form=form, recommender="shop")
 
 
 @EACH
 def test_the_archive_names_the_recommenders_columns(features):
-    batch = batch_of(features)
-    table = build_row_table([ArchiveRow(encode(batch), np.ones(4, np.uint8))], features)
+    batch, form = batch_of(features), RecordFormat(features)
+    table = build_row_table([ArchiveRow(form.encode(batch), np.ones(4, np.uint8))], form)
     assert table.schema.equals(arrow_schema(raw_types(features)))
     for i, name in enumerate(features.numeric):
         assert table[name].to_pylist() == batch.dense[:, i].tolist()
@@ -100,9 +100,9 @@ def test_the_archive_names_the_recommenders_columns(features):
 
 def test_a_backtest_passes_over_rows_of_words_that_a_person_brought_to_the_lake(tmp_path):
     features = replace(SHOPS[0], categorical_options={"item": CategoricalOptions(type="string")})
-    batch, folder = batch_of(features), tmp_path / "day=2025-10-09"
+    batch, form, folder = batch_of(features), RecordFormat(features), tmp_path / "day=2025-10-09"
     folder.mkdir()
-    served = build_row_table([ArchiveRow(encode(batch), np.ones(4, np.uint8))], features)
+    served = build_row_table([ArchiveRow(form.encode(batch), np.ones(4, np.uint8))], form)
     brought = {**dict.fromkeys(served.column_names, [None]), "item": ["red shoe"], "request_id": ["q"]}
     pq.write_table(served, folder / "served.parquet")
     pq.write_table(pa.table(brought, arrow_schema(lake_types(features))), folder / "brought.parquet")

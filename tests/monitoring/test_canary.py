@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from components.contracts import criteo, raw_rows
-from components.contracts.criteo import CRITEO, RAW_TYPES
-from components.contracts.records import decode, encode
+from components.contracts.criteo import RAW_TYPES
 from components.store.archived_rows import arrow_schema
 from monitoring.memory.archive_tables import build_row_table
 from monitoring.rows import ArchiveRow
 from tests.support.monitors import START, WINDOW, prediction, publish
+from tests.support.record_messages import FORM, decode, encode
 
 SCHEMA = arrow_schema(RAW_TYPES)
 
@@ -80,12 +80,12 @@ def test_a_file_has_the_shadow_columns_where_a_row_has_a_shadow_and_nulls_beside
         prediction("shadowed", 3), shadow_version=9, shadow_scores=np.array([0.25, 0.5, 0.75], np.float32)
     )
 
-    assert build_row_table(archive_rows(plain), CRITEO).schema.equals(SCHEMA)
-    table = build_row_table(archive_rows(plain, shadowed), CRITEO)
+    assert build_row_table(archive_rows(plain), FORM).schema.equals(SCHEMA)
+    table = build_row_table(archive_rows(plain, shadowed), FORM)
     assert table.column_names == [*criteo.RAW_TYPES, *raw_rows.SHADOW_TYPES]
     assert table["shadow_version"].to_pylist() == [None, None, 9, 9, 9]
     assert table["shadow_score"].to_pylist() == [None, None, 0.25, 0.5, 0.75]
-    assert table.select(SCHEMA.names).slice(0, 2).equals(build_row_table(archive_rows(plain), CRITEO))
+    assert table.select(SCHEMA.names).slice(0, 2).equals(build_row_table(archive_rows(plain), FORM))
     assert decode(encode(shadowed)).shadow_scores.tolist() == [0.25, 0.5, 0.75]
 
 
@@ -94,10 +94,10 @@ def test_a_ranked_list_is_no_pair_because_the_arm_that_served_it_chose_its_rows(
     shadow = np.array([0.25, 0.5, 0.75], np.float32)
     scored = dataclasses.replace(prediction("scored", 3), shadow_version=9, shadow_scores=shadow)
     ranked = dataclasses.replace(scored, request_id="ranked", positions=np.arange(1, 4, dtype=np.int32))
-    table = build_row_table(archive_rows(ranked, scored), CRITEO)
+    table = build_row_table(archive_rows(ranked, scored), FORM)
     assert table["request_id"].to_pylist() == ["ranked"] * 3 + ["scored"] * 3
     assert table["shadow_version"].to_pylist() == [None, None, None, 9, 9, 9]
     assert table["shadow_score"].to_pylist() == [None, None, None, 0.25, 0.5, 0.75]
-    alone = build_row_table(archive_rows(ranked), CRITEO).schema
+    alone = build_row_table(archive_rows(ranked), FORM).schema
     assert alone.names == SCHEMA.names, "no shadow columns where no row is a pair"
     assert decode(encode(ranked)).shadow_scores.tolist() == shadow.tolist(), "the log has them all the same"

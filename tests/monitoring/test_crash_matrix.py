@@ -22,10 +22,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo
-from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, encode, record_id
+from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, record_id
 from components.logs.sqlite import SqliteLog
 from components.storage.locations import open_objects
 from tests.support.crash_chain import LEASE_SECONDS, WINDOW, Nursery
+from tests.support.record_messages import encode
 
 BEGIN = 1_767_225_000.0
 """Ten minutes before a UTC midnight, which a chain passes."""

@@ -14,7 +14,7 @@ from components.contracts import criteo
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.recommender import Recommender
-from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, encode, record_id
+from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, record_id
 from components.contracts.retrain_request import RetrainRequest
 from components.logs.sqlite import SqliteLog
 from components.runtime.durable import no_checkpoint
@@ -24,6 +24,7 @@ from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
 from tests.support.clocks import Clock
+from tests.support.record_messages import encode
 
 START = 1_763_000_000.0
 WINDOW = 60.0

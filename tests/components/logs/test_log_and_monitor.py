@@ -8,11 +8,12 @@ import zlib
 
 from components.contracts import raw_rows
 from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.records import encode, record_id
+from components.contracts.records import record_id
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from tests.support.log_benches import wait_for
 from tests.support.monitors import clicks, monitor_settings, prediction, read_rows
+from tests.support.record_messages import encode
 
 REQUESTS, ROWS = 40, 4
 

@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import records
 from components.contracts.features import Features, NumericOptions
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.recommender import Recommender
+from components.contracts.record_format import RecordFormat
+from components.contracts.records import PredictionBatch
 from components.contracts.serving import named_inputs
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.export import export
@@ -171,9 +172,10 @@ def test_a_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_
         (found,) = session.run(None, named_inputs(dense[:rows], categorical[:rows]))
         np.testing.assert_allclose(found[:, 0], scores[:rows], rtol=0, atol=1e-5)
 
-    sent = records.PredictionBatch(
+    sent = PredictionBatch(
         request_id="r", time=1.0, model_version=1, dense=dense, categorical=categorical, scores=scores
     )
-    received = records.decode(records.encode(sent))
+    form = RecordFormat(recommender.features)
+    received = form.decode(form.encode(sent))
     np.testing.assert_array_equal(received.dense, dense)
     np.testing.assert_array_equal(received.categorical, categorical)

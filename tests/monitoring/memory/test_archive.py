@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
-from components.contracts.criteo import CRITEO, RAW_TYPES
-from components.contracts.records import encode
+from components.contracts.criteo import RAW_TYPES
 from components.runtime.errors import PermanentError, TemporaryError
 from components.store.archived_rows import arrow_schema
 from monitoring.memory import archive
@@ -23,6 +22,7 @@ from monitoring.rows import ArchiveRow, MaturedRequest
 from tests.support.archives import archived_rows, expected_rows
 from tests.support.crashes import Killed, crash_at
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish
+from tests.support.record_messages import FORM, encode
 
 SCHEMA = arrow_schema(RAW_TYPES)
 
@@ -108,7 +108,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
         Store(tmp_path / "a file" / "state" / "monitor.db")
     store = Store(tmp_path / "monitor.db")
     with pytest.raises(TemporaryError, match="archive .*a file.* cannot be written"):
-        Archive(tmp_path / "a file" / "archive", store, features=CRITEO, roll_rows=1, roll_seconds=1, keep_rows=1)
+        Archive(tmp_path / "a file" / "archive", store, form=FORM, roll_rows=1, roll_seconds=1, keep_rows=1)
     store.close()
 
 
@@ -144,7 +144,7 @@ def test_optional_columns_are_in_the_files_whose_rows_need_them(tmp_path):
     canary = dataclasses.replace(canary, canary=True)
 
     def table(*batches):
-        return build_row_table([ArchiveRow(encode(batch), np.zeros(len(batch), np.uint8)) for batch in batches], CRITEO)
+        return build_row_table([ArchiveRow(encode(batch), np.zeros(len(batch), np.uint8)) for batch in batches], FORM)
 
     raw = list(criteo.RAW_TYPES)
     assert table(plain).column_names == raw

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.contracts.records import PredictionBatch, encode
+from components.contracts.records import PredictionBatch
 from monitoring.memory.join import mature_request
 from monitoring.memory.store import Store
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish
+from tests.support.record_messages import encode
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

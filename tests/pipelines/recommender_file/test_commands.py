@@ -1,10 +1,12 @@
 """`evergreen recommender`: from a click log to an accepted file, and what each command answers."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from pipelines.recommender_file.__main__ import main
+from tests.support.record_messages import fields_of
 
 SHOP = "format: evergreen/recommender/1\nname: shop\nfeatures:\n  numeric: [price]\n  categorical: [C1..C3]\n"
 
@@ -42,6 +44,16 @@ def test_a_click_log_becomes_an_accepted_file(run, tmp_path):
     assert re.fullmatch(r"1  \S+  ann  my_clicks [0-9a-f]{8}: first\n", printed)
     (tmp_path / "shown.yaml").write_text(run("show")[1])
     assert run("diff", "current", tmp_path / "shown.yaml") == (0, "0 differences\n")
+
+
+def test_the_schema_of_the_records_is_that_of_the_file_and_the_published_one_is_current(run, file, capsys):
+    assert main(["records", "examples/shop/recommender.yaml"]) == 0
+    assert capsys.readouterr().out == Path("docs/records.proto").read_text(), "make golden writes it"
+    run("accept", file, "--why", "x")
+    printed = run("records", "1")[1]
+    assert [name for *_, name, _ in fields_of(printed)["Features"]] == ["price", "C1", "C2", "C3"]
+    assert main(["records", "1"]) == 2
+    assert "--store is not given" in capsys.readouterr().err
 
 
 def test_a_draft_does_not_replace_a_file(run, tmp_path, file):

@@ -1,0 +1,316 @@
+"""How a log record is written: as a Protobuf message whose fields are the columns of one recommender.
+
+Whoever reads the log beside the monitor (a BigQuery subscription, Flink, a notebook) takes the schema that `proto`
+prints. What a record means is `contracts.records`'; how messages travel is `logs.event_log`'s.
+
+A feature's values are one packed field, so a message of many rows takes a few bytes more than its numbers. A field's
+number is a hash of the feature's kind and name: a column that a file adds, drops or moves never takes another's place.
+On the wire a packed field of numbers of fixed size and a field of bytes are the same, little endian, and NumPy takes
+bytes as they are: to have Protobuf make a Python object of each number takes 5 times as long (64 rows of 39 columns).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from numpy.typing import NDArray
+
+from components.contracts.features import MISSING_CATEGORY, Features
+from components.contracts.records import OutcomeBatch, PredictionBatch, Record
+from components.runtime.errors import ContractError
+
+_Field = descriptor_pb2.FieldDescriptorProto
+_SCALARS = {
+    "string": _Field.TYPE_STRING,
+    "bool": _Field.TYPE_BOOL,
+    "int32": _Field.TYPE_INT32,
+    "double": _Field.TYPE_DOUBLE,
+}
+_ARRAYS: Mapping[str, np.dtype[Any]] = {
+    "float": np.dtype("<f4"),
+    "double": np.dtype("<f8"),
+    "sfixed32": np.dtype("<i4"),
+    "sfixed64": np.dtype("<i8"),
+}
+"""Types of repeated numbers, whose packed form is an array's bytes."""
+
+
+@dataclass(frozen=True)
+class _FieldRow:
+    """One field of a message."""
+
+    name: str
+    number: int
+    type: str
+    """Of the schema: a scalar's, an array's element's, or a message's name."""
+    repeated: bool = False
+    comment: str = ""
+
+
+_PREDICTIONS = (
+    _FieldRow("request_id", 1, "string", comment="unique in the log"),
+    _FieldRow("time", 2, "double", comment="seconds since the epoch, UTC, when the answer came"),
+    _FieldRow("model_version", 3, "int32"),
+    _FieldRow("scores", 4, "float", repeated=True, comment="one a row: its click probability"),
+    _FieldRow("positions", 5, "sfixed32", repeated=True, comment="one a row, from 1; none where no list was shown"),
+    _FieldRow("propensities", 6, "double", repeated=True, comment="one a row: probability of its place; or none"),
+    _FieldRow("shadow_version", 7, "int32"),
+    _FieldRow("shadow_scores", 8, "float", repeated=True, comment="one a row by the shadow version, if there is one"),
+    _FieldRow("canary", 9, "bool"),
+    _FieldRow("recommender", 10, "string"),
+    _FieldRow("recommender_digest", 11, "string", comment="SHA-256 of the accepted description"),
+    _FieldRow("features", 12, "Features"),
+)
+_OUTCOMES = (
+    _FieldRow("batch_id", 1, "string", comment="unique in the log"),
+    _FieldRow("time", 2, "double", comment="seconds since the epoch, UTC, of the newest event"),
+    _FieldRow("event", 3, "string", comment="click or conversion"),
+    _FieldRow("request_ids", 4, "string", repeated=True, comment="one an event: what was shown"),
+    _FieldRow("rows", 5, "sfixed32", repeated=True, comment="one an event: the row of its request, from 0"),
+    _FieldRow("times", 6, "double", repeated=True, comment="one an event: seconds since the epoch, UTC"),
+)
+_RECORD = (
+    _FieldRow("predictions", 1, "Predictions", comment="the rows of one scored request"),
+    _FieldRow("outcomes", 2, "Outcomes", comment="or what came of rows, once it is known"),
+)
+_PREDICTION_ARRAYS = ("positions", "propensities", "shadow_scores")
+"""Those that a record may lack."""
+
+
+class RecordFormat:
+    """Writes and reads the records of a recommender with these features.
+
+    >>> form = RecordFormat(Features(numeric=("price",), categorical=("item id",)))
+    >>> print(*(line for line in form.proto().splitlines() if "sfixed64" in line))
+        repeated sfixed64 item_id = 30076880;  // item id: one value a row, -1 = missing
+    """
+
+    def __init__(self, features: Features) -> None:
+        """Makes the message's type.
+
+        Raises:
+            ContractError: two features have names of the same hash, a chance of 1 in 1,700 at 200 columns.
+        """
+        self.features = features
+        sizes = {name: each.stop - each.start for name, each in zip(features.lists, features.places.lists)}
+        names = _identifiers(features.names)
+        fields = [_FieldRow(names[n], _number("numeric", n), "float", True, _of(n, 1, "NaN")) for n in features.numeric]
+        for kind, columns in (("categorical", features.categorical), ("list", features.lists)):
+            fields += [
+                _FieldRow(names[n], _number(kind, n), "sfixed64", True, _of(n, sizes.get(n, 1), str(MISSING_CATEGORY)))
+                for n in columns
+            ]
+        if len({each.number for each in fields}) < len(fields):
+            raise ContractError(f"two of the features {list(features.names)} have names of one hash; rename one")
+        self._messages = {"Features": tuple(fields), "Predictions": _PREDICTIONS, "Outcomes": _OUTCOMES}
+        self._numeric = [names[name] for name in features.numeric]
+        self._categorical = [names[name] for name in features.categorical]
+        self._lists = [(names[name], sizes[name]) for name in features.lists]
+        self._type = _message_type({**self._messages, "LogRecord": _RECORD})
+
+    def proto(self) -> str:
+        """The schema as Protobuf's own language writes it: what other readers, and Pub/Sub's topic schemas, take."""
+        lines = ['syntax = "proto3";', "", "message LogRecord {"]
+        for message, fields in self._messages.items():
+            lines += [f"  message {message} {{", *(f"    {_line(each)}" for each in fields), "  }"]
+        return "\n".join([*lines, *(f"  {_line(each)}" for each in _RECORD), "}", ""])
+
+    def encode(self, record: Record) -> bytes:
+        """The message that holds `record`.
+
+        Raises:
+            ContractError: it has other numbers of columns than the recommender.
+        """
+        if isinstance(record, OutcomeBatch):
+            outcomes = {name: getattr(record, name) for name in ("batch_id", "time", "event", "request_ids")}
+            arrays = {"rows": record.rows.tobytes(), "times": record.times.tobytes()}
+            return _serialized(self._type(outcomes={**outcomes, **arrays}))
+        width = len(self.features.places.slots)
+        if (record.dense.shape[1], record.categorical.shape[1]) != (len(self._numeric), width):
+            raise ContractError(
+                f"rows have {record.dense.shape[1]} numeric and {record.categorical.shape[1]} categorical columns, "
+                f"expected {len(self._numeric)} and {width}"
+            )
+        columns = dict(zip(self._numeric, _columns_of(record.dense)))
+        columns |= zip(self._categorical, _columns_of(record.categorical[:, : len(self._categorical)]))
+        start = len(self._categorical)
+        for name, size in self._lists:
+            columns[name] = record.categorical[:, start : start + size].tobytes()
+            start += size
+        message = self._type()
+        sent = message.predictions
+        sent.request_id, sent.time, sent.model_version = record.request_id, record.time, record.model_version
+        sent.scores, sent.canary = record.scores.tobytes(), record.canary
+        for name in _PREDICTION_ARRAYS:
+            if (array := getattr(record, name)) is not None:
+                setattr(sent, name, array.tobytes())
+        for name in ("shadow_version", "recommender", "recommender_digest"):
+            if (value := getattr(record, name)) is not None:
+                setattr(sent, name, value)
+        for name, values in columns.items():
+            setattr(sent.features, name, values)
+        return _serialized(message)
+
+    def decode(self, content: bytes, *, recommender: str | None = None) -> Record:
+        """The record in a message; a feature that the message lacks is missing in all its rows.
+
+        Args:
+            content: The message.
+            recommender: Name of the one whose predictions are expected; a record that names none passes.
+
+        Raises:
+            ContractError: no message of this schema, predictions of another recommender, a field that has another type
+                or that the schema does not know, a feature with another number of values than rows, or what the
+                records' classes refuse.
+        """
+        try:
+            message: Any = self._type.FromString(content)
+        except DecodeError as error:
+            raise ContractError(f"message of {len(content)} bytes is no log record") from error
+        _expect_known(message, "the record")
+        kinds = [name for name in ("predictions", "outcomes") if message.HasField(name)]
+        if len(kinds) != 1:
+            raise ContractError(f"message of {len(content)} bytes is a log record of {kinds}, expected one kind")
+        if kinds == ["outcomes"]:
+            return _outcomes(message.outcomes)
+        if recommender is not None and (of := message.predictions.recommender) not in ("", recommender):
+            raise ContractError(f"rows are of recommender {of[:40]!r}, expected {recommender!r}")
+        return self._predictions(message.predictions)
+
+    def _predictions(self, sent: Any) -> PredictionBatch:
+        features = sent.features
+        _expect_known(sent, "predictions")
+        _expect_known(features, "features")
+        scores = _array(sent, "scores", "float")
+        n = len(scores)
+        optional = {
+            field.name: _array(sent, field.name, field.type) if getattr(sent, field.name) else None
+            for field in _PREDICTIONS
+            if field.name in _PREDICTION_ARRAYS
+        }
+        places = [_matrix(features, self._categorical, "sfixed64", n)]
+        places += [_matrix(features, [name], "sfixed64", n * size).reshape(n, size) for name, size in self._lists]
+        has_shadow = sent.shadow_version or optional["shadow_scores"] is not None
+        return PredictionBatch(
+            request_id=sent.request_id,
+            time=sent.time,
+            model_version=sent.model_version,
+            dense=_matrix(features, self._numeric, "float", n),
+            categorical=np.concatenate(places, axis=1) if self._lists else places[0],
+            scores=scores,
+            shadow_version=sent.shadow_version if has_shadow else None,
+            canary=sent.canary,
+            recommender=sent.recommender or None,
+            recommender_digest=sent.recommender_digest or None,
+            **optional,
+        )
+
+
+def _matrix(features: Any, names: Sequence[str], kind: str, num_values: int) -> NDArray[Any]:
+    """The columns of these names side by side, [num_values, names]."""
+    dtype = _ARRAYS[kind]
+    size = num_values * dtype.itemsize
+    columns = [getattr(features, name) for name in names]
+    for at, column in enumerate(columns):
+        if not column:
+            columns[at] = np.full(num_values, MISSING_CATEGORY if dtype.kind == "i" else np.nan, dtype).tobytes()
+        elif len(column) != size:
+            raise ContractError(f"{names[at]} has {len(column) // dtype.itemsize} values, expected {num_values}")
+    return np.ascontiguousarray(np.frombuffer(b"".join(columns), dtype).reshape(len(columns), num_values).T)
+
+
+def _serialized(message: Message) -> bytes:
+    content: bytes = message.SerializeToString()
+    return content
+
+
+def _outcomes(sent: Any) -> OutcomeBatch:
+    _expect_known(sent, "outcomes")
+    return OutcomeBatch(
+        batch_id=sent.batch_id,
+        time=sent.time,
+        event=sent.event,
+        request_ids=tuple(sent.request_ids),
+        rows=_array(sent, "rows", "sfixed32"),
+        times=_array(sent, "times", "double"),
+    )
+
+
+def _array(message: Any, name: str, kind: str) -> NDArray[Any]:
+    content, dtype = getattr(message, name), _ARRAYS[kind]
+    if len(content) % dtype.itemsize:
+        raise ContractError(f"{name} has {len(content)} bytes, expected a multiple of {dtype.itemsize}")
+    return np.frombuffer(content, dtype)
+
+
+def _expect_known(message: Message, what: str) -> None:
+    """Refuses fields that a newer client or a newer file has: what they hold is not to be lost."""
+    if unknown := [field.field_number for field in UnknownFieldSet(message)]:
+        raise ContractError(
+            f"{what} has the fields {sorted(set(unknown))[:5]}, which this recommender's records do not have; is the "
+            "client newer, or does it have a newer file of the recommender?"
+        )
+
+
+def _columns_of(matrix: NDArray[Any]) -> list[bytes]:
+    """The bytes of each column."""
+    return [column.tobytes() for column in np.ascontiguousarray(matrix.T)]
+
+
+def _number(kind: str, name: str) -> int:
+    """The number of a feature's field: 2^24 to 2^25 - 1, whose tags take 4 bytes."""
+    digest = hashlib.blake2b(f"{kind}/{name}".encode(), digest_size=4).digest()
+    return (int.from_bytes(digest, "big") >> 8) + (1 << 24)
+
+
+def _identifiers(names: Iterable[str]) -> dict[str, str]:
+    """A field's name for each feature, unique where case does not count, as BigQuery has it.
+
+    >>> _identifiers(["item id", "item-id", "2nd"])
+    {'item id': 'item_id', 'item-id': 'item_id_2', '2nd': '_2nd'}
+    """
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        plain = re.sub(r"^(?=\d)", "_", re.sub(r"[^A-Za-z0-9_]", "_", name))
+        tries = [plain, *(f"{plain}_{at}" for at in range(2, len(taken) + 3))]
+        found[name] = next(each for each in tries if each.lower() not in taken)
+        taken.add(found[name].lower())
+    return found
+
+
+def _of(name: str, size: int, missing: str) -> str:
+    values = "one value" if size == 1 else f"{size} values"
+    return f"{name}: {values} a row, {missing} = missing"
+
+
+def _line(field: _FieldRow) -> str:
+    comment = f"  // {field.comment}" if field.comment else ""
+    return f"{'repeated ' if field.repeated else ''}{field.type} {field.name} = {field.number};{comment}"
+
+
+def _message_type(messages: Mapping[str, tuple[_FieldRow, ...]]) -> Any:
+    """The class of `LogRecord`, in which arrays are bytes."""
+    file = descriptor_pb2.FileDescriptorProto(name="record.proto", package="evergreen", syntax="proto3")
+    for message, fields in messages.items():
+        described = file.message_type.add(name=message)
+        for each in fields:
+            is_array = each.repeated and each.type in _ARRAYS
+            is_list = each.repeated and not is_array
+            field = described.field.add(name=each.name, number=each.number)
+            field.label = _Field.LABEL_REPEATED if is_list else _Field.LABEL_OPTIONAL
+            if each.type in messages:
+                field.type, field.type_name = _Field.TYPE_MESSAGE, f".evergreen.{each.type}"
+            else:
+                field.type = _Field.TYPE_BYTES if is_array else _SCALARS[each.type]
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("evergreen.LogRecord"))

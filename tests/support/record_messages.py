@@ -1,0 +1,46 @@
+"""Messages of records with Criteo's columns, and what Protobuf itself makes of a published schema."""
+
+from __future__ import annotations
+
+import re
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from components.contracts.criteo import CRITEO
+from components.contracts.record_format import RecordFormat
+
+FORM = RecordFormat(CRITEO)
+encode, decode = FORM.encode, FORM.decode
+
+
+def fields_of(proto: str) -> dict[str, list[tuple[bool, str, str, int]]]:
+    """Whether each field of each message is repeated, its type, name and number."""
+    messages: dict[str, list[tuple[bool, str, str, int]]] = {"LogRecord": []}
+    inner = None
+    for line in proto.splitlines()[3:]:
+        if begin := re.fullmatch(r"  message (\w+) \{", line):
+            inner = begin[1]
+            messages[inner] = []
+        elif line.strip() == "}":
+            inner = None
+        else:
+            repeated, kind, name, number = re.match(r" *(repeated )?(\w+) (\w+) = (\d+);", line).groups()
+            messages[inner or "LogRecord"].append((bool(repeated), kind, name, int(number)))
+    return messages
+
+
+def reader_of(proto: str):
+    """The class that another reader of the log makes of the schema."""
+    file = descriptor_pb2.FileDescriptorProto(name="other.proto", syntax="proto3")
+    messages = fields_of(proto)
+    for message, fields in messages.items():
+        described = file.message_type.add(name=message)
+        for repeated, kind, name, number in fields:
+            field = described.field.add(name=name, number=number, label=3 if repeated else 1)
+            if kind in messages:
+                field.type, field.type_name = 11, f".{kind}"
+            else:
+                field.type = getattr(descriptor_pb2.FieldDescriptorProto, f"TYPE_{kind.upper()}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("LogRecord"))
