@@ -251,7 +251,7 @@ def test_a_client_works_by_the_recommender_that_a_store_serves_or_a_file_describ
                 await client.score({"price": [1.0], "item": [2], "user": [3]})
 
     asyncio.run(talk())
-    for record in read_log(log):
+    for record in read_log(log, SHOP.features):
         assert (record.recommender, record.recommender_digest) == ("shop", SHOP.digest)
         assert (record.dense.tolist(), record.categorical.tolist()) == ([[7.0], [2.0]], [[6, 8], [5, 8]])
 
