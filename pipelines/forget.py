@@ -38,7 +38,8 @@ from components.contracts.features import category_of
 from components.contracts.manifests import Model, Release
 from components.contracts.raw_rows import EVENT_TIME, OUTCOME_PARTITION, REQUEST_ID, ROW, is_visible
 from components.contracts.recommender import Recommender
-from components.contracts.records import PredictionBatch, decode
+from components.contracts.record_format import RecordFormat
+from components.contracts.records import PredictionBatch
 from components.contracts.reference_statistics import read_reference
 from components.contracts.retrain_request import CURRENT
 from components.contracts.serving import ServedNames
@@ -319,12 +320,13 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
 
 def waiting_requests(state: Path, user: User) -> int:
     """How many requests with rows of the user the monitor has not archived yet."""
-    path, at, num_requests = state / STORE_FILE, user.recommender.features.categorical.index(user.column), 0
+    form, num_requests = RecordFormat(user.recommender.features), 0
+    path, at = state / STORE_FILE, user.recommender.features.categorical.index(user.column)
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
             for (payload,) in connection.execute("SELECT payload FROM messages"):
-                batch = decode(payload)
-                if isinstance(batch, PredictionBatch) and batch.recommender in (None, user.recommender.name):
+                batch = form.decode(payload)
+                if isinstance(batch, PredictionBatch):
                     num_requests += bool((batch.categorical[:, at : at + 1] == user.category).any())
     except sqlite3.Error as error:
         raise ContractError(f"{path} cannot be read as a monitor's memory: {error}") from error

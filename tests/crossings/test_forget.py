@@ -18,6 +18,7 @@ from components.contracts.features import CategoricalOptions, Features, category
 from components.contracts.manifests import Model, RawDataset, ServingPlace
 from components.contracts.raw_rows import ColumnNames
 from components.contracts.recommender import Recommender
+from components.contracts.record_format import RecordFormat
 from components.contracts.records import CONVERSION, PredictionBatch
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.parity import GoldenRows
@@ -100,7 +101,8 @@ def run_monitor(folder: Path) -> None:
         users = np.array([[number, CATEGORY if i % 2 else 7] for i in range(8)], np.int64)
         batch = PredictionBatch(request_id=name, time=now, model_version=1, categorical=users, **rows)
         bought = clicks(f"b-{name}", [(name, row, now + 2) for row in (1, 2)], CONVERSION)
-        publish(bench.log, batch, clicks(f"c-{name}", [(name, 3, now + 1), (name, 6, now + 1)]), bought)
+        clicked = clicks(f"c-{name}", [(name, 3, now + 1), (name, 6, now + 1)])
+        publish(bench.log, batch, clicked, bought, form=RecordFormat(FEATURES))
         bench.monitor.tick()
         bench.clock.now += 100.0 if number < 23 else 0.0
         if number == 12:

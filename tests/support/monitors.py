@@ -14,6 +14,7 @@ from components.contracts import criteo
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.recommender import Recommender
+from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, record_id
 from components.contracts.retrain_request import RetrainRequest
 from components.logs.sqlite import SqliteLog
@@ -24,7 +25,7 @@ from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
 from tests.support.clocks import Clock
-from tests.support.record_messages import encode
+from tests.support.record_messages import FORM
 
 START = 1_763_000_000.0
 WINDOW = 60.0
@@ -85,8 +86,8 @@ def clicks(batch_id: str, events: list[tuple[str, int, float]], event: str = CLI
     )
 
 
-def publish(log: SqliteLog, *records) -> None:
-    log.publish([(record_id(record), encode(record)) for record in records])
+def publish(log: SqliteLog, *records, form: RecordFormat = FORM) -> None:
+    log.publish([(record_id(record), form.encode(record)) for record in records])
 
 
 def read_rows(folder: Path) -> list[dict]:
