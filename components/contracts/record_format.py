@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -51,8 +51,8 @@ class _FieldRow:
     number: int
     type: str
     """Of the schema: a scalar's, an array's element's, or a message's name."""
-    repeated: bool = False
-    comment: str = ""
+    repeated: bool = field(default=False, kw_only=True)
+    comment: str = field(default="", kw_only=True)
 
 
 _PREDICTIONS = (
@@ -97,17 +97,20 @@ class RecordFormat:
         """Makes the message's type.
 
         Raises:
-            ContractError: two features have names of the same hash, a chance of 1 in 1,700 at 200 columns.
+            ContractError: two features have names of the same hash, a chance of 1 in 840 at 200 columns.
         """
         self.features = features
         sizes = {name: each.stop - each.start for name, each in zip(features.lists, features.places.lists)}
         names = _identifiers(features.names)
-        fields = [_FieldRow(names[n], _number("numeric", n), "float", True, _of(n, 1, "NaN")) for n in features.numeric]
-        for kind, columns in (("categorical", features.categorical), ("list", features.lists)):
-            fields += [
-                _FieldRow(names[n], _number(kind, n), "sfixed64", True, _of(n, sizes.get(n, 1), str(MISSING_CATEGORY)))
-                for n in columns
-            ]
+        fields = []
+        kinds = (("numeric", "float", "NaN"), ("categorical", "sfixed64", "-1"), ("list", "sfixed64", "-1"))
+        for (kind, type_name, missing), columns in zip(kinds, (features.numeric, features.categorical, features.lists)):
+            for name in columns:
+                size = sizes.get(name, 1)
+                values = "one value" if size == 1 else f"{size} values"
+                comment = f"{name}: {values} a row, {missing} = missing"
+                number = _number(kind, name)
+                fields.append(_FieldRow(names[name], number, type_name, repeated=True, comment=comment))
         if len({each.number for each in fields}) < len(fields):
             raise ContractError(f"two of the features {list(features.names)} have names of one hash; rename one")
         self._messages = {"Features": tuple(fields), "Predictions": _PREDICTIONS, "Outcomes": _OUTCOMES}
@@ -192,18 +195,19 @@ class RecordFormat:
         scores = _array(sent, "scores", "float")
         n = len(scores)
         optional = {
-            field.name: _array(sent, field.name, field.type) if getattr(sent, field.name) else None
-            for field in _PREDICTIONS
-            if field.name in _PREDICTION_ARRAYS
+            each.name: _array(sent, each.name, each.type) if getattr(sent, each.name) else None
+            for each in _PREDICTIONS
+            if each.name in _PREDICTION_ARRAYS
         }
-        places = [_matrix(features, self._categorical, "sfixed64", n)]
-        places += [_matrix(features, [name], "sfixed64", n * size).reshape(n, size) for name, size in self._lists]
+        places = [_matrix(features, self._categorical, kind="sfixed64", num_values=n)]
+        for name, size in self._lists:
+            places.append(_matrix(features, [name], kind="sfixed64", num_values=n * size).reshape(n, size))
         has_shadow = sent.shadow_version or optional["shadow_scores"] is not None
         return PredictionBatch(
             request_id=sent.request_id,
             time=sent.time,
             model_version=sent.model_version,
-            dense=_matrix(features, self._numeric, "float", n),
+            dense=_matrix(features, self._numeric, kind="float", num_values=n),
             categorical=np.concatenate(places, axis=1) if self._lists else places[0],
             scores=scores,
             shadow_version=sent.shadow_version if has_shadow else None,
@@ -214,7 +218,7 @@ class RecordFormat:
         )
 
 
-def _matrix(features: Any, names: Sequence[str], kind: str, num_values: int) -> NDArray[Any]:
+def _matrix(features: Any, names: Sequence[str], *, kind: str, num_values: int) -> NDArray[Any]:
     """The columns of these names side by side, [num_values, names]."""
     dtype = _ARRAYS[kind]
     size = num_values * dtype.itemsize
@@ -253,7 +257,7 @@ def _array(message: Any, name: str, kind: str) -> NDArray[Any]:
 
 def _expect_known(message: Message, what: str) -> None:
     """Refuses fields that a newer client or a newer file has: what they hold is not to be lost."""
-    if unknown := [field.field_number for field in UnknownFieldSet(message)]:
+    if unknown := [each.field_number for each in UnknownFieldSet(message)]:
         raise ContractError(
             f"{what} has the fields {sorted(set(unknown))[:5]}, which this recommender's records do not have; is the "
             "client newer, or does it have a newer file of the recommender?"
@@ -287,14 +291,9 @@ def _identifiers(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _of(name: str, size: int, missing: str) -> str:
-    values = "one value" if size == 1 else f"{size} values"
-    return f"{name}: {values} a row, {missing} = missing"
-
-
-def _line(field: _FieldRow) -> str:
-    comment = f"  // {field.comment}" if field.comment else ""
-    return f"{'repeated ' if field.repeated else ''}{field.type} {field.name} = {field.number};{comment}"
+def _line(row: _FieldRow) -> str:
+    comment = f"  // {row.comment}" if row.comment else ""
+    return f"{'repeated ' if row.repeated else ''}{row.type} {row.name} = {row.number};{comment}"
 
 
 def _message_type(messages: Mapping[str, tuple[_FieldRow, ...]]) -> Any:
@@ -305,12 +304,12 @@ def _message_type(messages: Mapping[str, tuple[_FieldRow, ...]]) -> Any:
         for each in fields:
             is_array = each.repeated and each.type in _ARRAYS
             is_list = each.repeated and not is_array
-            field = described.field.add(name=each.name, number=each.number)
-            field.label = _Field.LABEL_REPEATED if is_list else _Field.LABEL_OPTIONAL
+            added = described.field.add(name=each.name, number=each.number)
+            added.label = _Field.LABEL_REPEATED if is_list else _Field.LABEL_OPTIONAL
             if each.type in messages:
-                field.type, field.type_name = _Field.TYPE_MESSAGE, f".evergreen.{each.type}"
+                added.type, added.type_name = _Field.TYPE_MESSAGE, f".evergreen.{each.type}"
             else:
-                field.type = _Field.TYPE_BYTES if is_array else _SCALARS[each.type]
+                added.type = _Field.TYPE_BYTES if is_array else _SCALARS[each.type]
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("evergreen.LogRecord"))
