@@ -344,7 +344,8 @@ class Features:
         said = [f"{verb} {names}" for verb, names in differences.items() if names] or ["have another order"]
         raise ContractError(
             f"features of this run {' and '.join(said)}, expected those of the parent {parent}, "
-            f"{list(before.numeric)} and {list(before.categorical)}; train from scratch with parent=none"
+            f"{list(before.numeric)}, {list(before.categorical)} and {list(before.lists)}; train from scratch with "
+            "parent=none"
         )
 
 

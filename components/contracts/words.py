@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,12 @@ class WordCounts:
         if len(counts) > _HELD_WORDS:
             self._counts[column] = Counter(dict(_ordered(counts)[: _HELD_WORDS // 2]))
 
-    def write(self, path: Path, *, without: str | None) -> bool:
-        """Writes the lists to `path`, but not that of the column `without`; False, and no file, where there is none."""
+    def write(self, path: Path, *, without: Collection[str]) -> bool:
+        """Writes the lists to `path`, but not those of columns `without`; False, and no file, where there is none."""
         lists = {
             name: [word for word, _ in _ordered(counts)[:LISTED_WORDS]]
             for name, counts in sorted(self._counts.items())
-            if name != without and counts
+            if name not in without and counts
         }
         if lists:
             write_whole(path, json.dumps(lists, ensure_ascii=False) + "\n")

@@ -1,11 +1,12 @@
 """The schema of the training rows: inferred by TFDV once, checked by TFDV in every run, and a proposal to people.
 
 The first run infers it. Categories are strings (see `tfdv_statistics`) without a list of allowed values, because new
-ones appear daily; the label is in every training row, is 0 or 1, and is not served. A feature must have a value in as
-large a share of the rows as in the first run, less sampling error, and one that the first run had in no row is
-optional. Numeric columns stay below `range_factor` times the first run's extremes, hold no NaN and no infinity, and if
-the first run had no negative value in `SIGNED_ROWS` rows or more, none. Drift thresholds are settings of the step, not
-facts about the data. Later runs are judged by a file that is not changed by itself: `schema_versions`.
+ones appear daily, and lists of them have any length; the label is in every training row, is 0 or 1, and is not served.
+A feature must have a value in as large a share of the rows as in the first run, less sampling error, and one that the
+first run had in no row is optional. Numeric columns stay below `range_factor` times the first run's extremes, hold no
+NaN and no infinity, and if the first run had no negative value in `SIGNED_ROWS` rows or more, none. Drift thresholds
+are settings of the step, not facts about the data. Later runs are judged by a file that is not changed by itself:
+`schema_versions`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def infer_schema(statistics: Any, features: Features, *, range_factor: float, ex
             feature.not_in_environment.append(SERVING)
             continue
         _set_presence(feature, observed[feature.name], optional=feature.name in excluded)
+        if feature.name in features.lists:
+            feature.ClearField("value_count")
         if feature.name in features.categorical + features.lists:
             # Inferred from what the strings look like: a list of values, or integers.
             if inferred := feature.WhichOneof("domain_info"):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CRITEO
-from components.contracts.features import MISSING_CATEGORY
-from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID
+from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
+from components.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID
 from components.evaluation.scoring import (
     candidate_scorer,
     champion_scorer,
@@ -38,8 +42,6 @@ def score(made, **changes):
 
 
 def test_rows_keep_their_order_labels_times_and_categories(made):
-    import pyarrow.parquet as pq
-
     rows = score(made)
     tables = [pq.read_table(file) for file in parquet_files(local_path(made.raw.holdout_uri))]
     times = np.concatenate([[t.timestamp() for t in table[EVENT_TIME].to_pylist()] for table in tables])
@@ -79,14 +81,10 @@ def test_row_whose_columns_got_no_id_is_not_new_even_where_a_column_is_empty(mad
 def test_row_is_unknown_if_a_category_has_no_id(make_round):
     made = make_round(900)
     assert not score(made).has_unknown_category.any()
-    import pyarrow.parquet as pq
-
     file = local_path(made.training_set.holdout_uri) / "part_0.parquet"
     table = pq.read_table(file)
     ids = table["C3"].to_numpy().copy()
     ids[7] = 2
-    import pyarrow as pa
-
     pq.write_table(table.set_column(table.column_names.index("C3"), "C3", pa.array(ids)), file)
     assert np.flatnonzero(score(made).has_unknown_category).tolist() == [7]
 
@@ -110,3 +108,33 @@ def test_missing_values_reach_the_graph_as_the_contract_says(made):
     np.testing.assert_array_equal(batch.categorical, made.categorical[:n])  # -1 where the log has null
     assert np.isnan(batch.dense).any()
     assert (batch.categorical == -1).any()
+
+
+def test_rows_with_lists_are_marked_by_the_ids_of_every_place(tmp_path):
+    features = Features(
+        numeric=(),
+        categorical=("item",),
+        lists=("last", "tags"),
+        list_options={"last": ListOptions(max=2, table="item"), "tags": ListOptions(max=2, keep="oldest")},
+    )
+    raw = {LABEL: [0, 1, 0, 1], EVENT_TIME: [datetime(2026, 5, 1)] * 4, REQUEST_ID: [*"abcd"], POSITION: [1] * 4}
+    raw |= {"item": [9, None, 9, 8], "last": [[7, 8, 9], None, [8], []], "tags": [[1, 2, 3], [4], None, [5]]}
+    ids = np.array([[3, 5, 0, 3, 0], [3, 0, 0, 4, 0], [3, 4, 3, 0, 2], [3, 0, 0, 3, 3]])
+    for name, table in (("raw", raw), ("encoded", {LABEL: raw[LABEL], **dict(zip(features.place_names, ids.T))})):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table(table), tmp_path / name / "part.parquet")
+    scored = score_holdout(
+        *((tmp_path / name).as_uri() for name in ("raw", "encoded")),
+        features=features,
+        user=None,
+        counts=(4, 4),
+        score_candidate=lambda batch: batch.ids.sum(axis=1).astype(np.float32),
+        score_champion=lambda batch: (batch.categorical * [1, 10, 100, 1000, 10_000]).sum(axis=1).astype(np.float32),
+        slot_sizes=[6, 5],
+        new_ids=[np.array([5]), np.array([4])],
+    )
+    assert scored.has_new_category.tolist() == [True, True, False, False]
+    assert scored.has_unknown_category.tolist() == [False, False, True, False]
+    assert scored.categories.tolist() == [[9], [-1], [9], [8]]
+    assert scored.candidate.tolist() == ids.sum(axis=1).tolist()
+    assert scored.champion.tolist() == [21989, -6111, -11011, -5102]

@@ -444,9 +444,15 @@ def test_a_lake_and_a_client_make_the_same_categories_of_values_of_any_type(tmp_
 
 
 def test_extraction_notes_the_words_of_a_lake_but_no_users(tmp_path):
-    features = replace(WORDS, categorical_options=dict.fromkeys(WORDS.categorical, CategoricalOptions(type="string")))
+    features = replace(
+        WORDS,
+        lists=("tags", "friends"),
+        categorical_options=dict.fromkeys(WORDS.categorical, CategoricalOptions(type="string")),
+        list_options={"tags": ListOptions(type="string"), "friends": ListOptions(table="user")},
+    )
     rows = [
         {"label": i % 2, "price": 1.0, "item": "red shoe" if i % 3 else "hat", "user": f"user {i}"}
+        | {"tags": ["new", "hat"][: i % 3], "friends": [f"user {i + 1}"]}
         | {"request_id": f"q{i}", "row": 0, "event_time": DAY + timedelta(minutes=i)}
         for i in range(60)
     ]
@@ -457,7 +463,10 @@ def test_extraction_notes_the_words_of_a_lake_but_no_users(tmp_path):
     ingest([tmp_path / "clicks.parquet"], described, lake=str(lake), replay=tmp_path / "replay", settings=settings)
     opened = Lake(files=LakeFiles(FolderObjects(lake)), features=features)
     dataset = extract(opened, TimeSpan(), folder=tmp_path / "out", recommender=described)
-    assert read_words(local_path(dataset.words_uri)) == {"item": {hashed("red shoe"): "red shoe", hashed("hat"): "hat"}}
+    assert read_words(local_path(dataset.words_uri)) == {
+        "item": {hashed("red shoe"): "red shoe", hashed("hat"): "hat"},
+        "tags": {hashed("new"): "new", hashed("hat"): "hat"},
+    }
     assert list(json.loads((tmp_path / "out" / "words.json").read_text())["item"]) == ["red shoe", "hat"]
     write_lake(tmp_path / "numbers", shop_rows(60), SHOP)
     assert extracted(tmp_path / "numbers", SHOP, tmp_path / "no words").words_uri is None

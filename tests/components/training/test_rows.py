@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CRITEO
+from components.contracts.features import Features, ListOptions
+from components.contracts.hugectr_folder import write_file_list
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.uris import local_path
 from components.training.rows import RowFolder, open_rows
@@ -144,3 +146,16 @@ def test_flat_files_that_the_system_refuses_are_told_with_their_folder(read_rows
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_ids_of_lists_come_back_by_place_and_none_is_beyond_the_slot_of_its_table(tmp_path):
+    options = {"last": ListOptions(max=2, table="item"), "tags": ListOptions(max=1)}
+    features = Features(numeric=(), categorical=("item",), lists=("last", "tags"), list_options=options)
+    ids = np.array([[1, 5, 0, 3], [4, 0, 0, 0]])
+    columns = dict(zip(features.place_names, map(pa.array, ids.T)))
+    pq.write_table(pa.table({"label": pa.array([0, 1], pa.float32()), **columns}), tmp_path / "part.parquet")
+    write_file_list(tmp_path, ["part.parquet"], final=tmp_path)
+    folder = RowFolder(path=tmp_path, num_rows=2, features=features)
+    np.testing.assert_array_equal(open_rows([folder], [6, 4], tmp_path / "cache").ids, ids)
+    with pytest.raises(ContractError, match="ids of last/0 in .* are 0..5, expected 0..4"):
+        open_rows([folder], [5, 6], tmp_path / "cache")

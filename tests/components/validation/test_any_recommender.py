@@ -173,8 +173,10 @@ def test_levels_of_single_columns_take_the_number_of_columns_that_there_are(step
     assert seen[CATEGORIES.names]["item"] < seen[SHOP.names]["item"]
 
 
-def test_lists_are_compared_with_what_was_served_and_quarantined_by_their_elements(step, write, tmp_path):
-    trained = shop_rows(LISTS, seed=0)
+def test_lists_are_compared_with_what_was_served_and_quarantined_by_their_elements_and_may_grow(
+    step, write, tmp_path, release_model
+):
+    trained = shop_rows(LISTS, seed=0, lists1=pa.array([[i % 20] for i in range(ROWS)]))
     longer = pa.array(
         [[*(each or [])[:3], 99] if len(each or []) > 2 else each for each in trained["tags"].to_pylist()]
     )
@@ -195,3 +197,6 @@ def test_lists_are_compared_with_what_was_served_and_quarantined_by_their_elemen
     (batch,) = trained.to_batches()
     offending = {at for at, _ in rule.find(batch)}
     assert offending == {at for at, each in enumerate(trained["tags"].to_pylist()) if 19 in (each or [])} != set()
+    release_model(first)
+    _, second = step(write(shop_rows(LISTS, seed=1), LISTS, "second"), run="r2")
+    assert {(each["feature"], each["rule"]) for each in second.findings} == {("last/length", "drift")}
