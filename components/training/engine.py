@@ -74,11 +74,11 @@ class Engine(Protocol):
         """Releases memory and devices; the engine is of no use afterwards."""
 
 
-def require_backend(backend: str, config: NetworkConfig) -> None:
+def require_backend(backend: str, config: NetworkConfig, features: Features | None = None) -> None:
     """Refuses what no engine supports, before anything is read.
 
     Raises:
-        ContractError: no backend has this name, or it lacks the network.
+        ContractError: no backend has this name, or it lacks the network or a kind of feature.
     """
     if backend not in BACKENDS:
         raise ContractError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
@@ -86,6 +86,11 @@ def require_backend(backend: str, config: NetworkConfig) -> None:
         raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
     if backend == "hugectr" and not config.num_categorical:
         raise ContractError("num_categorical is 0, expected at least 1: backend hugectr reads no rows without keys")
+    if backend == "hugectr" and features and features.lists:
+        raise ContractError(
+            f"features.lists are {list(features.lists)}, expected none with backend hugectr: NVIDIA's converter to "
+            "ONNX divides a mean by the longest list, not by the row's own"
+        )
 
 
 def make_engine(
@@ -107,15 +112,10 @@ def make_engine(
         ContractError: no backend has this name, or it refuses the network or a setting.
         PermanentError: the backend's library is not installed, or its device is too small.
     """
-    require_backend(backend, config)
+    require_backend(backend, config, features)
     num_slots = len(features.slots) if features else config.num_categorical
     if len(slot_sizes) != num_slots or min(slot_sizes, default=1) < 1:
         raise ContractError(f"slot sizes are {slot_sizes}, expected {num_slots} of at least 1")
-    if backend == "hugectr" and features and features.lists:
-        raise ContractError(
-            f"features.lists are {list(features.lists)}, expected none with backend hugectr: NVIDIA's converter to "
-            "ONNX divides a mean by the longest list, not by the row's own"
-        )
     # Both libraries take seconds to import; a misuse is answered without them.
     if backend == "pytorch":
         from components.training.pytorch.engine import PytorchEngine

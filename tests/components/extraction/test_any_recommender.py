@@ -494,16 +494,14 @@ def test_a_lake_keeps_lists_of_every_form_and_its_readers_see_the_categories_of_
         | {"request_id": f"q{i}", "row": 0, "event_time": DAY}
         for i, (tags, seen) in enumerate(zip(WORD_LISTS, NUMBER_LISTS))
     ]
-    words = [[hashed(e) if e != "7" else 7 for e in each or () if e] or None for each in WORD_LISTS]
-    numbers = [
-        [e if 0 <= e < 2**52 else hashed(str(e)) for e in each or () if e is not None] or None for each in NUMBER_LISTS
-    ]
+    words = [[hashed(e) if e != "7" else 7 for e in elements(each)] or None for each in WORD_LISTS]
+    numbers = [[e if 0 <= e < 2**52 else hashed(str(e)) for e in elements(each)] or None for each in NUMBER_LISTS]
     if form == "csv":
         with open(path := tmp_path / "clicks.csv", "w", newline="") as file:
             writer = csv.DictWriter(file, rows[0])
             writer.writeheader()
             for row in rows:
-                texts = {n: "|".join("" if e is None else str(e) for e in row[n] or ()) for n in LISTS.lists}
+                texts = {name: "|".join("" if e is None else str(e) for e in row[name] or ()) for name in LISTS.lists}
                 writer.writerow({**row, **texts, "event_time": row["event_time"].isoformat()})
     else:
         table = pa.Table.from_pylist(rows)
@@ -520,13 +518,8 @@ def test_a_lake_keeps_lists_of_every_form_and_its_readers_see_the_categories_of_
     ingest([path], described, lake=str(tmp_path / "lake"), replay=tmp_path / "replay", settings=settings)
     (in_lake,) = (tmp_path / "lake").rglob("*.parquet")
     kept = pq.read_table(in_lake, partitioning=None)
-    if form != "categories":
-        assert [[e for e in each or () if e] for each in kept["tags"].to_pylist()] == [
-            [e for e in each or () if e] for each in WORD_LISTS
-        ]
-    assert [[e for e in each or () if e is not None] for each in kept["seen"].to_pylist()] == [
-        [e for e in each or () if e is not None] for each in NUMBER_LISTS
-    ]
+    for name, lists in {"seen": NUMBER_LISTS, **({"tags": WORD_LISTS} if form != "categories" else {})}.items():
+        assert list(map(elements, kept[name].to_pylist())) == list(map(elements, lists))
     with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
         (batch,) = RawParquet(path=in_lake, features=LISTS).batches(malformed)
     assert (malformed.num_rows, malformed.schema_mismatches) == (0, [])
@@ -539,8 +532,12 @@ def test_a_lake_keeps_lists_of_every_form_and_its_readers_see_the_categories_of_
     assert category_matrix(batch.slice(3), LISTS).tolist() == expected[3:]
 
 
-def padded(elements, size):
-    return [*elements, *[-1] * (size - len(elements))]
+def elements(found):
+    return [each for each in found or () if each not in (None, "")]
+
+
+def padded(found, size):
+    return [*found, *[-1] * (size - len(found))]
 
 
 def test_a_list_with_a_malformed_element_and_a_column_of_no_lists_are_told(tmp_path):

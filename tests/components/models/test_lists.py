@@ -145,3 +145,8 @@ def test_lists_without_room_or_with_a_table_that_is_none_are_refused():
         ListOptions(max=0)
     with pytest.raises(ContractError, match="table of last is 'tags', expected a categorical feature"):
         Features(numeric=(), categorical=(), lists=("last", "tags"), list_options={"last": ListOptions(table="tags")})
+
+
+def test_hugectr_refuses_lists_by_name(tmp_path):
+    with pytest.raises(ContractError, match=r"features.lists are \['last', .*, expected none with backend hugectr"):
+        make_engine("hugectr", CONFIG, [5, 6, 7, 8], settings=SETTINGS, scratch=tmp_path, features=FEATURES)
