@@ -105,7 +105,7 @@ def _candidate_rows(
     one = feature_rows(context, features, may_lack_columns=True)
     if len(one) != 1:
         raise ContractError(f"context has {len(one)} rows, expected 1")
-    return rows.filled_from(one)
+    return rows.filled_from(one, features)
 
 
 class RecommenderClient:

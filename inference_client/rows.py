@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY, Features, category_of
+from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY, Features, ListOptions, category_of
+from components.contracts.raw_rows import list_matrix
 from components.contracts.recommender import nearest
 from components.runtime.errors import ContractError
 
@@ -34,7 +35,7 @@ class FeatureRows:
     dense: NDArray[np.float32]
     """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
-    """[n, c], -1 = missing."""
+    """[n, places], see `Features.places`; -1 = missing."""
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -44,11 +45,14 @@ class FeatureRows:
         """The rows that a NumPy index selects."""
         return FeatureRows(dense=self.dense[selection], categorical=self.categorical[selection])
 
-    def filled_from(self, context: FeatureRows) -> FeatureRows:
-        """These rows, with the values of the one row of `context` where they have none."""
+    def filled_from(self, context: FeatureRows, features: Features) -> FeatureRows:
+        """These rows, with the values of the one row of `context` where they have none; a list is one value."""
+        lacking = self.categorical == MISSING_CATEGORY
+        for start, stop, _ in features.places.lists:
+            lacking[:, start:stop] = lacking[:, start:stop].all(axis=1, keepdims=True)
         return FeatureRows(
             dense=np.where(np.isnan(self.dense), context.dense, self.dense),
-            categorical=np.where(self.categorical == MISSING_CATEGORY, context.categorical, self.categorical),
+            categorical=np.where(lacking, context.categorical, self.categorical),
         )
 
 
@@ -71,7 +75,7 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
     """`rows` as matrices of their own, which later changes of the caller's arrays do not reach.
 
     A numeric value is a number, a category a whole number, which may be written as text, or any text where the feature
-    holds words; None and NaN are missing.
+    holds words; None and NaN are missing. A list is a list or an array of categories; None is one without elements.
 
     Args:
         rows: See `RowsByName`; `FeatureRows` are copied as they are.
@@ -80,7 +84,7 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
 
     Raises:
         ContractError: A column is unknown or absent, columns differ in length, or a value is not of its column's type;
-            the message names column, row and value. Or a feature is a list.
+            the message names column, row and value.
 
     >>> shop = Features(numeric=("price", "age"), categorical=("item",))
     >>> found = feature_rows({"price": [1.5, None], "item": ["255", 7]}, shop, may_lack_columns=True)
@@ -91,8 +95,6 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
     ...
     components.runtime.errors.ContractError: rows have a column 'itme', which is no feature, expected item
     """
-    if features.lists:
-        raise ContractError(f"features.lists are {list(features.lists)}, expected none: requests hold no lists yet")
     if isinstance(rows, FeatureRows):
         _check_widths(rows, features)
         return FeatureRows(dense=np.array(rows.dense), categorical=np.array(rows.categorical))
@@ -109,7 +111,7 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
         if length != num_rows:
             raise ContractError(f"column {name} has {length} rows, expected {num_rows} as column {next(iter(lengths))}")
     dense = np.full((num_rows, len(features.numeric)), np.nan, dtype=np.float32)
-    categorical = np.full((num_rows, len(features.categorical)), MISSING_CATEGORY, dtype=np.int64)
+    categorical = np.full((num_rows, len(features.place_names)), MISSING_CATEGORY, dtype=np.int64)
     for i, name in enumerate(features.numeric):
         if name in named:
             dense[:, i] = numbers(name, named[name])
@@ -117,6 +119,10 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
     for i, name in enumerate(features.categorical):
         if name in named:
             categorical[:, i] = categories(name, named[name], holds_words=name in words)
+    for name, (start, stop, _) in zip(features.lists, features.places.lists):
+        if name in named:
+            options = features.list_options_of(name)
+            categorical[:, start:stop] = _elements(name, named[name], options, holds_words=name in words)
     return FeatureRows(dense=dense, categorical=categorical)
 
 
@@ -173,6 +179,33 @@ def categories(name: str, values: Any, *, holds_words: bool = False) -> NDArray[
     return places
 
 
+def _elements(name: str, values: Any, options: ListOptions, *, holds_words: bool) -> NDArray[np.int64]:
+    """The elements that count of a column's lists, [n, `options.max`], -1 behind the last.
+
+    Raises:
+        WrongValue: A value is no list, or an element no category.
+    """
+    lists = values.to_pylist() if isinstance(values, pa.Array | pa.ChunkedArray) else values
+    taken: list[Any] = []
+    for row, value in enumerate(lists):
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            taken.append(())
+        elif isinstance(value, list | tuple | np.ndarray):
+            taken.append(value)
+        else:
+            raise WrongValue(column=name, row=row, value=value, expected="a list, or None for no element")
+    sizes = [len(each) for each in taken]
+    try:
+        elements = categories(name, [each for value in taken for each in value], holds_words=holds_words)
+    except WrongValue as error:
+        row = int(np.searchsorted(np.cumsum(sizes), error.row, side="right"))
+        raise WrongValue(column=name, row=row, value=error.value, expected=f"elements to be {error.expected}") from None
+    held = elements != MISSING_CATEGORY
+    num_held = np.bincount(np.repeat(np.arange(len(sizes)), sizes)[held], minlength=len(sizes))
+    ends = np.concatenate([[0], np.cumsum(num_held)]).astype(np.int32)
+    return list_matrix(pa.ListArray.from_arrays(ends, elements[held]), options)
+
+
 def _category(value: object, *, holds_words: bool) -> int | None:
     """The category of one value; None where it is none."""
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
@@ -195,7 +228,7 @@ _TYPES_OF_NUMBERS = (pa.types.is_floating, pa.types.is_integer, pa.types.is_bool
 
 def _check_widths(rows: FeatureRows, features: Features) -> None:
     found = (rows.dense.shape[1], rows.categorical.shape[1])
-    expected = (len(features.numeric), len(features.categorical))
+    expected = (len(features.numeric), len(features.place_names))
     if found != expected:
         raise ContractError(
             f"rows have {found[0]} numeric and {found[1]} categorical columns, expected {expected[0]} and {expected[1]}"

@@ -165,14 +165,17 @@ class FileTraffic:
 
 
 def _column(features: Features, rows: FeatureRows, name: str) -> NDArray[Any]:
-    """[n] a view of the column of that name."""
+    """[n] a view of the column of that name; of a list its places, [n, places]."""
     if name in features.numeric:
         return rows.dense[:, features.numeric.index(name)]
+    if name in features.lists:
+        start, stop, _ = features.places.lists[features.lists.index(name)]
+        return rows.categorical[:, start:stop]
     return rows.categorical[:, features.categorical.index(name)]
 
 
 def _is_present(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """[n] where a numeric or a categorical column has a value."""
+    """Where a column has a value, of the column's shape."""
     present: NDArray[np.bool_] = ~np.isnan(values) if values.dtype == np.float32 else values != MISSING_CATEGORY
     return present
 

@@ -386,13 +386,12 @@ class Monitor:
 
 def _expect_columns_of_before(store: Store, features: Features) -> None:
     """Raises ContractError where the stored rows may have other columns; an empty store gets the name of these."""
-    if features.lists:
-        raise ContractError(f"features.lists are {list(features.lists)}, expected none: the monitor takes no lists yet")
     if (known := store.read_document("features")) is None:
         store.write_documents({"features": features.columns})
     elif known != features.columns:
+        held, expected = ([*each["numeric"], *each["categorical"]] for each in (known, features.columns))
         raise ContractError(
-            f"the state folder holds rows of {list(Features(**known).names)}, expected {list(features.names)}: end the "
+            f"the state folder holds rows of {held}, expected {expected}: end the "
             "monitor of before by a stop, which archives its rows, and start this one on an empty folder"
         )
 

@@ -245,8 +245,8 @@ class Features:
 
     @property
     def columns(self) -> dict[str, list[str]]:
-        """The names by kind, as JSON holds them: all that there is to know of raw rows."""
-        return {"numeric": list(self.numeric), "categorical": list(self.categorical)}
+        """The columns of tensors and records by kind, as JSON holds them; a list has a column for each place."""
+        return {"numeric": list(self.numeric), "categorical": list(self.place_names)}
 
     def options_of(self, name: str) -> NumericOptions:
         """The options of the numeric feature `name`."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.contracts import raw_rows
-from components.contracts.features import MISSING_CATEGORY, Features
+from components.contracts.features import Features
 from components.contracts.records import PredictionBatch
 from components.runtime.errors import ContractError
 from components.storage.objects import Objects
@@ -150,7 +150,7 @@ def _requests(table: pa.Table, features: Features | None) -> Iterator[ArchivedRe
     if features is not None:
         batch = table.to_batches()[0]
         dense = raw_rows.feature_matrix(batch, features.numeric, "float32", missing=np.nan)
-        categorical = raw_rows.feature_matrix(batch, features.categorical, "int64", missing=MISSING_CATEGORY)
+        categorical = raw_rows.category_matrix(batch, features)
     for start, end in zip(starts.tolist(), ends.tolist()):
         rows = slice(start, end)
         matured = MaturedRequest(

@@ -18,7 +18,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from components.contracts import raw_rows
 from components.contracts.features import Features
 from components.contracts.manifests import Model, Release
+from components.contracts.recommender import settings_of
 from components.contracts.reference_statistics import ReferenceStatistics, read_reference
 from components.runtime.durable import fsync_path, sha256_file
 from components.runtime.errors import ContractError
@@ -162,7 +163,9 @@ def replay(incident: Path) -> Replayed:
         folder = incident / STATISTICS / str(version)
         return read_reference(folder / REFERENCE, scores=folder / SCORES) if (folder / REFERENCE).exists() else None
 
-    features = Features(**manifest["features"]) if (incident / STATISTICS).exists() else None
+    features = (
+        settings_of(Features, manifest["features"], path="features") if (incident / STATISTICS).exists() else None
+    )
     judgements = judge_requests(
         read_requests(FolderObjects(incident / RECORDS), features=features),
         make_settings(JudgingSettings, **manifest["settings"]),
@@ -217,7 +220,7 @@ def record(
         "start": start,
         "end": end,
         "settings": flat_values(settings),
-        "features": features.columns if features else None,
+        "features": asdict(features) if features else None,
         "memory": memory,
         "baselines": json.loads(lines[-1])["memory"]["baselines"],
         "models": _copy_models(aside / STATISTICS, store, versions),

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.features import LENGTH
 from components.contracts.reference_statistics import CategoryColumn, DenseColumn
 from components.drift_statistics.chance import adjusted, design_effect, homogeneity, proportion
 from components.drift_statistics.effects import jensen_shannon, l_infinity
@@ -45,10 +46,9 @@ class _Sample(NamedTuple):
 def compare(sketch: Sketch, settings: DriftSettings) -> tuple[ColumnDrift, ...]:
     """Every judged column of the bucket, in column order."""
     reference = sketch.layout.reference
-    columns = [
-        _dense(sketch, name, reference.dense[name]) for name in reference.dense if name not in reference.excluded
-    ]
-    judged = [name for name in reference.categorical if name not in reference.excluded]
+    excluded = {each for name in reference.excluded for each in (name, LENGTH.format(name=name))}
+    columns = [_dense(sketch, name, reference.dense[name]) for name in reference.dense if name not in excluded]
+    judged = [name for name in reference.categorical if name not in excluded]
     columns += [_category(sketch, name, reference.categorical[name]) for name in judged]
     if reference.scores:
         columns.append(_score(sketch, reference.scores.counts))
@@ -78,10 +78,13 @@ def _category(sketch: Sketch, name: str, before: CategoryColumn) -> ColumnDrift:
     cells = sketch.cells[sketch.layout.slice_of(name)]
     listed = (np.append(before.counts, before.others), np.append(before.fair_counts, before.fair_others))
     sample = _sample(sketch, name, cells[:-1], before=listed, missing=(int(cells[-1]), before.missing))
+    compared = _compared(name, L_INFINITY, sample)
     return replace(
-        _compared(name, L_INFINITY, sample),
+        compared,
         distance=l_infinity(sample.now, sample.before),
         p_value=homogeneity(sample.now, sample.fair, sample.design),
+        # No element of a list is missing.
+        missing_p_value=None if name in sketch.layout.reference.lists else compared.missing_p_value,
     )
 
 
@@ -100,7 +103,8 @@ def _score(sketch: Sketch, before: Counts) -> ColumnDrift:
 def _sample(
     sketch: Sketch, name: str, now: Counts, *, before: tuple[Counts, Counts], missing: tuple[int, int]
 ) -> _Sample:
-    number, mean_rows = sketch.layout.columns.index(name), sketch.mean_request_rows()
+    number = sketch.layout.columns.index(name)
+    mean_rows = sketch.mean_request_rows(number)
     present = np.array([missing[0], now.sum()])
     return _Sample(
         now,

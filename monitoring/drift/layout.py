@@ -2,12 +2,14 @@
 
 In: a model's training statistics. Out: cells of a batch's values. A dense column has a cell per bucket of the
 reference, a categorical one a cell per listed value and one for what is not listed; each has one for missing values;
-the score has its buckets. Counting is left to `monitoring.drift.sketch`.
+the score has its buckets. A list is two columns: its elements, each with a cell, and their number, which is dense.
+Counting is left to `monitoring.drift.sketch`.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ from components.contracts.records import PredictionBatch
 from components.contracts.reference_statistics import ReferenceStatistics, bucket_of
 
 SCORE = "score"
+Ints = NDArray[np.int64]
 
 
 class Layout:
@@ -25,8 +28,11 @@ class Layout:
     def __init__(self, reference: ReferenceStatistics) -> None:
         """Builds the tables, 0.5 MB."""
         self.reference = reference
-        self.columns = (*reference.features.names, SCORE)
-        """The judged columns, in the order of a cell matrix's columns: d numeric, c categorical ones, the score."""
+        self.columns = (*reference.dense, *reference.categorical, SCORE)
+        """The judged columns: d numeric ones and lengths of lists, c categorical ones and lists, the score."""
+        self.plain = np.array([i for i, name in enumerate(self.columns) if name not in reference.lists])
+        """[k] numbers of the columns that have one value a row: all but the lists."""
+        self._places = reference.features.places
         self._num_dense = num_dense = len(reference.dense)
         sizes = [len(reference.dense_edges)] * num_dense
         sizes += [len(column.values) + 2 for column in reference.categorical.values()]
@@ -57,25 +63,43 @@ class Layout:
 
     def fits(self, batch: PredictionBatch) -> bool:
         """Whether the batch has as many columns of each kind as the training rows."""
-        widths = len(self.reference.dense), len(self.reference.categorical)
+        widths = len(self.reference.features.numeric), len(self._places.slots)
         return (batch.dense.shape[1], batch.categorical.shape[1]) == widths
 
     def cells(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64], scores: NDArray[np.float32]
     ) -> NDArray[np.int32]:
-        """The cell of every value: [n, d + c + 1] from [n, d], [n, c] and [n]."""
+        """The cell of each value of the `plain` columns, [n, k], from a batch's [n, d], [n, places] and [n]."""
         num_dense = self._num_dense
-        found = np.empty((len(scores), len(self.columns)), np.int32)
+        lengths = [
+            (categorical[:, start:stop] != MISSING_CATEGORY).sum(axis=1) for start, stop, _ in self._places.lists
+        ]
+        dense = np.column_stack([dense, *lengths]) if lengths else dense
+        found = np.empty((len(scores), len(self.plain)), np.int32)
         buckets = bucket_of(self.reference.dense_edges, dense)
         buckets[np.isnan(dense)] = len(self.reference.dense_edges) - 1
         found[:, :num_dense] = buckets + self.starts[:num_dense]
-        for i, (values, cells) in enumerate(self._listed):
-            column = categorical[:, i]
-            nearest = np.minimum(np.searchsorted(values, column), len(values) - 1)
-            found[:, num_dense + i] = np.where(values[nearest] == column, cells[nearest], self.unlisted[i])
+        for i in range(len(self._listed) - len(lengths)):
+            found[:, num_dense + i] = self._category_cells(i, categorical[:, i])
         of_scores = self.reference.scores
         found[:, -1] = self.starts[-2] + (bucket_of(of_scores.edges, scores) if of_scores else 0)
         return found
+
+    def element_cells(self, categorical: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int32], Ints]]:
+        """The cell of each element of the lists, rows one after another, [elements]; and how many a row has, [n].
+
+        Each with the number of its column in `columns`.
+        """
+        num_plain = len(self._listed) - len(self._places.lists)
+        for i, (start, stop, _) in enumerate(self._places.lists, start=num_plain):
+            places = categorical[:, start:stop]
+            held = places != MISSING_CATEGORY
+            yield self._num_dense + i, self._category_cells(i, places[held]), held.sum(axis=1)
+
+    def _category_cells(self, number: int, values: NDArray[np.int64]) -> NDArray[np.int32]:
+        listed, cells = self._listed[number]
+        nearest = np.minimum(np.searchsorted(listed, values), len(listed) - 1)
+        return np.where(listed[nearest] == values, cells[nearest], self.unlisted[number]).astype(np.int32)
 
 
 def _digest(reference: ReferenceStatistics) -> str:

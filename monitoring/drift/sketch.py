@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.records import PredictionBatch
-from monitoring.drift.layout import Layout
+from monitoring.drift.layout import Ints, Layout
 
 PENDING_ROWS = 4096
 """Rows counted at a time: a request's 64 alone would cost ten times as much each."""
@@ -39,6 +39,8 @@ class Sketch:
             "both_missing": np.zeros(num_columns, np.int64),
             "same_cell": np.zeros(num_columns, np.int64),
             "pairs": np.zeros(1, np.int64),
+            "elements": np.zeros(num_columns, np.int64),
+            "element_squares": np.zeros(num_columns, np.int64),
         }
 
     def add(self, batch: PredictionBatch) -> None:
@@ -68,15 +70,18 @@ class Sketch:
 
     # -- rows of one request
 
-    def mean_request_rows(self) -> float:
-        """Rows of the request that a random row belongs to, at least 1; 1 without rows."""
+    def mean_request_rows(self, column: int) -> float:
+        """Rows of the request that a random row belongs to, at least 1; of a list, elements. 1 without any."""
+        self._count()
+        if elements := int(self._arrays["elements"][column]):
+            return int(self._arrays["element_squares"][column]) / elements
         return self.squares / self.rows if self.rows else 1.0
 
     def same_cell(self, column: int) -> tuple[int, int]:
         """Of the pairs of one request's rows that both have a value: how many have the same cell, and how many pairs.
 
-        Each row is paired with the one some places on, by a distance that the request's id decides: all pairs of rows
-        are equally likely, whatever order a ranking put them in.
+        Of a list, of its elements. Each row is paired with the one some places on, by a distance that the request's id
+        decides: all pairs of rows are equally likely, whatever order a ranking put them in.
         """
         self._count()
         return int(self._arrays["same_cell"][column]), int(self._arrays["both_present"][column])
@@ -131,23 +136,44 @@ class Sketch:
         cells = self.layout.cells(dense, categorical, scores)
         counts = self._arrays["cells"]
         counts += np.bincount(cells.reshape(-1), minlength=len(counts))
-        self._count_pairs(cells, batches)
-
-    def _count_pairs(self, cells: NDArray[np.int32], batches: list[PredictionBatch]) -> None:
-        lengths = np.array([len(batch) for batch in batches])
         hashes = np.array([zlib.crc32(batch.request_id.encode()) for batch in batches])
-        strides = 1 + hashes % np.maximum(lengths - 1, 1)
-        starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-        of_row = np.repeat(lengths, lengths)
-        partners = starts + (np.arange(len(cells)) - starts + np.repeat(strides, lengths)) % of_row
-        several = of_row > 1
-        if not several.all():
-            cells, partners = cells[several], np.cumsum(several)[partners[several]] - 1
-        missing = cells == self.layout.missing
+        sizes = np.array([len(batch) for batch in batches])
+        self._count_pairs(cells, hashes, sizes)
+        for column, elements, num_elements in self.layout.element_cells(categorical):
+            counts += np.bincount(elements, minlength=len(counts))
+            of_requests = np.add.reduceat(num_elements, np.cumsum(sizes) - sizes)
+            self._arrays["elements"][column] += len(elements)
+            self._arrays["element_squares"][column] += (of_requests**2).sum()
+            elements, partners = _pairs(elements, hashes, of_requests)
+            self._arrays["both_present"][column] += len(elements)
+            self._arrays["same_cell"][column] += (elements == elements[partners]).sum()
+
+    def _count_pairs(self, cells: NDArray[np.int32], hashes: Ints, sizes: Ints) -> None:
+        plain = self.layout.plain
+        cells, partners = _pairs(cells, hashes, sizes)
+        missing = cells == self.layout.missing[plain]
         missing_there = missing[partners]
         both_missing = (missing & missing_there).sum(axis=0)
         either_missing = (missing | missing_there).sum(axis=0)
-        self._arrays["both_missing"] += both_missing
-        self._arrays["both_present"] += len(cells) - either_missing
-        self._arrays["same_cell"] += (cells == cells[partners]).sum(axis=0) - both_missing
+        self._arrays["both_missing"][plain] += both_missing
+        self._arrays["both_present"][plain] += len(cells) - either_missing
+        self._arrays["same_cell"][plain] += (cells == cells[partners]).sum(axis=0) - both_missing
         self._arrays["pairs"] += len(cells)
+
+
+def _pairs(cells: NDArray[np.int32], hashes: Ints, sizes: Ints) -> tuple[NDArray[np.int32], Ints]:
+    """The rows of requests that have several, and the number of each one's partner among them.
+
+    Args:
+        cells: Of all rows, one request after another.
+        hashes: Of the requests' ids; they decide how far on a partner is.
+        sizes: Rows of each request.
+    """
+    strides = 1 + hashes % np.maximum(sizes - 1, 1)
+    starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    of_row = np.repeat(sizes, sizes)
+    partners = starts + (np.arange(len(cells)) - starts + np.repeat(strides, sizes)) % of_row
+    several = of_row > 1
+    if several.all():
+        return cells, partners
+    return cells[several], np.cumsum(several)[partners[several]] - 1

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from components.contracts import raw_rows
 from components.contracts.features import MISSING_CATEGORY
@@ -61,13 +62,24 @@ def build_row_table(rows: Sequence[ArchiveRow], form: RecordFormat) -> pa.Table:
     for i, name in enumerate(features.categorical):
         values = np.ascontiguousarray(categorical[:, i])
         columns[name] = pa.array(values, mask=values == MISSING_CATEGORY)
+    for name, (start, stop, _) in zip(features.lists, features.places.lists):
+        columns[name] = _list_column(categorical[:, start:stop])
     schema = arrow_schema(raw_rows.raw_types(features))
     for types in (raw_rows.SHADOW_TYPES, raw_rows.CANARY_TYPES):
         group = {field: [_OPTIONAL[field.name](batch) for batch in batches] for field in arrow_schema(types)}
         if any(given is not None and given is not False for each in group.values() for given in each):
             for field, each in group.items():
                 schema, columns[field.name] = schema.append(field), _column(each, batches, field.type)
-    return pa.table([pa.array(columns[field.name]).cast(field.type) for field in schema], schema=schema)
+    arrays = [columns[field.name] for field in schema]
+    plain = [each if isinstance(each, pa.Array) else pa.array(each) for each in arrays]
+    return pa.table([each.cast(field.type) for each, field in zip(plain, schema)], schema=schema)
+
+
+def _list_column(places: NDArray[np.int64]) -> pa.Array:
+    """The elements of each row, a list<int64> of [n, places]; null where there is none."""
+    held = places != MISSING_CATEGORY
+    offsets = np.concatenate([[0], np.cumsum(held.sum(axis=1))]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, places[held], mask=pa.array(~held.any(axis=1)))
 
 
 def _column(values: Sequence[Any], batches: Sequence[PredictionBatch], kind: pa.DataType) -> pa.Array:

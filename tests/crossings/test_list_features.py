@@ -16,10 +16,7 @@ import pytest
 
 from components.contracts.workflow import FeatureWorkflow
 from components.extraction.ingest import main as ingest
-from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from inference_client.rows import feature_rows
-from monitoring.monitor import _expect_columns_of_before
 from pipelines.recommender_file.form import parse_recommender
 from tests.support.recommenders import accept_into
 
@@ -138,11 +135,3 @@ def test_lists_are_counted_learned_and_served_in_two_rounds(rounds):
 
 def workflow_of(turn):
     return FeatureWorkflow.load(local_path(turn.preprocessing.workflow_uri))
-
-
-def test_requests_and_the_monitor_name_the_lists_that_they_do_not_take_yet():
-    features = parse_recommender(FILE, source="shop.yaml").features
-    with pytest.raises(ContractError, match=r"features.lists are \['tags', 'last'\], expected none: requests hold"):
-        feature_rows({"price": [1.0]}, features)
-    with pytest.raises(ContractError, match=r"features.lists are \['tags', 'last'\], expected none: the monitor takes"):
-        _expect_columns_of_before(None, features)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from components.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER, DENSE, FEATURES
-from components.contracts.features import Features
+from components.contracts.features import Features, ListOptions, category_of
 from components.contracts.recommender import Recommender
 from components.contracts.records import OutcomeBatch, PredictionBatch
 from components.runtime.errors import ContractError, TemporaryError
@@ -254,6 +254,46 @@ def test_a_client_works_by_the_recommender_that_a_store_serves_or_a_file_describ
     for record in read_log(log, SHOP.features):
         assert (record.recommender, record.recommender_digest) == ("shop", SHOP.digest)
         assert (record.dense.tolist(), record.categorical.tolist()) == ([[7.0], [2.0]], [[6, 8], [5, 8]])
+
+
+LISTS = Features(
+    numeric=(),
+    categorical=("item",),
+    lists=("genres", "seen"),
+    list_options={
+        "genres": ListOptions(type="string", max=3, keep="oldest"),
+        "seen": ListOptions(max=2, table="item"),
+    },
+)
+PUNK, FOLK, JAZZ, ROCK = (category_of(each) for each in ("punk", "folk", "jazz", "rock"))
+GIVEN = {"item": [7, 8, 9], "genres": [["punk", None, "folk"], None, ["rock", "jazz", "folk", "punk"]]}
+SEEN = [[1, 2, 3], [], [None, 4]]
+PLACED = [[7, PUNK, FOLK, -1, 2, 3], [8, -1, -1, -1, -1, -1], [9, ROCK, JAZZ, FOLK, 4, -1]]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {**GIVEN, "seen": SEEN},
+        [dict(zip(("item", "genres", "seen"), row)) for row in zip(GIVEN["item"], GIVEN["genres"], SEEN)],
+        pa.table({**GIVEN, "seen": SEEN}),
+        {**GIVEN, "seen": [np.array([1, 2, 3]), (), ("", 4.0)]},
+    ],
+    ids=["columns", "rows", "Arrow", "arrays"],
+)
+def test_of_a_list_the_elements_that_count_take_its_places(rows):
+    assert feature_rows(rows, LISTS).categorical.tolist() == PLACED
+
+
+def test_a_wrong_element_is_named_and_a_candidates_list_is_its_own_or_the_contexts():
+    wrongs = ((["punk", 1.5], "column genres, row 1 is 1.5, expected elements to be a text"), ("punk", "a list"))
+    for wrong, said in wrongs:
+        with pytest.raises(ContractError, match=said):
+            feature_rows({"item": [1, 2], "genres": [["folk"], wrong], "seen": [None, None]}, LISTS)
+    candidates = feature_rows({"item": [7, 8], "seen": [[5], None]}, LISTS, may_lack_columns=True)
+    context = feature_rows({"genres": [["jazz"]], "seen": [[1, 2]]}, LISTS, may_lack_columns=True)
+    filled = candidates.filled_from(context, LISTS).categorical.tolist()
+    assert filled == [[7, JAZZ, -1, -1, 5, -1], [8, JAZZ, -1, -1, 1, 2]]
 
 
 def test_later_changes_of_the_callers_arrays_reach_no_record(make_rows):

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.features import CategoricalOptions, Features
-from components.contracts.raw_rows import lake_types, raw_types
+from components.contracts.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions
+from components.contracts.raw_rows import category_matrix, lake_types, raw_types
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import PredictionBatch
@@ -26,6 +26,7 @@ from components.contracts.reference_statistics import (
 from components.runtime.errors import ContractError
 from components.storage.folder import FolderObjects
 from components.store.archived_rows import arrow_schema
+from components.validation.reference import ReferenceCounter
 from monitoring.backtest.archived_requests import read_requests
 from monitoring.drift.comparison import compare
 from monitoring.drift.layout import Layout
@@ -42,8 +43,14 @@ SHOPS = [
     Features(numeric=("price",), categorical=("item", "shop")),
     Features(numeric=(), categorical=("item", "shop")),
     Features(numeric=("price", "age"), categorical=()),
+    Features(
+        numeric=("price",),
+        categorical=("item",),
+        lists=("genres", "seen"),
+        list_options={"genres": ListOptions(max=3), "seen": ListOptions(max=2, table="item")},
+    ),
 ]
-EACH = pytest.mark.parametrize("features", SHOPS, ids=["both", "no numeric", "no categorical"])
+EACH = pytest.mark.parametrize("features", SHOPS, ids=["both", "no numeric", "no categorical", "lists"])
 
 
 def batch_of(features, rows=4, *, seed=0, **changes):
@@ -53,9 +60,12 @@ def batch_of(features, rows=4, *, seed=0, **changes):
         "time": START,
         "model_version": 1,
         "dense": random.integers(0, 9, (rows, len(features.numeric))).astype(np.float32),
-        "categorical": random.integers(0, 5, (rows, len(features.categorical))),
+        "categorical": random.integers(0, 5, (rows, len(features.place_names))),
         "scores": random.random(rows).astype(np.float32),
     }
+    for start, stop, _ in features.places.lists:
+        beyond = np.arange(stop - start) >= random.integers(0, stop - start + 1, (rows, 1))
+        values["categorical"][:, start:stop][beyond] = MISSING_CATEGORY
     return PredictionBatch(**{**values, **changes})
 
 
@@ -96,6 +106,11 @@ def test_the_archive_names_the_recommenders_columns(features):
         assert table[name].to_pylist() == batch.dense[:, i].tolist()
     for i, name in enumerate(features.categorical):
         assert table[name].to_pylist() == batch.categorical[:, i].tolist()
+    for name, (start, stop, _) in zip(features.lists, features.places.lists):
+        held = [[each for each in row if each != -1] or None for row in batch.categorical[:, start:stop].tolist()]
+        assert table[name].to_pylist() == held
+        assert None in held
+    np.testing.assert_array_equal(category_matrix(table.to_batches()[0], features), batch.categorical)
 
 
 def test_a_backtest_passes_over_rows_of_words_that_a_person_brought_to_the_lake(tmp_path):
@@ -110,7 +125,7 @@ def test_a_backtest_passes_over_rows_of_words_that_a_person_brought_to_the_lake(
     np.testing.assert_array_equal(found.features.categorical, batch.categorical)
 
 
-@EACH
+@pytest.mark.parametrize("features", SHOPS[:3], ids=["both", "no numeric", "no categorical"])
 def test_the_cells_of_every_column_hold_each_row_once_and_the_changed_column_is_the_one_that_drifts(features):
     trained, changed = batch_of(features, 4000), batch_of(features, 4000, seed=1)
     array = changed.categorical if features.categorical else changed.dense
@@ -130,6 +145,63 @@ def test_the_cells_of_every_column_hold_each_row_once_and_the_changed_column_is_
     distances = [column.distance for column in compared]
     assert np.argmax(distances) == len(distances) - 1
     assert max(distances) > 10 * max([0.001, *distances[:-1]])
+
+
+def lists_of(features, lengths, elements, *, seed):
+    """4,000 requests of four rows whose lists have these numbers of elements, each drawn from these."""
+    random = np.random.default_rng(seed)
+    for at in range(4_000):
+        batch = batch_of(features, seed=seed + at, request_id=f"r-{at}")
+        places = batch.categorical[:, 1:4]
+        places[:] = random.choice(elements, places.shape)
+        places[np.arange(3) >= random.choice(lengths, (4, 1))] = MISSING_CATEGORY
+        yield batch
+
+
+def layout_of(batches, features):
+    """By the statistics that validation makes of these rows once they are archived."""
+    counter, form = ReferenceCounter(features), RecordFormat(features)
+    rows = [ArchiveRow(form.encode(batch), np.ones(len(batch), np.uint8)) for batch in batches]
+    for record_batch in build_row_table(rows, form).to_batches():
+        counter.add(record_batch)
+    return Layout(counter.statistics())
+
+
+@pytest.mark.parametrize(
+    ("lengths", "elements", "drifted"),
+    [
+        ([0, 1, 3], [1, 2, 2], set()),
+        ([0, 1, 1, 3], [1, 2, 2], {"genres/length"}),
+        ([0, 1, 3], [1, 2], {"genres"}),
+    ],
+    ids=["nothing", "lengths", "elements"],
+)
+def test_a_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, drifted):
+    features = SHOPS[3]
+    layout = layout_of(lists_of(features, [0, 1, 3], [1, 2, 2], seed=1), features)
+    sketch, cut = Sketch(layout), Sketch(layout)
+    for batch in lists_of(features, lengths, elements, seed=90_000):
+        sketch.add(batch)
+    compared = {column.column: column for column in compare(sketch, DriftSettings())}
+    assert set(compared) == {"price", "genres/length", "seen/length", "item", "genres", "seen"}
+    assert {name for name, column in compared.items() if column.drifted} == drifted
+    held = 4_000 * 4 * np.mean(lengths)
+    assert sketch.cells[layout.slice_of("genres")].sum() == pytest.approx(held, rel=0.03)
+    assert compared["genres"].distance == pytest.approx(1 / 6 if "genres" in drifted else 0, abs=0.02)
+    assert compared["genres"].design_effect == pytest.approx(1, abs=0.3)
+    cut.merge(Sketch.restore(layout, sketch.memory()))
+    assert compare(cut, DriftSettings()) == tuple(compared.values())
+
+
+def test_elements_of_a_request_that_are_all_alike_count_as_one():
+    features = SHOPS[3]
+    sketch = Sketch(layout_of(lists_of(features, [3], [1, 2], seed=1), features))
+    for at, batch in enumerate(lists_of(features, [3], [1, 2], seed=90_000)):
+        batch.categorical[:, 1:4] = 1 + at % 2
+        sketch.add(batch)
+    (genres,) = (column for column in compare(sketch, DriftSettings()) if column.column == "genres")
+    assert genres.design_effect == pytest.approx(12)  # four rows of three elements
+    assert not genres.drifted
 
 
 def test_a_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp_path):

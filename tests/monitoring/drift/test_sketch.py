@@ -86,12 +86,12 @@ def test_agreement_within_requests_is_measured_without_bias_whatever_their_order
     assert seen == 40_000
     assert same / seen == pytest.approx(pairs_alike / pairs, abs=0.01)
     assert sketch.same_missing(layout.columns.index("C2")) == (40_000, 40_000)
-    assert sketch.mean_request_rows() == 10.0
+    assert sketch.mean_request_rows(0) == 10.0
 
 
 def test_requests_of_one_row_say_nothing_of_pairs(layout, world):
     sketch = sketch_of(layout, requests_of(world.draw(50, np.random.default_rng(9)), size=1))
     assert sketch.same_cell(0) == (0, 0)
-    assert sketch.mean_request_rows() == 1.0
+    assert sketch.mean_request_rows(0) == 1.0
     mixed = sketch_of(layout, requests_of(world.draw(53, np.random.default_rng(9)), size=4))
     assert mixed.same_missing(0)[1] == 52
