@@ -55,6 +55,10 @@ class CategoricalOptions:
     type: Literal["int64", "string"] = "int64"
     """`int64`: whole numbers; `string`: texts, or whole numbers and truth values as texts. A number from 0 to 2^52 - 1
     is its own category, also as a text; any other value is hashed to 52 bits."""
+    served_as: int | str | None = None
+    """A value that the served model takes in every row, whatever the row holds: 1 for the place of an item in a list.
+    The network learns from the real values how much they mattered, and what was shown where is then no reason to show
+    it there again. The gate judges by this value as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +267,12 @@ class Features:
             options = self.list_options_of(name)
             return options.type if options.table is None else self.type_of(options.table)
         return self.categorical_options.get(name, _CATEGORICAL_DEFAULTS).type
+
+    @property
+    def served_as(self) -> dict[int, int]:
+        """Of each place that is served as one value, the category of it, see `CategoricalOptions.served_as`."""
+        values = {name: each.served_as for name, each in self.categorical_options.items()}
+        return {self.categorical.index(n): category_of(str(v)) for n, v in values.items() if v is not None}
 
     @property
     def slots(self) -> tuple[str, ...]:

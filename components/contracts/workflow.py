@@ -85,6 +85,10 @@ class FeatureWorkflow:
             raise ContractError(f"excluded columns are {list(self.excluded)}, expected features, each once")
         if known := [name for name, v in zip(slots, self.vocabularies) if name in self.excluded and len(v)]:
             raise ContractError(f"excluded columns {known} have vocabularies, expected none")
+        for place, category in self.features.served_as.items():
+            name = self.features.categorical[place]
+            if name not in self.excluded and category not in self.vocabularies[place]:
+                raise ContractError(f"{name} is served as {category}, which is none of its categories, expected one")
 
     @property
     def slot_sizes(self) -> list[int]:
@@ -123,6 +127,15 @@ class FeatureWorkflow:
         left_out = np.isin(self.features.place_features, self.excluded)
         ids[:, left_out] = absent[left_out]
         return ids
+
+    @property
+    def served_ids(self) -> dict[int, int]:
+        """The id in every row of each place that is served as one value, see `CategoricalOptions.served_as`."""
+        found = {}
+        for place, category in self.features.served_as.items():
+            is_excluded = self.features.categorical[place] in self.excluded
+            found[place] = MISSING_ID if is_excluded else FIRST_ID + self.vocabularies[place].tolist().index(category)
+        return found
 
     @property
     def excluded_dense(self) -> list[int]:

@@ -26,7 +26,7 @@ from components.contracts.hugectr_folder import FILE_LIST, listed_files
 from components.contracts.manifests import Model, Release
 from components.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID, category_matrix, feature_matrix
 from components.contracts.serving import PROBABILITY_OUTPUT, named_inputs
-from components.contracts.workflow import OOV_ID
+from components.contracts.workflow import OOV_ID, FeatureWorkflow
 from components.models.configs import config_from_document
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError, first_line
@@ -101,7 +101,7 @@ class ScoredHoldout:
 
 
 def candidate_scorer(model: Model) -> ScoreEncoded:
-    """The function that scores encoded rows with the candidate.
+    """The function that scores encoded rows with the candidate, as it would be served (`CategoricalOptions.served_as`).
 
     Raises:
         ContractError: its files are absent, damaged or of another shape.
@@ -113,9 +113,16 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
     scorer = load_scorer(
         weights, config_from_document(model.config), model.slot_sizes, places=model.recommender.features.places
     )
+    served = {}
+    if model.recommender.features.served_as:
+        served = FeatureWorkflow.load(local_path(model.uri) / Model.WORKFLOW).served_ids
 
     def score(batch: EncodedBatch) -> NDArray[np.float32]:
-        scores: NDArray[np.float32] = scorer.probabilities(batch.dense, batch.ids)
+        ids = batch.ids
+        for place, one in served.items():
+            ids = ids.copy()
+            ids[:, place] = one
+        scores: NDArray[np.float32] = scorer.probabilities(batch.dense, ids)
         return scores
 
     return score

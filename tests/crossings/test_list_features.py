@@ -29,7 +29,7 @@ data: {label: clicked, request_id: shown, event_time: ts}
 features:
   numeric: [price]
   categorical:
-    user:
+    user: {served_as: 7}
     item: {type: string}
   lists:
     tags: {type: string, max: 3, keep: oldest}
@@ -127,6 +127,8 @@ def test_lists_are_counted_learned_and_served_in_two_rounds(rounds):
         }
         session = onnxruntime.InferenceSession(str(local_path(turn.deployment.graph_uri)))
         with np.load(local_path(turn.evaluation.scores_uri)) as scores:
+            np.testing.assert_allclose(session.run(None, inputs)[0].ravel(), scores["candidate"], rtol=0, atol=1e-5)
+            inputs["categorical"][:, 0] = np.arange(len(held_out)) - 1  # all are served as user 7
             np.testing.assert_allclose(session.run(None, inputs)[0].ravel(), scores["candidate"], rtol=0, atol=1e-5)
         assert turn.evaluation.candidate.auc > 0.65
         assert len(held_out) > 300

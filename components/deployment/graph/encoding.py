@@ -138,7 +138,12 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow) -> str:
         parts.constant(f"category_{n}", np.array(b))
         for n, b in (("lowest", keys_of.lowest), ("highest", keys_of.highest))
     ]
-    clipped = parts.node("Clip", [CATEGORICAL_INPUT, *bounds], "categories")
+    raw = CATEGORICAL_INPUT
+    if served_as := workflow.features.served_as:
+        values = np.array([served_as.get(place, MISSING_CATEGORY) for place in range(len(names))])
+        is_fixed = parts.constant("is_fixed", np.isin(np.arange(len(names)), list(served_as)))
+        raw = parts.node("Where", [is_fixed, parts.constant("served_as", values), raw], "served_categories")
+    clipped = parts.node("Clip", [raw, *bounds], "categories")
     starts = parts.constant("slot_keys", slots * keys_of.spread + keys_of.first)
     keys = parts.node("Add", [clipped, starts], "keys")
     distances = _look_up(parts, keys, build_table(*_entries(workflow, keys_of)), width=len(names))

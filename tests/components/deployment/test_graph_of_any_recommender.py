@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from components.contracts.features import Features
+from components.contracts.features import CategoricalOptions, Features
 from components.contracts.serving import input_tensors, named_inputs
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.deployment.graph.encoding import DENSE
@@ -149,6 +150,26 @@ def test_graph_computes_numeric_columns_as_their_options_say(excluded, tmp_path)
 EDGES = sorted(
     {0, *(each + off for each in (2**31, 2**32, 2**33, 2**51, 2**52 - 1) for off in (-1, 0, 1)), 2**52 + 2**31, 2**53}
 )
+
+
+@pytest.mark.parametrize("excluded", [(), ("shop",)], ids=["learnt", "excluded"])
+def test_a_column_that_is_served_as_one_value_has_it_in_every_row(excluded, tmp_path):
+    options = {"shop": CategoricalOptions(served_as="5"), "item": CategoricalOptions(served_as=2**32 - 1)}
+    workflow = workflow_of(replace(SHOP, categorical_options=options), excluded)
+    assert workflow.served_ids == {0: 4, 1: 1 if excluded else 5}
+    network, random = network_of(SHOP), np.random.default_rng(2)
+    weights = numpy_helper.to_array(network.graph.initializer[1])
+    table = random.normal(0, 0.5, (sum(workflow.slot_sizes), DIM)).astype(np.float32)
+    write_graph(tmp_path, workflow, table, network=network, name="shop")
+    dense, categorical = rows_of(SHOP)
+    scores = open_graph(tmp_path / GRAPH_FILE).run(["probability"], named_inputs(dense, categorical))[0]
+    categorical[:, :2] = 2**32 - 1, 5
+    np.testing.assert_allclose(scores[:, 0], by_hand(workflow, table, dense, categorical, weights), rtol=0, atol=1e-6)
+
+
+def test_a_column_that_is_served_as_a_value_without_a_category_is_refused():
+    with pytest.raises(ContractError, match="shop is served as 6, which is none of its categories"):
+        workflow_of(replace(SHOP, categorical_options={"shop": CategoricalOptions(served_as=6)}))
 
 
 def test_categories_of_52_bits_are_found_and_no_other_number_is_taken_for_one(tmp_path):
