@@ -62,6 +62,8 @@ ROW_TYPES: dict[str, str] = {
 """Arrow type of each column that every raw row has; the features stand behind the first."""
 LIST = "list<{type}>"
 """Arrow type of a list of elements of a type."""
+SEPARATOR = "|"
+"""Between the elements of a list in a text file."""
 
 
 def raw_types(features: Features) -> dict[str, str]:

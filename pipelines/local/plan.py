@@ -24,7 +24,7 @@ from components.runtime.errors import ContractError
 from pipelines.local.environments import REPOSITORY
 from pipelines.local.log_server import LogPlace, sqlite_log
 from pipelines.local.runner import LocalFolders
-from pipelines.recommender_file.draft import CATEGORICAL, LEFT_OUT, NUMERIC, draft, guess_roles, recommender_name
+from pipelines.recommender_file.draft import KINDS, LEFT_OUT, draft, guess_roles, recommender_name
 from pipelines.recommender_file.form import read_recommender
 from pipelines.recommender_file.sample import read_sample
 
@@ -189,7 +189,7 @@ def describe_data(data: Path, draft_to: Path) -> tuple[Recommender, list[str]]:
         draft_to: Where the draft is written.
 
     Raises:
-        ContractError: the rows have no column that can be the label, or none of a kind of features.
+        ContractError: the rows have no column that can be the label, or none that can be a feature.
     """
     criteo = read_recommender(CRITEO_FILE)
     files = sorted(path for path in data.iterdir() if path.name.endswith(DRAFTED_FORMS)) if data.is_dir() else [data]
@@ -206,7 +206,8 @@ def describe_data(data: Path, draft_to: Path) -> tuple[Recommender, list[str]]:
         roles.setdefault(guess.role, []).append(
             f"{column.name} ({guess.why})" if guess.role == LEFT_OUT else column.name
         )
-    if lacking := [role for role in (LABEL, NUMERIC, CATEGORICAL) if role not in roles]:
+    lacking = [] if LABEL in roles else [LABEL]
+    if lacking := lacking + ([] if any(kind in roles for kind in KINDS) else ["a feature"]):
         raise ContractError(
             f"{files[0]} has no column that looks like {' or '.join(lacking)}, expected one of each: describe its "
             f"columns in a file (`evergreen recommender init {files[0]}` drafts it) and give it by --recommender"

@@ -16,11 +16,23 @@ from components.contracts.raw_rows import EVENT_TIME, LABEL, OWN_COLUMNS, REQUES
 from components.runtime.errors import ContractError
 from pipelines.recommender_file.document import dump_text
 from pipelines.recommender_file.form import FORMAT
-from pipelines.recommender_file.sample import BOOLEAN, FLOAT, INTEGER, OTHER, TEXT, TIME, ColumnSample, SampledColumn
+from pipelines.recommender_file.sample import (
+    BOOLEAN,
+    FLOAT,
+    INTEGER,
+    LIST,
+    OTHER,
+    TEXT,
+    TIME,
+    ColumnSample,
+    SampledColumn,
+)
 
-NUMERIC, CATEGORICAL = DRAFTED = ("numeric", "categorical")
-"""Kinds of features that are drafted; lists are left to people."""
+NUMERIC, CATEGORICAL, LISTS = KINDS = ("numeric", "categorical", "lists")
+"""Kinds of features."""
 LEFT_OUT = "left out"
+MAX_ELEMENTS = 50
+"""Most elements of a list that a draft proposes to count."""
 MAX_FEW = 50
 """Distinct values of an integer column that still look like categories."""
 _USUAL_NAMES = {
@@ -59,7 +71,7 @@ def draft(sample: ColumnSample, *, name: str) -> str:
         ContractError: no column can be a feature.
     """
     guesses = guess_roles(sample.columns)
-    if not any(guess.role in DRAFTED for _, guess in guesses):
+    if not any(guess.role in KINDS for _, guess in guesses):
         reasons = "; ".join(f"{column.name}: {guess.why}" for column, guess in guesses if guess.role == LEFT_OUT)
         raise ContractError(f"{sample.path} has no column that can be a feature: {reasons}")
     ragged = f", {sample.num_ragged:,} lines with another number of fields aside" if sample.num_ragged else ""
@@ -76,8 +88,10 @@ def draft(sample: ColumnSample, *, name: str) -> str:
     by_role = {guess.role: (column, guess) for column, guess in guesses}
     lines += [_line_of_role(role, by_role.get(role)) for role in _USUAL_NAMES]
     lines += ["", "# The columns to learn from.", "features:"]
-    for kind in DRAFTED:
+    for kind in KINDS:
         of_kind = [(column, guess) for column, guess in guesses if guess.role == kind]
+        if kind == LISTS and not of_kind:
+            continue
         lines += [f"  {kind}:"] if of_kind else [f"  {kind}: []  # none found"]
         lines += _aligned([(_line_of_feature(each, of_kind), _remark(*each)) for each in of_kind])
     if left := [(column, guess) for column, guess in guesses if guess.role == LEFT_OUT]:
@@ -157,9 +171,12 @@ def _guess_feature(column: SampledColumn) -> Guess:
         return Guess(CATEGORICAL, "texts", _WORDS)
     if column.kind == TIME:
         return Guess(LEFT_OUT, "times cannot be learned from yet; write hours, days or ages as numbers")
+    if column.kind == LIST:
+        most = min(column.longest or 1, MAX_ELEMENTS)
+        beyond = f", the newest {most} of {column.longest} count" if most != column.longest else ""
+        why = f"a list{beyond}; `table: NAME` shares the vectors of a categorical feature"
+        return Guess(LISTS, why, f"{{type: string, max: {most}}}" if column.type == TEXT else f"{{max: {most}}}")
     if column.kind == OTHER:
-        if column.type.startswith(_LISTS):
-            return Guess(LEFT_OUT, f"a list is not drafted; to learn from it name {column.name} under features.lists")
         return Guess(LEFT_OUT, f"columns of type {column.type} cannot be learned from yet")
     if column.kind == BOOLEAN:
         return Guess(CATEGORICAL, "true or false", _WORDS)
@@ -170,8 +187,6 @@ def _guess_feature(column: SampledColumn) -> Guess:
     return _guess_integer(column)
 
 
-_LISTS = ("list<", "large_list<", "fixed_size_list<")
-"""How Arrow's types of lists begin."""
 _WORDS = "{type: string}"
 """Of a categorical feature with other values than whole numbers."""
 _BELOW_ZERO = "{transform: [standardize]}"
@@ -213,7 +228,9 @@ def _line_of_role(role: str, found: tuple[SampledColumn, Guess] | None) -> str:
 
 def _remark(column: SampledColumn, guess: Guess) -> str:
     """What the comment on a column says."""
-    said = [column.kind if column.type == TEXT else column.type]
+    said = [column.type]
+    if column.type == TEXT or column.kind == LIST:
+        said = [f"list of {column.type}s" if column.kind == LIST else column.kind]
     if column.missing:
         said.append(f"{column.missing:.1%} missing")
     if column.distinct is not None:

@@ -18,12 +18,16 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
+from components.contracts.raw_rows import SEPARATOR
 from components.runtime.errors import ContractError, first_line
 
 SAMPLE_ROWS = 100_000
 """Rows of a file that are looked at, its first ones."""
-INTEGER, FLOAT, BOOLEAN, TIME, TEXT, OTHER = "integer", "float", "boolean", "time", "text", "other"
-"""Kinds of columns. A column of floats that are all whole is `INTEGER`: pandas has no other integers beside gaps."""
+INTEGER, FLOAT, BOOLEAN, TIME, TEXT, LIST, OTHER = "integer", "float", "boolean", "time", "text", "list", "other"
+"""Kinds of columns. A column of floats that are all whole is `INTEGER`: pandas has no other integers beside gaps.
+`LIST` holds whole numbers or texts; in a text file it is a column of texts of which many have `SEPARATOR` inside."""
+_SEPARATED_SHARE = 0.25
+"""Share of a column's distinct texts with a separator inside from which they look like lists."""
 _BLOCK_BYTES = 8 << 20
 _MAX_HEADER_BYTES = 1 << 20
 _GZIP_MAGIC, _BOM = b"\x1f\x8b", b"\xef\xbb\xbf"
@@ -38,11 +42,14 @@ class SampledColumn:
     kind: str
     """One of the kinds above."""
     type: str
-    """As the file has it: an Arrow type, or `TEXT`, also of other kinds where a file has their values as text."""
+    """As the file has it: an Arrow type, or `TEXT`, also of other kinds where a file has their values as text; of a
+    list, `INTEGER` or `TEXT` as its elements are."""
     missing: float
     """Share of the rows without a value; NaN and an empty field are none."""
     distinct: int | None
-    """Number of distinct values; None of the kind `OTHER`."""
+    """Number of distinct values, of a list of distinct elements; None of the kind `OTHER`."""
+    longest: int | None = None
+    """Most elements of a row, of a list."""
     low: Any
     """Least value; None where there is none, or no order of the kind."""
     high: Any
@@ -165,6 +172,21 @@ def _look_at(name: str, column: Any, *, is_parquet: bool) -> SampledColumn:
     values = values.filter(_is_present(values))
     missing = 1 - len(values) / len(column)
     example = str(values[0].as_py())[:40] if len(values) else ""
+    if (lists := _as_lists(values, is_parquet=is_parquet)) is not None:
+        elements = pc.unique(lists.flatten().drop_null())
+        if not is_parquet:
+            elements = _typed_text(elements, (pa.int64(),))
+        return SampledColumn(
+            name=name,
+            kind=LIST,
+            type=INTEGER if pa.types.is_integer(elements.type) else TEXT,
+            missing=missing,
+            distinct=len(elements),
+            longest=pc.max(pc.list_value_length(lists)).as_py(),
+            low=None,
+            high=None,
+            example=example,
+        )
     kind = next((kind for kind, holds in _KINDS.items() if holds(found)), OTHER)
     distinct = pc.unique(values) if kind != OTHER else values
     if is_text:
@@ -184,6 +206,20 @@ def _look_at(name: str, column: Any, *, is_parquet: bool) -> SampledColumn:
         high=bounds["max"],
         example=example,
     )
+
+
+def _as_lists(values: Any, *, is_parquet: bool) -> Any:
+    """The column as an Arrow array of lists of whole numbers or texts; None where it is not one."""
+    found = values.type
+    if is_parquet:
+        is_list = any(is_type(found) for is_type in _LISTS)
+        return values if is_list and (pa.types.is_integer(found.value_type) or _is_text(found.value_type)) else None
+    distinct = pc.unique(values)
+    num_separated = pc.sum(pc.match_substring_regex(distinct, r"[^|]\|[^|]")).as_py() or 0
+    return pc.split_pattern(values, SEPARATOR) if num_separated >= max(1, _SEPARATED_SHARE * len(distinct)) else None
+
+
+_LISTS = (pa.types.is_list, pa.types.is_large_list)
 
 
 def _is_text(found: Any) -> bool:

@@ -85,6 +85,6 @@ def test_other_rows_are_drafted_with_what_is_assumed_of_each_column(tmp_path):
 
 
 def test_rows_that_no_draft_can_describe_are_refused_with_what_is_missing(tmp_path):
-    (tmp_path / "shop.csv").write_text("clicked,price\n" + "1,0.5\n0,1.5\n" * 50)
-    with pytest.raises(ContractError, match="no column that looks like categorical, expected .*recommender init"):
+    (tmp_path / "shop.csv").write_text("clicks,price\n" + "3,0.5\n0,1.5\n" * 50)
+    with pytest.raises(ContractError, match="no column that looks like label, expected .*recommender init"):
         describe_data(tmp_path / "shop.csv", tmp_path / "draft.yaml")

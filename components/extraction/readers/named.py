@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.contracts.features import Features
-from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW, list_lengths
+from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW, SEPARATOR, list_lengths
 from components.contracts.recommender import Recommender
 from components.extraction.columns import is_list
 from components.extraction.malformed_rows import MalformedRows
@@ -44,8 +44,6 @@ from components.extraction.readers.text import TextColumn, TextFile, TextLayout,
 from components.runtime.errors import ContractError, first_line
 
 DELIMITERS = (",", "\t", ";")
-SEPARATOR = "|"
-"""Between the elements of a list in a text."""
 MAX_SECONDS = 1e11
 """Of a time, about the year 5138: milliseconds since the epoch are more."""
 _MISSING = ("", "nan", "NaN", "null", "NULL")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.contracts.features import CategoricalOptions, Features, NumericOptions
+from components.contracts.features import CategoricalOptions, Features, ListOptions, NumericOptions
 from components.contracts.raw_rows import ColumnNames
 from components.runtime.errors import ContractError
 from pipelines.recommender_file.draft import draft
@@ -61,7 +61,9 @@ def test_columns_of_a_parquet_file_get_their_roles(tmp_path):
         "float_nan": [0.5, float("nan"), 2.5],
         "inf": [0.5, float("inf"), 2.5],
         "device_id": pa.array([1, 2, 2**40]),
-        "genres": [["a"], [], None],
+        "genres": [["a"], ["b"], None],
+        "seen": [[1], [2, 3, 4], []],
+        "embedding": [[0.5], [1.5], []],
         "words": pa.array(["x", "y", "x"]).dictionary_encode(),
         "zip": ["01067", "01069", "80331"],
         "nothing": pa.nulls(3),
@@ -75,12 +77,15 @@ def test_columns_of_a_parquet_file_get_their_roles(tmp_path):
         numeric=("float_nan",),
         categorical=("gaps", "device_id", "words", "zip", "is_new"),
         categorical_options=dict.fromkeys(("words", "zip", "is_new"), WORDS),
+        lists=("genres", "seen"),
+        list_options={"genres": ListOptions(type="string", max=1), "seen": ListOptions(max=3)},
     )
+    assert "genres: {type: string, max: 1}  # list of texts; 33.3% missing; 2 distinct values such as" in comments
     assert recommender.data == ColumnNames()
     left_out = comments.partition("# Left out:")[2]
     reasons = {
         "inf": "Infinite values",
-        "genres": "A list is not drafted; to learn from it name genres under features.lists",
+        "embedding": "Columns of type list<",
         "nothing": "cannot be learned from yet",
         "constant": "the same in all rows",
         "position": "Rows have a column of this name",
@@ -88,6 +93,14 @@ def test_columns_of_a_parquet_file_get_their_roles(tmp_path):
     for name, reason in reasons.items():
         (line,) = (line for line in left_out.splitlines() if line.startswith(f"#   {name}: "))
         assert reason in line
+
+
+def test_texts_with_bars_inside_are_lists_of_texts_or_whole_numbers_and_few_bars_are_none(tmp_path):
+    rows = ["clicked,tags,seen,title", "0,red|blue,7|8,Boots", "1,red,7,A|B", "0,,,Hat", "1,blue,9,Cap", "0,x,1,Shoe"]
+    options = {"tags": ListOptions(type="string", max=2), "seen": ListOptions(max=2)}
+    _, recommender = drafted(write(tmp_path / "a.csv", "\n".join(rows)))
+    assert (recommender.features.lists, recommender.features.list_options) == (("tags", "seen"), options)
+    assert recommender.features.categorical == ("title",)
 
 
 def test_several_columns_of_zeros_and_ones_are_told_apart_by_name_and_without_one_by_order(tmp_path):
