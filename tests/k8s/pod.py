@@ -159,7 +159,7 @@ class TritonPod:
             assert self.process.poll() is None, f"triton ended with {self.process.returncode}: {self.log[-2000:]}"
             return self.passes(probe)
 
-        wait_for(passes, seconds)
+        wait_for(passes, seconds=seconds)
 
     def metrics(self) -> str:
         """The Prometheus text of port `metrics`."""

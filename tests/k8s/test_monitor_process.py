@@ -25,7 +25,7 @@ from components.logs.sqlite import SqliteLog
 from tests.k8s.environment import command, container, environment_of, mounted
 from tests.support.monitors import clicks, prediction, publish
 from tests.support.paths import REPOSITORY
-from tests.support.processes import DIRECT, wait_until
+from tests.support.processes import DIRECT, wait_for
 from tests.support.recommenders import accept_into, criteo_with
 from tests.support.rendering import Manifest, find
 
@@ -130,16 +130,16 @@ def _lives(pod: Pod) -> None:
     accept_into(pod.root / "evergreen/store", criteo_with(monitor={"attribution_window_seconds": 0.2}))
     monitor = pod.start("monitor")
     uploader = pod.start("uploader", EVERGREEN_UPLOADER_INTERVAL_SECONDS="0.1")
-    wait_until(lambda: pod.probe("startupProbe") == 200, what="the startup probe")
-    wait_until(lambda: pod.probe("readinessProbe") == 200, what="the readiness probe")
+    wait_for(lambda: pod.probe("startupProbe") == 200, "the startup probe")
+    wait_for(lambda: pod.probe("readinessProbe") == 200, "the readiness probe")
     batch = prediction("r1", 64, time=time.time())
     publish(pod.log, batch, clicks("o1", [("r1", 3, batch.time)]))
-    wait_until(lambda: '"matured": 64' in pod.get("/status")[1], what="the labels")
+    wait_for(lambda: '"matured": 64' in pod.get("/status")[1], "the labels")
     assert list(text_string_to_metric_families(pod.get("/metrics")[1]))
     assert pod.probe("livenessProbe") == 200
     assert pod.stop(monitor) == 0
     lake = pod.root / "evergreen/lake"
-    wait_until(lambda: list(lake.glob("day=*/part-*.parquet")), what="the lake's file")
+    wait_for(lambda: list(lake.glob("day=*/part-*.parquet")), "the lake's file")
     assert pod.stop(uploader) == 0
     assert not list((pod.root / "var/lib/evergreen/archive").glob("day=*/part-*.parquet"))
     assert [line["message"] for line in pod.lines("monitor") if line["message"].startswith("stopped")]

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from components.deployment.servers import parse_urls
 from components.deployment.watchdog import build_parser as watchdog_parser
 from pipelines.images import image_name
 from tests.support.paths import REPOSITORY
+from tests.support.processes import wait_for
 from tests.support.rendering import Manifest, find, pod_spec
 
 NOBODY = "127.0.0.1:1"
@@ -38,14 +38,6 @@ def command_line(container: Manifest, variables: dict[str, str], replaced: dict[
         words = [word.replace(old, new) for word in words]
     assert words[0] == "python"
     return [sys.executable, *words[1:]]
-
-
-def wait_until(condition, seconds: float = 120.0):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"did not come within {seconds} s"
-        time.sleep(0.05)
-    return found
 
 
 def says_yes(container: Manifest, probe: str, status: Path) -> bool:
@@ -75,17 +67,17 @@ def test_the_watchdog_starts_before_any_release_turns_green_and_ends_when_told(r
     assert not says_yes(container, "readinessProbe", status)
     process = subprocess.Popen(words, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
     try:
-        wait_until(lambda: status.exists() or process.poll() is not None)
+        wait_for(lambda: status.exists() or process.poll() is not None)
         assert process.poll() is None, process.stderr.read()
         assert says_yes(container, "livenessProbe", status)
         assert says_yes(container, "readinessProbe", status)
         assert json.loads(status.read_text())["servers"] == {}
         # A round that fails is no reason for a restart, which would help nothing and end what on-call runs in the pod.
         (share / "store" / "journal.jsonl").write_text("not a promotion\n")
-        wait_until(lambda: not says_yes(container, "readinessProbe", status))
+        wait_for(lambda: not says_yes(container, "readinessProbe", status))
         os.utime(status, (0, 0))
         assert not says_yes(container, "livenessProbe", status)
-        wait_until(lambda: says_yes(container, "livenessProbe", status))
+        wait_for(lambda: says_yes(container, "livenessProbe", status))
         assert not says_yes(container, "readinessProbe", status)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=120) == 0

@@ -25,6 +25,7 @@ from components.contracts import criteo
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, record_id
 from components.logs.sqlite import SqliteLog
 from components.storage.locations import open_objects
+from tests.support import monitors
 from tests.support.crash_chain import LEASE_SECONDS, WINDOW, Nursery
 from tests.support.record_messages import encode
 
@@ -110,16 +111,8 @@ class Chain:
             of_kind = [each for each in due if each[3] == kind]
             self.outcomes |= {(request, row, event): time for _, request, row, event, time in of_kind}
             if of_kind:
-                new.append(
-                    OutcomeBatch(
-                        batch_id=f"{kind}s {self.turn}",
-                        time=self.now,
-                        event=kind,
-                        request_ids=tuple(each[1] for each in of_kind),
-                        rows=np.array([each[2] for each in of_kind], np.int32),
-                        times=np.array([each[4] for each in of_kind]),
-                    )
-                )
+                events = [(request, row, time) for _, request, row, _, time in of_kind]
+                new.append(monitors.clicks(f"{kind}s {self.turn}", events, kind))
         return new
 
     def _write_messages(self) -> str:

@@ -21,7 +21,7 @@ from monitoring.backtest.settings import JudgingSettings
 from monitoring.flags import settings_of
 from tests.support.monitors import clicks, prediction, publish, read_events
 from tests.support.paths import REPOSITORY
-from tests.support.processes import DIRECT, wait_until
+from tests.support.processes import DIRECT, wait_for
 from tests.support.recommenders import accept_into, criteo_with
 
 
@@ -143,22 +143,22 @@ def test_drift_starts_one_local_run_that_survives_the_monitors_death(processes, 
         publish(p.log, *(prediction(request, 20, time=now) for request in requests), clicks(f"o-{name}", clicked))
 
     traffic("first")
-    wait_until((p.folder / "runs.txt").exists, what="the run")
+    wait_for((p.folder / "runs.txt").exists, "the run")
     monitor.kill()
     monitor.wait()
     traffic("while down")
     monitor = p.monitor(**flags)
     traffic("after")
-    wait_until(lambda: p.counter("matured") == 1200, what="labels after the restart")
+    wait_for(lambda: p.counter("matured") == 1200, "labels after the restart")
     assert '"phase": "running"' in p.page("/status")
     (p.folder / "go").touch()
 
     def ended():
         return [event for event in read_events(p.state) if event["kind"] == "run_ended"]
 
-    wait_until(ended, what="the run's end")
+    wait_for(ended, "the run's end")
     traffic("held")
-    wait_until(lambda: "held" in [event["kind"] for event in read_events(p.state)], what="the hold")
+    wait_for(lambda: "held" in [event["kind"] for event in read_events(p.state)], "the hold")
     assert p.end(monitor) == 0
     assert p.end(uploader) == 0
     (request_id,) = (p.folder / "runs.txt").read_text().split()
@@ -173,7 +173,7 @@ def test_drift_starts_one_local_run_that_survives_the_monitors_death(processes, 
 
 def test_two_monitors_cannot_share_a_state_folder(processes):
     first = processes.monitor()
-    wait_until((processes.state / "events.jsonl").exists, what="the first monitor")
+    wait_for((processes.state / "events.jsonl").exists, "the first monitor")
     second = processes.monitor()
     assert second.wait(120) == 3
     assert "is held by another monitor" in (processes.folder / "monitoring.1.log").read_text()
@@ -200,11 +200,11 @@ def test_a_log_that_is_away_at_the_start_is_waited_for_and_the_process_stays_hea
     with contextlib.closing(sqlite3.connect(p.folder / "log.db", isolation_level=None)) as somebody:
         somebody.execute("BEGIN EXCLUSIVE")
         monitor = p.monitor()
-        reason = wait_until(lambda: p.refusal("/readyz"), what="the reason")
+        reason = wait_for(lambda: p.refusal("/readyz"), "the reason")
         assert "cut short" in reason
         assert p.page("/healthz") == "ok\n"
         somebody.execute("ROLLBACK")
-    wait_until(lambda: p.page("/readyz") == "ok\n", what="readiness")
+    wait_for(lambda: p.page("/readyz") == "ok\n", "readiness")
     assert p.end(monitor) == 0
 
 
@@ -213,5 +213,5 @@ def test_a_monitor_that_waits_for_its_log_ends_at_once_when_asked(processes):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     monitor = p.monitor(log=f"kafka://127.0.0.1:{port}/records?group=monitor")
-    assert "the log cannot deliver" in wait_until(lambda: p.refusal("/readyz"), what="the reason")
+    assert "the log cannot deliver" in wait_for(lambda: p.refusal("/readyz"), "the reason")
     assert p.end(monitor, seconds=20.0) == 0

@@ -1,12 +1,15 @@
-"""What an archive must hold after its requests matured, and what it does hold."""
+"""What an archive must hold after its requests matured, and what it does hold; rows by their days."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from components.contracts import raw_rows
 from components.contracts.records import PredictionBatch
 
 Rows = dict[tuple[str, int], tuple[int, float]]
@@ -38,3 +41,12 @@ def outcome_files(bench: Any) -> dict[str, list[tuple[str, int, str]]]:
 
 def outcomes(bench: Any) -> list[tuple[str, int, str]]:
     return sorted(each for rows in outcome_files(bench).values() for each in rows)
+
+
+def day_folders(root: Path, table: pa.Table) -> Iterator[tuple[pa.Table, Path]]:
+    """The rows of each UTC day in their order, and its folder below `root`, which is made."""
+    days = [str(time.date()) for time in table[raw_rows.EVENT_TIME].to_pylist()]
+    for day in sorted(set(days)):
+        folder = root / raw_rows.DAY_PARTITION.format(day=day)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield table.filter(pa.array([each == day for each in days])), folder

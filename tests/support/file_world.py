@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from components.contracts.serving import versions_of
@@ -13,6 +14,7 @@ from components.store.models import graph_sha256
 from components.store.promotion_journal import current, interrupted, read_entries
 from tests.support.file_triton import FileTriton
 from tests.support.served_names import CANDIDATE_NAME, NAMES
+from tests.support.serving_double import AlteredDouble
 
 URLS = ("triton-a:8001", "triton-b:8001")
 
@@ -41,8 +43,12 @@ class World:
             self._candidates[seed] = self._make(self.settings.store, seed)
         return self._candidates[seed]
 
-    def release(self, seed):
-        return release(*self.candidate(seed), settings=self.settings)
+    def release(self, seed, **altered):
+        """Releases to the servers, of which a test changes some methods; each gets the server itself first."""
+        settings = self.settings
+        if altered:
+            settings = dataclasses.replace(settings, connect=lambda url: AlteredDouble(self.connect(url), **altered))
+        return release(*self.candidate(seed), settings=settings)
 
     def rollback(self, **how):
         return rollback(self.settings, **{"reason": "drill", **how})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -96,11 +94,3 @@ def keys_in(*uris: str | None) -> list[tuple[str, int]]:
 def keys_of(table) -> list[tuple[str, int]]:
     """(request id, row) of a table's rows."""
     return list(zip(table[raw_rows.REQUEST_ID].to_pylist(), table[raw_rows.ROW].to_pylist()))
-
-
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Waits for the condition."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came to this"
-        time.sleep(0.02)

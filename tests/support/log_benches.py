@@ -10,7 +10,6 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import Callable
 from typing import NamedTuple
 
 from components.logs.event_log import Delivery, Publisher, Subscriber
@@ -24,19 +23,11 @@ from components.logs.pubsub.resources import Names, publisher_client, subscriber
 from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from components.logs.sqlite import SqliteLog
 from tests.support.kafka_cluster import KafkaCluster
+from tests.support.processes import wait_for
 from tests.support.pubsub_emulator import Emulator
 
 SECONDS = 120.0
 """Deadline of everything that is waited for."""
-
-
-def wait_for(condition: Callable, what: str, seconds: float = SECONDS):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"{what} did not come within {seconds} s")
 
 
 def pull(*subscribers: Subscriber, count: int, seconds: float = SECONDS) -> list[Delivery]:
@@ -48,7 +39,7 @@ def pull(*subscribers: Subscriber, count: int, seconds: float = SECONDS) -> list
             got.extend(subscriber.pull(count - len(got)) if len(got) < count else [])
         return len(got) >= count
 
-    wait_for(enough, f"{count} messages", seconds)
+    wait_for(enough, f"{count} messages", seconds=seconds)
     return got
 
 

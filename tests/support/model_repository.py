@@ -16,17 +16,6 @@ from components.store.models import DATA_FILE, GRAPH_FILE
 OPTIONS = ServingOptions(warmup_rows=1)
 
 
-class Clocks:
-    """Wall clock and monotonic clock, moved by hand."""
-
-    def __init__(self):
-        self.wall, self.steady = 1_760_000_000.0, 50.0
-
-    def pass_(self, seconds):
-        self.wall += seconds
-        self.steady += seconds
-
-
 def small_version(folder, number, *, data=b""):
     """A folder with a graph and golden rows that differ by number."""
     random = np.random.default_rng(number)

@@ -23,19 +23,10 @@ def running_in_group(group):
     return found
 
 
-def wait_for(condition, seconds=120.0):
-    """Returns once `condition()` holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
-
-
-def wait_until(condition, *, seconds: float = 120.0, what: str = "the condition"):
+def wait_for(condition, what="the condition", *, seconds=120.0):
     """The first true answer of `condition()`."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
         time.sleep(0.02)
-    raise AssertionError(f"{what} did not come within {seconds} s")
+    return found

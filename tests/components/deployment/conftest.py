@@ -87,6 +87,14 @@ def settings(triton, client, tmp_path):
 
 
 @pytest.fixture
+def unserved(tmp_path):
+    """A release that no server is told of."""
+    from components.deployment.release import ReleaseSettings
+
+    return ReleaseSettings(store=tmp_path / "store", repository=(tmp_path / "repository").as_uri())
+
+
+@pytest.fixture
 def repository(settings):
     """The repository that `settings` names."""
     from components.deployment.repository.model_repository import ModelRepository

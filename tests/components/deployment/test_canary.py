@@ -408,21 +408,9 @@ def test_a_candidate_that_passes_the_gate_takes_the_place_of_canary_and_live_ver
     assert_clean(place)
 
 
-def test_the_next_canary_unloads_the_one_before_where_no_controller_did(place, make_candidate):
-    place.start()
-    third, fourth = (judged(make_candidate(place.store, seed), "pass") for seed in (3, 4))
-    done = release(*third, settings=place.release_settings())
-    verdict = dataclasses.replace(fourth[1], champion_model_id=done.model_id, decision="inconclusive")
-    with pytest.raises(TemporaryError, match="clients may still ask"):
-        start(fourth[0], verdict, fourth[2], settings=place.release_settings())
-    place.clock.advance(5)
-    assert start(fourth[0], verdict, fourth[2], settings=place.release_settings()).version == done.version + 1
-    assert all(set(s.models[CANARY_NAME]) == {done.version + 1} for s in place.servers.values())
-
-
-def test_a_canary_that_the_plan_still_names_is_not_unloaded_before_clients_have_left_it(
-    place, make_candidate, monkeypatch
-):
+@pytest.mark.parametrize("is_told", [True, False], ids=["plan written", "plan out of date"])
+def test_the_next_canary_unloads_the_one_before_once_clients_have_left_it(place, make_candidate, monkeypatch, is_told):
+    """Where no controller did: the plan may still name it."""
     before = place.start().version
     third, fourth = (judged(make_candidate(place.store, seed), "pass") for seed in (3, 4))
 
@@ -430,10 +418,12 @@ def test_a_canary_that_the_plan_still_names_is_not_unloaded_before_clients_have_
         raise TemporaryError("the plan cannot be written")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ModelRepository, "write_plan", unwritable)
+        if not is_told:
+            patched.setattr(ModelRepository, "write_plan", unwritable)
         done = release(*third, settings=place.release_settings())
-    assert place.plan().canary.version == before, "the release stands, and the plan is out of date"
-    place.clock.advance(60)
+    if not is_told:
+        assert place.plan().canary.version == before, "the release stands, and the plan is out of date"
+        place.clock.advance(60)
     verdict = dataclasses.replace(fourth[1], champion_model_id=done.model_id, decision="inconclusive")
     with pytest.raises(TemporaryError, match="clients may still ask"):
         start(fourth[0], verdict, fourth[2], settings=place.release_settings())
@@ -441,6 +431,7 @@ def test_a_canary_that_the_plan_still_names_is_not_unloaded_before_clients_have_
     assert all(before in s.models[CANARY_NAME] for s in place.servers.values())
     place.clock.advance(5)
     assert start(fourth[0], verdict, fourth[2], settings=place.release_settings()).version == done.version + 1
+    assert all(set(s.models[CANARY_NAME]) == {done.version + 1} for s in place.servers.values())
 
 
 def test_a_person_may_try_what_is_undecided_and_nobody_what_failed(place):

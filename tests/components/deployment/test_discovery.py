@@ -15,6 +15,7 @@ from components.runtime.errors import ContractError, TemporaryError
 from components.store.promotion_journal import current
 from tests.support.file_triton import FileTriton
 from tests.support.served_names import MODEL_NAME
+from tests.support.serving_double import AlteredDouble
 
 NAME = "dns:///triton-headless:8001"
 
@@ -45,10 +46,11 @@ class Cluster:
         self.asked += 1
         return [f"{host}:8001" for host in self.listed]
 
-    def release(self, candidate, kind=FileTriton):
-        """Releases to pods of that kind."""
-        repository, state = self.settings.repository, self.root / "state"
-        settings = dataclasses.replace(self.settings, connect=lambda url: kind(url, repository=repository, state=state))
+    def release(self, candidate, **altered):
+        """Releases to pods of which a test changes some methods; each gets the pod itself first."""
+        settings = dataclasses.replace(
+            self.settings, connect=lambda url: AlteredDouble(self.pod(url.removesuffix(":8001")), **altered)
+        )
         return release(*candidate, settings=settings)
 
 
@@ -67,17 +69,15 @@ def test_a_replica_that_appears_during_the_switch_is_notified_too(cluster, make_
     cluster.add("10.0.0.1")
     cluster.release(make_candidate(cluster.settings.store, 1))
 
-    class Slow(FileTriton):
+    def slow(pod, name):
         """While it loads, two pods appear that had read the old configuration; one after the other."""
+        if name == MODEL_NAME and len(cluster.listed) < 3:
+            host = f"10.0.0.{len(cluster.listed) + 1}"
+            (cluster.root / "state" / f"{host}:8001" / MODEL_NAME / "1").mkdir(parents=True)
+            cluster.listed.append(host)
+        pod.load(name)
 
-        def load(self, name):
-            if name == MODEL_NAME and len(cluster.listed) < 3:
-                host = f"10.0.0.{len(cluster.listed) + 1}"
-                (cluster.root / "state" / f"{host}:8001" / MODEL_NAME / "1").mkdir(parents=True)
-                cluster.listed.append(host)
-            super().load(name)
-
-    cluster.release(make_candidate(cluster.settings.store, 2), Slow)
+    cluster.release(make_candidate(cluster.settings.store, 2), load=slow)
     assert [cluster.pod(host).loaded() for host in ("10.0.0.1", "10.0.0.2", "10.0.0.3")] == [[2]] * 3
 
 
@@ -86,14 +86,13 @@ def test_a_replica_that_is_starting_is_waited_for(cluster, make_candidate):
     starting.crash()
     waits = []
 
-    class Starting(FileTriton):
-        def check_live(self):
-            waits.append(self.url)
-            if len(waits) == 9:
-                starting.start()
-            super().check_live()
+    def check_live(pod):
+        waits.append(pod.url)
+        if len(waits) == 9:
+            starting.start()
+        pod.check_live()
 
-    cluster.release(make_candidate(cluster.settings.store, 1), Starting)
+    cluster.release(make_candidate(cluster.settings.store, 1), check_live=check_live)
     assert starting.loaded() == [1]
 
 
@@ -120,14 +119,13 @@ def test_where_nobody_listens_a_release_fails_for_now(cluster, make_candidate):
 def test_a_server_that_listens_and_does_not_answer_is_still_a_failure(cluster, make_candidate):
     cluster.add("10.0.0.1", "10.0.0.2")
 
-    class Hanging(FileTriton):
-        def check_live(self):
-            if self.url.startswith("10.0.0.2"):
-                raise TemporaryError("deadline exceeded")
-            super().check_live()
+    def hanging(pod):
+        if pod.url.startswith("10.0.0.2"):
+            raise TemporaryError("deadline exceeded")
+        pod.check_live()
 
     with pytest.raises(TemporaryError, match="deadline exceeded"):
-        cluster.release(make_candidate(cluster.settings.store, 1), Hanging)
+        cluster.release(make_candidate(cluster.settings.store, 1), check_live=hanging)
     assert current(cluster.settings.store) is None
 
 
@@ -145,29 +143,27 @@ def test_the_client_tells_a_closed_port_from_a_server_that_does_not_answer(monke
 def test_a_replica_that_was_deleted_meanwhile_is_no_failure(cluster, make_candidate):
     gone = cluster.add("10.0.0.1", "10.0.0.2")[1]
 
-    class Deleted(FileTriton):
-        def load(self, name):
-            if self.url == gone.url and name == MODEL_NAME:
-                gone.crash()
-                cluster.listed.remove("10.0.0.2")
-            super().load(name)
+    def load(pod, name):
+        if pod.url == gone.url and name == MODEL_NAME:
+            gone.crash()
+            cluster.listed.remove("10.0.0.2")
+        pod.load(name)
 
-    done = cluster.release(make_candidate(cluster.settings.store, 1), Deleted)
+    done = cluster.release(make_candidate(cluster.settings.store, 1), load=load)
     assert cluster.pod("10.0.0.1").loaded() == [1] == [done.version]
 
 
 def test_a_release_is_none_when_every_replica_has_left_meanwhile(cluster, make_candidate):
     gone = cluster.add("10.0.0.1")[0]
 
-    class Deleted(FileTriton):
-        def load(self, name):
-            if name == MODEL_NAME:
-                gone.crash()
-                cluster.listed.clear()
-            super().load(name)
+    def load(pod, name):
+        if name == MODEL_NAME:
+            gone.crash()
+            cluster.listed.clear()
+        pod.load(name)
 
     with pytest.raises(TemporaryError, match="no server is left of dns:///triton-headless:8001"):
-        cluster.release(make_candidate(cluster.settings.store, 1), Deleted)
+        cluster.release(make_candidate(cluster.settings.store, 1), load=load)
     assert current(cluster.settings.store) is None
 
 

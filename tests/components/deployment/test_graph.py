@@ -25,7 +25,6 @@ from components.deployment.graph.export import export, read_network, write_graph
 from components.deployment.graph.parity import open_graph
 from components.runtime import durable
 from components.runtime.errors import ContractError
-from components.storage.uris import local_path
 from components.store.models import DATA_FILE, GRAPH_FILE, graph_sha256
 from tests.support.graphs import open_built, run_graph
 from tests.support.nasty_rows import STRANGE_CATEGORIES, STRANGE_DENSE, nasty_rows, strange_workflow
@@ -331,17 +330,3 @@ def test_a_table_beyond_two_gigabytes_is_written_and_scored(tmp_path, make_parts
     found = run_graph(open_graph(tmp_path / GRAPH_FILE), dense, categorical)[0].ravel()
     # Fifty thousand values are summed here: float32's rounding is that much larger.
     np.testing.assert_allclose(found, toy.scores(workflow, dense, categorical), atol=1e-3)
-
-
-@pytest.mark.e2e
-def test_tables_are_released_with_their_graph_and_the_server_answers_as_the_session_here(
-    deploy, client, repository, raw_rows
-):
-    done = deploy(1)
-    kept, served = local_path(done.graph_uri), repository.objects.local(f"click_model/{done.version}")
-    assert (served / DATA_FILE).stat().st_size == (kept.parent / DATA_FILE).stat().st_size
-    assert graph_sha256(served) == graph_sha256(kept.parent) == done.sha256["graph"]
-    rows = raw_rows(700, 3)
-    scores, version = client.infer(MODEL_NAME, *rows)
-    assert version == done.version
-    np.testing.assert_array_equal(bits(scores), bits(run_graph(open_graph(kept), *rows)[0].ravel()))

@@ -44,6 +44,16 @@ def workflow_of(features, excluded=()):
     )
 
 
+def unscaled_workflow(features, vocabularies):
+    return FeatureWorkflow(
+        features=features,
+        vocabularies=vocabularies,
+        means=np.zeros(0, np.float32),
+        stds=np.ones(0, np.float32),
+        frequency_threshold=1,
+    )
+
+
 def network_of(features):
     """logit = concat(vectors, dense) @ weights, as a model's `network.onnx` gives it."""
     d, c = len(features.dense_inputs), len(features.categorical)
@@ -174,12 +184,8 @@ def test_a_column_that_is_served_as_a_value_without_a_category_is_refused():
 
 def test_categories_of_52_bits_are_found_and_no_other_number_is_taken_for_one(tmp_path):
     known = [each for each in EDGES if each < 2**52]
-    workflow = FeatureWorkflow(
-        features=Features(numeric=(), categorical=("item", "user")),
-        vocabularies=(np.array(known[::2]), np.array(known[1::2])),
-        means=np.zeros(0, np.float32),
-        stds=np.ones(0, np.float32),
-        frequency_threshold=1,
+    workflow = unscaled_workflow(
+        Features(numeric=(), categorical=("item", "user")), (np.array(known[::2]), np.array(known[1::2]))
     )
     table = np.random.default_rng(0).normal(size=(sum(workflow.slot_sizes), DIM)).astype(np.float32)
     write_graph(tmp_path, workflow, table, network=network_of(workflow.features), name="shop")
@@ -193,13 +199,7 @@ def test_categories_of_52_bits_are_found_and_no_other_number_is_taken_for_one(tm
 
 def test_too_many_columns_of_wide_categories_are_refused(tmp_path):
     features = Features(numeric=(), categorical=tuple(f"c{i}" for i in range(1024)))
-    workflow = FeatureWorkflow(
-        features=features,
-        vocabularies=(np.array([2**40]),) * 1024,
-        means=np.zeros(0, np.float32),
-        stds=np.ones(0, np.float32),
-        frequency_threshold=1,
-    )
+    workflow = unscaled_workflow(features, (np.array([2**40]),) * 1024)
     with pytest.raises(
         ContractError, match="1024 categorical columns are too many for one graph, expected at most 1023"
     ):

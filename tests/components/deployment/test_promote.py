@@ -74,10 +74,6 @@ def test_a_model_that_nobody_judged_or_that_is_unknown_is_named(settings, live, 
     assert "argument --override: is empty" in capsys.readouterr().err
 
 
-def test_the_reason_of_a_release_that_is_not_overridden_is_the_verdicts(settings, live):
-    assert current(settings.store).reason == "auc is high enough"
-
-
 def test_beside_a_canary_at_work_it_is_impossible_and_nothing_changes(settings, live, make_candidate, promote, capsys):
     _, verdict, raw = make_candidate(settings.store, 3)
     keep_verdict(settings.store, verdict, raw)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from components.contracts.manifests import Release
-from components.contracts.serving import MAX_BATCH_ROWS, versions_of
+from components.contracts.serving import MAX_BATCH_ROWS
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.repository.triton_config import ServingOptions, read_options
+from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
 from components.runtime.errors import ContractError, PermanentError
@@ -114,24 +114,6 @@ def test_old_versions_leave_the_repository_and_as_many_as_asked_for_stay(world, 
 def test_a_retried_step_does_not_release_the_same_model_twice(world):
     assert world.release(1) == world.release(1)
     assert [entry.action for entry in world.entries()] == ["intent", "release"]
-
-
-def test_how_it_is_served_is_what_the_run_asked_for(make_candidate, tmp_path):
-    settings = ReleaseSettings(
-        store=tmp_path / "store",
-        repository=str(tmp_path / "repository"),
-        options=ServingOptions(server="onnxruntime", device="gpu", instances=3, response_cache=True),
-    )
-    release(*make_candidate(settings.store, 1), settings=settings)
-    text = (tmp_path / "repository" / MODEL_NAME / "config.pbtxt").read_text()
-    options = read_options(text)
-    assert (options.server, options.device, options.instances, options.response_cache) == (
-        "onnxruntime",
-        "gpu",
-        3,
-        True,
-    )
-    assert versions_of(text) == [1]
 
 
 def test_a_repository_written_for_another_server_is_refused(make_candidate, tmp_path):

@@ -19,8 +19,7 @@ from components.runtime.errors import TemporaryError
 from components.storage.locations import open_objects
 from components.store.models import graph_folder, graph_sha256, release_path
 from components.store.promotion_journal import current, read_entries
-from tests.support.crashes import Killed
-from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME, NAMES
+from tests.support.served_names import MODEL_NAME, NAMES
 
 pytestmark = pytest.mark.e2e
 
@@ -48,29 +47,6 @@ def test_versions_go_live_leave_and_come_back(settings, repository, make_candida
     assert rollback(settings, to_version=1, reason="drill").version == 1
     assert versions_of(repository.read_config()) == [1]
     assert repository.published.graph_sha256(1) == current(settings.store).sha256["graph"]
-
-
-def test_an_interrupted_release_is_put_right_by_the_next(settings, repository, make_candidate):
-    release(*make_candidate(settings.store, 1), settings=settings)
-
-    def die(name):
-        if name == "config written":
-            raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        # Nothing of the clean-up happens in a process that is gone.
-        patch.setattr("components.deployment.switch._restore", lambda *_: [])
-        patch.setattr("components.deployment.switch._withdraw_files", lambda *_: None)
-        patch.setattr("components.deployment.site.Site.withdraw", lambda *_: None)
-        with pytest.raises(Killed):
-            release(*make_candidate(settings.store, 2), settings=dataclasses.replace(settings, checkpoint=die))
-    assert versions_of(repository.read_config()) == [2]
-    assert read_entries(settings.store)[-1].action == "intent"
-    done = release(*make_candidate(settings.store, 3), settings=settings)
-    assert [entry.action for entry in read_entries(settings.store)][-3:] == ["withdrawn", "intent", "release"]
-    assert versions_of(repository.read_config()) == [done.version] == [3]
-    assert repository.taken_numbers() == [1, 3]
-    assert not [each for each in repository.objects.list(CANDIDATE_NAME)]
 
 
 @pytest.mark.parametrize("place", ["kept", "probed"])

@@ -18,7 +18,6 @@ from components.runtime.errors import ContractError, PermanentError, TemporaryEr
 from components.storage.uris import local_path
 from components.store.models import graph_folder, release_path
 from components.store.promotion_journal import current, interrupted, read_entries, read_journal
-from tests.support.file_triton import FileTriton
 from tests.support.real_servers import Altered, live_version
 from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME
 
@@ -104,15 +103,10 @@ def test_a_line_whose_writing_failed_after_it_was_there_is_taken_back(world, mon
     world.check_all_is_well(1)
 
 
-def release_to(world, kind):
-    """Releases the model 2 to servers of that kind."""
-    settings = world.settings
-    return release(
-        *world.candidate(2),
-        settings=dataclasses.replace(
-            settings, connect=lambda url: kind(url, repository=settings.repository, state=world.state)
-        ),
-    )
+def wrong_as_2(server, name, *rows, version=None):
+    """Answers wrongly with the live model's version 2."""
+    scores, answered = server.infer(name, *rows, version=version)
+    return (scores + 1e-4 if (name, answered) == (MODEL_NAME, 2) else scores), answered
 
 
 def kept(world):
@@ -122,29 +116,14 @@ def kept(world):
 def test_callers_who_name_no_version_must_be_answered_by_the_new_one(world):
     world.release(1)
 
-    class Stuck(FileTriton):
-        def infer(self, name, dense, categorical, *, version=None):
-            scores, answered = super().infer(name, dense, categorical, version=version)
-            return scores, 1 if name == MODEL_NAME and version is None else answered
+    def stuck(server, name, *rows, version=None):
+        scores, answered = server.infer(name, *rows, version=version)
+        return scores, 1 if name == MODEL_NAME and version is None else answered
 
     with pytest.raises(PermanentError, match="answered click_model from version 1, expected 2"):
-        release_to(world, Stuck)
+        world.release(2, infer=stuck)
     world.check_all_is_well(1)
     assert kept(world) == [True, True], "clients may have met it"
-
-
-def test_a_failed_rehearsal_leaves_nothing_loaded_and_nothing_kept(world):
-    world.release(1)
-
-    class Wrong(FileTriton):
-        def infer(self, name, *rows, version=None):
-            scores, answered = super().infer(name, *rows, version=version)
-            return scores + np.float32(1e-3 * (name == CANDIDATE_NAME)), answered
-
-    with pytest.raises(PermanentError, match="differs from the training-side score"):
-        release_to(world, Wrong)
-    world.check_all_is_well(1)
-    assert kept(world) == [False, False]
 
 
 def test_failed_parity_publishes_nothing_and_keeps_nothing(settings, make_candidate, with_scores, tmp_path, repository):
@@ -231,25 +210,16 @@ def test_a_verdict_about_another_model_is_refused(make_candidate, tmp_path):
 def test_a_server_that_could_not_be_restored_is_named_in_the_error_and_in_the_journal(world):
     world.release(1)
 
-    class Deaf(FileTriton):
-        """Answers wrongly with version 2, and then does not listen any more."""
-
-        def load(self, name):
-            if name == MODEL_NAME and self.loaded() == [2]:
-                raise TemporaryError("triton has gone deaf")
-            super().load(name)
-
-        def infer(self, name, dense, categorical, *, version=None):
-            scores, answered = super().infer(name, dense, categorical, version=version)
-            return (scores + 1e-4 if (name, answered) == (MODEL_NAME, 2) else scores), answered
-
-    def deaf(url):
-        return Deaf(url, repository=world.settings.repository, state=world.state)
+    def deaf(server, name):
+        """Does not listen any more once it has answered wrongly."""
+        if name == MODEL_NAME and server.loaded() == [2]:
+            raise TemporaryError("triton has gone deaf")
+        server.load(name)
 
     with pytest.raises(
         PermanentError, match=r"differs .*; triton triton-a:8001 did not return to what was live: triton has gone deaf"
     ):
-        release(*world.candidate(2), settings=dataclasses.replace(world.settings, connect=deaf))
+        world.release(2, load=deaf, infer=wrong_as_2)
     assert "triton triton-a:8001 did not return to what was live: triton has gone deaf" in world.entries()[-1].reason
     assert current(world.settings.store).version == 1
     assert world.release(3).version == 3
@@ -268,17 +238,9 @@ def test_a_configuration_that_cannot_be_put_back_is_left_to_the_next_deployment(
     def refuse(repository, text):
         raise TemporaryError("the storage is away")
 
-    class Wrong(FileTriton):
-        def infer(self, name, dense, categorical, *, version=None):
-            scores, answered = super().infer(name, dense, categorical, version=version)
-            return (scores + 1e-4 if (name, answered) == (MODEL_NAME, 2) else scores), answered
-
-    def wrong(url):
-        return Wrong(url, repository=world.settings.repository, state=world.state)
-
     monkeypatch.setattr(ModelRepository, "write_config", once)
     with pytest.raises(PermanentError, match="could not be restored: the storage is away"):
-        release(*world.candidate(2), settings=dataclasses.replace(world.settings, connect=wrong))
+        world.release(2, infer=wrong_as_2)
     monkeypatch.undo()
     assert interrupted(world.settings.store).version == 2
     assert world.rollback().version == 1

@@ -20,10 +20,9 @@ from components.contracts import criteo, raw_rows
 from components.extraction.__main__ import main
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.settings import ExtractionSettings
-from components.store import promotion_journal
-from components.store.models import model_folder, release_path
+from tests.support.archives import day_folders
 from tests.support.recommenders import accept_into, settings_text
-from tests.support.releases import keep_model
+from tests.support.releases import keep_model, make_live
 from tests.support.releases import release as write_release
 
 
@@ -112,13 +111,9 @@ def write_lake():
     """Writes a raw table into day partitions below a folder, `num_files` a day."""
 
     def write(folder: Path, table, *, num_files: int = 1, row_group_size: int = 100) -> Path:
-        days = [time.date().isoformat() for time in table.column(raw_rows.EVENT_TIME).to_pylist()]
-        for day in sorted(set(days)):
-            rows = [i for i, d in enumerate(days) if d == day]
-            partition = folder / raw_rows.DAY_PARTITION.format(day=day)
-            partition.mkdir(parents=True, exist_ok=True)
+        for rows, partition in day_folders(folder, table):
             for k in range(num_files):
-                part = table.take(pa.array(rows[k::num_files], pa.int64()))
+                part = rows.take(pa.array(range(k, rows.num_rows, num_files), pa.int64()))
                 pq.write_table(part, partition / f"part-{k}.parquet", row_group_size=row_group_size)
         return folder
 
@@ -147,15 +142,8 @@ def released(tmp_path):
 
     def release(last_learned_time: str, *, model_id: str = "m1", version: int = 1, **more) -> None:
         store = tmp_path / "my store"
-        folder = model_folder(store, model_id)
         keep_model(store, model_id, last_learned_time=last_learned_time, **more)
-        write_release(store, version, model_id)
-        promotion = promotion_journal.Promotion(
-            time="2026-03-03T00:00:00+00:00", action="release", version=version, previous_version=None,
-            model_id=model_id, model_uri=folder.as_uri(), release_uri=release_path(store, version).as_uri(),
-            trigger_id=None, reason="",
-        )  # fmt: skip
-        promotion_journal.append_promotion(store, promotion)
+        make_live(store, write_release(store, version, model_id))
 
     return release
 

@@ -33,6 +33,7 @@ from components.runtime.errors import ContractError
 from components.storage.folder import FolderObjects
 from components.storage.uris import local_path
 from inference_client.rows import feature_rows
+from tests.support.archives import day_folders
 from tests.support.lakes import rows_in
 from tests.support.recommenders import accept_into
 
@@ -68,13 +69,9 @@ def shop_rows(n: int, *, features=SHOP, seed: int = 0, hours: float = 60.0) -> l
     return rows
 
 
-def write_lake(folder, rows, features) -> None:
-    by_day: dict[str, list[dict]] = {}
-    for row in rows:
-        by_day.setdefault(str(row[raw_rows.EVENT_TIME].date()), []).append(row)
-    for day, of_day in by_day.items():
-        (folder / f"day={day}").mkdir(parents=True)
-        pq.write_table(pa.Table.from_pylist(of_day, raw_schema(features)), folder / f"day={day}" / "part.parquet")
+def write_lake(root, rows, features) -> None:
+    for table, folder in day_folders(root, pa.Table.from_pylist(rows, raw_schema(features))):
+        pq.write_table(table, folder / "part.parquet")
 
 
 def extracted(lake, features, folder, **settings):
@@ -97,22 +94,6 @@ def test_a_lake_of_any_features_is_extracted_with_the_description_in_the_manifes
     assert known(rows_in(dataset.train_uri, dataset.holdout_uri)) == rows
     dataset.write(tmp_path / "raw.json")
     assert type(dataset).read(tmp_path / "raw.json").recommender == recommender(features)
-
-
-def test_the_lake_of_another_recommender_is_refused_by_its_columns(tmp_path):
-    write_lake(tmp_path / "lake", shop_rows(60), SHOP)
-    other = Features(numeric=("price", "weight"), categorical=("item",))
-    with pytest.raises(ContractError, match=r"lacks the columns \['weight'\], expected the raw schema"):
-        extracted(tmp_path / "lake", other, tmp_path / "out")
-
-
-def test_a_foreign_column_is_told_by_name(tmp_path):
-    rows = shop_rows(60, hours=2)
-    write_lake(tmp_path / "lake", rows, SHOP)
-    (path,) = (tmp_path / "lake").rglob("*.parquet")
-    pq.write_table(pq.read_table(path, partitioning=None).append_column("I1", pa.array([1.0] * 60)), path)
-    (mismatch,) = extracted(tmp_path / "lake", SHOP, tmp_path / "out").schema_mismatches
-    assert (mismatch["column"], mismatch["expected"]) == ("I1", None)
 
 
 def test_columns_are_chosen_by_the_recommenders_names():

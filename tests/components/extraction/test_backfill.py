@@ -175,17 +175,6 @@ def test_an_interrupted_back_fill_is_invisible(lake, tmp_path, corrected, monkey
     assert ("ignored versions [1] of 2026-03-01" in caplog.text) == was_claimed
 
 
-def test_a_version_without_its_marker_is_passed_over_with_a_warning(lake, tmp_path, corrected, caplog):
-    backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
-    _, rows = run_step(lake, tmp_path)
-    incomplete = lake / "day=2026-03-01" / "version=7"
-    incomplete.mkdir()
-    (incomplete / "part-00000.parquet").write_bytes(b"half")
-    assert run_step(lake, tmp_path)[1] == rows
-    assert "ignored versions [7]" in caplog.text
-    assert backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY).version == 8
-
-
 @pytest.mark.timeout(120)
 def test_of_two_back_fills_at_once_both_are_written(lake, tmp_path, table, monkeypatch):
     paths = []

@@ -29,7 +29,8 @@ from components.extraction.times import TimeSpan, parse_day, parse_time
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.objects import ObjectInfo
 from tests.support.full_disk import files_of_at_most
-from tests.support.lakes import OUTCOMES, URI, cached, extract_lake, fetched, is_fetch_of, open_storage, put, until
+from tests.support.lakes import OUTCOMES, URI, cached, extract_lake, fetched, is_fetch_of, open_storage, put
+from tests.support.processes import wait_for
 from tests.support.recommenders import accept_into
 
 RAW_SCHEMA = raw_schema(CRITEO)
@@ -247,7 +248,7 @@ def test_a_killed_run_shows_nothing_and_the_next_one_asks_only_for_the_rest(big_
         return stalled.met and len(found) == 3 and len(parts) == 1 and parts[0].stat().st_size
 
     try:
-        until(is_at_the_half)
+        wait_for(is_at_the_half)
     finally:
         step.send_signal(signal.SIGKILL)
         step.wait(30)
@@ -303,7 +304,7 @@ def test_a_run_waits_for_another_that_reads_through_the_same_cache(big_lake, tmp
     waiting = threading.Thread(target=extract_lake, args=(URI, tmp_path / "work", TimeSpan()))
     with opened_lake(URI, work=tmp_path / "work", open_storage=open_storage):
         waiting.start()
-        until(lambda: "waiting for another run" in caplog.text)
+        wait_for(lambda: "waiting for another run" in caplog.text)
         assert not (tmp_path / "work" / "run").exists()
     waiting.join(60)
     assert (tmp_path / "work" / "run" / "extraction").is_dir()

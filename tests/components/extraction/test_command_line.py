@@ -60,16 +60,6 @@ def test_a_run_from_scratch_reads_the_whole_lake_or_a_span_and_is_judged_by_what
     assert RawDataset.read(flags["--output"]).num_train_rows == 44, "a round with a parent follows it"
 
 
-def test_an_older_parent_learns_all_that_came_since_it(flags, released, run_main):
-    released("2026-03-01T12:00:00+00:00", model_id="m1", version=1)
-    released("2026-03-02T12:00:00+00:00", model_id="m2", version=2)
-    assert run_main(flags, parent="m1") == 0
-    dataset = RawDataset.read(flags["--output"])
-    assert dataset.window_start == "2026-03-01T12:00:00.000001+00:00"
-    assert (dataset.num_train_rows, dataset.num_holdout_rows) == (674, 75)
-    assert (dataset.parent_model_id, dataset.champion_model_id) == ("m1", "m2")
-
-
 def test_a_window_without_rows_that_nobody_learned_is_refused_with_one_that_would_do(flags, released, run_main, capsys):
     released("2026-03-02T12:00:00+00:00")
     asked = {"window_start": "2026-03-01", "window_end": "2026-03-02T12:20:00Z"}

@@ -11,7 +11,6 @@ import pytest
 
 from components.contracts import raw_rows
 from components.extraction.extract import data_digest, extract
-from components.extraction.settings import ExtractionSettings
 from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
@@ -118,9 +117,3 @@ def test_too_many_malformed_rows_leave_nothing_behind(spoilt, run_step, tmp_path
     with pytest.raises(ContractError, match=r"part-0.parquet: 10 of 500 rows are malformed \(2.00%\)"):
         run_step(spoilt)
     assert not list((tmp_path / "wo rk" / "run").iterdir())
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
-def test_a_holdout_fraction_outside_0_to_1_is_refused(fraction):
-    with pytest.raises(ContractError, match=f"holdout_fraction is {fraction}, expected"):
-        ExtractionSettings(holdout_fraction=fraction)

@@ -30,11 +30,6 @@ def test_a_folder_without_click_logs_is_refused(tmp_path):
         click_log_files(tmp_path)
 
 
-def test_a_path_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ContractError, match="nowhere does not exist"):
-        click_log_files(tmp_path / "nowhere")
-
-
 REFUSED = {
     "empty": ("", "is empty"),
     "Criteo's unlabelled test file": ("\t".join("0" * 39) + "\n", "first line has 39 tab-separated"),

@@ -131,12 +131,6 @@ def test_unfinished_files_are_not_read(tmp_path, four_days, write_lake, read_lak
     assert len(read_lake(folder_lake(lake))[0]) == 2000
 
 
-def test_days_outside_the_window_are_not_opened(tmp_path, four_days, write_lake, read_lake):
-    lake = write_lake(tmp_path / "lake", four_days)
-    (lake / "day=2026-03-01" / "part-0.parquet").write_bytes(b"damaged")
-    assert len(read_lake(folder_lake(lake), TimeSpan(FIRST + DAY, None))[0]) == 1500
-
-
 def test_row_groups_outside_the_window_are_not_read(tmp_path, four_days, write_lake, read_lake):
     lake = write_lake(tmp_path / "lake", four_days, row_group_size=50)
     path = lake / "day=2026-03-01" / "part-0.parquet"

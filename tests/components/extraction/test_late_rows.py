@@ -15,6 +15,7 @@ from components.contracts import raw_rows
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import RawDataset
 from components.extraction.backfill import backfill
+from tests.support.archives import day_folders
 from tests.support.lakes import URI, fetched, keys_in, keys_of, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -33,11 +34,8 @@ class Rounds:
 
     def add(self, table, name: str) -> None:
         """Puts the rows into the lake, those of each day as a file of this name."""
-        days = np.array([time.date().isoformat() for time in table[raw_rows.EVENT_TIME].to_pylist()])
-        for day in np.unique(days):
-            folder = self.lake / f"day={day}"
-            folder.mkdir(parents=True, exist_ok=True)
-            pq.write_table(table.filter(pa.array(days == day)), folder / name, row_group_size=20)
+        for rows, folder in day_folders(self.lake, table):
+            pq.write_table(rows, folder / name, row_group_size=20)
 
     def turn(self, fate: str = "accepted", **flags: str) -> RawDataset:
         self.num += 1

@@ -12,9 +12,8 @@ import pytest
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.extraction.backfill import backfill
 from components.extraction.lineage import lake_versions, main
-from components.store import promotion_journal
 from components.store.models import model_folder
-from tests.support.releases import keep_model
+from tests.support.releases import keep_model, make_live, release
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
@@ -41,13 +40,7 @@ def store(tmp_path):
     for number, (model_id, (parent, seen)) in enumerate(days.items()):
         times = {"last_learned_time": at(number), "last_event_time": at(number + 0.5)}
         keep_model(root, model_id, parent_model_id=parent, days=seen, **times)
-    promotion_journal.append_promotion(
-        root,
-        promotion_journal.Promotion(
-            time="2026-03-03T00:00:00+00:00", action="release", version=1, previous_version=None, model_id="m2",
-            model_uri="", release_uri="", trigger_id=None, reason="",
-        ),
-    )  # fmt: skip
+    make_live(root, release(root, 1, "m2"))
     return root
 
 

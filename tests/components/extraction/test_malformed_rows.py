@@ -54,8 +54,3 @@ def test_garbage_stops_before_the_end_of_a_large_file(tmp_path):
 def test_no_file_is_written_for_sound_rows(tmp_path, criteo_rows, write_text, read):
     read(find_reader(write_text(tmp_path / "day_0", criteo_rows(5))))
     assert not (tmp_path / "read.jsonl").exists()
-
-
-def test_a_share_outside_0_to_1_is_refused(tmp_path):
-    with pytest.raises(ContractError, match="max_malformed_fraction is 1.5, expected 0 to 1"):
-        MalformedRows(tmp_path / "s.jsonl", max_fraction=1.5)

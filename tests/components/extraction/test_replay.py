@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime, timezone
+from math import inf, nan
 
 import numpy as np
 import pyarrow as pa
@@ -188,8 +189,14 @@ def test_long_days_are_entered_in_places_not_read_whole(tmp_path, ten_days, writ
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        *(({"holdout_fraction": each}, f"holdout_fraction is {each}, expected") for each in (0.0, 1.0, -0.1, nan)),
+        *(
+            ({name: each}, f"{name} is {each}, expected 0 or more")
+            for name in ("window_days", "full_days", "attribution_hours")
+            for each in (-1.0, nan, inf)
+        ),
         ({"replay_share": 1.0}, "replay_share is 1.0, expected at least 0 and less than 1"),
-        ({"replay_share": float("nan")}, "replay_share is nan, expected"),
+        ({"replay_share": nan}, "replay_share is nan, expected"),
         ({"replay_days": -1}, "replay_days is -1, expected at least 0"),
         ({"replay_share": 0.1, "replay_days": 0}, "replay_share is 0.1 with replay_days 0, expected at least one day"),
     ],

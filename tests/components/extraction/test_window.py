@@ -12,10 +12,8 @@ import pytest
 
 from components.contracts import raw_rows
 from components.contracts.manifests import RawDataset
-from components.extraction.settings import ExtractionSettings
 from components.extraction.times import DAY_MICROS, TimeSpan, parse_time
 from components.extraction.window import resolve_window
-from components.runtime.errors import ContractError
 from tests.support.lakes import URI, fetched, folder_lake, keys_in, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -56,13 +54,6 @@ def test_an_asked_end_is_what_ages_count_from_so_that_a_later_try_reads_the_same
     assert windows == {TimeSpan(None, parse_time("end", "2026-03-03T12:00:00Z"))}
 
 
-@pytest.mark.parametrize("days", [-1.0, float("nan"), float("inf")])
-def test_days_that_are_no_length_are_refused(days):
-    for name in ("window_days", "full_days", "attribution_hours"):
-        with pytest.raises(ContractError, match=f"{name} is {days}, expected 0 or more"):
-            ExtractionSettings(**{name: days})
-
-
 def test_the_newest_row_is_found_whatever_the_footers_say(tmp_path, raw_table, write_lake):
     table = raw_table(500, start=START.timestamp(), seconds=3 * 86_400)
     folder = write_lake(tmp_path / "lake", table, num_files=2)
@@ -85,13 +76,6 @@ def test_the_newest_row_is_found_whatever_the_footers_say(tmp_path, raw_table, w
 
 def days_of(table):
     return np.array([time.date().isoformat() for time in table[raw_rows.EVENT_TIME].to_pylist()])
-
-
-def test_the_last_days_are_read(flags, run_main):
-    assert run_main(flags, window_days="0.5") == 0
-    dataset = RawDataset.read(flags["--output"])
-    assert sum(rows_of(dataset).values()) == 250
-    assert dataset.last_event_time.startswith("2026-03-02T23:57")
 
 
 def test_the_last_mature_days_of_a_lake_in_a_bucket_are_those_of_the_folder(

@@ -24,8 +24,9 @@ from components.logs.kafka.subscriber import KafkaSubscriber
 from components.logs.urls import LogUrl
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from tests.support.kafka_cluster import KafkaCluster
-from tests.support.log_benches import pull, wait_for
+from tests.support.log_benches import pull
 from tests.support.paths import REPOSITORY
+from tests.support.processes import wait_for
 
 names = itertools.count()
 

@@ -10,8 +10,8 @@ from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.records import record_id
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
-from tests.support.log_benches import wait_for
 from tests.support.monitors import clicks, monitor_settings, prediction, read_rows
+from tests.support.processes import wait_for
 from tests.support.record_messages import encode
 
 REQUESTS, ROWS = 40, 4

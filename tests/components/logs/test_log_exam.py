@@ -12,8 +12,9 @@ import pytest
 
 from components.logs.event_log import MAX_MESSAGE_BYTES
 from components.runtime.errors import ContractError
-from tests.support.log_benches import pull, wait_for
+from tests.support.log_benches import pull
 from tests.support.paths import REPOSITORY
+from tests.support.processes import wait_for
 
 PUBLISH_FOR_EVER = """
 import sys

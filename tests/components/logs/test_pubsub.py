@@ -17,7 +17,8 @@ from components.logs.pubsub.publisher import PubsubPublisher, publish_all
 from components.logs.pubsub.resources import Names, publisher_client, subscriber_client
 from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from tests.support.log_benches import BENCHES, open_log, pull, wait_for
+from tests.support.log_benches import BENCHES, open_log, pull
+from tests.support.processes import wait_for
 from tests.support.pubsub_emulator import Emulator
 
 

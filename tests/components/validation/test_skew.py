@@ -13,11 +13,8 @@ from components.contracts.metrics import Z_95
 from components.runtime.errors import ContractError
 from components.validation.judge import judge_skew
 from components.validation.rules import RuleSet, ValidationSettings
-from components.validation.skew import (
-    JoinedRows,
-    measure_skew,
-    open_served,
-)
+from components.validation.skew import JoinedRows, measure_skew, open_served
+from tests.support.archives import day_folders
 
 ROWS_OF_REQUEST = 10
 START = dt.datetime(2026, 3, 1, 12, tzinfo=dt.timezone.utc)
@@ -68,12 +65,8 @@ def archive(tmp_path):
 
     def write(frame):
         root = tmp_path / "archive"
-        frame = frame.reset_index(drop=True)
-        days = pd.to_datetime(frame[raw_rows.EVENT_TIME]).dt.strftime("%Y-%m-%d")
-        for day, rows in frame.sample(frac=1, random_state=1).groupby(days):
-            folder = root / f"day={day}"
-            folder.mkdir(parents=True, exist_ok=True)
-            pq.write_table(as_table(rows), folder / f"part-{len(list(folder.iterdir()))}.parquet")
+        for rows, folder in day_folders(root, as_table(frame.sample(frac=1, random_state=1))):
+            pq.write_table(rows, folder / "part-0.parquet")
         return root
 
     return write

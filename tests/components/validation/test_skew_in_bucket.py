@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,9 +17,9 @@ from components.contracts.criteo import CRITEO, RAW_TYPES
 from components.runtime.errors import ContractError
 from components.validation.rules import ValidationSettings
 from components.validation.skew import EventSpan, measure_skew, open_served, read_served
+from tests.support.archives import day_folders
 
 URI = "gs://models/a lake"
-REPOSITORY = Path(__file__).resolve().parents[3]
 DAY = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
 TYPES = {name: RAW_TYPES[name] for name in ("request_id", "row", "event_time", "I1", "C5")}
 SPAN = EventSpan(DAY + dt.timedelta(hours=6), DAY + dt.timedelta(hours=30))
@@ -54,11 +53,7 @@ def served_rows(raw_table):
 @pytest.fixture
 def in_both(served_rows, tmp_path, put):
     """The rows as an archive, in a folder and in the bucket, several files a day; gives the folder."""
-    days = pc.strftime(served_rows.column("event_time"), format="%Y-%m-%d").to_pylist()
-    for day in sorted(set(days)):
-        rows = served_rows.filter(pa.array([each == day for each in days]))
-        folder = tmp_path / "archive" / f"day={day}"
-        folder.mkdir(parents=True)
+    for rows, folder in day_folders(tmp_path / "archive", served_rows):
         for n in range(3):
             pq.write_table(rows.slice(n * 334, 334), folder / f"part-{n}.parquet")
     for path in sorted((tmp_path / "archive").rglob("*.parquet")):

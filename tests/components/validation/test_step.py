@@ -17,6 +17,7 @@ from components.store import runs
 from components.store.runs import report_path
 from components.validation.__main__ import metric_values
 from components.validation.windows import read_windows
+from tests.support.archives import day_folders
 from tests.support.kfp_components import run_component
 
 
@@ -253,11 +254,8 @@ def archive(tmp_path):
     """Writes a table as the served rows of its days."""
 
     def write(table):
-        days = pc.strftime(table.column("event_time"), format="%Y-%m-%d").to_pylist()
-        for day in sorted(set(days)):
-            folder = tmp_path / "archive" / f"day={day}"
-            folder.mkdir(parents=True)
-            pq.write_table(table.filter(pa.array([each == day for each in days])), folder / "part-x.parquet")
+        for rows, folder in day_folders(tmp_path / "archive", table):
+            pq.write_table(rows, folder / "part-x.parquet")
         return tmp_path / "archive"
 
     return write

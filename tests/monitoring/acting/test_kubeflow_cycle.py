@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from components.store.runs import RunOutcome, write_outcome
 from monitoring.acting.kubeflow_trigger import KubeflowTrigger
 from monitoring.monitor import Monitor
 from tests.support.kfp_server import KfpServer
@@ -53,28 +52,6 @@ def turns(b, monitor, number=10):
     for _ in range(number):
         monitor.tick()
         b.clock.now += 16.0
-
-
-def test_a_whole_cycle_ends_with_the_outcome_that_the_run_left(server, bench_of):
-    b = bench_of()
-    monitor = start_on_kubeflow(b)
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
-    (run,) = server.runs
-    sent = run["body"]["runtime_config"]["parameters"]
-    assert sent["trigger_id"] == run["display_name"] == "drift-20251113T021320Z-v1"
-    assert sent["trigger_reason"].endswith("(incremental run)")
-    for state in ("RUNNING", "PAUSED", "RUNNING"):
-        run["state"] = state
-        turns(b, monitor, 2)
-        assert monitor.retraining.progress.phase == "running"
-    run["state"] = "SUCCEEDED"
-    outcome = {"run": "r", "trigger_id": run["display_name"], "step": "evaluation", "reason": "auc fell"}
-    write_outcome(b.settings.store, RunOutcome(**outcome, state="refused", version=None, ended_at="2026-01-01"))
-    turns(b, monitor, 2)
-    (ended,) = [event for event in b.events if event["kind"] == "run_ended"]
-    assert (ended["outcome"], ended["request_id"]) == ("refused", run["display_name"])
-    assert monitor.retraining.memory.failures == 1
 
 
 def test_a_server_in_trouble_for_half_an_hour_costs_no_run_and_no_second_one(server, bench_of):

@@ -15,7 +15,7 @@ from components.runtime.errors import PermanentError
 from components.store.runs import RunOutcome, write_outcome
 from monitoring.acting.local_trigger import LocalTrigger
 from tests.support.monitors import retrain_request as request
-from tests.support.processes import wait_until
+from tests.support.processes import wait_for
 
 WAIT_FOR = "import sys, time, pathlib\nwhile not pathlib.Path({go!r}).exists(): time.sleep(0.01)\nsys.exit({code})"
 
@@ -35,7 +35,7 @@ def make(tmp_path):
 
 
 def ended(trigger, name):
-    return wait_until(lambda: (s := trigger.state(name)).state not in ("running",) and s, what="the end")
+    return wait_for(lambda: (s := trigger.state(name)).state not in ("running",) and s, "the end")
 
 
 def test_a_second_request_is_busy_and_the_same_one_already_there(make):

@@ -16,7 +16,7 @@ from monitoring.journal import Event
 from tests.support.clocks import Clock
 from tests.support.kept_documents import KeptDocuments
 from tests.support.monitors import DRIFT, START, traffic
-from tests.support.processes import wait_until
+from tests.support.processes import wait_for
 from tests.support.webhook_server import SECRET, WebhookServer
 
 
@@ -48,7 +48,7 @@ def turn(monitor, until, *, what="the messages"):
         monitor.acting.notifier.step(monitor._clock())
         return until()
 
-    wait_until(look, what=what)
+    wait_for(look, what)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_restart_neither_forgets_nor_repeats(told, server):
     monitor.tick()
     waiting = len(monitor.acting.notifier.outbox)
     assert waiting == 2
-    wait_until(lambda: server.asked, what="the first try")
+    wait_for(lambda: server.asked, "the first try")
     for number in range(3):  # as after a kill, while the server is down
         monitor = b.start()
         traffic(b, f"bad{number}", auc="bad")
@@ -130,7 +130,7 @@ def test_a_restart_neither_forgets_nor_repeats(told, server):
         monitor.acting.notifier.step(b.clock.now)
         return not len(monitor.acting.notifier.outbox)
 
-    wait_until(through, what="the messages")
+    wait_for(through, "the messages")
     titles = [text.split(":")[0] for text in texts(server)]
     assert list(dict.fromkeys(titles)) == ["Drift confirmed", "Retraining requested"]
 
@@ -186,7 +186,7 @@ def deliver(outbox, clock, server, *, until, seconds=1.0):
         outbox.step(clock.now)
         return until()
 
-    wait_until(look, what="the outbox")
+    wait_for(look, "the outbox")
 
 
 @pytest.fixture
