@@ -3,6 +3,8 @@
 import io
 import pickle
 import pickletools
+import re
+import shlex
 import struct
 import zipfile
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from components.contracts.manifests import Model
+from tests.support.paths import REPOSITORY
 
 INDICATED = "{indicator: true, transform: [clip(0..90), minmax]}"
 
@@ -42,21 +45,28 @@ def test_a_pickle_is_told_from_what_the_pipeline_writes(protocol):
     assert not any(map(is_pickle, (b"", b".", b'{"a": 1}\n', b"PAR1 and more", bytes(range(256)))))
 
 
-def test_a_drafted_file_takes_a_csv_of_other_columns_to_a_model_that_learned_them(write_clicks, tmp_path, run_to_end):
-    clicks = write_clicks(tmp_path / "clicks.csv", 6000)
-    folder, draft = tmp_path / "a folder", tmp_path / "shop.yaml"
-    store, lake, package = folder / "store", folder / "lake", tmp_path / "pipeline.yaml"
-    store.mkdir(parents=True)
-    for number, words in enumerate(
-        (
-            ["recommender", "init", str(clicks), "--output", str(draft)],
-            ["recommender", "check", str(draft)],
-            ["recommender", "accept", str(draft), "--store", str(store), "--why", "the first"],
-            ["ingest", "--store", str(store), "--data", str(clicks), "--lake", str(lake)],
-            ["compile", "--output", str(package)],
-            ["run", "--package", str(package), "--folder", str(folder), "--set", "gate.min_auc=0.55"],
-        )
-    ):
+def tutorial(folder):
+    """The commands of the README's section on one's own click log, word by word, with its files in `folder`."""
+    section = (REPOSITORY / "README.md").read_text().partition("## Your own click log\n")[2].partition("\n## ")[0]
+    for line in section.splitlines():
+        if line.startswith(("    evergreen ", "    mkdir ")):
+            words = shlex.split(line)
+            yield [
+                str(folder / w) if re.fullmatch(r"clicks\.csv|retraining\.yaml|shop[./\w]*", w) else w for w in words
+            ]
+
+
+def test_the_readmes_commands_take_a_csv_of_other_columns_to_a_model_that_learned_them(
+    write_clicks, tmp_path, run_to_end
+):
+    write_clicks(tmp_path / "clicks.csv", 6000)
+    folder, draft = tmp_path / "shop", tmp_path / "shop.yaml"
+    store, commands = folder / "store", list(tutorial(tmp_path))
+    assert [words[1] for words in commands] == ["recommender"] * 2 + ["-p", "recommender", "ingest", "compile", "run"]
+    for number, (program, *words) in enumerate(commands):
+        if program == "mkdir":
+            store.mkdir(parents=True)
+            continue
         ended = run_to_end(words, output=tmp_path / f"{number}.log", seconds=400)
         assert ended.code == 0, ended.output
         if words[1] == "init":
