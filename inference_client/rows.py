@@ -80,7 +80,8 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
     Args:
         rows: See `RowsByName`; `FeatureRows` are copied as they are.
         features: The columns, in the model's order.
-        may_lack_columns: Whether a column may be absent, and is then missing in every row.
+        may_lack_columns: Whether a column may be absent, and is then missing in every row. One that is served as one
+            value always may.
 
     Raises:
         ContractError: A column is unknown or absent, columns differ in length, or a value is not of its column's type;
@@ -103,8 +104,9 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
     if len(named) > len(features.names) - len(absent):
         unknown = next(name for name in named if name not in features.names)
         raise ContractError(f"rows have a column {unknown!r}, which is no feature{nearest(unknown, features.names)}")
-    if absent and not may_lack_columns:
-        raise ContractError(f"rows lack columns {absent}, expected {', '.join(features.names)}")
+    unneeded = {features.categorical[place] for place in features.served_as}
+    if not may_lack_columns and (needed := [name for name in absent if name not in unneeded]):
+        raise ContractError(f"rows lack columns {needed}, expected {', '.join(features.names)}")
     lengths = {name: len(values) for name, values in named.items()}
     num_rows = next(iter(lengths.values()), 0)
     for name, length in lengths.items():

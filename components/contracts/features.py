@@ -58,7 +58,8 @@ class CategoricalOptions:
     served_as: int | str | None = None
     """A value that the served model takes in every row, whatever the row holds: 1 for the place of an item in a list.
     The network learns from the real values how much they mattered, and what was shown where is then no reason to show
-    it there again. The gate judges by this value as well."""
+    it there again. The gate judges by this value as well, and the mean score of the rows so served is their click
+    rate. A request may leave the feature out; a row that is logged without it teaches nothing of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

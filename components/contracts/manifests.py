@@ -351,6 +351,9 @@ class Model(Manifest):
     """See `RawDataset.window_start`: what its own round learned begins there, late and replayed rows aside."""
     negative_rate: float = 1.0
     """See `RawDataset.negative_rate`. The stored weights are corrected already: scores are of all rows."""
+    served_shift: float = 0.0
+    """By what the stored bias is moved so that rows have the log's click rate as they are served, where a feature is
+    served as one value (`CategoricalOptions.served_as`); the round that continues the model begins without it."""
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`; what serving goes by is in the workflow."""
     days: list[dict[str, Any]] = field(default_factory=list)

@@ -3,7 +3,8 @@
 What an optimizer learned last leaves a model's mean prediction several percent off, in either direction. The bias alone
 corrects it: the predictions' mean becomes the click rate of the newest learned rows. The slope corrects a model that is
 too sure, or not sure enough, of which rows are clicked; rows that it learned cannot tell that, rows that it scored
-before it learned them can. No ranking changes by either. The correction for thinned rows is `start`'s.
+before it learned them can. No ranking changes by either. The correction for thinned rows is `start`'s, that for
+features which are served as one value is `fit`'s.
 """
 
 from __future__ import annotations

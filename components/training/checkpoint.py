@@ -113,6 +113,8 @@ class Checkpoint:
     """End of the best trial of those that ended."""
     final_step: int | None = None
     """Step of the final weights; None = the fit has not ended."""
+    served_shift: float = 0.0
+    """See `FitResult`; of the final weights."""
 
 
 class CheckpointFolder:
@@ -141,6 +143,7 @@ class CheckpointFolder:
             "best": asdict(checkpoint.best) if checkpoint.best else None,
             "judged": [{"scores": each.scores, "slope": each.slope} for each in checkpoint.judged],
             "final_step": checkpoint.final_step,
+            "served_shift": checkpoint.served_shift,
         }
         write_whole(self.path / _PROGRESS, json.dumps(described, indent=2) + "\n")
         self._remove_all_unnamed(checkpoint)
@@ -158,7 +161,8 @@ class CheckpointFolder:
         self._losses_on_disk = dict(enumerate(judged))
         now, best = Position(**described["now"]), described["best"]
         best = Position(**best) if best else None
-        found = Checkpoint(now=now, judged=judged, best=best, final_step=described["final_step"])
+        final = {name: described[name] for name in ("final_step", "served_shift")}
+        found = Checkpoint(now=now, judged=judged, best=best, **final)
         # Before the next save, which may need the room that a save left which was killed.
         self._remove_all_unnamed(found)
         logger.info("checkpoint found: %s", asdict(now))

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from components.contracts.manifests import TrainingSet
 from components.contracts.metrics import log_loss, roc_auc, row_log_losses
+from components.contracts.workflow import FeatureWorkflow
 from components.models.configs import NetworkConfig
 from components.models.files import add_to_bias, multiply
 from components.runtime.errors import ContractError, PermanentError, Preempted
@@ -94,6 +95,8 @@ class FitResult:
     """The rate that was chosen."""
     rows_per_second: float | None
     """Fitted rows per second of fitting; None where nothing was fitted in this process."""
+    served_shift: float
+    """See `Model.served_shift`."""
 
 
 def fit(
@@ -267,7 +270,12 @@ class _Fit:
         slope, probabilities = self._chosen.slope, self._scores(numbers)
         if slope != 1.0:
             probabilities = corrected(probabilities, slope=slope)
-        shift = newest_bias_shift(self._rows.labels[numbers], probabilities)
+        labels = self._rows.labels[numbers]
+        shift = newest_bias_shift(labels, probabilities)
+        served_shift = 0.0
+        if served_ids := self._served_ids():
+            as_served = corrected(self._scores(numbers, ids=served_ids), slope=slope, shift=shift)
+            served_shift = newest_bias_shift(labels, as_served)
         # Weights of thinned rows become those of all rows: once, on the way to the final folder.
         shift += log_odds_correction(self._job.training_set.negative_rate)
 
@@ -275,14 +283,25 @@ class _Fit:
             self._engine.save(folder)
             if slope != 1.0:
                 multiply(folder, (*self._job.config.logit_weights, "bias"), slope)
-            add_to_bias(folder, shift)
+            add_to_bias(folder, shift + served_shift)
 
         self._folder.keep_weights(FINAL, save)
         # The position stays that of the weights on disk, should the final ones be taken away and wanted again.
-        self._commit(replace(self._on_disk, final_step=self._engine.num_steps))
+        self._commit(replace(self._on_disk, final_step=self._engine.num_steps, served_shift=served_shift))
         logger.info(
-            "fit ends: learning rate %g, logits times %.4f, bias moved by %+.4f", self._chosen_rate, slope, shift
+            "fit ends: learning rate %g, logits times %.4f, bias moved by %+.4f and %+.4f more as served",
+            self._chosen_rate,
+            slope,
+            shift,
+            served_shift,
         )
+
+    def _served_ids(self) -> dict[int, int]:
+        """See `FeatureWorkflow.served_ids`."""
+        manifest = self._job.training_set
+        if not manifest.recommender.features.served_as:
+            return {}
+        return FeatureWorkflow.load(local_path(manifest.workflow_uri)).served_ids
 
     def _result(self) -> FitResult:
         assert self._state.final_step is not None, "only an ended fit has a result"
@@ -292,6 +311,7 @@ class _Fit:
             progressive=self._chosen.scores,
             learning_rate=self._chosen_rate,
             rows_per_second=self._rows_per_second,
+            served_shift=self._state.served_shift,
         )
 
     @property
@@ -342,9 +362,12 @@ class _Fit:
         self._state = replace(state, judged=(*state.judged, judgement))
         self._show({"step": self._engine.num_steps, "trial": state.now.trial, **judgement.scores})
 
-    def _scores(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The network's scores of these rows."""
-        probabilities = self._engine.score(self._rows.take(numbers))
+    def _scores(self, numbers: NDArray[np.int64], ids: Mapping[int, int] | None = None) -> NDArray[np.float32]:
+        """The network's scores of these rows; `ids` stand in for those of their places in every row."""
+        rows = self._rows.take(numbers)
+        for place, one in (ids or {}).items():
+            rows.ids[:, place] = one
+        probabilities = self._engine.score(rows)
         if num_wrong := int((~np.isfinite(probabilities)).sum()):
             raise _DivergedError(
                 f"{num_wrong} of {len(probabilities)} scores are not finite after step {self._engine.num_steps}, "

@@ -81,7 +81,8 @@ def read_parent(training_set: TrainingSet) -> Model | None:
 def continue_from(parent: Model, training_set: TrainingSet, config: NetworkConfig, *, into: Path) -> Path:
     """Writes the parent's weights, moments and step count into the folder `into`, with this round's vocabularies.
 
-    The logits are those of rows thinned as the training set's are, whatever the parent's own rate was.
+    The logits are those of rows thinned as the training set's are, whatever the parent's own rate was, and without the
+    parent's `served_shift`.
 
     The training set is this round's, encoded with the workflow that goes on from the parent's. A folder `into` that an
     earlier try left is replaced.
@@ -106,7 +107,7 @@ def continue_from(parent: Model, training_set: TrainingSet, config: NetworkConfi
         with whole_directory(into, replace=True) as aside:
             grow(stored, old, new, into=aside)
             _require_same_transforms(old, new)
-            add_to_bias(aside, -log_odds_correction(training_set.negative_rate))
+            add_to_bias(aside, -log_odds_correction(training_set.negative_rate) - parent.served_shift)
     except ContractError as error:
         raise ContractError(
             f"workflow {training_set.workflow_uri} does not go on from the parent {parent.model_id}'s: {error}"

@@ -91,6 +91,7 @@ def train(
             sha256=sha256,
             created_at=created_at.isoformat(),
             negative_rate=training_set.negative_rate,
+            served_shift=result.served_shift,
             excluded_columns=training_set.excluded_columns,
             days=training_set.days,
             files=training_set.files,

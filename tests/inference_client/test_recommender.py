@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from functools import partial
 
 import grpc
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from components.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER, DENSE, FEATURES
-from components.contracts.features import Features, ListOptions, category_of
+from components.contracts.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions, category_of
 from components.contracts.recommender import Recommender
 from components.contracts.records import OutcomeBatch, PredictionBatch
 from components.runtime.errors import ContractError, TemporaryError
@@ -223,6 +224,8 @@ def test_a_wrong_row_is_named_by_column_row_and_value(rows, text):
         feature_rows(rows, SHOP.features, may_lack_columns=True)
     with pytest.raises(ContractError, match=r"rows lack columns \['item', 'user'\], expected price, item, user"):
         feature_rows({"price": [1.0]}, SHOP.features)
+    served = replace(SHOP.features, categorical_options={"user": CategoricalOptions(served_as=1)})
+    assert feature_rows({"price": [1.0], "item": [2]}, served).categorical[0, :2].tolist() == [2, MISSING_CATEGORY]
 
 
 def test_numbers_texts_and_dictionaries_of_the_same_category_are_sound():

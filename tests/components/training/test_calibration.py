@@ -8,13 +8,17 @@ from datetime import datetime, timezone
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CATEGORICAL
+from components.contracts.features import CategoricalOptions
 from components.contracts.manifests import Model
+from components.contracts.workflow import FIRST_ID, FeatureWorkflow
 from components.models.configs import config_from_document
 from components.models.files import WEIGHTS_FILE, add_to_bias, open_model
 from components.models.scoring import load_scorer
 from components.runtime.errors import ContractError, Preempted
 from components.storage.uris import local_path
 from components.training.config import TrainingSettings
+from components.training.rows import Rows
 from components.training.start import continue_from, log_odds_correction
 from components.training.step import TrainingRun, train
 from tests.support.logistic_engine import SETTINGS, StopAfter, content, fitted
@@ -125,6 +129,30 @@ def test_a_round_starts_from_its_parents_scores_at_its_own_rate_whatever_the_par
     assert calibration(start, parent, held_out) > 1.1 * before
     add_to_bias(start, log_odds_correction(0.6))
     assert calibration(start, parent, held_out) == pytest.approx(before, rel=1e-6)
+
+
+def test_rows_have_the_clicks_of_the_log_as_they_are_served_and_a_next_round_begins_with_those_as_they_are(
+    run, world, make_training_set
+):
+    world.by_id[0][:] = np.where(np.arange(len(world.by_id[0])) == FIRST_ID, 2, 0)
+    training_set = make_training_set(*world.rows(NUM_ROWS)[:3])
+    path = local_path(training_set.workflow_uri)
+    workflow = FeatureWorkflow.load(path)
+    served_as = int(workflow.vocabularies[0][0])
+    features = replace(workflow.features, categorical_options={CATEGORICAL[0]: CategoricalOptions(served_as=served_as)})
+    replace(workflow, features=features).save(path)
+    recommender = replace(training_set.recommender, features=features)
+    model = run(replace(training_set, recommender=recommender), "pytorch", "served")
+    rows = world.encoded(HELD_OUT_ROWS, 99)
+    served = Rows(labels=rows.labels, dense=rows.dense, ids=rows.ids.copy())
+    served.ids[:, 0] = FIRST_ID
+    logits = world.rows(HELD_OUT_ROWS, 99)[3] + world.by_id[0][FIRST_ID] - world.by_id[0][rows.ids[:, 0]]
+    truth = float((1 / (1 + np.exp(-logits))).mean() / rows.labels.mean())
+    start = continue_from(model, training_set, CONFIG, into=path.parent / "start")
+    assert truth > 1.4
+    assert calibration(local_path(model.uri) / Model.WEIGHTS, model, served) == pytest.approx(1, abs=0.15)
+    assert calibration(start, model, served) == pytest.approx(truth, rel=0.15)
+    assert calibration(start, model, rows) == pytest.approx(1, abs=0.15)
 
 
 @pytest.mark.parametrize("rate", [0, -0.1, 1.1, float("nan")])
