@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from components.contracts.metrics import auc_difference, auc_estimate
-from tests.support.click_requests import draw_requests, true_auc
+from tests.support.planted_models import NOISE, draw, population_auc
 
 
 def coverage(*, windows: int, rows: int, size: int, rate: float, by_row: bool = False) -> dict[str, float]:
     """Share of the intervals that hold the truth, of the AUC and of the difference, and share that exist."""
-    random, truth = np.random.default_rng(size), true_auc(rate)
+    random, truth = np.random.default_rng(size), population_auc(rate, NOISE)
     found: dict[str, list[bool]] = {"auc": [], "difference": []}
     for _ in range(windows):
-        drawn = draw_requests(random, rows=rows, size=size, rate=rate)
-        groups = np.arange(rows) if by_row else drawn.groups
+        drawn = draw(random, rows=rows, rate=rate, rows_per_request=size)
+        groups = np.arange(len(drawn.labels)) if by_row else drawn.requests
         estimate = auc_estimate(drawn.labels, drawn.candidate, groups=groups)
         difference = auc_difference(drawn.labels, drawn.candidate, drawn.champion, groups=groups)
         for name, interval, true in (("auc", estimate, truth), ("difference", difference, 0.0)):
@@ -43,12 +43,13 @@ def test_rows_taken_one_by_one_would_promise_too_much():
 
 def test_users_who_come_back_need_to_be_counted_as_alike():
     """Rows of 16 requests of 4 rows share a user: by request an interval promises too much, by user it holds."""
-    random, truth = np.random.default_rng(7), true_auc(0.25)
+    random, truth = np.random.default_rng(7), population_auc(0.25, NOISE)
     held: dict[int, list[bool]] = {1: [], 16: []}
     for _ in range(400):
-        drawn = draw_requests(random, rows=4000, size=64, rate=0.25)
+        drawn = draw(random, rows=4000, rate=0.25, rows_per_request=64)
         for requests in held:
-            estimate = auc_estimate(drawn.labels, drawn.candidate, groups=np.arange(4000) // (64 // 16 * requests))
+            groups = np.arange(len(drawn.labels)) // (64 // 16 * requests)
+            estimate = auc_estimate(drawn.labels, drawn.candidate, groups=groups)
             assert estimate
             held[requests].append(estimate.low <= truth <= estimate.high)
     assert 0.92 <= np.mean(held[16]) <= 0.98
