@@ -72,7 +72,7 @@ def _extract_window(arguments: argparse.Namespace) -> None:
         changes = parse_settings(arguments.settings)
         recommender = accepted(store, arguments.recommender).with_settings(changes)
         settings = recommender.section(STEP, ExtractionSettings)
-        rivals = find_rivals(store, parent=arguments.parent, champion=arguments.champion)
+        rivals = find_rivals(store, parent=arguments.parent, champion=arguments.champion, features=recommender.features)
         excluded = excluded_columns(settings.columns, recommender.features)
         asked = arguments.window_start or settings.window_days
         seen = seen_files(None if asked else rivals.parent, settings.late_days)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 
+from components.contracts.features import Features
 from components.contracts.manifests import Model
 from components.extraction.day_versions import base_name
 from components.extraction.times import DAY_MICROS, TimeSpan, parse_day, parse_time, to_iso
@@ -179,17 +180,21 @@ class Rivals:
 NO_RIVALS = Rivals()
 
 
-def find_rivals(store: Path, *, parent: str, champion: str) -> Rivals:
+def find_rivals(store: Path, *, parent: str, champion: str, features: Features) -> Rivals:
     """The models that `parent` (`current`, `none` or a model's id) and `champion` (a released one's) name.
 
     Raises:
-        ContractError: a model is unknown, or its manifest is damaged.
+        ContractError: a model is unknown, its manifest is damaged, or the champion takes other columns than `features`,
+            so that it cannot be judged on the same rows.
     """
     release = model_store.champion(store, champion)
-    return Rivals(
-        parent=model_store.parent(store, parent),
-        champion=Model.read(local_path(release.model_uri) / Model.MANIFEST) if release else None,
-    )
+    found = Model.read(local_path(release.model_uri) / Model.MANIFEST) if release else None
+    if found is not None and (own := found.recommender.features.columns) != features.columns:
+        raise ContractError(
+            f"columns of the champion {found.model_id} are {own}, expected those of this run, {features.columns}; "
+            "judge a model of other columns without it, by champion=none"
+        )
+    return Rivals(parent=model_store.parent(store, parent), champion=found)
 
 
 def watermark(model: Model) -> int:

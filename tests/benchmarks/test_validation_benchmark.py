@@ -107,15 +107,6 @@ def test_one_category_doubles_at_the_others_cost(window, column):
     assert (after[moved] == chosen).all()
 
 
-@pytest.mark.parametrize("column", ["I8", "C17", "I2"])
-def test_a_tenth_of_the_rows_loses_its_value(window, column):
-    before, after = before_and_after(window, "10 % null", column)
-    lost = (np.isnan(after) & ~np.isnan(before)) | ((after == -1) & (before != -1) & (column in criteo.CATEGORICAL))
-    had = ~np.isnan(before) if column in criteo.DENSE else before != MISSING_CATEGORY
-    trials = had.sum() / (64 if column in USER_COLUMNS else 1)
-    assert lost.sum() / had.sum() == pytest.approx(0.1, abs=5 * np.sqrt(0.09 / trials))
-
-
 def test_what_is_written_is_the_window_in_the_raw_schema(world, tmp_path):
     drawn = draw_window(world, 5_000, np.random.default_rng(2), requests=UNEQUAL)
     write_window(drawn, tmp_path / "now", name="w")

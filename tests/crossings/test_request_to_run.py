@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.contracts.retrain_request import RetrainRequest
 from components.extraction.window import find_rivals, resolve_window
 from components.runtime.errors import PermanentError
@@ -114,7 +115,7 @@ def test_request_decides_only_what_the_pipeline_asks_for(monitor_asks, inputs, t
 
 def test_extraction_understands_the_requests_window(monitor_asks, tmp_path):
     request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
-    rivals = find_rivals(tmp_path / "store", parent=request.parent, champion=request.champion)
+    rivals = find_rivals(tmp_path / "store", parent=request.parent, champion=request.champion, features=CRITEO)
     window = resolve_window(start=request.window_start, end=request.window_end, parent=rivals.parent)
     assert window.start is None
     assert window.end == round(NOW * 1e6) + 1  # the row at that very time belongs to the run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +12,12 @@ import pytest
 
 from components.contracts.criteo import CATEGORICAL, CRITEO, FEATURES
 from components.contracts.manifests import Model, RawDataset
+from components.contracts.recommender import Recommender
 from components.contracts.workflow import FeatureWorkflow
 from components.extraction.columns import unread_columns
 from components.storage.uris import local_path
 from components.store.models import model_folder, stored_model
+from tests.support.recommenders import accept_into
 
 EXCLUDED = ["I2", "I13", "C7", "C26"]
 ASKED = json.dumps([name for name in FEATURES if name not in EXCLUDED])
@@ -75,6 +78,20 @@ def test_what_the_champion_learns_from_is_read_all_the_same(flags, run_main, cha
     for part in found.values():
         assert (part["I13"], part["C26"]) == (0, 0)
         assert min(part["I2"], part["C7"]) > 0
+
+
+def test_a_champion_of_other_columns_or_of_another_order_is_refused_before_anything_is_read(
+    flags, run_main, champion_without, capsys, tmp_path
+):
+    champion_without()
+    first, second, *others = CRITEO.numeric
+    turned = Recommender(name="click_model", features=replace(CRITEO, numeric=(second, first, *others)))
+    accept_into(tmp_path / "my store", turned)
+    assert run_main(flags, parent="none") == 2
+    assert "columns of the champion m1 are {'numeric': ['I1', 'I2'" in (said := capsys.readouterr().err)
+    assert "{'numeric': ['I2', 'I1'" in said
+    assert "champion=none" in said
+    assert run_main(flags, parent="none", champion="none") == 0
 
 
 def test_a_chain_of_rounds_without_a_column_reads_it_in_none(tmp_path, champion_without):
