@@ -116,6 +116,7 @@ class RecordFormat:
         self._messages = {"Features": tuple(fields), "Predictions": _PREDICTIONS, "Outcomes": _OUTCOMES}
         self._numeric = [names[name] for name in features.numeric]
         self._categorical = [names[name] for name in features.categorical]
+        self._width = len(features.places.slots)
         self._lists = [(names[name], sizes[name]) for name in features.lists]
         self._type = _message_type({**self._messages, "LogRecord": _RECORD})
 
@@ -136,11 +137,10 @@ class RecordFormat:
             outcomes = {name: getattr(record, name) for name in ("batch_id", "time", "event", "request_ids")}
             arrays = {"rows": record.rows.tobytes(), "times": record.times.tobytes()}
             return _serialized(self._type(outcomes={**outcomes, **arrays}))
-        width = len(self.features.places.slots)
-        if (record.dense.shape[1], record.categorical.shape[1]) != (len(self._numeric), width):
+        if (record.dense.shape[1], record.categorical.shape[1]) != (len(self._numeric), self._width):
             raise ContractError(
                 f"rows have {record.dense.shape[1]} numeric and {record.categorical.shape[1]} categorical columns, "
-                f"expected {len(self._numeric)} and {width}"
+                f"expected {len(self._numeric)} and {self._width}"
             )
         columns = dict(zip(self._numeric, _columns_of(record.dense)))
         columns |= zip(self._categorical, _columns_of(record.categorical[:, : len(self._categorical)]))

@@ -33,6 +33,7 @@ class Layout:
         self.plain = np.array([i for i, name in enumerate(self.columns) if name not in reference.lists])
         """[k] numbers of the columns that have one value a row: all but the lists."""
         self._places = reference.features.places
+        self._widths = (len(reference.features.numeric), len(self._places.slots))
         self._num_dense = num_dense = len(reference.dense)
         sizes = [len(reference.dense_edges)] * num_dense
         sizes += [len(column.values) + 2 for column in reference.categorical.values()]
@@ -63,8 +64,7 @@ class Layout:
 
     def fits(self, batch: PredictionBatch) -> bool:
         """Whether the batch has as many columns of each kind as the training rows."""
-        widths = len(self.reference.features.numeric), len(self._places.slots)
-        return (batch.dense.shape[1], batch.categorical.shape[1]) == widths
+        return (batch.dense.shape[1], batch.categorical.shape[1]) == self._widths
 
     def cells(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64], scores: NDArray[np.float32]
