@@ -2,7 +2,8 @@
 
 Public: `RecommenderClient` and `SyncRecommenderClient`; `Outcome`, which `tell` takes; `ScoredRows`, `Ranking` and
 `PublishingCounts`, which they return; `ClientSettings` and `PublisherSettings`; `Unpublished`, which closing
-raises if the log never came back. Errors of scoring are in `inference_client.errors`. Everything else may change.
+raises if the log never came back; `metrics_text`, for Prometheus. Errors of scoring are in `inference_client.errors`.
+Everything else may change.
 
 Rows go by column name, every answer is logged, and leaving the block publishes what is still queued. A site gives the
 server's address, `host:port`, and the place of its recommender's description; this example gives its own instead:
@@ -39,7 +40,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inference_client.publisher import Outcome, PublisherSettings, PublishingCounts, Unpublished
+    from inference_client.publisher import Outcome, PublisherSettings, PublishingCounts, Unpublished, metrics_text
     from inference_client.recommender import Ranking, RecommenderClient, ScoredRows, SyncRecommenderClient
     from inference_client.scoring import ClientSettings
 
@@ -53,10 +54,11 @@ __all__ = [
     "ScoredRows",
     "SyncRecommenderClient",
     "Unpublished",
+    "metrics_text",
 ]
 
 _MODULE_OF = {
-    **dict.fromkeys(("Outcome", "PublisherSettings", "PublishingCounts", "Unpublished"), "publisher"),
+    **dict.fromkeys(("Outcome", "PublisherSettings", "PublishingCounts", "Unpublished", "metrics_text"), "publisher"),
     **dict.fromkeys(("Ranking", "RecommenderClient", "ScoredRows", "SyncRecommenderClient"), "recommender"),
     "ClientSettings": "scoring",
 }

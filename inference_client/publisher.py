@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,14 +22,14 @@ import numpy as np
 from components.contracts.features import Features
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, EVENTS, OutcomeBatch, PredictionBatch, Record, record_id
-from components.logs.event_log import Publisher
+from components.logs.event_log import MAX_MESSAGE_BYTES, Publisher
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client.timing import Timing
 
 logger = logging.getLogger(__name__)
 
 MAX_ROWS_PER_RECORD = 2048
-"""A prediction record of this many rows takes 0.55 MB; the log takes 1 MB."""
+"""Of 39 columns such a prediction record takes 0.57 MB; the log takes 1 MB (`RecordPublisher.max_rows`)."""
 MAX_OUTCOMES_PER_MESSAGE = 2048
 """After an outage all outcomes are due at once; an outcome takes up to 300 bytes of a message's 1 MB."""
 MAX_ROWS_PER_FLUSH = 50_000
@@ -81,6 +81,40 @@ class PublishingCounts:
     """Why the log is unavailable; None while it takes records."""
     refused: bool = False
     """Whether the log refuses until somebody changes it (no such topic, no rights to it), instead of being away."""
+
+
+_METRICS = (
+    ("published_rows", "_total", "Rows of predictions that the log has."),
+    ("published_outcomes", "_total", "Outcomes that the log has."),
+    ("dropped_rows", "_total", "Rows of predictions that are lost: the queue was full, or the client closed."),
+    ("dropped_outcomes", "_total", "Outcomes that are lost: the queue was full, or the client closed."),
+    ("queued_rows", "", "Rows of predictions that wait for the log."),
+    ("queued_outcomes", "", "Outcomes that wait for their time or for the log."),
+)
+"""Field of `PublishingCounts`, end of the metric's name, text."""
+
+
+def metrics_text(counts: Mapping[str, PublishingCounts]) -> str:
+    """What a service shows at /metrics, in Prometheus' text format: each number, and whether the log takes records.
+
+    Args:
+        counts: Of each of the service's clients, by its recommender's name.
+
+    >>> metrics_text({"shop": PublishingCounts(dropped_rows=3)}).splitlines()[-1]
+    'evergreen_client_log_available{recommender="shop"} 1'
+    """
+    families = [
+        (name + end, "counter" if end else "gauge", text, {of: getattr(each, name) for of, each in counts.items()})
+        for name, end, text in _METRICS
+    ]
+    available = {of: int(each.problem is None) for of, each in counts.items()}
+    families.append(("available", "gauge", "1 while the log takes records, 0 while they wait.", available))
+    lines = []
+    for name, kind, text, values in families:
+        full_name = f"evergreen_client_log_{name}"
+        lines += [f"# HELP {full_name} {text}", f"# TYPE {full_name} {kind}"]
+        lines += [f'{full_name}{{recommender="{of}"}} {value}' for of, value in values.items()]
+    return "\n".join([*lines, ""])
 
 
 class Unpublished(TemporaryError):
@@ -148,6 +182,8 @@ class RecordPublisher:
         check_id("source", source)
         self._log, self._form, self._source = log, RecordFormat(features), source
         self._settings, self._timing = settings or PublisherSettings(), timing or Timing()
+        self.max_rows = min(MAX_ROWS_PER_RECORD, self._form.max_rows(MAX_MESSAGE_BYTES))
+        """The most rows of one prediction: its record must fit a message of the log."""
         self._counts = PublishingCounts()
         self._predictions: list[PredictionBatch] = []
         self._outcomes: list[Outcome] = []
@@ -321,11 +357,13 @@ class RecordPublisher:
     def _note_failure(self, error: Exception) -> None:
         self._failures += 1
         self._counts.problem = str(error) or repr(error)
-        self._counts.refused = isinstance(error, PermanentError)
+        was_refused, self._counts.refused = self._counts.refused, isinstance(error, PermanentError)
         if self._failures == 1:
             self._failing_since = self._timing.timer()
+        if self._failures == 1 or was_refused != self._counts.refused:
+            state = "refuses records" if self._counts.refused else "is unavailable"
             known = isinstance(error, TemporaryError | PermanentError)
-            logger.warning("the log is unavailable, records wait: %s", error, exc_info=None if known else error)
+            logger.warning("the log %s, records wait: %s", state, error, exc_info=None if known else error)
 
     def _note_success(self, flush: _Flush) -> None:
         counts = self._counts
@@ -335,15 +373,15 @@ class RecordPublisher:
         counts.queued_outcomes -= flush.num_outcomes
         counts.problem, counts.refused = None, False
         if self._failures:
-            logger.info(
-                "the log is available again after %.0f s; %d rows and %d outcomes were dropped since the start",
-                self._timing.timer() - self._failing_since,
+            logger.info("the log is available again after %.0f s", self._timing.timer() - self._failing_since)
+        self._failures = 0
+        if self._is_dropping and 2 * max(counts.queued_rows, counts.queued_outcomes) <= self._settings.max_queued:
+            self._is_dropping = False
+            logger.warning(
+                "the queue has room again; %d rows and %d outcomes were dropped since the start",
                 counts.dropped_rows,
                 counts.dropped_outcomes,
             )
-        self._failures = 0
-        if 2 * max(counts.queued_rows, counts.queued_outcomes) <= self._settings.max_queued:
-            self._is_dropping = False
 
 
 def check_id(name: str, text: str) -> None:

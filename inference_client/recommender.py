@@ -228,15 +228,12 @@ class RecommenderClient:
             log: False for rows that are shown to nobody, such as a warm-up's.
 
         Raises:
-            ContractError: A row is not as the model takes it, or a logged request has more than `MAX_ROWS_PER_RECORD`.
+            ContractError: A row is not as the model takes it, or a logged request has more of them than a message of
+                the log holds: `MAX_ROWS_PER_RECORD`, fewer of wide rows.
             TemporaryError, PermanentError: The rows were not scored; see `ScoringClient.score`. Never for the log.
         """
         features = feature_rows(rows, self.recommender.features)
-        request_id, logs = self._checked_id(request_id), log and self._publisher is not None
-        if logs and len(features) > MAX_ROWS_PER_RECORD:
-            raise ContractError(
-                f"the logged request has {len(features)} rows, expected at most {MAX_ROWS_PER_RECORD}, or log=False"
-            )
+        request_id, logs = self._checked_id(request_id), self._logs(len(features), log)
         scored = await self._score(features, request_id, key)
         now = self._timing.clock()
         return ScoredRows(
@@ -274,15 +271,16 @@ class RecommenderClient:
                 tell what another order is worth; the rule is `contracts.exploration`'s. The propensities are logged.
 
         Raises:
-            ContractError: k is outside 1..`MAX_ROWS_PER_RECORD`, `explore` outside [0, 0.5), the context is not one
-                row, there are no candidates, or a row is not as the model takes it.
+            ContractError: k is outside 1..`MAX_ROWS_PER_RECORD`, or more than a message of the log holds, `explore`
+                outside [0, 0.5), the context is not one row, there are no candidates, or a row is not as the model
+                takes it.
             TemporaryError, PermanentError: As `score`.
         """
         if not 1 <= k <= MAX_ROWS_PER_RECORD:
             raise ContractError(f"k is {k}, expected 1..{MAX_ROWS_PER_RECORD}")
         check_share(explore)
         features = _candidate_rows(candidates, context, self.recommender.features)
-        request_id, logs = self._checked_id(request_id), log and self._publisher is not None
+        request_id, logs = self._checked_id(request_id), self._logs(min(k, len(features)), log)
         scored = await self._score(features, request_id, key)
         best = np.argsort(-scored.scores, kind="stable")[:k]
         best, propensities = explored(best, explore, self._timing.chance())
@@ -348,6 +346,16 @@ class RecommenderClient:
             return uuid4().hex
         check_id("request_id", request_id)
         return request_id
+
+    def _logs(self, num_rows: int, log: bool) -> bool:
+        """Whether an answer of so many rows is logged, if the caller wants it."""
+        if not log or self._publisher is None:
+            return False
+        if num_rows > self._publisher.max_rows:
+            raise ContractError(
+                f"the logged request has {num_rows} rows, expected at most {self._publisher.max_rows}, or log=False"
+            )
+        return True
 
     async def _score(self, features: FeatureRows, request_id: str, key: str | None) -> Scored:
         if self._scorer is None or not self._is_open:

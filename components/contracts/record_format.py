@@ -83,6 +83,8 @@ _RECORD = (
 )
 _PREDICTION_ARRAYS = ("positions", "propensities", "shadow_scores")
 """Those that a record may lack."""
+_FRAME_BYTES, _COLUMN_BYTES = 1000, 8
+"""At most, of a message beside its arrays' numbers: ids, names and digest; a feature's tag and length."""
 
 
 class RecordFormat:
@@ -126,6 +128,16 @@ class RecordFormat:
         for message, fields in self._messages.items():
             lines += [f"  message {message} {{", *(f"    {_line(each)}" for each in fields), "  }"]
         return "\n".join([*lines, *(f"  {_line(each)}" for each in _RECORD), "}", ""])
+
+    def max_rows(self, num_bytes: int) -> int:
+        """How many rows of predictions fit a message of `num_bytes`, with positions, propensities and a shadow.
+
+        >>> RecordFormat(Features(numeric=("price",), categorical=("item",))).max_rows(1_000_000)
+        31218
+        """
+        arrays = sum(_ARRAYS[each.type].itemsize for each in _PREDICTIONS if each.repeated)
+        row_bytes = arrays + 4 * len(self._numeric) + 8 * self._width
+        return (num_bytes - _FRAME_BYTES - _COLUMN_BYTES * len(self.features.names)) // row_bytes
 
     def encode(self, record: Record) -> bytes:
         """The message that holds `record`.

@@ -1,6 +1,7 @@
 """A web service of one page that recommends items and logs what it showed and what was clicked.
 
-GET /recommend ranks the catalogue for a user, POST /click reports a click on it, GET /health says how the log is doing.
+GET /recommend ranks the catalogue for a user, POST /click reports a click on it, GET /health says how the log is doing,
+and GET /metrics the same to Prometheus.
 Run it with `uvicorn --factory examples.service.app:from_environment`; see README.md beside this file.
 """
 
@@ -17,13 +18,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fastapi import FastAPI, Query, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, Field
 
 from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.store.recommenders import recommender_at
-from inference_client import Outcome, RecommenderClient
+from inference_client import Outcome, RecommenderClient, metrics_text
 
 
 class Click(BaseModel):
@@ -86,6 +87,11 @@ def create_app(server: str, *, recommender: Recommender, log: str, items: pa.Tab
     async def health() -> dict[str, Any]:
         """What became of the records so far; the service answers also while the log is unavailable."""
         return asdict(app.state.client.log_counts)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> str:
+        """The same for Prometheus."""
+        return metrics_text({recommender.name: app.state.client.log_counts})
 
     return app
 

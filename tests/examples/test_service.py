@@ -53,6 +53,7 @@ def test_a_click_in_the_log_leads_to_the_item_that_was_shown(service, items, tmp
         page = web.get("/recommend", params={"user": "ada", "k": 3}).json()
         assert web.post("/click", json={"request_id": page["request_id"], "position": 2}).status_code == 202
         assert web.get("/health").json()["problem"] is None
+        assert 'evergreen_client_log_available{recommender="click_model"} 1' in web.get("/metrics").text
     categorical = np.stack([np.full(40, zlib.crc32(b"ada")), *items.values()], axis=1)
     expected = known_scores(np.full((40, 13), np.nan), categorical)
     best = np.argsort(-expected, kind="stable")[:3]

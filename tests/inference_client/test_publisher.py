@@ -8,6 +8,7 @@ import sqlite3
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from components.contracts.criteo import CRITEO
 from components.contracts.records import OutcomeBatch, PredictionBatch
@@ -21,9 +22,12 @@ from inference_client.publisher import (
     MAX_ROWS_PER_RECORD,
     Outcome,
     PublisherSettings,
+    PublishingCounts,
     RecordPublisher,
     Unpublished,
+    metrics_text,
 )
+from tests.support.full_disk import files_of_at_most
 from tests.support.record_messages import decode, encode
 from tests.support.virtual_time import SteppedTime
 
@@ -46,12 +50,13 @@ def prediction(make_rows):
 
 
 class MemoryLog:
-    """Keeps what is published; fails as long as `outage` says."""
+    """Keeps what is published; fails as long as `outage` says; `meanwhile` happens while it stores."""
 
-    def __init__(self, outage=lambda: None) -> None:
-        self.outage, self.messages, self.sizes = outage, [], []
+    def __init__(self, outage=lambda: None, meanwhile=lambda: None) -> None:
+        self.outage, self.meanwhile, self.messages, self.sizes = outage, meanwhile, [], []
 
     def publish(self, messages):
+        self.meanwhile()
         self.sizes.append(len(messages))
         if (error := self.outage()) is not None:
             # One is stored nevertheless, as by a broker that is lost in the middle.
@@ -138,14 +143,26 @@ def test_nothing_is_lost_or_doubled_while_the_log_is_locked(tmp_path, time, pred
     assert sorted(o[1:3] for o in outcomes_of(records)) == [("first", 0), ("first", 2), ("later", 0)]
 
 
-@pytest.mark.parametrize(("kind", "seconds"), [(TemporaryError, 600.0), (PermanentError, 2.0), (RuntimeError, 61.0)])
-def test_publishing_goes_on_after_any_outage_and_says_so_twice(time, prediction, caplog, kind, seconds):
+OUTAGES = [(TemporaryError, 600.0, 0.0), (PermanentError, 2.0, 0.0), (RuntimeError, 61.0, 0.0), (OSError, 61.0, 20.0)]
+
+
+@pytest.mark.parametrize(("kind", "seconds", "slow_seconds"), OUTAGES, ids=["away", "refused", "broken", "slow"])
+def test_publishing_goes_on_after_any_outage_and_says_so_twice(time, prediction, caplog, kind, seconds, slow_seconds):
+    """A log that comes back slowly takes 20 s for each flush, during which requests are scored and logged."""
     caplog.set_level(logging.INFO, logger="inference_client.publisher")
-    log = MemoryLog(lambda: kind("gone") if 1000.0 < time.now < 1000.0 + seconds else None)
+
+    def store_slowly():
+        for _ in range(20 if slow_seconds and time.now >= 1000.0 + seconds else 0):
+            time.now += slow_seconds / 20
+            live()
+
+    log = MemoryLog(lambda: kind("gone") if 1000.0 < time.now < 1000.0 + seconds else None, store_slowly)
     publisher = publisher_of(log, time)
     during = []
 
     def live():
+        if publisher._stopping:
+            return
         number = len(during)
         during.append(publisher.counts.problem)
         publisher.add(prediction(f"r{number}", time.now, n=1), clicks(f"r{number}", 0, time=time.now))
@@ -168,8 +185,79 @@ def test_publishing_goes_on_after_any_outage_and_says_so_twice(time, prediction,
     assert len({payload for _, payload in log.messages}) == len(dict(log.messages)), "an id named two contents"
     lines = [record.message for record in caplog.records]
     assert len(lines) == 2
-    assert lines[0] == "the log is unavailable, records wait: gone"
+    assert (
+        lines[0] == f"the log {'refuses records' if kind is PermanentError else 'is unavailable'}, records wait: gone"
+    )
     assert "available again after" in lines[1]
+
+
+def test_a_full_disk_is_an_outage_that_ends_when_there_is_room(tmp_path, time, prediction, read_log):
+    publisher = sqlite_publisher(tmp_path / "log.db", time)
+    publisher.add(prediction("before"))
+    asyncio.run(publisher.flush())
+    used = max(path.stat().st_size for path in tmp_path.iterdir())
+    for number in range(20):
+        publisher.add(prediction(f"r{number}", n=200), clicks(f"r{number}", 3))
+    with files_of_at_most(used + 100_000), pytest.raises(TemporaryError):
+        asyncio.run(publisher.flush())
+    assert (publisher.counts.queued_rows, publisher.counts.dropped_rows) == (4000, 0)
+    assert "log.db" in publisher.counts.problem
+    asyncio.run(publisher.drain())
+    records = read_log(tmp_path / "log.db")
+    stored = [record.request_id for record in records if isinstance(record, PredictionBatch)]
+    assert stored == ["before", *(f"r{number}" for number in range(20))]
+    assert len(outcomes_of(records)) == 20
+    assert publisher.counts.problem is None
+
+
+def test_each_change_of_state_is_one_line(time, prediction, caplog):
+    """Away, refusing, away, full, back, with room again."""
+    caplog.set_level(logging.INFO, logger="inference_client.publisher")
+    failures = [
+        TemporaryError("gone"),
+        TemporaryError("still gone"),
+        PermanentError("no rights"),
+        TemporaryError("gone"),
+    ]
+    log = MemoryLog(lambda: failures.pop(0) if failures else None)
+    publisher = publisher_of(log, time, max_queued=8)
+    for number in range(4):
+        publisher.add(prediction(f"r{number}"), clicks(f"r{number}", 0))
+    time.at_wake.append(lambda: setattr(publisher, "_stopping", len(log.sizes) > 4))
+    asyncio.run(publisher.run())
+    assert [record.message for record in caplog.records] == [
+        "the queue is full (8 rows, 2 outcomes): the newest records are dropped",
+        "the log is unavailable, records wait: gone",
+        "the log refuses records, records wait: no rights",
+        "the log is unavailable, records wait: gone",
+        "the log is available again after 2 s",
+        "the queue has room again; 8 rows and 2 outcomes were dropped since the start",
+    ]
+
+
+def test_prometheus_reads_every_count_and_whether_the_log_is_there(time, prediction):
+    away = []
+    publisher = publisher_of(MemoryLog(lambda: away[0] if away else None), time, max_queued=12)
+    publisher.add(prediction("r1"), clicks("r1", 0, 1))
+    asyncio.run(publisher.flush())
+    away.append(TemporaryError("gone"))
+    for number in range(5):
+        publisher.add(prediction(f"later-{number}"), clicks(f"later-{number}", 0))
+    with pytest.raises(TemporaryError):
+        asyncio.run(publisher.flush())
+    text = metrics_text({"shop": publisher.counts, "news": PublishingCounts()})
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    read = {
+        (each.name.removeprefix("evergreen_client_log_"), each.labels["recommender"]): each.value
+        for family in families.values()
+        for each in family.samples
+    }
+    assert {name: value for (name, of), value in read.items() if of == "shop"} == {
+        "published_rows_total": 4, "published_outcomes_total": 2, "dropped_rows_total": 8, "dropped_outcomes_total": 2,
+        "queued_rows": 12, "queued_outcomes": 3, "available": 0,
+    }  # fmt: skip
+    assert read["available", "news"] == 1
+    assert {family.type for family in families.values()} == {"counter", "gauge"}
 
 
 def test_a_long_outage_keeps_what_was_first_within_its_bounds_and_counts_what_it_drops(time, prediction, caplog):
