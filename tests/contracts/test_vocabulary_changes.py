@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,20 +11,13 @@ from hypothesis import strategies as st
 from components.contracts.criteo import CRITEO
 from components.contracts.features import Features
 from components.contracts.vocabulary_changes import vocabulary_changes
-from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from components.contracts.workflow import TOMBSTONE
 from components.runtime.errors import ContractError
+from tests.support.workflows import workflow_of
 
 
 def workflow(first, *others):
-    vocabularies = [np.array(v, np.int64) for v in (first, *others)]
-    vocabularies += [np.zeros(0, np.int64)] * (26 - len(vocabularies))
-    return FeatureWorkflow(
-        features=CRITEO,
-        vocabularies=tuple(vocabularies),
-        means=np.zeros(13, np.float32),
-        stds=np.ones(13, np.float32),
-        frequency_threshold=1,
-    )
+    return workflow_of([first, *others, *[[]] * (25 - len(others))])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from components.contracts.criteo import CRITEO
 from components.contracts.features import MISSING_CATEGORY, Features, NumericOptions
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.runtime.errors import ContractError
+from tests.support.workflows import workflow_of
 
 
 def fitted(*, seed=0, **changes):
@@ -151,14 +152,8 @@ def test_columns_that_cannot_be_left_out_are_refused(names, said):
 )
 def test_columns_of_any_name_and_number_survive_the_disk(tmp_path, features):
     num_numeric, num_categorical = len(features.numeric), len(features.categorical)
-    encoder = FeatureWorkflow(
-        features=features,
-        vocabularies=tuple(np.arange(10 * i, 11 * i) for i in range(num_categorical)),
-        means=np.arange(num_numeric, dtype=np.float32),
-        stds=np.ones(num_numeric, np.float32),
-        frequency_threshold=1,
-        excluded=features.names[:1],
-    )
+    vocabularies, means = [np.arange(10 * i, 11 * i) for i in range(num_categorical)], np.arange(num_numeric)
+    encoder = workflow_of(vocabularies, features, means=means.astype(np.float32), excluded=features.names[:1])
     encoder.save(tmp_path)
     loaded = FeatureWorkflow.load(tmp_path)
     assert loaded.features == features

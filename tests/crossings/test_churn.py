@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO, NUM_CATEGORICAL
+from components.contracts.criteo import NUM_CATEGORICAL
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.models.files import TABLE, WEIGHTS_FILE, new_model, open_model
@@ -25,6 +25,7 @@ from components.runtime.durable import sha256_tree
 from components.training.start import grow
 from tests.support.graphs import open_built
 from tests.support.toy_models import ToyModel, toy_model
+from tests.support.workflows import workflow_of
 
 DIM = 2
 DAY = 86_400_000_000
@@ -80,13 +81,7 @@ def run_round(parent: Round | None, number: int, rows, folder: Path) -> Round:
     counts = [Counter(column[column >= 0].tolist()) for column in rows.T]
     seen = [(np.array(list(c), np.int64), np.array(list(c.values()), np.int64)) for c in counts]
     columns = [next_column(column, *counted, now=number * DAY, rules=RULES) for column, counted in zip(columns, seen)]
-    workflow = FeatureWorkflow(
-        features=CRITEO,
-        vocabularies=tuple(column.vocabulary for column in columns),
-        means=np.zeros(13, np.float32),
-        stds=np.ones(13, np.float32),
-        frequency_threshold=THRESHOLD,
-    )
+    workflow = workflow_of([column.vocabulary for column in columns], frequency_threshold=THRESHOLD)
     workflow.save(folder / "workflow")
     save_columns(columns, folder / "workflow")
     if parent:

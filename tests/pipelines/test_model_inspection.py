@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import Model
-from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from components.contracts.workflow import TOMBSTONE
 from components.models.configs import DcnConfig
 from components.models.files import TABLE, new_model
 from components.runtime.durable import sha256_tree
 from pipelines.__main__ import main
+from tests.support.workflows import workflow_of
 
 CONFIG = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=3, num_cross_layers=1, tower=(4,), projection_dim=2)
 VOCABULARIES = [np.array([5, TOMBSTONE, 9, TOMBSTONE]), np.zeros(0, np.int64), *[np.arange(4)] * 24]
@@ -40,13 +41,7 @@ def store_model(tmp_path, tensors):
                 into.table[:] = values[TABLE]
                 for name, array in into.dense.items():
                     array[:] = values[name]
-        FeatureWorkflow(
-            features=CRITEO,
-            vocabularies=tuple(VOCABULARIES),
-            means=np.zeros(13, np.float32),
-            stds=np.ones(13, np.float32),
-            frequency_threshold=1,
-        ).save(folder / Model.WORKFLOW)
+        workflow_of(VOCABULARIES).save(folder / Model.WORKFLOW)
         Model(
             model_id="m1", uri=folder.as_uri(), backend="pytorch", config=CONFIG.as_document(), slot_sizes=SLOT_SIZES,
             parent_model_id=None, seed=1, num_train_rows=1234, optimizer_step=56, progressive={},

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from components.contracts.criteo import CRITEO
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from tests.support.workflows import workflow_of
 
 INT64 = np.iinfo(np.int64)
 STRANGE_CATEGORIES = np.array(
@@ -44,9 +44,8 @@ def strange_workflow(seed=0, num_keys=200) -> FeatureWorkflow:
         np.full(5, TOMBSTONE),
         np.arange(num_keys)[::-1] * 2**20 // num_keys * 4096,
     ]
-    return FeatureWorkflow(
-        features=CRITEO,
-        vocabularies=tuple(kinds[i % len(kinds)].astype(np.int64) for i in range(26)),
+    return workflow_of(
+        [kinds[i % len(kinds)] for i in range(26)],
         means=random.normal(1.5, 0.5, 13).astype(np.float32),
         stds=random.uniform(0.5, 2.0, 13).astype(np.float32),
         frequency_threshold=2,

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from components.contracts.criteo import CRITEO
 from components.contracts.features import MISSING_CATEGORY
-from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from components.contracts.workflow import TOMBSTONE
 from components.models.files import NETWORK_FILE, TABLE, new_model
 from components.runtime.durable import write_whole
+from tests.support.workflows import workflow_of
 
 HIDDEN = 8
 
@@ -103,9 +103,8 @@ def toy_workflow(seed=0, vocabularies=None):
             keys = np.unique(np.random.default_rng(1000 + i).integers(0, 2**32 - 1, 3 + 7 * i))
             keep = random.permutation(keys)[: 0 if i % 5 == 4 else max(1, len(keys) - 2)]
             vocabularies.append(keep.astype(np.int64))
-    return FeatureWorkflow(
-        features=CRITEO,
-        vocabularies=tuple(vocabularies),
+    return workflow_of(
+        vocabularies,
         means=random.normal(1.5, 0.5, 13).astype(np.float32),
         stds=random.uniform(0.5, 2.0, 13).astype(np.float32),
         frequency_threshold=2,

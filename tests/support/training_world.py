@@ -8,12 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER, DENSE
+from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
 from components.contracts.manifests import TrainingSet
 from components.contracts.raw_rows import LABEL
-from components.contracts.workflow import FIRST_ID, FeatureWorkflow
+from components.contracts.workflow import FIRST_ID
 from components.models.configs import DcnConfig
 from components.training.rows import Rows
+from tests.support.workflows import workflow_of
 
 SLOT_SIZES = [6 + 3 * i for i in range(26)]
 
@@ -73,13 +74,7 @@ def write_folder(folder: Path, labels, dense, ids, num_files=2) -> Path:
 
 def write_workflow(folder: Path, slot_sizes, start=0) -> Path:
     """A feature workflow whose vocabularies have these sizes; growing one keeps its beginning."""
-    FeatureWorkflow(
-        features=CRITEO,
-        vocabularies=tuple(start + 10_000 * c + np.arange(s - FIRST_ID) for c, s in enumerate(slot_sizes)),
-        means=np.zeros(13, np.float32),
-        stds=np.ones(13, np.float32),
-        frequency_threshold=1,
-    ).save(folder)
+    workflow_of([start + 10_000 * c + np.arange(s - FIRST_ID) for c, s in enumerate(slot_sizes)]).save(folder)
     return folder
 
 

@@ -91,7 +91,7 @@ def unserved(tmp_path):
     """A release that no server is told of."""
     from components.deployment.release import ReleaseSettings
 
-    return ReleaseSettings(store=tmp_path / "store", repository=(tmp_path / "repository").as_uri())
+    return ReleaseSettings(store=tmp_path / "a store", repository=(tmp_path / "repository").as_uri())
 
 
 @pytest.fixture

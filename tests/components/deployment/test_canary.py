@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import shutil
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -39,28 +39,28 @@ class Place:
     def __init__(self, root, make_candidate):
         self.store, self.repository, self.archive = root / "store", root / "repository", root / "archive"
         self.clock = Clock()
-        self.servers = {url: ServerDouble(url, self.repository) for url in URLS}
+        self.servers = {url: self.server(url) for url in URLS}
         self.candidates = {seed: make_candidate(self.store, seed) for seed in (1, 2)}
         self.checkpoints: list[str] = []
         self.crash_at: int | None = None
         self.evidence_files = 0
         release(*self.candidates[1], settings=self.release_settings())
 
-    def remember(self, copy):
+    def server(self, url):
+        return ServerDouble(url, repository=self.repository, state=self.store.with_name("servers"))
+
+    def remember(self, place):
         """Something that brings everything back to how it is now."""
         root, now, files = self.store.parent, self.clock.now, self.evidence_files
-        shutil.copytree(root, copy)
-        servers = {
-            url: (dict(s.models), {n: Counter(c) for n, c in s.counted.items()}) for url, s in self.servers.items()
-        }
+        shutil.copytree(root, place)
+        counted = {url: copy.deepcopy(server.counted) for url, server in self.servers.items()}
 
         def go_back():
             shutil.rmtree(root)
-            shutil.copytree(copy, root)
+            shutil.copytree(place, root)
             self.clock.now, self.evidence_files = now, files
-            for url, (models, counted) in servers.items():
-                self.servers[url].models = dict(models)
-                self.servers[url].counted = {name: Counter(counter) for name, counter in counted.items()}
+            for url, server in self.servers.items():
+                server.counted = copy.deepcopy(counted[url])
 
         return go_back
 
@@ -156,12 +156,12 @@ class Place:
         known = {entry.version for entry in read_entries(self.store)}
         plan, live = self.plan(), current(self.store)
         for server in self.servers.values():
-            served = max(server.models[MODEL_NAME])
+            served = max(server.loaded())
             assert served in known
             if plan is not None:
-                assert set(server.models[MODEL_NAME]) <= known
+                assert set(server.loaded()) <= known
                 if plan.canary is not None:
-                    assert plan.canary.version in server.models[CANARY_NAME]
+                    assert plan.canary.version in server.loaded(CANARY_NAME)
         assert live is not None
 
 
@@ -181,9 +181,9 @@ def assert_clean(place):
     assert canary_at_work(place.store) is None
     plan = place.plan()
     assert plan is None or (plan.canary is None and plan.stable.version == current(place.store).version)
-    assert all(CANARY_NAME not in server.models for server in place.servers.values())
+    assert all(server.loaded(CANARY_NAME) == [] for server in place.servers.values())
     assert not list((place.repository / CANARY_NAME).glob("*/version.json"))
-    assert all(max(s.models[MODEL_NAME]) == current(place.store).version for s in place.servers.values())
+    assert all(max(s.loaded()) == current(place.store).version for s in place.servers.values())
 
 
 def test_a_canary_is_loaded_beside_the_live_version_and_only_the_plan_leads_to_it(place):
@@ -192,8 +192,8 @@ def test_a_canary_is_loaded_beside_the_live_version_and_only_the_plan_leads_to_i
     assert (plan.stable.version, plan.canary.version, plan.canary_share) == (1, done.version, 0.01)
     assert (plan.canary.model_name, plan.shadow_share) == (CANARY_NAME, 1.0)
     for server in place.servers.values():
-        assert set(server.models[CANARY_NAME]) == {done.version}
-        assert set(server.models[MODEL_NAME]) == {1}, "who names no version never meets the canary"
+        assert server.loaded(CANARY_NAME) == [done.version]
+        assert server.loaded() == [1], "who names no version never meets the canary"
     assert place.actions()[-2:] == ["intent", "canary"]
     assert current(place.store).version == 1
     assert canary_at_work(place.store).version == done.version
@@ -242,7 +242,7 @@ def test_a_worse_canary_is_aborted_and_unloaded_only_once_clients_know(place):
     assert (found.action, found.wait_seconds) == ("aborted", 5.0)
     assert place.plan().canary is None
     assert place.step().action == "draining"
-    assert all(done.version in s.models[CANARY_NAME] for s in place.servers.values())
+    assert all(done.version in s.loaded(CANARY_NAME) for s in place.servers.values())
     place.clock.advance(5)
     assert place.step().action == "ended"
     last = read_entries(place.store)[-1]
@@ -293,11 +293,11 @@ def test_the_warm_up_of_a_server_that_appears_or_restarts_is_not_held_against_th
     place.requests()
     assert place.step().judgement.by_counts.latency_ratio is not None
     if change == "new":
-        place.servers["c:1"] = ServerDouble("c:1", place.repository)
+        place.servers["c:1"] = place.server("c:1")
         server, metrics = place.servers["c:1"], (*URLS, "c:1")
     else:
         server, metrics = place.servers["b:1"], URLS
-    server.restart()
+    server.start()
     server.load(CANARY_NAME)
     for name, version in ((MODEL_NAME, 1), (CANARY_NAME, 2)):
         server.count(name, version, success=70, infer_us=700_000)
@@ -428,10 +428,10 @@ def test_the_next_canary_unloads_the_one_before_once_clients_have_left_it(place,
     with pytest.raises(TemporaryError, match="clients may still ask"):
         start(fourth[0], verdict, fourth[2], settings=place.release_settings())
     assert place.plan().canary is None
-    assert all(before in s.models[CANARY_NAME] for s in place.servers.values())
+    assert all(before in s.loaded(CANARY_NAME) for s in place.servers.values())
     place.clock.advance(5)
     assert start(fourth[0], verdict, fourth[2], settings=place.release_settings()).version == done.version + 1
-    assert all(set(s.models[CANARY_NAME]) == {done.version + 1} for s in place.servers.values())
+    assert all(s.loaded(CANARY_NAME) == [done.version + 1] for s in place.servers.values())
 
 
 def test_a_person_may_try_what_is_undecided_and_nobody_what_failed(place):
@@ -445,11 +445,9 @@ def test_a_person_may_try_what_is_undecided_and_nobody_what_failed(place):
     assert canary_at_work(place.store) is not None
 
 
-def test_nothing_live_is_no_place_for_a_canary(tmp_path, make_candidate):
-    store = tmp_path / "empty"
-    settings = ReleaseSettings(store=store, repository=(tmp_path / "r").as_uri())
+def test_nothing_live_is_no_place_for_a_canary(unserved, make_candidate):
     with pytest.raises(ContractError, match="no live version"):
-        start(*make_candidate(store, 1), settings=settings)
+        start(*make_candidate(unserved.store, 1), settings=unserved)
 
 
 def test_the_live_model_is_no_canary_and_there_is_nothing_to_abort(place):
@@ -476,14 +474,14 @@ def test_a_rollback_ends_the_canary_and_the_next_step_unloads_it(place, make_can
 
 def test_a_canary_is_taken_back_while_a_server_is_down_and_unloaded_when_it_is_back(place):
     place.start()
-    place.servers["b:1"].is_up = False
+    place.servers["b:1"].crash()
     assert canary.abort(place.settings(), "an incident").action == "aborted"
     assert place.plan().canary is None, "clients go first"
     place.clock.advance(6)
     with pytest.raises(TemporaryError):
         place.step()
     assert canary_at_work(place.store) is not None
-    place.servers["b:1"].restart()
+    place.servers["b:1"].start()
     assert place.step().action == "ended"
     assert read_entries(place.store)[-1].reason == "an incident"
     assert_clean(place)
@@ -491,7 +489,7 @@ def test_a_canary_is_taken_back_while_a_server_is_down_and_unloaded_when_it_is_b
 
 def test_a_server_that_is_down_does_not_keep_a_bad_canary_going(place):
     place.start()
-    place.servers["b:1"].is_up = False
+    place.servers["b:1"].crash()
     place.requests()
     place.pairs()
     with pytest.raises(TemporaryError):
@@ -506,7 +504,7 @@ def test_a_server_that_is_down_does_not_keep_a_bad_canary_going(place):
 def test_without_a_canary_a_step_needs_no_server(place):
     """It is called every few minutes, also before the first model and where everything is scaled to zero."""
     for server in place.servers.values():
-        server.is_up = False
+        server.crash()
     assert place.step().action == "none"
 
 
@@ -529,7 +527,7 @@ def test_an_abort_takes_back_what_a_killed_start_had_published(place):
 def test_a_canary_that_a_restarted_server_refuses_or_answers_wrongly_is_aborted(place, fault):
     place.start()
     server = place.servers["a:1"]
-    server.restart()
+    server.start()
 
     def refuse(real, name):
         if name == CANARY_NAME:
@@ -710,9 +708,8 @@ def test_a_canary_started_by_hand_is_served_with_the_live_versions_options(tmp_p
 ROOT = "gs://models/serving"
 
 
-def test_a_canary_in_a_bucket_starts_grows_and_ends(cloud_storage, make_candidate, tmp_path):
-    store = tmp_path / "store"
-    settings = ReleaseSettings(store=store, repository=ROOT)
+def test_a_canary_in_a_bucket_starts_grows_and_ends(cloud_storage, make_candidate, unserved):
+    store, settings = unserved.store, dataclasses.replace(unserved, repository=ROOT)
     release(*make_candidate(store, 1), settings=settings)
     start(*make_candidate(store, 2), settings=settings)
     objects = open_objects(ROOT)

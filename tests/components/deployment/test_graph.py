@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import subprocess
 import sys
 
@@ -13,8 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.contracts.criteo import CATEGORICAL
-from components.contracts.criteo import DENSE as DENSE_COLUMNS
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from components.contracts.workflow import TOMBSTONE
@@ -129,21 +126,6 @@ def test_every_integer_a_counter_may_show_has_the_correctly_rounded_logarithm(en
     values, _ = encode(counts, np.zeros((len(counts), 26), np.int64))
     logged = np.log(counts.astype(np.longdouble) + 1).astype(np.float32)
     np.testing.assert_array_equal(values, (logged - WORKFLOW.means) / WORKFLOW.stds)
-
-
-@pytest.mark.parametrize(
-    "excluded", [("I2", "C1", "C17"), CATEGORICAL, DENSE_COLUMNS], ids=["some", "categories", "dense"]
-)
-def test_what_excluded_columns_hold_is_missing_in_the_graph(excluded):
-    nothing = np.zeros(0, np.int64)
-    kept = [nothing if name in excluded else v for name, v in zip(CATEGORICAL, WORKFLOW.vocabularies)]
-    workflow = dataclasses.replace(WORKFLOW, vocabularies=tuple(kept), excluded=excluded)
-    dense, categorical = nasty_rows(WORKFLOW, 400, 5)
-    values, rows = encoder(workflow)(dense, categorical)
-    dense[:, [name in excluded for name in DENSE_COLUMNS]] = np.nan
-    categorical[:, [name in excluded for name in CATEGORICAL]] = MISSING_CATEGORY
-    np.testing.assert_array_equal(rows, expected_rows(workflow, categorical))
-    np.testing.assert_array_equal(bits(values), bits(WORKFLOW.encode_dense(dense)))
 
 
 def look_up(table, key):
@@ -271,13 +253,6 @@ def test_tables_lie_beside_the_message_and_start_at_a_page(written, make_parts):
     assert {int(place["offset"]) % graph_parts.ALIGNMENT for place in places.values()} == {0}
     start, length = (int(places["embeddings"][key]) for key in ("offset", "length"))
     assert (folder / DATA_FILE).read_bytes()[start : start + length] == make_parts(1)[1].table.tobytes()
-
-
-def test_the_same_model_gives_the_same_files(written):
-    first, again, other = written("first"), written("again"), written("other", seed=2)
-    for name in (GRAPH_FILE, DATA_FILE):
-        assert (first / name).read_bytes() == (again / name).read_bytes()
-    assert graph_sha256(first) == graph_sha256(again) != graph_sha256(other)
 
 
 @pytest.mark.parametrize(("file", "kept"), [(DATA_FILE, None), (DATA_FILE, 0), (DATA_FILE, -1), (GRAPH_FILE, -200)])

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from components.contracts.features import CategoricalOptions, Features
 from components.contracts.serving import input_tensors, named_inputs
-from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from components.contracts.workflow import TOMBSTONE
 from components.deployment.graph.encoding import DENSE
 from components.deployment.graph.export import write_graph
 from components.deployment.graph.parity import open_graph
@@ -20,6 +20,7 @@ from components.runtime.errors import ContractError
 from components.store.models import GRAPH_FILE
 from tests.support.graphs import with_inner_values
 from tests.support.numeric_columns import EVERY_KIND, scaling_of, unscaled, values_of
+from tests.support.workflows import workflow_of
 
 DIM = 4
 SHOP = Features(numeric=("price", "age"), categorical=("item", "shop", "city"))
@@ -30,27 +31,14 @@ EACH = pytest.mark.parametrize(
 )
 
 
-def workflow_of(features, excluded=()):
+def shop_workflow(features, excluded=()):
     vocabularies = {"item": [7, 2**32 - 1, TOMBSTONE, 0], "shop": [0, 7, 5], "city": []}
-    return FeatureWorkflow(
-        features=features,
-        vocabularies=tuple(
-            np.array([] if name in excluded else vocabularies[name], np.int64) for name in features.categorical
-        ),
+    return workflow_of(
+        [[] if name in excluded else vocabularies[name] for name in features.categorical],
+        features,
         means=np.array([1.5, 0.25], np.float32)[: len(features.numeric)],
         stds=np.array([0.5, 2.0], np.float32)[: len(features.numeric)],
-        frequency_threshold=1,
         excluded=excluded,
-    )
-
-
-def unscaled_workflow(features, vocabularies):
-    return FeatureWorkflow(
-        features=features,
-        vocabularies=vocabularies,
-        means=np.zeros(0, np.float32),
-        stds=np.ones(0, np.float32),
-        frequency_threshold=1,
     )
 
 
@@ -99,7 +87,7 @@ def by_hand(workflow, table, dense, categorical, weights):
 @EACH
 @pytest.mark.parametrize("excludes", [False, True], ids=["all learnt", "some excluded"])
 def test_graph_scores_rows_of_any_columns_as_workflow_and_network_do(features, excludes, tmp_path):
-    workflow = workflow_of(features, tuple(n for n in ("age", "shop") if n in features.names) if excludes else ())
+    workflow = shop_workflow(features, tuple(n for n in ("age", "shop") if n in features.names) if excludes else ())
     network = network_of(features)
     weights = numpy_helper.to_array(network.graph.initializer[1])
     table = np.random.default_rng(2).normal(0, 0.5, (sum(workflow.slot_sizes), DIM)).astype(np.float32)
@@ -130,12 +118,11 @@ def test_graph_scores_rows_of_any_columns_as_workflow_and_network_do(features, e
 def test_graph_computes_numeric_columns_as_their_options_say(excluded, tmp_path):
     values = {name: values_of(name, 300) for name in EVERY_KIND.numeric}
     scalings = [scaling_of(name, unscaled(name, each)) for name, each in values.items()]
-    workflow = FeatureWorkflow(
-        features=EVERY_KIND,
-        vocabularies=(np.array([7]),),
+    workflow = workflow_of(
+        [[7]],
+        EVERY_KIND,
         means=np.array([centre for centre, _ in scalings], np.float32),
         stds=np.array([scale for _, scale in scalings], np.float32),
-        frequency_threshold=1,
         excluded=excluded,
     )
     dense = np.stack(list(values.values()), axis=1)
@@ -165,7 +152,7 @@ EDGES = sorted(
 @pytest.mark.parametrize("excluded", [(), ("shop",)], ids=["learnt", "excluded"])
 def test_a_column_that_is_served_as_one_value_has_it_in_every_row(excluded, tmp_path):
     options = {"shop": CategoricalOptions(served_as="5"), "item": CategoricalOptions(served_as=2**32 - 1)}
-    workflow = workflow_of(replace(SHOP, categorical_options=options), excluded)
+    workflow = shop_workflow(replace(SHOP, categorical_options=options), excluded)
     assert workflow.served_ids == {0: 4, 1: 1 if excluded else 5}
     network, random = network_of(SHOP), np.random.default_rng(2)
     weights = numpy_helper.to_array(network.graph.initializer[1])
@@ -179,14 +166,12 @@ def test_a_column_that_is_served_as_one_value_has_it_in_every_row(excluded, tmp_
 
 def test_a_column_that_is_served_as_a_value_without_a_category_is_refused():
     with pytest.raises(ContractError, match="shop is served as 6, which is none of its categories"):
-        workflow_of(replace(SHOP, categorical_options={"shop": CategoricalOptions(served_as=6)}))
+        shop_workflow(replace(SHOP, categorical_options={"shop": CategoricalOptions(served_as=6)}))
 
 
 def test_categories_of_52_bits_are_found_and_no_other_number_is_taken_for_one(tmp_path):
     known = [each for each in EDGES if each < 2**52]
-    workflow = unscaled_workflow(
-        Features(numeric=(), categorical=("item", "user")), (np.array(known[::2]), np.array(known[1::2]))
-    )
+    workflow = workflow_of([known[::2], known[1::2]], Features(numeric=(), categorical=("item", "user")))
     table = np.random.default_rng(0).normal(size=(sum(workflow.slot_sizes), DIM)).astype(np.float32)
     write_graph(tmp_path, workflow, table, network=network_of(workflow.features), name="shop")
     raw = [*EDGES, *(-each for each in EDGES), 2**63 - 1, -(2**63), 2**62, *(each + 2**34 for each in known)]
@@ -199,7 +184,7 @@ def test_categories_of_52_bits_are_found_and_no_other_number_is_taken_for_one(tm
 
 def test_too_many_columns_of_wide_categories_are_refused(tmp_path):
     features = Features(numeric=(), categorical=tuple(f"c{i}" for i in range(1024)))
-    workflow = unscaled_workflow(features, (np.array([2**40]),) * 1024)
+    workflow = workflow_of([[2**40]] * 1024, features)
     with pytest.raises(
         ContractError, match="1024 categorical columns are too many for one graph, expected at most 1023"
     ):

@@ -22,10 +22,10 @@ from components.deployment.release import release
 from components.deployment.rollback import rollback
 from components.runtime.errors import ContractError
 from components.store.promotion_journal import read_entries
+from tests.support.paths import REPOSITORY
 from tests.support.real_servers import live_version
 from tests.support.served_names import MODEL_NAME
 
-ROOT = Path(__file__).resolve().parents[3]
 RELEASE_PLACES = [
     ("kept", 1), ("intent written", 1), ("staged", 1), ("rehearsed", 1), ("folder published", 1), ("config written", 1),
     ("loaded", 1), ("loaded", 2), ("probed", 1), ("journal written", 1), ("pruned", 1),
@@ -48,7 +48,7 @@ def mostly_slow(places, quick=("loaded", 1)):
 def kill():
     """Runs a job of `killed_deployments` and answers the status of its end."""
     command = [sys.executable, "-m", "tests.support.killed_deployments"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
 
     def run(**job):
         process.stdin.write(json.dumps(job) + "\n")

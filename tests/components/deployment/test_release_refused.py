@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from components.deployment import site
-from components.deployment.release import ReleaseSettings, release
+from components.deployment.release import release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.servers import Patience
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -152,19 +152,16 @@ def _stubs_of(pid):
     return {int(child) for file in children for child in file.read_text().split()}
 
 
-def test_a_repository_that_cannot_be_written_is_named_before_any_work(make_candidate, tmp_path):
-    store = tmp_path / "store"
-    candidate = make_candidate(store, 1)
+def test_a_repository_that_cannot_be_written_is_named_before_any_work(make_candidate, unserved, tmp_path):
+    candidate = make_candidate(unserved.store, 1)
     (tmp_path / "file").write_text("not a folder")
-    settings = ReleaseSettings(store=store, repository=str(tmp_path / "file" / "repository"))
+    settings = dataclasses.replace(unserved, repository=str(tmp_path / "file" / "repository"))
     with pytest.raises(ContractError, match=r"model repository .*/file/repository is not writable: Not a directory"):
         release(*candidate, settings=settings)
 
 
-def test_without_an_answering_server_nothing_is_published(make_candidate, tmp_path):
-    settings = ReleaseSettings(
-        store=tmp_path / "store", repository=str(tmp_path / "repository"), triton_urls=("127.0.0.1:9",)
-    )
+def test_without_an_answering_server_nothing_is_published(make_candidate, unserved, tmp_path):
+    settings = dataclasses.replace(unserved, triton_urls=("127.0.0.1:9",))
     with pytest.raises(TemporaryError, match=r"triton 127.0.0.1:9: liveness failed"):
         release(*make_candidate(settings.store, 1), settings=settings)
     assert not (tmp_path / "repository" / MODEL_NAME / "config.pbtxt").exists()
@@ -180,10 +177,10 @@ def lock_taken(tmp_path):
     return lambda: os.close(descriptor)
 
 
-def test_a_second_deployment_at_the_same_time_is_refused(make_candidate, tmp_path, lock_taken):
+def test_a_second_deployment_at_the_same_time_is_refused(make_candidate, unserved, lock_taken):
     now, waits = iter(range(1000)), []
     patience = Patience(lock_seconds=30, clock=lambda: next(now), sleep=waits.append)
-    settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"), patience=patience)
+    settings = dataclasses.replace(unserved, patience=patience)
     candidate = make_candidate(settings.store, 1)
     with pytest.raises(TemporaryError, match="another deployment is at work"):
         release(*candidate, settings=settings)
@@ -192,19 +189,18 @@ def test_a_second_deployment_at_the_same_time_is_refused(make_candidate, tmp_pat
     assert release(*candidate, settings=settings).version == 1, "without servers it is published and recorded"
 
 
-def test_a_deployment_waits_a_little_for_whoever_has_the_lock(make_candidate, tmp_path, lock_taken):
+def test_a_deployment_waits_a_little_for_whoever_has_the_lock(make_candidate, unserved, lock_taken):
     """A watchdog that heals a server, in the very minute in which a person wants to go back."""
     patience = Patience(sleep=lambda _: lock_taken())
-    settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"), patience=patience)
+    settings = dataclasses.replace(unserved, patience=patience)
     assert release(*make_candidate(settings.store, 1), settings=settings).version == 1
 
 
-def test_a_verdict_about_another_model_is_refused(make_candidate, tmp_path):
-    settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"))
-    model, _, raw = make_candidate(settings.store, 1)
-    _, verdict, _ = make_candidate(settings.store, 2)
+def test_a_verdict_about_another_model_is_refused(make_candidate, unserved):
+    model, _, raw = make_candidate(unserved.store, 1)
+    _, verdict, _ = make_candidate(unserved.store, 2)
     with pytest.raises(ContractError, match="verdict is about model model-2, expected model-1"):
-        release(model, verdict, raw, settings=settings)
+        release(model, verdict, raw, settings=unserved)
 
 
 def test_a_server_that_could_not_be_restored_is_named_in_the_error_and_in_the_journal(world):

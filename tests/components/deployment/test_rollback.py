@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from components.deployment.release import ReleaseSettings, release
+from components.deployment.release import release
 from components.deployment.repository.triton_config import ServingOptions, read_options
 from components.deployment.rollback import main, rollback
 from components.runtime.errors import ContractError
@@ -68,8 +68,8 @@ def test_a_person_on_call_names_the_store_and_the_reason_and_nothing_else(deploy
     assert main([*flags, "--to", "2"]) == 2
 
 
-def test_flags_go_before_what_the_last_release_noted(make_candidate, tmp_path, capsys):
-    settings = ReleaseSettings(store=tmp_path / "store", repository=str(tmp_path / "repository"))
+def test_flags_go_before_what_the_last_release_noted(make_candidate, unserved, capsys):
+    settings = unserved
     for seed in (1, 2):
         release(*make_candidate(settings.store, seed), settings=settings)
     flags = ["--store", settings.store.as_uri(), "--reason", "drill"]

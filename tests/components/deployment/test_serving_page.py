@@ -20,9 +20,9 @@ from components.store.models import keep_verdict
 from components.store.promotion_journal import read_entries
 from pipelines.__main__ import ROOMS
 from pipelines.local.triton import TritonServer, TritonSettings
+from tests.support.paths import REPOSITORY
 from tests.support.served_names import MODEL_NAME
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 PAGE = (REPOSITORY / "docs" / "serving.md").read_text()
 BLOCKS = [(kind, text) for kind, text in re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, flags=re.M | re.S)]
 SHELL = [text for kind, text in BLOCKS if kind == "sh" and "export STORE" not in text]

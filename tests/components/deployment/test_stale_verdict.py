@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from components.deployment.release import StaleVerdict, release
 from components.store.promotion_journal import read_entries, read_journal
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from components.contracts import criteo, raw_rows
 from components.contracts.manifests import Model, Release
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment import verify as module
-from components.deployment.release import ReleaseSettings, release
+from components.deployment.release import release
 from components.deployment.verify import main, verify
 from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
@@ -32,20 +32,14 @@ def small_batches(monkeypatch):
 
 
 @pytest.fixture
-def store(tmp_path):
-    return tmp_path / "a store"
+def store(unserved):
+    return unserved.store
 
 
 @pytest.fixture
-def settings(store, tmp_path):
-    """Of releases that no server is told of."""
-    return ReleaseSettings(store=store, repository=(tmp_path / "a repository").as_uri())
-
-
-@pytest.fixture
-def released(store, settings, make_candidate):
+def released(unserved, make_candidate):
     """Publishes the model of `seed`; the release."""
-    return lambda seed=1: release(*make_candidate(store, seed), settings=settings)
+    return lambda seed=1: release(*make_candidate(unserved.store, seed), settings=unserved)
 
 
 @pytest.fixture
@@ -263,14 +257,14 @@ def test_a_store_that_was_moved_is_verified_where_it_lies_now(released, lake, st
     assert found.num_rows == NUM_ROWS
 
 
-def test_answers_of_a_version_that_was_withdrawn_again_are_verified(lake, store, settings, make_candidate):
+def test_answers_of_a_version_that_was_withdrawn_again_are_verified(lake, store, unserved, make_candidate):
     def fail(place):
         if place == "config written":
             raise OSError("the power went")
 
     candidate = make_candidate(store, 1)
     with pytest.raises(OSError, match="the power went"):
-        release(*candidate, settings=dataclasses.replace(settings, checkpoint=fail))
+        release(*candidate, settings=dataclasses.replace(unserved, checkpoint=fail))
     assert [entry.action for entry in read_entries(store)] == ["intent", "withdrawn"]
     found = verify(VERSION, store, FolderObjects(lake(Release.read(release_path(store, VERSION)))))
     assert (found.same, found.num_rows) == (True, NUM_ROWS)

@@ -30,18 +30,10 @@ from components.store.promotion_journal import CANARY, INTENT, JOURNAL_FILE, WIT
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support.model_repository import with_versions
 from tests.support.processes import wait_for
-from tests.support.real_servers import RetryingTraffic
+from tests.support.real_servers import RetryingTraffic, live_version
 from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def triton(tmp_path_factory):
-    root = tmp_path_factory.mktemp("watched")
-    # After a stub was killed, this Triton uses up whatever time it is given to stop.
-    with TritonServer(root / "repository", log=root / "triton.log", settings=TritonSettings(stop_seconds=3)) as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +74,6 @@ def kill_stubs(server):
     for stub in killed:
         os.kill(stub, signal.SIGKILL)
     wait_for(lambda: not any(_runs(stub) for stub in killed))
-
-
-def live_version(client, rows):
-    return client.infer(MODEL_NAME, *rows)[1]
 
 
 def test_a_stub_killed_under_load_is_healed_and_requests_succeed_again(deploy, client, triton, watchdog, raw_rows):

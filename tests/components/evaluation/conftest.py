@@ -24,6 +24,7 @@ from components.runtime.durable import sha256_file, sha256_tree
 from tests.support.recommenders import criteo_with
 from tests.support.releases import keep_model, make_live, release
 from tests.support.validation_models import make_dataset
+from tests.support.workflows import workflow_of
 
 CONFIG = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(2,))
 BIAS = -1.0
@@ -62,13 +63,8 @@ def raw_arrays(table) -> tuple[np.ndarray, np.ndarray]:
 
 def fit(dense, categorical) -> FeatureWorkflow:
     logged = np.log1p(np.nan_to_num(dense, nan=0.0))
-    return FeatureWorkflow(
-        features=criteo.CRITEO,
-        vocabularies=tuple(np.unique(column[column >= 0]) for column in categorical.T),
-        means=logged.mean(0).astype(np.float32),
-        stds=logged.std(0).astype(np.float32),
-        frequency_threshold=1,
-    )
+    means, stds = logged.mean(0).astype(np.float32), logged.std(0).astype(np.float32)
+    return workflow_of([np.unique(column[column >= 0]) for column in categorical.T], means=means, stds=stds)
 
 
 def logits(linear: Linear, workflow: FeatureWorkflow, dense, categorical) -> np.ndarray:

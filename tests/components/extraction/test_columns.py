@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, CRITEO, FEATURES
+from components.contracts.criteo import CRITEO, FEATURES
 from components.contracts.manifests import Model, RawDataset
 from components.contracts.recommender import Recommender
-from components.contracts.workflow import FeatureWorkflow
 from components.extraction.columns import unread_columns
 from components.storage.uris import local_path
 from components.store.models import model_folder, stored_model
 from tests.support.recommenders import accept_into
+from tests.support.workflows import workflow_of
 
 EXCLUDED = ["I2", "I13", "C7", "C26"]
 ASKED = json.dumps([name for name in FEATURES if name not in EXCLUDED])
@@ -29,14 +28,8 @@ def champion_without(released, tmp_path):
 
     def release(*excluded):
         released("2026-02-01T00:00:00+00:00")
-        FeatureWorkflow(
-            features=CRITEO,
-            vocabularies=tuple(np.zeros(0, np.int64) for _ in CATEGORICAL),
-            means=np.zeros(13, np.float32),
-            stds=np.ones(13, np.float32),
-            frequency_threshold=1,
-            excluded=excluded,
-        ).save(model_folder(tmp_path / "my store", "m1") / Model.WORKFLOW)
+        folder = model_folder(tmp_path / "my store", "m1")
+        workflow_of([[]] * 26, excluded=excluded).save(folder / Model.WORKFLOW)
 
     return release
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding, embedding_bag
 
 from components.contracts.features import Features, ListOptions
-from components.contracts.workflow import FIRST_ID, FeatureWorkflow
+from components.contracts.workflow import FIRST_ID
 from components.models.configs import DcnConfig
 from components.models.files import open_model, slot_offsets
 from components.models.network import build_network, export_onnx, load_dense
@@ -21,6 +21,7 @@ from components.training.engine import make_engine
 from components.training.rows import Rows
 from components.training.start import write_initial
 from tests.support.graphs import open_built, run_graph
+from tests.support.workflows import workflow_of
 
 OPTIONS = {
     "last": ListOptions(max=4, pool="sum", table="item"),
@@ -30,6 +31,7 @@ OPTIONS = {
 FEATURES = Features(
     numeric=("price",), categorical=("user", "item"), lists=("last", "tags", "words"), list_options=OPTIONS
 )
+
 SLOTS = [0, 1, *[1] * 4, *[2] * 3, 3]
 """Of each place, by hand."""
 LISTS = [(2, 6, "sum"), (6, 9, "mean"), (9, 10, "sum")]
@@ -37,17 +39,10 @@ CONFIG = DcnConfig(num_dense=1, num_categorical=5, embedding_dim=4, tower=(8,), 
 SETTINGS = TrainingSettings()
 
 
-def workflow_of(excluded=()):
-    return FeatureWorkflow(
-        features=FEATURES,
-        vocabularies=tuple(
-            np.arange(0 if name in excluded else 5 + i) * 10 for i, name in enumerate(("user", "item", "tags", "words"))
-        ),
-        means=np.zeros(1, np.float32),
-        stds=np.ones(1, np.float32),
-        frequency_threshold=1,
-        excluded=excluded,
-    )
+def workflow_without(*excluded):
+    sizes = {"user": 5, "item": 6, "tags": 7, "words": 8}
+    vocabularies = [np.arange(0 if name in excluded else size) * 10 for name, size in sizes.items()]
+    return workflow_of(vocabularies, FEATURES, excluded=excluded)
 
 
 def raw_rows(count=200):
@@ -72,7 +67,7 @@ def bagged(table, ids, sizes):
 @pytest.fixture
 def initial(tmp_path):
     """Fresh weights, also in the rows of padding, which nothing may look at."""
-    sizes = workflow_of().slot_sizes
+    sizes = workflow_without().slot_sizes
     write_initial(tmp_path / "initial", CONFIG, sizes, click_rate=0.3, seed=1)
     weights = open_model(tmp_path / "initial", sizes).weights
     network = build_network(CONFIG)
@@ -81,15 +76,15 @@ def initial(tmp_path):
 
 
 def test_ids_are_those_of_the_places_slots_and_padding_where_nothing_is():
-    found = workflow_of().encode_categorical(np.array([[-1, 10, 20, -1, 77, 50, -1, 60, -1, -1]]))
+    found = workflow_without().encode_categorical(np.array([[-1, 10, 20, -1, 77, 50, -1, 60, -1, -1]]))
     assert found.tolist() == [[1, FIRST_ID + 1, FIRST_ID + 2, 0, 2, FIRST_ID + 5, 0, FIRST_ID + 6, 0, 0]]
-    found = workflow_of(("user", "tags")).encode_categorical(np.full((1, 10), 10))
+    found = workflow_without("user", "tags").encode_categorical(np.full((1, 10), 10))
     assert found.tolist() == [[1, *[FIRST_ID + 1] * 5, 0, 0, 0, FIRST_ID + 1]]
 
 
 def test_a_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
     network, table = initial
-    workflow, (dense, categorical) = workflow_of(), raw_rows()
+    workflow, (dense, categorical) = workflow_without(), raw_rows()
     sizes, ids = workflow.slot_sizes, workflow.encode_categorical(categorical)
     labels = (np.random.default_rng(3).random(len(ids)) < 0.3).astype(np.float32)
     table.requires_grad_()
@@ -118,7 +113,7 @@ def test_a_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
 @pytest.mark.parametrize("excluded", [(), ("tags",), ("item", "last")], ids=["all learnt", "own table", "shared table"])
 def test_the_graph_scores_as_embedding_bags_do(initial, excluded):
     network, _ = initial
-    workflow, (dense, categorical) = workflow_of(excluded), raw_rows()
+    workflow, (dense, categorical) = workflow_without(*excluded), raw_rows()
     table = torch.randn((sum(workflow.slot_sizes), 4), generator=torch.Generator().manual_seed(1))
     ids = torch.tensor(workflow.encode_categorical(categorical))
     with torch.no_grad():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from components.contracts.workflow import TOMBSTONE
 from components.preprocessing.parent import ADMISSION_FILE, load_columns, save_columns
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import Candidates, Column
 from components.runtime.errors import ContractError
+from tests.support.workflows import workflow_of
 
 
 def make_columns(seed=0):
@@ -26,16 +26,6 @@ def make_columns(seed=0):
     return columns
 
 
-def workflow_of(columns):
-    return FeatureWorkflow(
-        features=CRITEO,
-        vocabularies=tuple(column.vocabulary for column in columns),
-        means=np.zeros(13, np.float32),
-        stds=np.ones(13, np.float32),
-        frequency_threshold=2,
-    )
-
-
 def same(left, right):
     arrays = [
         (c.vocabulary, c.last_seen, c.candidates.categories, c.candidates.sightings, c.candidates.last_seen)
@@ -47,7 +37,7 @@ def same(left, right):
 def test_columns_survive_the_disk(tmp_path):
     columns = make_columns()
     save_columns(columns, tmp_path)
-    loaded = load_columns(tmp_path, workflow_of(columns))
+    loaded = load_columns(tmp_path, workflow_of([column.vocabulary for column in columns]))
     assert len(loaded) == 26
     assert all(map(same, columns, loaded))
 
@@ -56,7 +46,7 @@ def test_columns_survive_the_disk(tmp_path):
 def test_a_damaged_file_is_refused_by_name(tmp_path, content):
     (tmp_path / ADMISSION_FILE).write_bytes(content)
     with pytest.raises(ContractError, match=r"admission\.npz cannot be read"):
-        load_columns(tmp_path, workflow_of(make_columns()))
+        load_columns(tmp_path, workflow_of([column.vocabulary for column in make_columns()]))
 
 
 def test_days_become_microseconds_and_a_short_life_is_not_for_ever():

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CRITEO, NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.settings import PreprocessingSettings
 from components.runtime.errors import ContractError
+from tests.support.workflows import workflow_of
 
 
 @pytest.fixture
@@ -37,13 +36,7 @@ def test_a_parent_that_is_not_in_the_store(write_raw, refuses, raw_table):
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "swapped", "other slots"])
 def test_a_damaged_parent_workflow(write_raw, keep_as_model, refuses, raw_table, tmp_path, damage):
-    workflow = FeatureWorkflow(
-        features=CRITEO,
-        vocabularies=tuple(np.arange(50) for _ in range(NUM_CATEGORICAL)),
-        means=np.zeros(NUM_DENSE, np.float32),
-        stds=np.ones(NUM_DENSE, np.float32),
-        frequency_threshold=2,
-    )
+    workflow = workflow_of([np.arange(50)] * 26, frequency_threshold=2)
     workflow.save(tmp_path / "workflow")
     folder = keep_as_model(tmp_path / "workflow", workflow.slot_sizes, "m1")
     raw = write_raw(raw_table(200))

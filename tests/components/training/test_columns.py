@@ -12,19 +12,21 @@ import pytest
 from components.contracts.features import Features, NumericOptions
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.recommender import Recommender
-from components.contracts.workflow import FIRST_ID, FeatureWorkflow
+from components.contracts.workflow import FIRST_ID
 from components.models.configs import config_from_document
 from components.models.inspection import inspect_model
 from components.models.scoring import load_scorer
 from components.runtime.flags import run_flags
 from components.storage.uris import local_path
 from components.training.__main__ import main
+from tests.support.workflows import workflow_of
 
 FEATURES = Features(
     numeric=("price", "age"),
     categorical=("item", "shop"),
     numeric_options={"age": NumericOptions(indicator=True)},
 )
+
 SETTINGS = {
     "model": {"embedding_dim": 4, "tower": [8], "num_cross_layers": 1},
     "training": {"batch_size": 64, "min_batch_size": 64, "learning_rate": 0.01, "passes": 3},
@@ -48,13 +50,8 @@ def encoded_set(folder, slot_sizes, *, features=FEATURES, seed=0, recommender=SH
     )
     pq.write_table(table, folder / "train" / "part.parquet")
     (folder / "train" / "_file_list.txt").write_text("1\npart.parquet\n")
-    FeatureWorkflow(
-        features=features,
-        vocabularies=tuple(1000 * i + np.arange(size - FIRST_ID) for i, size in enumerate(slot_sizes)),
-        means=np.zeros(2, np.float32),
-        stds=np.ones(2, np.float32),
-        frequency_threshold=1,
-    ).save(folder / "workflow")
+    vocabularies = [1000 * i + np.arange(size - FIRST_ID) for i, size in enumerate(slot_sizes)]
+    workflow_of(vocabularies, features).save(folder / "workflow")
     return TrainingSet(
         train_uri=(folder / "train").as_uri(),
         holdout_uri=(folder / "train").as_uri(),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER
+from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
 from components.contracts.manifests import Model
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.models import files
@@ -20,6 +20,7 @@ from components.storage.uris import local_path
 from components.training.start import continue_from, grow, write_initial
 from tests.support.networks import shaped
 from tests.support.training_world import dcn
+from tests.support.workflows import workflow_of
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(8,))
 NETWORKS = {
@@ -53,16 +54,6 @@ def test_seeds_decide_fresh_weights_and_chunks_do_not(tmp_path, monkeypatch):
     first, other = drawn("first", 0), drawn("other", 1)
     monkeypatch.setattr(files, "ROWS_PER_CHUNK", 37)
     assert drawn("again", 0) == first != other
-
-
-def workflow_of(vocabularies):
-    return FeatureWorkflow(
-        features=CRITEO,
-        vocabularies=tuple(np.array(v, np.int64) for v in vocabularies),
-        means=np.zeros(13, np.float32),
-        stds=np.ones(13, np.float32),
-        frequency_threshold=1,
-    )
 
 
 def churned(seed):

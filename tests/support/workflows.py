@@ -1,0 +1,21 @@
+"""A feature workflow of given vocabularies, whose numeric columns are left as they are unless a test says otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from components.contracts.criteo import CRITEO
+from components.contracts.workflow import FeatureWorkflow
+
+
+def workflow_of(vocabularies, features=CRITEO, **more) -> FeatureWorkflow:
+    """The workflow with these categories, column by column; `more` are further fields of it."""
+    numbers = len(features.numeric)
+    values = {
+        "means": np.zeros(numbers, np.float32),
+        "stds": np.ones(numbers, np.float32),
+        "frequency_threshold": 1,
+        **more,
+    }
+    arrays = tuple(np.asarray(vocabulary, np.int64) for vocabulary in vocabularies)
+    return FeatureWorkflow(features=features, vocabularies=arrays, **values)
