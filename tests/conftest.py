@@ -114,6 +114,19 @@ def cloud_storage(cloud_storage_server, monkeypatch):
     return cloud_storage_server.front
 
 
+@pytest.fixture
+def kubeflow(tmp_path, monkeypatch):
+    """A double of the KFP API that has the pipeline `ours`; its client's home is a folder of the test."""
+    from tests.support.kfp_server import KfpServer
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    double = KfpServer()
+    double.pipelines = [{"pipeline_id": "p", "display_name": "ours"}]
+    double.versions = [{"pipeline_id": "p", "pipeline_version_id": "v1", "display_name": "1"}]
+    yield double
+    double.close()
+
+
 def _find_emulator() -> None:
     """Borrows the emulator from the driver's environment, where this one lacks it: it is plain Python by itself."""
     name = "gcp_storage_emulator"

@@ -29,7 +29,10 @@ IMAGES = sorted(DOCKERFILES)
 OURS_ALONE = [image for image in IMAGES if environment(image)]
 """Images with one of our locks; the others are NVIDIA's with our code."""
 OURS = ("components", "inference_client", "monitoring", "pipelines")
-HEAVY = ("kfp", "pyarrow", "torch", "nvtabular", "pandas", "dask", "tensorflow", "tritonclient", "onnx", "onnxruntime")
+HEAVY = (
+    "kfp", "pyarrow", "torch", "hugectr", "nvtabular", "merlin", "cudf", "pandas", "dask", "tensorflow",
+    "tensorflow_data_validation", "tritonclient", "onnx", "onnxruntime", "sklearn", "google",
+)  # fmt: skip
 IN_SLIM_BASE = {
     *("libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2"),
     *("libgcc_s.so.1", "libstdc++.so.6", "libz.so.1"),

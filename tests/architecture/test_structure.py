@@ -18,7 +18,6 @@ import pytest
 from tests.support.paths import REPOSITORY
 
 PACKAGES = ("components", "pipelines", "monitoring", "inference_client", "k8s")
-STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
 HEAVY = (
     "kfp", "pyarrow", "torch", "hugectr", "nvtabular", "merlin", "cudf", "pandas", "dask", "tensorflow",
     "tensorflow_data_validation", "tritonclient", "onnx", "onnxruntime", "sklearn", "google",
@@ -161,24 +160,11 @@ def test_contracts_load_the_standard_library_numpy_and_msgspec_only_and_that_of_
         assert loaded - {"msgspec"} == {"numpy", "components", *more}
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_parser_of_a_step_loads_nothing_heavy(step):
-    code = f"from components.{step}.__main__ import build_parser; build_parser().format_help()"
-    before = modules_after("")
-    assert (modules_after(code) - before).isdisjoint(HEAVY)
-
-
 def test_compiling_the_pipeline_loads_kfp_and_nothing_heavier():
     # google: kfp's own protocol buffers.
     before = modules_after("import kfp.dsl, kfp.compiler, kfp.kubernetes")
     loaded = modules_after("import kfp.dsl, kfp.compiler, kfp.kubernetes, pipelines.retraining") - before
     assert loaded.isdisjoint(HEAVY)
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_step_has_the_rooms_of_every_step(step):
-    folder = REPOSITORY / "components" / step
-    assert {"__init__.py", "__main__.py", "component.py", "Dockerfile"} <= {p.name for p in folder.iterdir()}
 
 
 def own_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -25,7 +25,6 @@ from pipelines.local.plan import DemoSettings, Services, plan_for_world
 from pipelines.local.runner import LocalFolders
 from pipelines.package import compile_pipeline, read_parameters
 from pipelines.placement import Placement
-from tests.support.kfp_server import KfpServer
 from tests.support.yaml_texts import documents
 
 NOW = 1_767_225_600.5
@@ -162,26 +161,14 @@ def _pairs(services):
     return [word for before, word in zip(line, line[1:]) if before == "-p"]
 
 
-@pytest.fixture
-def kfp_server():
-    double = KfpServer()
-    double.pipelines = [{"pipeline_id": "p", "display_name": "ours"}]
-    double.versions = [{"pipeline_id": "p", "pipeline_version_id": "v1", "display_name": "1"}]
-    yield double
-    double.close()
-
-
-def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(
-    monitor_asks, kfp_server, inputs, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(monitor_asks, kubeflow, inputs, tmp_path):
     further = {"store": "/mnt/store", "triton_urls": "triton:8001", "settings": "gate.min_auc=0.7"}
     settings = KubeflowSettings(
-        kubeflow_host=kfp_server.url, pipeline_name="ours", pipeline_arguments=json.dumps(further)
+        kubeflow_host=kubeflow.url, pipeline_name="ours", pipeline_arguments=json.dumps(further)
     )
     trigger = KubeflowTrigger(settings, store=tmp_path / "store", timeout_seconds=(5.0, 5.0))
     request = monitor_asks(trigger)
-    (run,) = kfp_server.runs
+    (run,) = kubeflow.runs
     sent = run["body"]["runtime_config"]["parameters"]
     _fits(sent, inputs)
     assert sent == {**further, **request.pipeline_arguments()}

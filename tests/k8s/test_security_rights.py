@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger
 from tests.k8s.environment import environment_of
 from tests.support.kfp_server import KfpServer
@@ -48,15 +46,6 @@ def granted(role: Manifest) -> set[Right]:
     }
 
 
-@pytest.fixture
-def kubeflow():
-    double = KfpServer()
-    double.pipelines = [{"pipeline_id": "p", "display_name": "evergreen-retraining"}]
-    double.versions = [{"pipeline_id": "p", "pipeline_version_id": "v1", "display_name": "1"}]
-    yield double
-    double.close()
-
-
 def used(kubeflow: KfpServer, settings: KubeflowSettings) -> set[Right]:
     """All that the trigger asks for, through the real client: looking, submitting, following, ending a second run."""
     trigger, other = KubeflowTrigger(settings, store=None), KubeflowTrigger(settings, store=None)
@@ -81,12 +70,10 @@ def used(kubeflow: KfpServer, settings: KubeflowSettings) -> set[Right]:
     return found
 
 
-def test_every_verb_granted_at_kubeflow_is_used_and_every_one_used_is_granted(
-    rendered, kubeflow, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_every_verb_granted_at_kubeflow_is_used_and_every_one_used_is_granted(rendered, kubeflow):
     manifests = rendered("gke+kubeflow-multi-user")
     variables = environment_of(manifests, find(manifests, "Deployment", "monitor"), "monitor")
+    kubeflow.pipelines[0]["display_name"] = variables["EVERGREEN_MONITOR_PIPELINE_NAME"]
     settings = KubeflowSettings(
         kubeflow_host=kubeflow.url,
         pipeline_name=variables["EVERGREEN_MONITOR_PIPELINE_NAME"],
@@ -106,24 +93,15 @@ def test_the_monitor_is_bound_where_its_settings_say_that_the_runs_are(rendered)
     assert (subject["name"], subject["namespace"]) == ("monitor", "evergreen")
 
 
-def test_no_workload_of_ours_has_a_right_at_the_kubernetes_api(variant):
+def test_the_only_rights_given_are_kubeflows_own_to_the_pipelines_account_which_no_workload_of_ours_has(variant):
     """Nothing of ours asks the API server, so nothing may."""
-    accounts = {(w["metadata"]["namespace"], spec["serviceAccountName"]) for w, spec in workloads(variant)}
-    bound = {
-        (subject["namespace"], subject["name"]): title(binding)
-        for binding in variant
-        if binding["kind"] in ("RoleBinding", "ClusterRoleBinding")
-        for subject in binding["subjects"]
-    }
-    assert not {key: bound[key] for key in accounts & bound.keys()}
-
-
-def test_the_only_rights_given_are_kubeflows_own_to_the_pipelines_account(variant):
     kinds = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     (binding,) = [m for m in variant if m["kind"] in kinds]
     assert title(binding) == "RoleBinding kubeflow/evergreen-pipeline"
     assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "pipeline-runner"}
     assert [(s["namespace"], s["name"]) for s in binding["subjects"]] == [("kubeflow", "evergreen-pipeline")]
+    accounts = {(w["metadata"]["namespace"], spec["serviceAccountName"]) for w, spec in workloads(variant)}
+    assert ("kubeflow", "evergreen-pipeline") not in accounts
 
 
 def test_no_token_that_the_kubernetes_api_takes_reaches_a_pod(variant):

@@ -22,13 +22,13 @@ class Prometheus:
     """Between `with` and its end. `pods`: the metrics URL of each pod, by its name.
 
     The target's labels are those that the Prometheus Operator gives a PodMonitor's target; `interval` is as short as
-    the tests need.
+    the tests need. `flags` are further ones of the server.
     """
 
-    def __init__(self, folder, pods, *, interval="1s", namespace="evergreen"):
+    def __init__(self, folder, pods, *, interval="1s", namespace="evergreen", flags=()):
         if shutil.which("prometheus") is None:
             pytest.skip("prometheus is not installed: there is no real one to ask")
-        self._folder = folder
+        self._folder, self._flags = folder, flags
         folder.mkdir(parents=True)
         targets = [
             {"targets": [urllib.parse.urlsplit(url).netloc], "labels": {"namespace": namespace, "pod": pod}}
@@ -53,6 +53,7 @@ class Prometheus:
                         f"--config.file={self._folder / 'prometheus.yml'}",
                         f"--storage.tsdb.path={self._folder / 'data'}",
                         f"--web.listen-address={LOOPBACK}:{port}",
+                        *self._flags,
                     ],
                     signal.SIGKILL,
                 ),
@@ -83,9 +84,9 @@ class Prometheus:
         except OSError:
             return False
 
-    def ask(self, query):
-        """The instant query's samples: value by the label `pod`; "" for a sample without one."""
-        found = self._get("query", query=query)["result"]
+    def ask(self, query, **at):
+        """The samples now or at `time`: value by the label `pod`; "" for a sample without one."""
+        found = self._get("query", query=query, **at)["result"]
         return {each["metric"].get("pod", ""): float(each["value"][1]) for each in found}
 
     def series(self, selector):

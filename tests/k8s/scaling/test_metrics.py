@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import shutil
-import socket
 import subprocess
-import urllib.parse
-import urllib.request
 
 import pytest
 
 from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC
 from k8s.scaling.metrics import Sample, metrics_by_pod
 from tests.support.adapter_queries import ADAPTER, read_queries
-from tests.support.processes import wait_for
+from tests.support.prometheus import Prometheus
 
 SEEDS = range(4)
 START, DAY, SPAN = 1_700_000_000_000, 86_400_000, 900_000
@@ -51,10 +47,11 @@ def random_samples(seed: int) -> dict[str, list[Sample]]:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory):
-    """Address of a real Prometheus that holds the samples of every seed."""
-    if not shutil.which("promtool") or not shutil.which("prometheus"):
-        pytest.skip("prometheus or promtool is not installed: there is no real one to compare with")
-    folder = tmp_path_factory.mktemp("prometheus")
+    """A real Prometheus that holds the samples of every seed."""
+    if not shutil.which("promtool"):
+        pytest.skip("promtool is not installed: there is no real Prometheus to compare with")
+    folder = tmp_path_factory.mktemp("prometheus") / "it"
+    server = Prometheus(folder, {}, flags=["--storage.tsdb.retention.time=100y"])
     lines = []
     for name, field in SERIES.items():
         lines.append(f"# TYPE {name} unknown")
@@ -64,37 +61,10 @@ def prometheus(tmp_path_factory):
                 samples = random_samples(seed)[pod]
                 lines += [f"{name}{{{labels}}} {getattr(s, field)!r} {s.milliseconds / 1000:.3f}" for s in samples]
     (folder / "series.txt").write_text("\n".join([*lines, "# EOF", ""]))
-    (folder / "prometheus.yml").write_text("global: {}\n")
     command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", folder / "series.txt", folder / "data"]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    flags = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
-    flags += [f"--web.listen-address={address}", "--storage.tsdb.retention.time=100y"]
-    with open(folder / "log", "w") as log, subprocess.Popen(["prometheus", *flags], stdout=log, stderr=log) as server:
-        try:
-            wait_for(lambda: server.poll() is not None or is_ready(address))
-            assert server.poll() is None, (folder / "log").read_text()
-            yield address
-        finally:
-            server.kill()
-
-
-def is_ready(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{address}/-/ready", timeout=1) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
-
-
-def answers(address: str, query: str, milliseconds: int) -> dict[str, float]:
-    """What Prometheus answers, by pod."""
-    question = urllib.parse.urlencode({"query": query, "time": f"{milliseconds / 1000:.3f}"})
-    with urllib.request.urlopen(f"http://{address}/api/v1/query?{question}", timeout=60) as answer:
-        found = json.load(answer)["data"]["result"]
-    return {each["metric"]["pod"]: float(each["value"][1]) for each in found}
+    with server:
+        yield server
 
 
 @pytest.mark.parametrize("metric", [QUEUE_METRIC, PENDING_METRIC])
@@ -107,7 +77,7 @@ def test_metrics_are_what_a_real_prometheus_answers_to_the_shipped_queries(prome
         # Moments at which a sample falls on the window's very edge, too.
         moments += [samples[PODS[0]][9].milliseconds + offset for offset in (0, 60_000)]
         for at in moments:
-            theirs = answers(prometheus, query, at)
+            theirs = prometheus.ask(query, time=f"{at / 1000:.3f}")
             assert metrics_by_pod(samples, at / 1000)[metric] == pytest.approx(theirs, rel=1e-9, abs=1e-12)
             num_values += len(theirs)
     assert num_values >= 200, "the moments found too little to say anything"

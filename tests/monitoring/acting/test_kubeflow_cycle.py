@@ -6,26 +6,15 @@ import pytest
 
 from monitoring.acting.kubeflow_trigger import KubeflowTrigger
 from monitoring.monitor import Monitor
-from tests.support.kfp_server import KfpServer
 from tests.support.monitors import DRIFT, Bench, traffic
 
 CYCLE = {"PENDING": "RUNNING", "RUNNING": "SUCCEEDED"}
 
 
 @pytest.fixture
-def server():
-    double = KfpServer()
-    double.pipelines = [{"pipeline_id": "p", "display_name": "ours"}]
-    double.versions = [{"pipeline_id": "p", "pipeline_version_id": "v1", "display_name": "1"}]
-    yield double
-    double.close()
-
-
-@pytest.fixture
-def changes(server, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    kubeflow = {"trigger": "kubeflow", "kubeflow_host": server.url, "pipeline_name": "ours"}
-    return {**DRIFT, **kubeflow, "pipeline_arguments": '{"store": "/mnt/store"}'}
+def changes(kubeflow):
+    asked = {"trigger": "kubeflow", "kubeflow_host": kubeflow.url, "pipeline_name": "ours"}
+    return {**DRIFT, **asked, "pipeline_arguments": '{"store": "/mnt/store"}'}
 
 
 @pytest.fixture
@@ -54,18 +43,18 @@ def turns(b, monitor, number=10):
         b.clock.now += 16.0
 
 
-def test_a_server_in_trouble_for_half_an_hour_costs_no_run_and_no_second_one(server, bench_of):
+def test_a_server_in_trouble_for_half_an_hour_costs_no_run_and_no_second_one(kubeflow, bench_of):
     b = bench_of()
     monitor = start_on_kubeflow(b)
     traffic(b, "bad", auc="bad")
-    server.failure = 503
+    kubeflow.failure = 503
     turns(b, monitor, 100)
-    server.failure = None
-    server.lost.append(("POST", "/runs"))
+    kubeflow.failure = None
+    kubeflow.lost.append(("POST", "/runs"))
     turns(b, monitor, 3)
-    server.advance = CYCLE
+    kubeflow.advance = CYCLE
     turns(b, monitor, 10)
-    assert [run["state"] for run in server.runs] == ["SUCCEEDED"]
+    assert [run["state"] for run in kubeflow.runs] == ["SUCCEEDED"]
     assert b.kinds().count("unreachable") == 1
     assert [event["outcome"] for event in b.events if event["kind"] == "run_ended"] == ["released"]
 
@@ -73,16 +62,16 @@ def test_a_server_in_trouble_for_half_an_hour_costs_no_run_and_no_second_one(ser
 # -- two monitors, where one is shipped
 
 
-def test_two_monitors_that_saw_the_same_rows_ask_for_one_run_and_both_follow_it_to_its_end(server, bench_of):
+def test_two_monitors_that_saw_the_same_rows_ask_for_one_run_and_both_follow_it_to_its_end(kubeflow, bench_of):
     first, second = bench_of("a"), bench_of("b")
     for b in (first, second):
         monitor = start_on_kubeflow(b)
         traffic(b, "bad", auc="bad")
         b.clock.now += {first: 0.25, second: 3.5}[b]  # their clocks differ
         monitor.tick()
-    assert [run["display_name"] for run in server.runs] == ["drift-20251113T021320Z-v1"]
-    server.runs[0]["state"] = "SUCCEEDED"
+    assert [run["display_name"] for run in kubeflow.runs] == ["drift-20251113T021320Z-v1"]
+    kubeflow.runs[0]["state"] = "SUCCEEDED"
     for b in (first, second):
         turns(b, b.monitor, 2)
         assert b.store.counters["request_released"] == 1
-    assert len(server.runs) == 1
+    assert len(kubeflow.runs) == 1
