@@ -208,14 +208,19 @@ def category_matrix(batch: Any, features: Features) -> NDArray[np.int64]:
 
 def list_matrix(column: Any, options: ListOptions) -> NDArray[np.int64]:
     """The elements that count of an Arrow array of lists, [n, `options.max`], in their order and at its begin."""
+    elements = column.flatten().fill_null(MISSING_CATEGORY).to_numpy(zero_copy_only=False)
+    return placed_lists(elements, list_lengths(column), options)
+
+
+def placed_lists(elements: NDArray[np.int64], lengths: NDArray[np.int64], options: ListOptions) -> NDArray[np.int64]:
+    """As `list_matrix`, of lists with these lengths, whose elements follow each other."""
     import numpy as np
 
-    lengths, places = list_lengths(column), np.arange(options.max)
+    places = np.arange(options.max)
     kept = np.minimum(lengths, options.max)
     first = np.cumsum(lengths) - lengths + (lengths - kept if options.keep == "newest" else 0)
     row, place = np.nonzero(places < kept[:, None])
     found = np.full((len(lengths), options.max), MISSING_CATEGORY)
-    elements = column.flatten().fill_null(MISSING_CATEGORY).to_numpy(zero_copy_only=False)
     found[row, place] = elements[first[row] + place]
     return found
 
