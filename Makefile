@@ -3,6 +3,7 @@
 # make check  style, types, dependency arrows, compiled pipeline, manifests
 # make manifests            what each overlay sends to a cluster, in build/manifests (needs kubectl)
 # make images               every image, tagged by git revision, with docker or podman (REGISTRY=... PUSH=1 DIRTY=1 DRY_RUN=1)
+# make client-wheel         the inference client as one wheel for other services, in build/wheels (docs/log-from-your-service.md)
 # make benchmark-training   training's speed against named peers in one run (BENCHMARK_FLAGS=--quick: two minutes)
 # make benchmark-quality    AUC, log loss and calibration of first models beside named peers (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-freshness  AUC gained by retraining more often, and its cost (BENCHMARK_FLAGS=--quick: a minute)
@@ -23,9 +24,9 @@ DRIVER := .venvs/driver/bin/python
 export ORT_DISABLE_TELEMETRY := 1
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help python environments demo test check manifests images benchmarks benchmark-training benchmark-quality \
-	benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies benchmark-gate benchmark-round \
-	benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock clean
+.PHONY: help python environments demo test check manifests images client-wheel benchmarks benchmark-training \
+	benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies \
+	benchmark-gate benchmark-round benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -96,6 +97,10 @@ images: python
 	@$(PYTHON) -m pipelines.build_images $(IMAGES) $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(TAG),--tag "$(TAG)") \
 	  $(if $(REVISION),--revision "$(REVISION)") $(if $(SOURCE),--source "$(SOURCE)") $(if $(ENGINE),--engine "$(ENGINE)") \
 	  $(if $(PUSH),--push) $(if $(DIRTY),--dirty) $(if $(DRY_RUN),--dry-run)
+
+client-wheel: python
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=driver
+	@exec $(DRIVER) -m pipelines.client_wheel --output build/wheels
 
 benchmarks: benchmark-training benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor \
 	benchmark-policies benchmark-gate benchmark-extraction benchmark-validation benchmark-preprocessing benchmark-round

@@ -2,8 +2,9 @@
 
 Public: `RecommenderClient` and `SyncRecommenderClient`; `Outcome`, which `tell` takes; `ScoredRows`, `Ranking` and
 `PublishingCounts`, which they return; `ClientSettings` and `PublisherSettings`; `Unpublished`, which closing
-raises if the log never came back; `metrics_text`, for Prometheus. Errors of scoring are in `inference_client.errors`.
-Everything else may change.
+raises if the log never came back; `metrics_text`, for Prometheus; the errors, sorted by what the caller must do:
+`ContractError` (correct the input), `TemporaryError` (retry), `PermanentError` (stop), whose kinds are in
+`inference_client.errors`. Everything else may change.
 
 Rows go by column name, every answer is logged, and leaving the block publishes what is still queued. A site gives the
 server's address, `host:port`, and the place of its recommender's description; this example gives its own instead:
@@ -40,24 +41,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from components.runtime.errors import ContractError, PermanentError, TemporaryError
     from inference_client.publisher import Outcome, PublisherSettings, PublishingCounts, Unpublished, metrics_text
     from inference_client.recommender import Ranking, RecommenderClient, ScoredRows, SyncRecommenderClient
     from inference_client.scoring import ClientSettings
 
 __all__ = [
     "ClientSettings",
+    "ContractError",
     "Outcome",
+    "PermanentError",
     "PublisherSettings",
     "PublishingCounts",
     "Ranking",
     "RecommenderClient",
     "ScoredRows",
     "SyncRecommenderClient",
+    "TemporaryError",
     "Unpublished",
     "metrics_text",
 ]
 
 _MODULE_OF = {
+    **dict.fromkeys(("ContractError", "PermanentError", "TemporaryError"), "errors"),
     **dict.fromkeys(("Outcome", "PublisherSettings", "PublishingCounts", "Unpublished", "metrics_text"), "publisher"),
     **dict.fromkeys(("Ranking", "RecommenderClient", "ScoredRows", "SyncRecommenderClient"), "recommender"),
     "ClientSettings": "scoring",
@@ -65,7 +71,7 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name at its first use: gRPC and pyarrow take a second that `--help` does not need."""
+    """Imports a public name at its first use: gRPC and NumPy take half a second that `--help` does not need."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -453,6 +453,11 @@ class SyncRecommenderClient:
             self._stop()
 
     @property
+    def recommender(self) -> Recommender:
+        """What the rows' columns are."""
+        return self._client.recommender
+
+    @property
     def log_counts(self) -> PublishingCounts:
         """See `RecommenderClient.log_counts`."""
         return self._client.log_counts

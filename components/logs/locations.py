@@ -27,19 +27,23 @@ def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publi
     """The writing end of the log that `url` names; needs no right to read it.
 
     Raises:
-        ContractError: an unknown scheme or option, a missing path or folder, a topic that does not exist.
+        ContractError: an unknown scheme or option, a missing path, folder or library, a topic that does not exist.
         TemporaryError: the log cannot be opened now.
     """
     parts = LogUrl.parse(url)
-    if parts.scheme == "pubsub":
-        from components.logs.pubsub import location as pubsub
+    try:
+        if parts.scheme == "pubsub":
+            from components.logs.pubsub import location as pubsub
 
-        return pubsub.open_publisher(parts)
-    if parts.scheme == "kafka":
-        from components.logs.kafka.location import KafkaLocation
-        from components.logs.kafka.publisher import KafkaPublisher
+            return pubsub.open_publisher(parts)
+        if parts.scheme == "kafka":
+            from components.logs.kafka.location import KafkaLocation
+            from components.logs.kafka.publisher import KafkaPublisher
 
-        return KafkaPublisher(KafkaLocation.parse(parts))
+            return KafkaPublisher(KafkaLocation.parse(parts))
+    except ModuleNotFoundError as error:
+        needed = f"evergreen-client[{parts.scheme}]"
+        raise parts.refuse(f"expected {error.name} to be installed, as it is by {needed}") from error
     return _open_sqlite(parts, clock)
 
 

@@ -1,0 +1,179 @@
+"""`make client-wheel`: a service that has the wheel and its dependencies, and nothing else of ours, scores and logs."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packaging.requirements import Requirement
+
+from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.records import OutcomeBatch, PredictionBatch
+from pipelines import client_wheel
+from tests.support.paths import REPOSITORY
+
+LIBRARIES = [
+    str(site)
+    for name in ("serving", "driver")
+    for site in (REPOSITORY / ".venvs" / name).glob("lib/python*/site-packages")
+]
+"""Where the dependencies lie already, the oldest versions that the wheel takes before others: nothing is downloaded."""
+
+
+def distribution(name: str) -> importlib.metadata.Distribution:
+    """The first of LIBRARIES that has it."""
+    return next(importlib.metadata.distributions(name=name, path=LIBRARIES))
+
+
+def needed(texts, extras=frozenset({""})):
+    """What these requirements need, and what that needs: distributions by name."""
+    found = {}
+    for requirement in map(Requirement, texts):
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
+            found[requirement.name] = distribution(requirement.name)
+            found |= needed(found[requirement.name].requires or (), requirement.extras or {""})
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheels")
+    assert client_wheel.main(["--output", str(folder)]) == 0
+    (path,) = folder.iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory):
+    """The interpreter of an environment with the wheel and what it names as its dependencies alone."""
+    folder = tmp_path_factory.mktemp("service") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin" / "python"
+    install = ["install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel]
+    subprocess.run([sys.executable, "-m", "pip", "--python", python, *install], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (installed,) = importlib.metadata.distributions(name=client_wheel.NAME, path=[str(site)])
+    for each in needed(installed.requires).values():
+        # `google` belongs to several distributions.
+        tops = {Path(*file.parts[: 1 + (file.parts[0] == "google")]) for file in each.files if ".." not in file.parts}
+        for top in tops - {Path("__pycache__")}:
+            (site / top).parent.mkdir(exist_ok=True)
+            (site / top).symlink_to(each.locate_file(top))
+    return python
+
+
+def run(python, text, *arguments, given="", **environment):
+    """What a program prints there; nothing of the repository is on its path."""
+    command = [python, "-I", "-c", text, *arguments]
+    done = subprocess.run(command, input=given, env=environment, cwd="/", capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_the_wheel_has_one_name_for_every_python_and_takes_the_versions_that_it_is_tested_with(wheel):
+    with zipfile.ZipFile(wheel) as held:
+        names = held.namelist()
+        texts = {name: held.read(name).decode() for name in names if name.endswith((".py", "METADATA"))}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"evergreen_client"}
+    (metadata,) = (texts.pop(name) for name in list(texts) if name.endswith("METADATA"))
+    required = [
+        Requirement(line.partition(": ")[2]) for line in metadata.splitlines() if line.startswith("Requires-Dist")
+    ]
+    assert {each.name for each in required if each.marker is None} == {"msgspec", "numpy", "tritonclient"}
+    for each in required:
+        assert str(each.specifier) == f">={distribution(each.name).version}"
+    for name, text in texts.items():
+        tree = ast.parse(text, feature_version=(3, 10))
+        roots = {(node.module or "").partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not roots & {"components", "inference_client", "pipelines", "monitoring"}, name
+
+
+SERVICE = """
+import json, sys
+from evergreen_client import Outcome, SyncRecommenderClient
+server, recommender, log, rows = sys.argv[1:]
+with SyncRecommenderClient(server, recommender=recommender, log=log) as client:
+    scored = client.score(json.loads(rows), request_id="r1")
+    ranking = client.rank(json.loads(rows), 2, request_id="r2")
+    client.tell(Outcome(request_id="r2", row=1))
+loaded = sorted(name.partition(".")[0] for name in sys.modules)
+print(json.dumps([scored.scores.tolist(), ranking.candidates.tolist(), loaded]))
+"""
+
+
+def test_a_service_scores_by_name_and_the_house_reads_its_records(
+    python, server, store, make_rows, score_rows, read_log, tmp_path
+):
+    dense, categorical = make_rows(4)
+    columns = dict(zip(DENSE, dense.T.tolist())) | dict(zip(CATEGORICAL, categorical.T.tolist()))
+    rows = {name: [None if v != v or v == -1 else v for v in values] for name, values in columns.items()}
+    printed = run(python, SERVICE, server.url, store, f"sqlite:///{tmp_path}/log.db", json.dumps(rows))
+    scores, candidates, loaded = json.loads(printed)
+    expected = score_rows(dense, categorical)
+    np.testing.assert_allclose(scores, expected)
+    assert candidates == np.argsort(-expected)[:2].tolist()
+    assert {"evergreen_client", "numpy", "grpc"} <= set(loaded)
+    assert not {"pandas", "pyarrow", "torch", "components", "confluent_kafka"} & set(loaded)
+    scored, ranked, told = read_log(tmp_path / "log.db")
+    assert isinstance(scored, PredictionBatch)
+    np.testing.assert_array_equal(scored.categorical, categorical)
+    assert (scored.request_id, ranked.request_id, ranked.positions.tolist()) == ("r1", "r2", [1, 2])
+    assert isinstance(told, OutcomeBatch)
+    assert (told.request_ids, told.rows.tolist()) == (("r2",), [1])
+
+
+MISSING = """
+import doctest, evergreen_client
+from evergreen_client.components.logs.locations import open_publisher
+from evergreen_client.components.storage.locations import open_objects
+from evergreen_client.errors import ContractError
+tried = doctest.testmod(evergreen_client)
+assert tried.attempted and not tried.failed
+for ask in (lambda: open_publisher("kafka://host:9092/topic"), lambda: open_publisher("pubsub://project/topic"),
+            lambda: open_objects("gs://bucket/models")):
+    try:
+        ask()
+    except ContractError as error:
+        print(error)
+"""
+
+
+def test_its_docstring_runs_there_and_a_missing_extra_is_named(python):
+    printed = run(python, MISSING).splitlines()
+    assert [line.rpartition(" ")[2] for line in printed] == [
+        f"evergreen-client[{x}]" for x in ("kafka", "pubsub", "gcs")
+    ]
+    assert "expected confluent_kafka to be installed" in printed[0]
+
+
+def test_the_programs_of_the_page_run_as_they_stand_there(python, server, store, read_log, tmp_path):
+    page = (REPOSITORY / "docs" / "log-from-your-service.md").read_text()
+    impression, outcome, shutdown, outage, threads = re.findall(r"^```python\n(.*?)^```$", page, flags=re.M | re.S)
+    place = {
+        "EVERGREEN_SERVER": server.url,
+        "EVERGREEN_RECOMMENDER": str(store / "recommender" / "1.json"),
+        "EVERGREEN_LOG": f"sqlite:///{tmp_path}/log.db",
+    }
+    request_id, _, shown = run(python, impression, **place).partition(" ")
+    run(python, outcome, given=f"{request_id} 0 click\n{request_id} 0 conversion\n", **place)
+    assert run(python, shutdown, **place) == "1 rows are in the log\n"
+    logged, *lines = run(python, outage, **place).splitlines()
+    assert logged == "[True, True, False]"
+    assert 'evergreen_client_log_dropped_rows_total{recommender="click_model"} 1' in lines
+    assert lines[-1] == "lost: 2 rows and 0 outcomes could not be published and are lost: no broker answers"
+    assert len(json.loads(run(python, threads, **place))) == 20
+    ranked, click, conversion, scored, *others = read_log(tmp_path / "log.db")
+    assert (ranked.request_id, len(ranked), len(scored), len(others)) == (request_id, 3, 1, 20)
+    items = [101, 102, 103, 104]
+    assert [items[place] for place in json.loads(shown)] == ranked.categorical[:, CATEGORICAL.index("C3")].tolist()
+    for told, event in ((click, "click"), (conversion, "conversion")):
+        assert (told.request_ids, told.rows.tolist(), told.event) == ((request_id,), [0], event)
+    assert {record.categorical[0, 0] for record in others} == set(range(20))
