@@ -215,6 +215,10 @@ def test_impossible_lists_are_refused(server, make_rows, n, k, text):
         ),
         ({"price": [1.0, np.inf], "item": [1, 2]}, "column price, row 1 is inf"),
         ({"price": [1.0, 10**400], "item": [1, 2]}, "column price, row 1 is 1000"),
+        (
+            pa.table({"price": [1.0], "item": ["red"]}),
+            "column item, row 0 is 'red', expected a whole number of 64 bits",
+        ),
         (pa.table({"price": [1.0, 1e39], "item": [1, 2]}), "column price, row 1 is 1e\\+39, expected a finite number"),
         ({"price": [1.0, 2.0], "item": [1, 2**63]}, f"column item, row 1 is {2**63}"),
         ({"price": [1.0, 2.0], "item": [1.0, 2.5]}, "column item, row 1 is 2.5"),
