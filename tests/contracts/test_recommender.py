@@ -19,21 +19,6 @@ def shop(**settings):
     return Recommender(name="shop", features=FEATURES, settings=settings)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("training.learning_rate", "fast", "training.learning_rate is 'fast', expected float"),
-        ("training.seed", True, "training.seed is True, expected int"),
-        ("training.round_rates", [1, "a"], "training.round_rates[1] is 'a', expected float"),
-        ("training.learnin_rate", 1, "training.learnin_rate is no setting, expected learning_rate"),
-        ("training.batch_size", -3, "training: batch_size is -3, expected at least 1"),
-    ],
-)
-def test_a_wrong_setting_is_named_by_path_value_and_what_was_expected(path, value, message):
-    with pytest.raises(ContractError, match=re.escape(message)):
-        shop().with_settings({path: value}).section("training", TrainingSettings)
-
-
 def test_a_user_that_is_no_categorical_feature_is_refused():
     with pytest.raises(ContractError, match="data.user is 'shp', which is no categorical feature, expected shop"):
         replace(shop(), data=ColumnNames(user="shp"))

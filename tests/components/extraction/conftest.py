@@ -17,11 +17,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
+from components.contracts.manifests import RawDataset
 from components.extraction.__main__ import main
+from components.extraction.extract import extract
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.settings import ExtractionSettings
+from components.extraction.times import TimeSpan
 from tests.support.archives import day_folders
-from tests.support.recommenders import accept_into, settings_text
+from tests.support.lakes import folder_lake
+from tests.support.recommenders import accept_into, criteo_with, settings_text
 from tests.support.releases import keep_model, make_live
 from tests.support.releases import release as write_release
 
@@ -121,6 +125,7 @@ def write_lake():
 
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+ALL = TimeSpan()
 
 
 @pytest.fixture
@@ -158,5 +163,17 @@ def run_main():
         named = {name: asked.pop(flag) for name in names if (flag := f"--{name.replace('_', '-')}") in asked}
         asked.setdefault("--settings", settings_text({f"extraction.{name}": value for name, value in named.items()}))
         return main([f"{flag}={value}" for flag, value in asked.items()])
+
+    return run
+
+
+@pytest.fixture
+def run_step(tmp_path):
+    """Extracts the whole lake, or a window of it, by Criteo's recommender with settings of the section changed."""
+
+    def run(lake, window=ALL, *, run="run", **settings) -> RawDataset:
+        opened = folder_lake(lake) if isinstance(lake, Path) else lake
+        folder = tmp_path / "wo rk" / run / "extraction"
+        return extract(opened, window, folder=folder, recommender=criteo_with(extraction=settings))
 
     return run

@@ -10,12 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import raw_rows
-from components.extraction.extract import data_digest, extract
+from components.extraction.extract import data_digest
 from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from tests.support.lakes import folder_lake, rows_in
-from tests.support.recommenders import criteo_with
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 ALL = TimeSpan()
@@ -24,15 +23,6 @@ ALL = TimeSpan()
 @pytest.fixture
 def lake(tmp_path, raw_table, write_lake):
     return folder_lake(write_lake(tmp_path / "la ke", raw_table(1000, start=START.timestamp(), seconds=2 * 86_400)))
-
-
-@pytest.fixture
-def run_step(tmp_path):
-    def run(lake, window: TimeSpan = ALL, **settings):
-        folder = tmp_path / "wo rk" / "run" / "extraction"
-        return extract(lake, window, folder=folder, recommender=criteo_with(extraction=settings))
-
-    return run
 
 
 @pytest.mark.parametrize(("fraction", "num_holdout"), [(0.1, 100), (0.25, 250), (1e-6, 1), (0.999999, 999)])

@@ -11,12 +11,10 @@ import pytest
 
 from components.contracts import raw_rows
 from components.contracts.records import CLICK, CONVERSION
-from components.extraction.extract import extract
 from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from tests.support.lakes import OUTCOMES, folder_lake, rows_in
-from tests.support.recommenders import criteo_with
+from tests.support.lakes import OUTCOMES, rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
@@ -31,15 +29,6 @@ def table(raw_table):
 @pytest.fixture
 def lake(tmp_path, table, write_lake):
     return write_lake(tmp_path / "la ke", table, num_files=2)
-
-
-@pytest.fixture
-def run_step(tmp_path):
-    def run(folder, window=ALL, **settings):
-        work = tmp_path / "wo rk" / "run" / "extraction"
-        return extract(folder_lake(folder), window, folder=work, recommender=criteo_with(extraction=settings))
-
-    return run
 
 
 def write_outcomes(lake, day, outcomes, *, name="part-1", event=CLICK, time=START - HOUR, window=1800.0):

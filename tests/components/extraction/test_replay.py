@@ -13,14 +13,13 @@ import pytest
 
 from components.contracts import raw_rows
 from components.extraction import replay
-from components.extraction.extract import data_digest, extract
+from components.extraction.extract import data_digest
 from components.extraction.lake import Lake
 from components.extraction.settings import ExtractionSettings
 from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from tests.support.lakes import folder_lake, rows_in
-from tests.support.recommenders import criteo_with
+from tests.support.lakes import rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 WINDOW = TimeSpan(parse_time("start", "2026-03-09T12:00:00Z"), None)
@@ -38,12 +37,8 @@ def lake(tmp_path, ten_days, write_lake):
 
 
 @pytest.fixture
-def run_step(tmp_path):
-    def run(folder, window=WINDOW, *, run="run", **settings):
-        work = tmp_path / "wo rk" / run / "extraction"
-        return extract(folder_lake(folder), window, folder=work, recommender=criteo_with(extraction=settings))
-
-    return run
+def run_step(run_step):
+    return lambda lake, window=WINDOW, **how: run_step(lake, window, **how)
 
 
 def identities(*uris) -> list[tuple]:

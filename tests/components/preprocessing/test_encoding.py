@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 
-import distributed
 import numpy as np
+import nvtabular
+import pandas
 import pytest
 
+from components.contracts.criteo import CATEGORICAL, CRITEO, DENSE
+from components.contracts.features import MISSING_CATEGORY
+from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID
+from components.preprocessing.feature_graph import explicit_workflow
+from components.preprocessing.raw_partitions import read_types
 from components.storage.uris import local_path
+from tests.support.nasty_rows import nasty_rows, strange_workflow
 
 
 def test_nvtabular_and_the_contract_agree_to_the_last_bit(write_raw, run_step, raw_table, reading):
@@ -111,14 +118,21 @@ def test_nothing_that_the_step_writes_is_a_pickle(write_raw, run_step, raw_table
             np.load(path, allow_pickle=False).close()
 
 
-def test_a_dask_scheduler_does_the_work_when_asked(write_raw, run_step, raw_table, reading):
-    table = raw_table(600, seed=9)
-    with distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp"
-    ) as cluster:
-        options = ("--dask-scheduler", cluster.scheduler_address)
-        encoded_set = run_step(write_raw(table), partition_rows=300, extra=options)
-        assert cluster.scheduler.transition_counter > 0
-    raw, encoded = reading.raw([table]), reading.encoded(encoded_set.holdout_uri)
-    np.testing.assert_array_equal(encoded.ids, reading.workflow(encoded_set).encode_categorical(raw.categorical))
-    np.testing.assert_array_equal(encoded.dense, reading.workflow(encoded_set).encode_dense(raw.dense))
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
+@pytest.mark.parametrize("workflow", [strange_workflow(11), strange_workflow(12, num_keys=3000)], ids=["few", "many"])
+def test_nvtabular_and_the_contract_agree_on_rows_that_no_client_should_send(workflow, tmp_path):
+    """The served graph repeats the contract on such rows, too: tests/components/deployment/test_graph.py."""
+    dense, categorical = nasty_rows(workflow, 4096, 5)
+    # What preprocessing's readers let through, and what is far from any stand-in of NVTabular's.
+    sent = (categorical >= MISSING_CATEGORY) | (categorical < -(2**31))
+    categorical = np.where(sent, categorical, 2**32 - 5)
+    columns = {**dict(zip(DENSE, dense.T)), **dict(zip(CATEGORICAL, categorical.T))}
+    frame = pandas.DataFrame({LABEL: 0, **columns}).astype(read_types(CRITEO))
+    frame[list(CATEGORICAL)] = frame[list(CATEGORICAL)].replace(-1, float("nan"))
+    given = explicit_workflow(workflow, tmp_path / "categories")
+    encoded = given.transform(nvtabular.Dataset(frame, cpu=True)).compute()
+    ids, values = encoded[list(CATEGORICAL)].to_numpy(), encoded[list(DENSE)].to_numpy()
+    assert {MISSING_ID, OOV_ID, FIRST_ID} <= set(np.unique(ids))
+    assert np.abs(categorical[categorical < 0]).max() > 2**40 < categorical.max()
+    np.testing.assert_array_equal(ids, workflow.encode_categorical(categorical))
+    np.testing.assert_array_equal(values.view(np.int32), workflow.encode_dense(dense).view(np.int32))

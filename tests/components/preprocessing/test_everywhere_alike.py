@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from fractions import Fraction
-from pathlib import Path
 
 import distributed
 import numpy as np
@@ -15,8 +14,8 @@ import pytest
 
 from components.contracts.manifests import TrainingSet
 from components.storage.uris import local_path
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")
 """What the next round, training and serving read. Beside them NVTabular notes when it saved its own form."""
 CLUSTER = "address of a cluster"
@@ -58,6 +57,7 @@ def cluster():
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
     with distributed.LocalCluster(**options) as running:
         yield running.scheduler_address
+        assert running.scheduler.transition_counter > 0, "it did the work"
 
 
 def carried(training_set):

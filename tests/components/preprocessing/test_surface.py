@@ -19,14 +19,6 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 COMPONENT = REPOSITORY / "components" / "preprocessing" / "component.py"
 
 
-def test_importing_the_command_imports_no_heavy_package():
-    code = (
-        "import sys, components.preprocessing.__main__; "
-        "heavy = {'nvtabular', 'merlin', 'pandas', 'dask', 'pyarrow'} & set(sys.modules); assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY)
-
-
 @pytest.fixture
 def run_component(tmp_path):
     """Runs the component as its container does: KFP's executor on the function's source, inputs and outputs as JSON."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from datetime import datetime, timezone
 
 import pytest
 
@@ -51,6 +52,20 @@ def validation_report(tmp_path):
         raw_digest="digest",
         reference_uri=(folder / "reference.json").as_uri(),
     )
+
+
+@pytest.fixture
+def train_run(tmp_path, validation_report):
+    """Runs the whole step; gives the model in the store."""
+    from components.training.step import TrainingRun, train
+
+    def go(training_set, *, config, settings, name="r", backend="pytorch", **keywords):
+        places = {"store": tmp_path / "store", "work": tmp_path / "work"}
+        asked = TrainingRun(run=name, **places, backend=backend, config=config, settings=settings)
+        now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+        return train(asked, training_set, validation_report, clock=lambda: now, **keywords)[0]
+
+    return go
 
 
 @pytest.fixture

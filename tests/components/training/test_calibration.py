@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timezone
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from components.storage.uris import local_path
 from components.training.config import TrainingSettings
 from components.training.rows import Rows
 from components.training.start import continue_from, log_odds_correction
-from components.training.step import TrainingRun, train
 from tests.support.logistic_engine import SETTINGS, StopAfter, content, fitted
 from tests.support.training_world import dcn
 
@@ -52,22 +50,10 @@ def held_out(world):
 
 
 @pytest.fixture
-def run(tmp_path, validation_report, double):
+def run(train_run, double):
     """A whole training step; gives the model in the store."""
-
-    def go(training_set, backend, name):
-        asked = TrainingRun(
-            run=name,
-            store=tmp_path / "store",
-            work=tmp_path / "work",
-            backend=backend,
-            config=CONFIG,
-            settings=TrainingSettings(learning_rate=0.005, batch_size=128),
-        )
-        now = datetime(2026, 1, 2, tzinfo=timezone.utc)
-        return train(asked, training_set, validation_report, clock=lambda: now)[0]
-
-    return go
+    asked = {"config": CONFIG, "settings": TrainingSettings(learning_rate=0.005, batch_size=128)}
+    return lambda training_set, backend, name: train_run(training_set, name=name, backend=backend, **asked)
 
 
 def calibration(weights, model, rows):

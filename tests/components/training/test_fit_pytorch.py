@@ -16,7 +16,6 @@ import pytest
 from components.contracts.manifests import Model
 from components.contracts.metrics import roc_auc
 from components.models.scoring import load_scorer
-from components.runtime.errors import Preempted
 from components.runtime.exit_codes import ExitCode
 from components.runtime.flags import run_flags
 from components.store.runs import read_notes
@@ -98,23 +97,6 @@ def test_a_round_in_an_unchanged_world_is_no_worse_than_its_parent(world, first,
     before, after = (roc_auc(labels, scores(r, world.slot_sizes, dense, ids)) for r in (first, second))
     assert after > before - 0.003
     assert second.optimizer_step >= first.optimizer_step
-
-
-def test_stopped_and_continued_equals_undisturbed_bit_for_bit(world, make_training_set, run, tmp_path):
-    training_set = make_training_set(*world.rows(3_000)[:3])
-    start = run(training_set, config=SMALL)[0].weights
-    whole, _ = run(training_set, config=SMALL, start=start)
-    resumed, stops = None, 0
-    while resumed is None:
-        try:
-            resumed, _ = run(
-                training_set, config=SMALL, start=start, path=tmp_path / "stopped", should_stop=lambda: True
-            )
-        except Preempted:
-            stops += 1
-    assert stops > 5
-    assert content(resumed.weights) == content(whole.weights)
-    assert resumed.progressive == whole.progressive
 
 
 MODEL = {"embedding_dim": 4, "num_cross_layers": 2, "tower": [8], "dropout": 0.2}

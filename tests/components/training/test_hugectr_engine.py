@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from components.training.config import SolverSettings, TrainingSettings
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.files import DENSE_FILE, SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE
 from components.training.start import write_initial
-from components.training.step import TrainingRun, train
 from tests.support.training_world import dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16,))
@@ -190,22 +188,11 @@ def test_scratch_is_empty_in_the_end(make_engine, initial, rows, tmp_path):
 
 
 @pytest.fixture
-def run(tmp_path, validation_report, double):
+def run(train_run, double):
     """A whole training step by one backend; gives the model."""
-
-    def run(training_set, backend, name):
-        asked = TrainingRun(
-            run=name,
-            store=tmp_path / "store",
-            work=tmp_path / "work",
-            backend=backend,
-            config=CONFIG,
-            settings=TrainingSettings(learning_rate=0.005, batch_size=128, min_steps=120, round_rates=(0.2, 1.0)),
-        )
-        now = datetime(2026, 1, 2, tzinfo=timezone.utc)
-        return train(asked, training_set, validation_report, clock=lambda: now)[0]
-
-    return run
+    settings = TrainingSettings(learning_rate=0.005, batch_size=128, min_steps=120, round_rates=(0.2, 1.0))
+    asked = {"config": CONFIG, "settings": settings}
+    return lambda training_set, backend, name: train_run(training_set, name=name, backend=backend, **asked)
 
 
 def auc(model, rows):

@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import signal
-from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -18,28 +17,16 @@ from components.training import publish, step
 from components.training.checkpoint import CheckpointFolder
 from components.training.config import TrainingSettings
 from components.training.preemption import stop_on_sigterm
-from components.training.step import TrainingRun, forget_checkpoint, train
+from components.training.step import forget_checkpoint
 from tests.support.crashes import Killed
 from tests.support.training_world import dcn
 
 
 @pytest.fixture
-def run(tmp_path, training_set, validation_report):
+def run(train_run, training_set):
     """Trains; gives the model."""
-
-    def go(seed=1, **keywords):
-        asked = TrainingRun(
-            run="r",
-            store=tmp_path / "store",
-            work=tmp_path / "work",
-            backend="pytorch",
-            config=dcn(embedding_dim=4, num_cross_layers=1, tower=(8,)),
-            settings=TrainingSettings(seed=seed),
-        )
-        now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
-        return train(asked, training_set, validation_report, clock=lambda: now, **keywords)[0]
-
-    return go
+    config = dcn(embedding_dim=4, num_cross_layers=1, tower=(8,))
+    return lambda seed=1, **how: train_run(training_set, config=config, settings=TrainingSettings(seed=seed), **how)
 
 
 @pytest.fixture

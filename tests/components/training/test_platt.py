@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timezone
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from components.training.calibration import sure_slope
 from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
 from components.training.pytorch.engine import PytorchEngine
-from components.training.step import TrainingRun, train
 from tests.support.logistic_engine import StopAfter, content
 from tests.support.training_world import dcn
 
@@ -151,25 +149,16 @@ def test_a_fit_that_was_broken_off_after_it_was_judged_is_mended_as_a_whole_one(
 
 @pytest.mark.parametrize("backend", ["pytorch", "hugectr"])
 def test_a_chain_of_rounds_on_thinned_rows_stays_calibrated_on_all_rows(
-    backend, world, make_training_set, validation_report, tmp_path, double
+    backend, world, make_training_set, train_run, double
 ):
-    settings = replace(SLOW, calibration="platt")
+    asked = {"backend": backend, "config": DCN, "settings": replace(SLOW, calibration="platt")}
 
     def run(number, *, parent=None):
         labels, dense, ids, _ = world.rows(24_000, number)
         kept = (labels == 1) | (np.random.default_rng(number).random(24_000) < 0.5)
         training_set = make_training_set(labels[kept], dense[kept], ids[kept], name=f"set {number}")
         training_set = replace(training_set, negative_rate=0.5, parent_model_uri=parent)
-        asked = TrainingRun(
-            run=f"round {number}",
-            store=tmp_path / "store",
-            work=tmp_path / "work",
-            backend=backend,
-            config=DCN,
-            settings=settings,
-        )
-        now = datetime(2026, 1, number, tzinfo=timezone.utc)
-        return train(asked, training_set, validation_report, clock=lambda: now)[0]
+        return train_run(training_set, name=f"round {number}", **asked)
 
     labels, dense, ids, _ = world.rows(20_000, seed=99)
     first = run(1)

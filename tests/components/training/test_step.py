@@ -185,13 +185,6 @@ def test_a_missing_validation_artefact_leaves_no_model(training_set, validation_
     assert result.optimizer_step == model.optimizer_step
 
 
-def test_help_needs_no_heavy_package():
-    code = "import sys; from components.training.__main__ import build_parser; build_parser().format_help(); " + (
-        "sys.exit(any(m in sys.modules for m in ('torch', 'pyarrow')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 WATCH_TORCH = """
 import importlib.abc, os, sys
 class Watch(importlib.abc.MetaPathFinder):

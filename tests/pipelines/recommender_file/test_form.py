@@ -143,6 +143,8 @@ def test_a_file_says_name_columns_and_settings():
         ("learning_rate:", "learnin_rate:", "12: training.learnin_rate is no setting, expected learning_rate"),
         ("1e-3", "-1", "12: training: learning_rate is -1.0, expected"),
         ("1e-3", "high", "12: training.learning_rate is 'high', expected float"),
+        ("learning_rate: 1e-3", "seed: true", "12: training.seed is True, expected int"),
+        ("1.5]", "a]", "13: training.round_rates[1] is 'a', expected float"),
         ("training:", "monitor:\n  window_rows: 5\ntraining:", "12: monitor: window_rows is 5, expected at least"),
         ("[price]", "[a/b]", "6: features are named ['a/b'], expected printable characters without a slash"),
         ("shop", "sh\0op", "2: character '\\x00', expected printable ones"),
