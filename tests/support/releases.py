@@ -11,8 +11,8 @@ from components.store.models import model_folder, release_path
 from components.store.promotion_journal import RELEASE, Promotion, append_promotion
 
 
-def keep_model(store, model_id, **changes):
-    """Writes the manifest of a stored model that has no files."""
+def keep_model(store, model_id, **changes) -> Model:
+    """Writes the manifest of a stored model, whose files are none of its business."""
     folder = model_folder(store, model_id)
     values = {
         "model_id": model_id, "uri": folder.as_uri(), "backend": "pytorch", "config": {}, "slot_sizes": [4] * 26,
@@ -20,7 +20,9 @@ def keep_model(store, model_id, **changes):
         "last_event_time": "", "last_learned_time": "", "raw_digest": "", "sha256": {}, "created_at": "",
         "recommender": CRITEO_RECOMMENDER,
     }  # fmt: skip
-    Model(**{**values, **changes}).write(folder / Model.MANIFEST)
+    made = Model(**{**values, **changes})
+    made.write(folder / Model.MANIFEST)
+    return made
 
 
 def passing_verdict(model_id: str, scores: Path, *, num_rows: int, **changes: Any) -> Verdict:

@@ -10,7 +10,7 @@ from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import Model, RawDataset
 from components.runtime.durable import sha256_tree
 from components.store.models import model_folder
-from tests.support.releases import passing_verdict
+from tests.support.releases import keep_model, passing_verdict
 from tests.support.toy_models import toy_model, toy_workflow
 
 
@@ -50,25 +50,13 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
         folder = model_folder(store, model_id)
         toy.save(folder / Model.WEIGHTS)
         workflow.save(folder / Model.WORKFLOW)
-        model = Model(
-            model_id=model_id,
-            uri=folder.as_uri(),
-            backend="pytorch",
-            config=toy.document,
-            slot_sizes=workflow.slot_sizes,
-            parent_model_id=None,
-            seed=seed,
-            num_train_rows=n,
-            optimizer_step=1,
-            progressive={"auc": None, "log_loss": None},
-            last_event_time="2026-01-01T00:00:00+00:00",
-            last_learned_time="2026-01-01T00:00:00+00:00",
-            raw_digest="digest",
+        time = "2026-01-01T00:00:00+00:00"
+        model = keep_model(
+            store, model_id, config=toy.document, slot_sizes=workflow.slot_sizes, seed=seed, num_train_rows=n,
+            progressive={"auc": None, "log_loss": None}, last_event_time=time, last_learned_time=time,
+            raw_digest="digest", created_at=time,
             sha256={part: sha256_tree(folder / part) for part in (Model.WEIGHTS, Model.WORKFLOW)},
-            created_at="2026-01-01T00:00:00+00:00",
-            recommender=CRITEO_RECOMMENDER,
-        )
-        model.write(folder / Model.MANIFEST)
+        )  # fmt: skip
         holdout = tmp_path / f"hold out {seed}"
         holdout.mkdir()
         table = raw_table(n, seed=seed)

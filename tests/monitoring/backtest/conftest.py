@@ -8,8 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO
+from components.contracts.manifests import Model
+from components.storage.folder import FolderObjects
+from components.store.models import model_folder, scores_path
+from monitoring.backtest.archived_requests import read_requests
+from monitoring.backtest.judging import judge_requests
 from monitoring.backtest.settings import JudgingSettings, write_judging
+from monitoring.released_models import ReleasedModels
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
+from tests.support.releases import release
 
 SECONDS = 300
 CHANGED_AT = START + 120.0
@@ -86,6 +94,26 @@ def run_over(bench: Bench, records_by_second, seconds: int, *, every: int) -> Ra
     settings = bench.settings.judging
     write_judging(bench.settings.state, settings)
     return Ran(bench, settings)
+
+
+def know_references(store: Path, reference) -> None:
+    """Releases versions 1 and 2 of models that learned rows with these statistics."""
+    for version in (1, 2):
+        reference.write(model_folder(store, f"m{version}") / Model.REFERENCE)
+        reference.scores.write(scores_path(store, f"m{version}"))
+        release(store, version, f"m{version}")
+
+
+def backtested(settings) -> list[str]:
+    """The decisions' lines that a backtest makes of a monitor's archive and store."""
+    models = ReleasedModels(settings.store)
+    judged = judge_requests(
+        read_requests(FolderObjects(settings.archive), features=CRITEO),
+        settings.judging,
+        baseline=models.baseline,
+        reference=models.reference,
+    )
+    return [each.line() for each in judged]
 
 
 @pytest.fixture(scope="session")

@@ -15,17 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.contracts.criteo import CRITEO
-from components.contracts.manifests import Model
-from components.storage.folder import FolderObjects
-from components.store.models import model_folder, scores_path
 from inference_client.simulation.world import World
-from monitoring.backtest.archived_requests import read_requests
-from monitoring.backtest.judging import judge_requests
-from monitoring.released_models import ReleasedModels
+from tests.monitoring.backtest.conftest import backtested, know_references
 from tests.monitoring.drift.conftest import reference_of, requests_of
 from tests.support.monitors import START, WINDOW, Bench, clicks, publish
-from tests.support.releases import release
 
 REQUESTS, ROWS, DELAY = 150, 5, 2.0
 SETTINGS = {
@@ -55,11 +48,7 @@ def requests():
 def play(folder, requests, reference, *, times, looks, pull_messages, kills):
     """Publishes each request `DELAY` after its time and its clicks at once; the lines written and the replay's."""
     bench = Bench(folder, **SETTINGS, pull_messages=pull_messages)
-    store = bench.settings.store
-    for version in (1, 2):
-        reference.write(model_folder(store, f"m{version}") / Model.REFERENCE)
-        reference.scores.write(scores_path(store, f"m{version}"))
-        release(store, version, f"m{version}")
+    know_references(bench.settings.store, reference)
     bench.start().tick()
     for number, (time, (request, labels)) in enumerate(zip(times, requests)):
         batch = replace(request, time=time, model_version=1 + 2 * number // len(times))
@@ -75,18 +64,13 @@ def play(folder, requests, reference, *, times, looks, pull_messages, kills):
         bench.monitor.tick()
         bench.clock.now += 1.0
     bench.monitor.stop()
-    judged = judge_requests(
-        read_requests(FolderObjects(bench.settings.archive), features=CRITEO),
-        bench.settings.judging,
-        baseline=ReleasedModels(store).baseline,
-        reference=ReleasedModels(store).reference,
-    )
+    judged = backtested(bench.settings)
     lines = (bench.settings.state / "decisions.jsonl").read_text().splitlines()
     counters = dict(bench.store.counters)
     bench.close()
     assert not counters.get("passed_over")
     assert not [name for name, rows in counters.items() if name.startswith("drift_") and name.endswith("_row") and rows]
-    return lines, [point.line() for point in judged]
+    return lines, judged
 
 
 GAPS = st.one_of(st.just(0.0), st.floats(1e-4, 1e-2), st.floats(0.5, 60.0), st.floats(600.0, 7200.0), st.just(86_400.0))

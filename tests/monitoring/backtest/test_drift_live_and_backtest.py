@@ -9,20 +9,12 @@ import numpy as np
 import pytest
 
 from components.contracts import criteo
-from components.contracts.criteo import CRITEO
-from components.contracts.manifests import Model
-from components.storage.folder import FolderObjects
-from components.store.models import model_folder, scores_path
 from inference_client.simulation.world import World
-from monitoring.backtest.archived_requests import read_requests
 from monitoring.backtest.incident import STATISTICS, main, replay
-from monitoring.backtest.judging import judge_requests
-from monitoring.released_models import ReleasedModels
-from tests.monitoring.backtest.conftest import Ran, run_over
+from tests.monitoring.backtest.conftest import backtested, know_references, run_over
 from tests.monitoring.drift.conftest import reference_of, requests_of
 from tests.support.monitors import START, WINDOW, Bench, clicks
 from tests.support.recommenders import accept_into
-from tests.support.releases import release
 
 SECONDS, ROWS = 400, 25
 CHANGED_AT, RELEASED_AT = START + 150.0, START + 320.0
@@ -62,37 +54,13 @@ def stream():
 
 
 @pytest.fixture(scope="module")
-def reference():
-    return reference_of(World.create(11).draw(40_000, np.random.default_rng(1)))
-
-
-def run_monitor(folder, stream, reference, *, every: int) -> Ran:
-    bench = Bench(folder, **SETTINGS)
-    store = bench.settings.store
-    for version, model in ((1, "m1"), (2, "m2")):
-        reference.write(model_folder(store, model) / Model.REFERENCE)
-        reference.scores.write(scores_path(store, model))
-        release(store, version, model)
-    accept_into(store)
-    ran = run_over(bench, enumerate(stream), SECONDS, every=every)
+def ran(tmp_path_factory, stream):
+    bench = Bench(tmp_path_factory.mktemp("drifted"), **SETTINGS)
+    know_references(bench.settings.store, reference_of(World.create(11).draw(40_000, np.random.default_rng(1))))
+    accept_into(bench.settings.store)
+    ran = run_over(bench, enumerate(stream), SECONDS, every=3)
     bench.close()
     return ran
-
-
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory, stream, reference):
-    return run_monitor(tmp_path_factory.mktemp("drifted"), stream, reference, every=3)
-
-
-def backtested(ran) -> list[str]:
-    store = ran.bench.settings.store
-    judged = judge_requests(
-        read_requests(FolderObjects(ran.archive), features=CRITEO),
-        ran.settings,
-        baseline=ReleasedModels(store).baseline,
-        reference=ReleasedModels(store).reference,
-    )
-    return [each.line() for each in judged]
 
 
 def test_the_monitors_lines_are_the_backtests_and_say_that_the_column_drifted(ran):
@@ -104,13 +72,7 @@ def test_the_monitors_lines_are_the_backtests_and_say_that_the_column_drifted(ra
     assert CHANGED_AT - WINDOW < fired < CHANGED_AT + 95.0
     assert any("C14" in each["reason"] for each in drifts)
     assert {line["version"] for line in lines} == {1, 2}
-    assert backtested(ran) == ran.lines
-
-
-def test_predictions_that_reach_the_log_within_the_grace_count_in_their_own_bucket(ran, tmp_path, stream, reference):
-    late = run_monitor(tmp_path, [[], [], [], *stream], reference, every=1)
-    assert late.lines == ran.lines
-    assert backtested(late) == ran.lines
+    assert backtested(ran.bench.settings) == ran.lines
 
 
 @pytest.mark.parametrize(("start", "end"), [(0.0, START + 1000.0), (START + 113.0, START + 288.0)], ids=["all", "part"])
