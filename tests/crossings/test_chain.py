@@ -6,15 +6,12 @@ import json
 import subprocess
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo, raw_rows
+from components.contracts import criteo
 from components.contracts.manifests import Model
 from components.contracts.metrics import roc_auc
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
-from components.contracts.workflow import FeatureWorkflow
 from components.run_outcome.outcome import record
 from components.storage.uris import local_path
 from components.store.runs import find_outcome, read_notes
@@ -34,15 +31,6 @@ print(json.dumps({
     "first": str(table["event_time"][0].as_py()),
 }))
 """
-
-
-def _encoded(folder_uri):
-    files = sorted(local_path(folder_uri).glob("*.parquet"))
-    return pa.concat_tables([pq.ParquetFile(path).read() for path in files])
-
-
-def _stack(table, names):
-    return np.stack([table[name].to_numpy() for name in names], axis=1)
 
 
 def _graph(release, dense, categorical):
@@ -91,22 +79,6 @@ def test_every_manifest_names_the_same_data(chain):
     assert chain.rounds[0].extraction.digest != chain.rounds[1].extraction.digest
 
 
-def test_second_round_starts_where_the_first_one_stopped_to_learn(chain):
-    first, second = (this.extraction for this in chain.rounds)
-    assert first.last_learned_time < second.window_start <= second.first_event_time <= first.last_event_time
-
-
-@pytest.mark.parametrize("turn", [0, 1])
-def test_nvtabulars_ids_are_the_contracts_ids(chain, held_out_rows, turn):
-    this = chain.rounds[turn]
-    dense, categorical, labels = held_out_rows(this.extraction)
-    workflow = FeatureWorkflow.load(local_path(this.preprocessing.workflow_uri))
-    encoded = _encoded(this.preprocessing.holdout_uri)
-    np.testing.assert_array_equal(_stack(encoded, criteo.CATEGORICAL), workflow.encode_categorical(categorical))
-    np.testing.assert_allclose(_stack(encoded, criteo.DENSE), workflow.encode_dense(dense), atol=1e-5, rtol=1e-5)
-    np.testing.assert_array_equal(encoded[raw_rows.LABEL].to_numpy(), labels)
-
-
 @pytest.mark.parametrize("turn", [0, 1])
 def test_served_graph_says_on_raw_rows_what_training_said_on_encoded_ones(chain, held_out_rows, turn):
     this = chain.rounds[turn]
@@ -134,16 +106,6 @@ def test_champion_of_the_second_round_is_what_the_released_graph_says(chain, hel
     np.testing.assert_allclose(_scores(second.evaluation)["champion"], released, atol=1e-5, rtol=0)
 
 
-def test_ids_never_move_and_new_categories_are_appended(chain):
-    first, second = (FeatureWorkflow.load(local_path(this.preprocessing.workflow_uri)) for this in chain.rounds)
-    grown = []
-    for before, after in zip(first.vocabularies, second.vocabularies):
-        np.testing.assert_array_equal(after[: len(before)], before)
-        grown.append(len(after) - len(before))
-    assert chain.rounds[1].preprocessing.new_categories == grown
-    assert sum(grown) > 0
-
-
 def test_second_model_continues_the_first(chain):
     first, second = (this.training for this in chain.rounds)
     assert (first.parent_model_id, second.parent_model_id) == (None, first.model_id)
@@ -164,14 +126,6 @@ def test_second_release_still_knows_the_old_rows(chain, held_out_rows):
     assert np.corrcoef(before, after)[0, 1] > 0.3
     assert roc_auc(labels, before) > 0.55
     assert roc_auc(labels, after) > 0.55
-
-
-def test_schema_is_inferred_once_and_judges_every_later_round(chain):
-    first, second = chain.rounds
-    kept = (local_path(first.training.uri) / Model.SCHEMA).read_bytes()
-    assert local_path(first.validation.schema_uri).read_bytes() == kept
-    assert local_path(second.validation.schema_uri).read_bytes() == kept
-    assert (local_path(second.training.uri) / Model.SCHEMA).read_bytes() == kept
 
 
 def test_drift_is_measured_against_the_champions_own_statistics(chain):

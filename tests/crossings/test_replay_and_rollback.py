@@ -31,16 +31,6 @@ def _raw_categories(table):
     return np.stack([table[name].fill_null(MISSING_CATEGORY).to_numpy() for name in criteo.CATEGORICAL], axis=1)
 
 
-def test_first_round_has_no_old_rows_and_the_second_has_the_share_asked_for(chain):
-    first, second = chain.rounds
-    for manifest in (first.extraction, first.preprocessing):
-        assert (manifest.replay_uri, manifest.replay_holdout_uri) == (None, None)
-    assert first.evaluation.old_distribution is None
-    raw = second.extraction
-    assert raw.num_replay_rows / (raw.num_replay_rows + raw.num_train_rows) == pytest.approx(0.25)
-    assert {entry["day"] for entry in raw.replay_days} == {"2026-01-01", "2026-01-02", "2026-01-03"}
-
-
 def test_old_rows_are_the_lakes_and_reach_training_encoded_as_its_own(chain):
     second = chain.rounds[1]
     raw, encoded = second.extraction, second.preprocessing

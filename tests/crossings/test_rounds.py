@@ -29,7 +29,7 @@ NUM_LATE = 400
 
 @pytest.fixture(scope="module")
 def three(chain, tmp_path_factory):
-    """The chain's two rounds; a third, before which the second one's days got files beside theirs; one from scratch."""
+    """The chain's two rounds; a third, before which the second one's days got files beside theirs."""
     later = chain.copied_to(tmp_path_factory.mktemp("three rounds"))
     later.settings = {**later.settings, "extraction": {**later.settings["extraction"], "replay_share": 0}}
     world = World.create(seed=3).drifted(Drift(seed=5))
@@ -40,8 +40,7 @@ def three(chain, tmp_path_factory):
         moved = table.set_column(table.schema.get_field_index(REQUEST_ID), REQUEST_ID, names)
         pq.write_table(moved, later.root / "lake" / path.parent.name / f"late-{path.name}")
     write_lake(world, str(later.root / "lake"), rows=1000, days=1, last_day=date(2026, 1, 6), seed=9)
-    full = later.turn_to_training("full", parent="none")
-    return later, [*chain.rounds, later.turn_to_training("round-3")], full
+    return later, [*chain.rounds, later.turn_to_training("round-3")]
 
 
 def _keys(uri):
@@ -72,7 +71,7 @@ def _lake(chain):
 
 
 def test_a_line_learns_each_row_once_and_those_that_judged_a_round_in_the_next(three, tmp_path):
-    chain, rounds, _ = three
+    chain, rounds = three
     learned = [_learned(this, tmp_path) for this in rounds]
     judging = [_keys(this.extraction.holdout_uri) for this in rounds]
     assert set(Counter(key for keys in learned for key in keys).values()) == {1}
@@ -82,23 +81,8 @@ def test_a_line_learns_each_row_once_and_those_that_judged_a_round_in_the_next(t
     assert {key for keys in learned for key in keys} | set(judging[-1]) == _lake(chain).keys()
 
 
-def test_a_run_from_scratch_learns_the_whole_lake_and_is_judged_by_rows_that_the_live_model_did_not_learn(
-    three, tmp_path
-):
-    chain, rounds, full = three
-    learned, judging, lake = _learned(full, tmp_path), _keys(full.extraction.holdout_uri), _lake(chain)
-    assert full.training.parent_model_id is None
-    assert full.extraction.champion_model_id == rounds[1].training.model_id
-    assert full.extraction.window_start is None
-    assert sorted([*learned, *judging]) == sorted(lake)
-    live = {key for this in rounds[:2] for key in _learned(this, tmp_path)}
-    assert judging
-    assert not live & set(judging)
-    assert min(lake[key] for key in judging) > max(lake[key] for key in live | set(learned))
-
-
 def test_a_model_names_the_files_that_lay_in_the_lake_in_its_round(three):
-    _, (first, second, third), _ = three
+    _, (first, second, third) = three
     for this in (first, second, third):
         assert this.training.files == this.preprocessing.files == this.extraction.files
     second = second.training.files
@@ -108,7 +92,7 @@ def test_a_model_names_the_files_that_lay_in_the_lake_in_its_round(three):
 
 
 def test_late_rows_are_learnt_before_the_windows_and_encoded_as_these_are(three):
-    _, (_, second, third), _ = three
+    _, (_, second, third) = three
     raw = _rows(third.extraction.train_uri)
     num_late = third.extraction.num_late_rows
     late = raw.slice(0, num_late)
@@ -129,7 +113,7 @@ def test_late_rows_are_learnt_before_the_windows_and_encoded_as_these_are(three)
 
 
 def test_validation_judges_them_with_the_window_and_lineage_tells_their_days(three):
-    _, (*_, third), _ = three
+    _, (*_, third) = three
     assert third.validation.num_rows == third.extraction.num_train_rows
     told = {each["day"]: each.get("num_late_rows") for each in third.training.days if not each.get("replay")}
     on_second_day = third.extraction.num_late_rows - NUM_LATE // 2

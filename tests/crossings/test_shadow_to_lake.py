@@ -10,10 +10,9 @@ import dataclasses
 from datetime import datetime, timezone
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo, raw_rows
+from components.contracts import raw_rows
 from components.contracts.records import PredictionBatch
 from components.deployment.canary.evidence import read_pairs
 from components.storage.locations import open_objects
@@ -45,24 +44,22 @@ PLAIN = [dataclasses.replace(r, shadow_version=None, shadow_scores=None, canary=
 
 
 def _archived(folder, records):
-    """Runs the monitor over the log of `records` and a click on row 1 of each; its bench and the version it names."""
+    """Runs the monitor over the log of `records` and a click on row 1 of each; its folder."""
     bench = Bench(folder, attribution_window_seconds=WINDOW, archive_roll_rows=16)
     bench.clock.now = BEGIN
     bench.start()
     publish(bench.log, *records, clicks("clicks", [(r.request_id, 1, r.time + 1) for r in records]))
     bench.turn(40, 3.0)
-    serving = bench.monitor.serving_version
     bench.monitor.stop()
     bench.close()
-    return bench.folder, serving
+    return bench.folder
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """Records with shadow scores, half-way uploaded, and the same without."""
     with_shadow, without = tmp_path_factory.mktemp("with shadow"), tmp_path_factory.mktemp("without")
-    found = [_archived(folder, records) for folder, records in ((with_shadow, RECORDS), (without, PLAIN))]
-    return *(folder for folder, _ in found), dict(found)
+    return [_archived(folder, records) for folder, records in ((with_shadow, RECORDS), (without, PLAIN))]
 
 
 def _check_evidence(*folders):
@@ -80,7 +77,7 @@ def _check_evidence(*folders):
 
 
 def test_evidence_reads_every_pair_before_during_and_after_the_upload(places):
-    folder, _, _ = places
+    folder, _ = places
     archive, lake = folder / "archive", folder / "lake"
     _check_evidence(archive, lake)
 
@@ -94,7 +91,7 @@ def test_evidence_reads_every_pair_before_during_and_after_the_upload(places):
 
 
 def test_extraction_makes_the_same_rows_of_a_lake_with_shadow_scores(places):
-    folder, without, _ = places
+    folder, without = places
     for place in (folder, without):
         Uploader(place / "archive", place / "lake", clock=Clock(BEGIN)).run_once()
     rows, expected = (
@@ -104,17 +101,3 @@ def test_extraction_makes_the_same_rows_of_a_lake_with_shadow_scores(places):
     assert rows == expected
     assert len(rows) == NUM_REQUESTS * ROWS
     assert not {raw_rows.SHADOW_VERSION, raw_rows.SHADOW_SCORE} & set(rows[0])
-
-
-def test_files_without_a_shadow_score_are_what_they_were_before_there_were_any(places):
-    _, without, _ = places
-    files = [*without.glob("*/day=*/*.parquet")]
-    assert files
-    assert all(pq.read_schema(path).names == list(criteo.RAW_TYPES) for path in files)
-
-
-def test_the_canary_is_not_taken_for_the_version_that_serves(places):
-    folder, without, serving = places
-    assert RECORDS[-1].model_version == 4
-    assert serving[without] == 4, "as the newest prediction alone would have it"
-    assert serving[folder] == 3

@@ -1,24 +1,19 @@
-"""The response cache of the real server: never an answer of another version; and why no number is given twice."""
+"""The response cache of the real server: never an answer of another version."""
 
 from __future__ import annotations
-
-import shutil
 
 import numpy as np
 import pytest
 
 from components.deployment.canary.evidence import counted, fetch
 from components.deployment.release import ReleaseSettings
-from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
-from components.storage.locations import open_objects
 from components.store.traffic_plan import Arm
 from pipelines.local.triton import TritonServer, TritonSettings
-from tests.support.model_repository import with_versions
 from tests.support.processes import wait_for
-from tests.support.served_names import MODEL_NAME, NAMES
+from tests.support.served_names import MODEL_NAME
 
 pytestmark = pytest.mark.e2e
 
@@ -84,26 +79,3 @@ def test_no_answer_of_a_previous_version_after_a_release_or_a_rollback(
     ask_twice(1, 1)
     deploy(3)
     ask_twice(3, 3)
-
-
-def test_a_number_given_twice_would_be_answered_with_the_old_weights_even_after_an_unload(
-    deploy, client, triton, settings, raw_rows, expected
-):
-    """The server's behaviour that `ServingOptions.response_cache` warns of; deployment gives no number twice."""
-    rows = raw_rows(8)
-    deploy(1)
-    client.infer(MODEL_NAME, *rows)
-    deploy(2)
-    first, second = (triton.repository / MODEL_NAME / version for version in "12")
-    shutil.copytree(second, first, dirs_exist_ok=True)
-    repository = ModelRepository(open_objects(settings.repository), NAMES)
-    with repository.locked():
-        repository.write_config(with_versions(repository.read_config(), [1]))
-    client.unload(MODEL_NAME)
-    client.load(MODEL_NAME)
-    stale, version = client.infer(MODEL_NAME, *rows)
-    assert version == 1
-    np.testing.assert_allclose(stale, expected(1, rows), atol=1e-5)
-    other_order = tuple(array[::-1] for array in rows)
-    fresh, _ = client.infer(MODEL_NAME, *other_order)
-    np.testing.assert_allclose(fresh, expected(2, other_order), atol=1e-5)

@@ -6,19 +6,10 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import signal
-import urllib.request
 
 import pytest
 
 from components.store.promotion_journal import read_journal
-from pipelines.local.plan import DemoSettings, Services, plan_for_world
-from pipelines.local.runner import LocalFolders
-from pipelines.local.stack import JsonLines, Stack
-from pipelines.local.summary import count_served_rows
-from pipelines.local.triton import TritonServer
-from tests.support.recommenders import accept_into
 
 
 @pytest.fixture(scope="module")
@@ -125,57 +116,3 @@ def test_screen_shows_transitions_and_no_library_noise(turned):
 
 def _shared_memory():
     return {name for name in os.listdir("/dev/shm") if name.startswith(f"evergreen_{os.getpid()}_")}
-
-
-def test_monitor_killed_under_traffic_and_started_again_archives_every_record_once(turned, tmp_path):
-    shared_before = _shared_memory()
-    root = tmp_path / "a stack"
-    for name in ("repository", "store"):
-        shutil.copytree(turned[0] / name, root / name)
-    for name in ("world.json", "drifted_world.json"):
-        shutil.copy(turned[0] / name, root / name)
-    folders = LocalFolders(root=root)
-    logs = root / "logs"
-    with Stack(logs=logs, variables={}) as stack, TritonServer(folders.repository, log=logs / "triton.log") as triton:
-        settings = DemoSettings(folder=root)
-        plan = plan_for_world(settings)
-        services = Services(settings=settings, plan=plan, folders=folders, triton_url=triton.grpc_url)
-        for folder in (services.archive, services.monitor_state, folders.lake):
-            folder.mkdir(parents=True)
-        timeline = JsonLines(services.monitor_state / "timeline.jsonl")
-        # A roll of its own size, so that the kill finds rows archived, rows open in a file, and labels pending; and no
-        # policy that asks for a run.
-        asks_for_nothing = {"monitor.policies": "data_drift", "monitor.notify_only": "data_drift"}
-        accept_into(root / "store", plan.recommender().with_settings(asks_for_nothing))
-        monitor = [*services.monitor_command(), "--archive-roll-rows", "3000"]
-
-        def matured():
-            timeline.update()
-            return timeline.lines[-1]["matured_total"] if timeline.lines else 0
-
-        first = stack.start("monitor", monitor)
-        stack.start("uploader", services.uploader_command())
-        stack.start("replay", services.replay_command(), stdin=True)
-        stack.wait_until(lambda: matured() > 5000, what="rows before the kill", seconds=240)
-        first.send_signal(signal.SIGKILL)
-        assert stack.wait_for_exit("monitor", seconds=240) == -signal.SIGKILL
-        before, port = matured(), services.monitor_state / "http.json"
-        port.unlink()
-        stack.start("monitor", monitor)
-        stack.wait_until(lambda: port.exists() and matured() > before + 5000, what="rows after it", seconds=240)
-        stack.tell("replay", "stop")
-        assert stack.wait_for_exit("replay", seconds=240) == 0
-
-        def settled():
-            address = f"http://127.0.0.1:{json.loads(port.read_text())['port']}/status"
-            with urllib.request.urlopen(address, timeout=60) as answer:
-                status = json.load(answer)
-            return status["pending_rows"] == 0 and status["log_backlog"] == 0
-
-        stack.wait_until(settled, what="the last labels", seconds=240)
-        stack.stop("monitor")
-        stack.stop("uploader", seconds=240)
-    published = json.loads((root / "traffic_summary.json").read_text())["rows"]
-    assert count_served_rows(folders.lake) == published > 10_000
-    # Another test's server of this process may be up, so what counts is what came meanwhile.
-    assert _shared_memory() <= shared_before

@@ -64,13 +64,3 @@ def test_every_target_of_the_issue_is_judged():
     assert [target.is_met for target in found] == [True, True, True, True, False, True, True, True]
     assert found[0].value.median == 60
     assert found[4].value.median == 0.75
-
-
-def test_one_failed_request_of_one_release_misses_the_target():
-    met = {target.name: target.is_met for target in serving.judge(_results(failed=1))}
-    assert not met["failed requests of a release"]
-
-
-def test_capacity_is_that_of_the_best_concurrency():
-    found = serving.capacities(_results()["closed"], 64)
-    assert found == {"evergreen": 150 / 64, "reference": 100 / 64, "onnxruntime": 200 / 64}
