@@ -32,8 +32,8 @@ MAX_ROWS_PER_RECORD = 2048
 """Of 39 columns such a prediction record takes 0.57 MB; the log takes 1 MB (`RecordPublisher.max_rows`)."""
 MAX_OUTCOMES_PER_MESSAGE = 2048
 """After an outage all outcomes are due at once; an outcome takes up to 300 bytes of a message's 1 MB."""
-MAX_ROWS_PER_FLUSH = 50_000
-"""About 14 MB: with everything in one flush, the log could time out after an outage again and again."""
+MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
+"""With everything in one flush, the log could time out after an outage again and again."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 2.0
 """Waits between failed flushes double from the first to the second."""
 MAX_ID_LENGTH = 128
@@ -135,11 +135,13 @@ class PublisherSettings:
     close_seconds: float = 30.0
     """How long closing waits for an unavailable log before it gives up what is queued."""
     max_queued: int = 500_000
-    """Most rows that wait for the log, about 140 MB, and most outcomes, about 100 MB."""
+    """Most rows that wait for the log, about 140 MB of 39 columns, and most outcomes, about 100 MB."""
+    max_queued_bytes: int = 250_000_000
+    """Most that those rows take: of rows with more than 60 categories fewer wait."""
 
     def __post_init__(self) -> None:
         """Refuses settings that cannot work."""
-        for name in ("interval_seconds", "close_seconds", "max_queued"):
+        for name in ("interval_seconds", "close_seconds", "max_queued", "max_queued_bytes"):
             if not getattr(self, name) > 0:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0")
 
@@ -184,6 +186,9 @@ class RecordPublisher:
         self._settings, self._timing = settings or PublisherSettings(), timing or Timing()
         self.max_rows = min(MAX_ROWS_PER_RECORD, self._form.max_rows(MAX_MESSAGE_BYTES))
         """The most rows of one prediction: its record must fit a message of the log."""
+        held_rows = max(1, self._settings.max_queued_bytes // self._form.row_bytes)
+        self._max_queued_rows = min(self._settings.max_queued, held_rows)
+        self._max_flushed_rows = min(MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH // self._form.row_bytes)
         self._counts = PublishingCounts()
         self._predictions: list[PredictionBatch] = []
         self._outcomes: list[Outcome] = []
@@ -210,7 +215,7 @@ class RecordPublisher:
             Whether it was queued: False where the queue is full, and then its outcomes are dropped too.
         """
         queued = self._counts.queued_rows
-        if queued and queued + len(prediction) > self._settings.max_queued:
+        if queued and queued + len(prediction) > self._max_queued_rows:
             self._drop(rows=len(prediction), outcomes=len(outcomes))
             return False
         self._predictions.append(prediction)
@@ -241,8 +246,8 @@ class RecordPublisher:
     async def flush(self) -> None:
         """Publishes queued predictions and the outcomes that are due, in this order, in one commit.
 
-        What an earlier flush could not publish goes first, alone; of a queue longer than `MAX_ROWS_PER_FLUSH` only its
-        beginning goes.
+        What an earlier flush could not publish goes first, alone; of a queue longer than `MAX_ROWS_PER_FLUSH`, or
+        larger than `MAX_BYTES_PER_FLUSH`, only its beginning goes.
 
         Raises:
             Exception: Whatever the log raised; the same messages go first at the next flush.
@@ -311,10 +316,10 @@ class RecordPublisher:
         return lost
 
     def _next_flush(self) -> _Flush | None:
-        """What is due now, with at most `MAX_ROWS_PER_FLUSH` rows or one prediction; None when nothing is."""
+        """What is due now, with at most `_max_flushed_rows` rows or one prediction; None when nothing is."""
         num_rows, taken = 0, 0
         for prediction in self._predictions:
-            if taken and num_rows + len(prediction) > MAX_ROWS_PER_FLUSH:
+            if taken and num_rows + len(prediction) > self._max_flushed_rows:
                 break
             num_rows += len(prediction)
             taken += 1
@@ -375,7 +380,8 @@ class RecordPublisher:
         if self._failures:
             logger.info("the log is available again after %.0f s", self._timing.timer() - self._failing_since)
         self._failures = 0
-        if self._is_dropping and 2 * max(counts.queued_rows, counts.queued_outcomes) <= self._settings.max_queued:
+        filled = max(counts.queued_rows / self._max_queued_rows, counts.queued_outcomes / self._settings.max_queued)
+        if self._is_dropping and filled <= 0.5:
             self._is_dropping = False
             logger.warning(
                 "the queue has room again; %d rows and %d outcomes were dropped since the start",

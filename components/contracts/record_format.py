@@ -120,6 +120,9 @@ class RecordFormat:
         self._categorical = [names[name] for name in features.categorical]
         self._width = len(features.places.slots)
         self._lists = [(names[name], sizes[name]) for name in features.lists]
+        arrays = sum(_ARRAYS[each.type].itemsize for each in _PREDICTIONS if each.repeated)
+        self.row_bytes = arrays + 4 * len(self._numeric) + 8 * self._width
+        """Of a row's numbers, with position, propensity and a shadow's score."""
         self._type = _message_type({**self._messages, "LogRecord": _RECORD})
 
     def proto(self) -> str:
@@ -135,9 +138,7 @@ class RecordFormat:
         >>> RecordFormat(Features(numeric=("price",), categorical=("item",))).max_rows(1_000_000)
         31218
         """
-        arrays = sum(_ARRAYS[each.type].itemsize for each in _PREDICTIONS if each.repeated)
-        row_bytes = arrays + 4 * len(self._numeric) + 8 * self._width
-        return (num_bytes - _FRAME_BYTES - _COLUMN_BYTES * len(self.features.names)) // row_bytes
+        return (num_bytes - _FRAME_BYTES - _COLUMN_BYTES * len(self.features.names)) // self.row_bytes
 
     def encode(self, record: Record) -> bytes:
         """The message that holds `record`.

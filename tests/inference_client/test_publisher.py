@@ -314,6 +314,16 @@ def test_a_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(time, 
     assert [name for name, _ in log.messages] == [*(f"r{i}" for i in range(7)), "test-outcomes-1"]
 
 
+def test_of_wide_rows_fewer_wait_and_fewer_go_at_once(time, prediction, monkeypatch):
+    """13 numbers of 4 bytes and 26 of 8, score, position, propensity and a shadow's score are 280 bytes a row."""
+    monkeypatch.setattr(publisher_module, "MAX_BYTES_PER_FLUSH", 10 * 280)
+    log = MemoryLog()
+    publisher = publisher_of(log, time, max_queued_bytes=13 * 280)
+    assert [publisher.add(prediction(f"r{number}")) for number in range(5)] == [True] * 3 + [False] * 2
+    asyncio.run(publisher.drain())
+    assert log.sizes == [2, 1]
+
+
 def test_conversions_travel_beside_clicks_also_those_of_other_publishers(time, prediction):
     log = MemoryLog()
     publisher = publisher_of(log, time)
