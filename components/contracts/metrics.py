@@ -19,6 +19,8 @@ Z_95 = 1.959963984540054
 MIN_DEGREES = 3
 """Degrees of freedom below which no interval is given: with 2 the standard error itself may be wrong several times."""
 ECE_BINS = 15
+_NO_RATE = 1e-12
+"""Click rates that are 0 or 1 but for the rounding of weights lie within it of them."""
 
 
 class AucEstimate(NamedTuple):
@@ -241,26 +243,47 @@ def row_log_losses(labels: ArrayLike, scores: ArrayLike) -> NDArray[np.float64]:
     return losses
 
 
-def log_loss(labels: ArrayLike, scores: ArrayLike) -> float | None:
-    """Mean of `row_log_losses`; `None` without rows."""
-    losses = row_log_losses(labels, scores)
+def row_weighted(values: NDArray[np.float64], weights: ArrayLike | None) -> NDArray[np.float64]:
+    """The values [n] with the weighted mean as their mean, and each as far from it as its weight over the mean weight.
+
+    So `grouped_deviation` of them is that of the weighted mean, a ratio of sums. Without weights they stay as they are;
+    where all weights are 0 there is no mean, and no value.
+    """
+    if weights is None:
+        return values
+    weight = np.asarray(weights, np.float64)
+    if not weight.any():
+        return values[:0]
+    mean = float(np.average(values, weights=weight))
+    weighted: NDArray[np.float64] = mean + weight / weight.mean() * (values - mean)
+    return weighted
+
+
+def log_loss(labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
+    """Mean of `row_log_losses`, each row counted by its weight where some are given; `None` without any."""
+    losses = row_weighted(row_log_losses(labels, scores), weights)
     return float(losses.mean()) if len(losses) else None
 
 
-def normalized_entropy(labels: ArrayLike, scores: ArrayLike) -> float | None:
+def click_rate(labels: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
+    """Share of clicks, each row counted by its weight where some are given; `None` without any."""
+    clicks = row_weighted(np.asarray(labels, np.float64), weights)
+    return float(clicks.mean()) if len(clicks) else None
+
+
+def normalized_entropy(labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
     """Log loss divided by the entropy of the base rate (He et al. 2014); `None` unless both classes are present."""
-    click, _ = _checked(labels, scores)
-    rate = float(click.mean()) if len(click) else 0.0
-    if rate in (0.0, 1.0):
+    rate, loss = click_rate(labels, weights=weights), log_loss(labels, scores, weights=weights)
+    if rate is None or loss is None or not _NO_RATE < rate < 1 - _NO_RATE:
         return None
-    loss = log_loss(labels, scores)
-    assert loss is not None
     return loss / float(-rate * np.log(rate) - (1 - rate) * np.log1p(-rate))
 
 
-def calibration(labels: ArrayLike, scores: ArrayLike) -> float | None:
-    """Expected clicks per observed click (1 = calibrated); `None` without a click."""
+def calibration(labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
+    """Expected clicks per observed click (1 = calibrated), both counted by weight; `None` without a click."""
     click, score = _checked(labels, scores)
+    if weights is not None:
+        click, score = click * np.asarray(weights, np.float64), score * np.asarray(weights, np.float64)
     return float(score.sum() / click.sum()) if click.any() else None
 
 

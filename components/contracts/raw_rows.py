@@ -45,6 +45,11 @@ CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
 """Column in files that hold a row that a canary answered; false in other rows. Optional groups follow the raw columns
 in this order: shadow, canary."""
 
+WEIGHT = "sample_weight"
+WEIGHT_TYPES: dict[str, str] = {WEIGHT: "float32"}
+"""Column after the raw ones in rows of a recommender whose file names a weight (`ColumnNames.weight`): of a finite
+number of at least 0, and never null. Files of a lake may lack it, as the monitor's archive does: their rows count 1."""
+
 OWN_COLUMNS = (LABEL, REQUEST_ID, ROW, EVENT_TIME, *SERVED_BY, *SHADOW_TYPES, *CANARY_TYPES)
 """Columns that rows have whatever their features: no feature has one of these names."""
 
@@ -66,8 +71,8 @@ SEPARATOR = "|"
 """Between the elements of a list in a text file."""
 
 
-def raw_types(features: Features) -> dict[str, str]:
-    """Arrow type of each raw column, in file order.
+def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
+    """Arrow type of each raw column, in file order; the last is the weight where rows are `weighted`.
 
     Only the features may be null, and the last four columns: `model_version` and `score` in rows that no model of ours
     served, `position` in rows outside ranked lists, `propensity` where no client explored. `request_id` and `row`
@@ -80,13 +85,14 @@ def raw_types(features: Features) -> dict[str, str]:
         **dict.fromkeys(features.categorical, "int64"),
         **dict.fromkeys(features.lists, LIST.format(type="int64")),
         **ROW_TYPES,
+        **(WEIGHT_TYPES if weighted else {}),
     }
 
 
-def lake_types(features: Features) -> dict[str, str]:
+def lake_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
     """Arrow type of each column of rows that a person's files bring to a lake, in file order."""
     words = {name: LIST.format(type="string") if name in features.lists else "string" for name in features.words}
-    return {**raw_types(features), **words}
+    return {**raw_types(features, weighted=weighted), **words}
 
 
 def known_columns(features: Features) -> frozenset[str]:
@@ -111,6 +117,10 @@ class ColumnNames:
 
     label: str = LABEL
     """1 where the row was clicked, else 0."""
+    weight: str | None = None
+    """How much the row counts beside others: a finite number of at least 0, such as 10 where one in ten rows without a
+    click was kept. Rows that the monitor archived count 1. Training weighs all that it does by it, the gate what
+    depends on the click rate; nothing is weighted without the key, and backend hugectr refuses it."""
     request_id: str = REQUEST_ID
     """Which rows were shown together; without the column each row is a request of its own."""
     row: str = ROW
@@ -124,8 +134,17 @@ class ColumnNames:
     def __post_init__(self) -> None:
         """Refuses names that could not be told apart."""
         names = [self.label, self.request_id, self.row, self.event_time]
+        names += [] if self.weight is None else [self.weight]
         if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-            raise ContractError(f"columns are named {names}, expected a name for each of label, request, row and time")
+            raise ContractError(
+                f"columns are named {names}, expected a name for each of label, request, row and time, and another for "
+                "a weight"
+            )
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether rows have sample weights."""
+        return self.weight is not None
 
 
 def microseconds(time: float) -> int:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from components.contracts.features import Features
-from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
+from components.contracts.raw_rows import OWN_COLUMNS, WEIGHT, ColumnNames
 from components.contracts.serving import CANARY_SUFFIX, CANDIDATE_SUFFIX
 from components.runtime.errors import ContractError
 
@@ -65,6 +65,8 @@ class Recommender:
             raise ContractError(f"features {taken} have the names of columns that every row has, expected other names")
         if self.data.label in self.features.names:
             raise ContractError(f"feature {self.data.label!r} is the label, expected features that are known before it")
+        if self.data.weight is not None and (taken := sorted({self.data.weight, WEIGHT} & set(self.features.names))):
+            raise ContractError(f"features {taken} have the name of the weight that rows have, expected other names")
         user, categorical = self.data.user, self.features.categorical
         if user is not None and user not in categorical:
             raise ContractError(f"data.user is {user!r}, which is no categorical feature{nearest(user, categorical)}")

@@ -95,7 +95,7 @@ def evaluate(
     score = partial(
         score_holdout,
         features=raw.recommender.features,
-        user=raw.recommender.data.user,
+        named=raw.recommender.data,
         score_candidate=candidate_scorer(model),
         score_champion=champion_scorer(champion) if champion else None,
         slot_sizes=training_set.slot_sizes,
@@ -141,7 +141,13 @@ def _score_both(
 
 def _judge(scored: ScoredHoldout, slices: Mapping[str, NDArray[np.bool_]], settings: GateSettings) -> GateJudgement:
     return judge(
-        scored.labels, scored.candidate, scored.champion, groups=scored.groups, slices=slices, settings=settings
+        scored.labels,
+        scored.candidate,
+        scored.champion,
+        groups=scored.groups,
+        weights=scored.weights,
+        slices=slices,
+        settings=settings,
     )
 
 
@@ -196,9 +202,9 @@ def _measure_quality(scored: ScoredHoldout, estimates: Estimates) -> OldRowsQual
             auc=estimated.auc if estimated else roc_auc(scored.labels, scores),
             auc_low=estimated.low if estimated else None,
             auc_high=estimated.high if estimated else None,
-            log_loss=log_loss(scored.labels, scores),
-            normalized_entropy=normalized_entropy(scored.labels, scores),
-            calibration=calibration(scored.labels, scores),
+            log_loss=log_loss(scored.labels, scores, weights=scored.weights),
+            normalized_entropy=normalized_entropy(scored.labels, scores, weights=scored.weights),
+            calibration=calibration(scored.labels, scores, weights=scored.weights),
             gauc=of_users.gauc,
             user_ndcg=of_users.ndcg,
         )

@@ -8,7 +8,8 @@ on judging it (`deployment.canary`).
 
 Two checks only ever refuse, where the rows are sure of it: a slice of them loses more of its log loss than is allowed
 (one-sided tests, Holm's correction over all slices), or clicks are predicted wrongly by more than a factor. What the
-power of each is, docs/evaluation.md says. Scores are computed, and slices cut, elsewhere.
+power of each is, docs/evaluation.md says. Sample weights count in these two: what they judge depends on the click rate.
+An AUC does not, and counts rows alike. Scores are computed, and slices cut, elsewhere.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from components.contracts.metrics import (
     group_numbers,
     grouped_deviation,
     row_log_losses,
+    row_weighted,
     student_p_value,
 )
 from components.evaluation.settings import GateSettings
@@ -83,6 +85,7 @@ def judge(
     champion: ArrayLike | None = None,
     *,
     groups: ArrayLike,
+    weights: ArrayLike | None = None,
     slices: Mapping[str, NDArray[np.bool_]] | None = None,
     settings: GateSettings,
 ) -> GateJudgement:
@@ -93,6 +96,7 @@ def judge(
         candidate: The candidate's scores, [n].
         champion: The live model's scores of the same rows; None judges by floor and calibration alone.
         groups: The user or request of each row, strings or integers, [n]: rows of one are not independent.
+        weights: Sample weights of the rows, [n]; None = all count alike.
         slices: Parts of the rows by name, each [n] whether a row is of it; they may overlap.
         settings: The thresholds.
 
@@ -103,7 +107,8 @@ def judge(
     estimates = estimate(click, candidate, champion, groups=groups)
     p_values: Mapping[str, float] = {}
     group = group_numbers(groups, len(click))
-    if words := _too_few(click, group):
+    has_weight = np.full(len(click), True) if weights is None else np.asarray(weights) > 0
+    if words := _too_few(click[has_weight], group[has_weight]):
         checks = [_Check(INCONCLUSIVE, words)]
     else:
         checks = [_above_floor(estimates.candidate, settings.min_auc)]
@@ -111,9 +116,11 @@ def judge(
             checks.append(_not_worse(estimates.difference, settings.max_auc_loss))
         if champion is not None and slices:
             excess = row_log_losses(click, candidate) - (1 + settings.max_slice_loss) * row_log_losses(click, champion)
-            p_values = _slice_p_values(click, excess, group, slices=slices)
+            slices = {name: rows & has_weight for name, rows in slices.items()}
+            p_values = _slice_p_values(click, row_weighted(excess, weights), group, slices=slices)
             checks.append(_no_slice_harmed(p_values, settings.max_slice_loss))
-        checks.append(_calibrated(click, candidate, champion, group=group, factor=settings.max_calibration_factor))
+        factor = settings.max_calibration_factor
+        checks.append(_calibrated(click, candidate, champion, group=group, weights=weights, factor=factor))
     decision = next((d for d in (FAIL, INCONCLUSIVE) if d in [check.decision for check in checks]), PASS)
     reasons = [check.reason for check in checks]
     if champion is None:
@@ -216,16 +223,18 @@ def _calibrated(
     champion: ArrayLike | None,
     *,
     group: NDArray[np.int64],
+    weights: ArrayLike | None,
     factor: float,
 ) -> _Check:
     """Fails where expected clicks are surely off by more than the factor, and further off than the champion's."""
     scores = np.asarray(candidate, np.float64)
-    ratio = calibration(click, scores)
+    ratio = calibration(click, scores, weights=weights)
     assert ratio is not None  # there are clicks
     words = f"{ratio:.3g} clicks are expected for each one"
-    p_values = [mean_p_value(values, group) for values in (scores - factor * click, click / factor - scores)]
+    errors = (row_weighted(values, weights) for values in (scores - factor * click, click / factor - scores))
+    p_values = [mean_p_value(values, group) for values in errors]
     is_off = any(p_value is not None and p_value < SLICE_ALPHA / 2 for p_value in p_values)
-    live = None if champion is None else calibration(click, champion)
+    live = None if champion is None else calibration(click, champion, weights=weights)
     if is_off and (live is None or abs(np.log(ratio)) > abs(np.log(live))):
         return _Check(FAIL, f"{words}, which is off by more than a factor of {factor:g}")
     return _Check(PASS, words)

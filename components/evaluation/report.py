@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from components.charts.line_chart import Line, line_chart
 from components.charts.page import ABSENT, html_page, html_table, number, percent, probability
 from components.contracts.manifests import AucLead, ModelQuality, ReorderingGain, Verdict
-from components.contracts.metrics import AucDifference, AucEstimate
+from components.contracts.metrics import AucDifference, AucEstimate, row_weighted
 from components.evaluation.evaluate import Evaluation
 from components.evaluation.gate import MIN_CLASS_REQUESTS
 from components.evaluation.scoring import ScoredHoldout
@@ -176,7 +176,7 @@ def _settings_table(settings: GateSettings, verdict: Verdict) -> str:
         "part by which its log loss may exceed the champion's in a slice": f"{settings.max_slice_loss:g}",
         "factor by which expected clicks may be off": f"{settings.max_calibration_factor:g}",
         "requests with a click, and with a row without, needed for an interval": str(MIN_CLASS_REQUESTS),
-        "held-out rows, clicks": f"{verdict.num_rows}, {verdict.num_clicks}",
+        "held-out rows, clicks, each counted once": f"{verdict.num_rows}, {verdict.num_clicks}",
         "scores": escape(verdict.scores_uri),
     }
     return html_table(["setting", "value"], list(rows.items()), caption="the gate's settings and what they met")
@@ -191,7 +191,7 @@ def _calibration(scored: ScoredHoldout) -> str:
         models["champion"] = scored.champion
     lines = []
     for name, scores in models.items():
-        bins = calibration_bins(scored.labels, scores)
+        bins = calibration_bins(scored.labels, scores, weights=scored.weights)
         x, y = [each.mean_score for each in bins], [each.click_rate for each in bins]
         lines.append(Line(label=name, color=_COLOURS[name], x=x, y=y))
     ends = [0.0, max((value for line in lines for value in line.x), default=0.0)]
@@ -251,11 +251,24 @@ def roc_curve(
     return [RocPoint(*map(float, point)) for point in zip(false_rate[kept], true_rate[kept], thresholds[kept])]
 
 
-def calibration_bins(labels: NDArray[np.int8], scores: NDArray[np.float32], num_bins: int = 10) -> list[CalibrationBin]:
-    """Mean score against click rate in shares of equal size, lowest scores first; no more of them than rows."""
+def calibration_bins(
+    labels: NDArray[np.int8],
+    scores: NDArray[np.float32],
+    num_bins: int = 10,
+    *,
+    weights: NDArray[np.float32] | None = None,
+) -> list[CalibrationBin]:
+    """Mean score against click rate in shares of equal size, lowest scores first; no more of them than rows.
+
+    Both are weighted where rows have weights.
+    """
+
+    def mean(values: NDArray[Any], rows: NDArray[np.int64]) -> float:
+        return float(row_weighted(values[rows].astype(np.float64), None if weights is None else weights[rows]).mean())
+
     order = np.argsort(scores, kind="stable")
     return [
-        CalibrationBin(len(rows), float(scores[rows].mean(dtype=np.float64)), float(labels[rows].mean()))
+        CalibrationBin(len(rows), mean(scores, rows), mean(labels, rows))
         for rows in np.array_split(order, num_bins)
-        if len(rows)
+        if len(rows) and (weights is None or weights[rows].any())
     ]

@@ -24,7 +24,16 @@ from numpy.typing import NDArray
 from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.hugectr_folder import FILE_LIST, listed_files
 from components.contracts.manifests import Model, Release
-from components.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID, category_matrix, feature_matrix
+from components.contracts.raw_rows import (
+    EVENT_TIME,
+    LABEL,
+    POSITION,
+    REQUEST_ID,
+    WEIGHT,
+    ColumnNames,
+    category_matrix,
+    feature_matrix,
+)
 from components.contracts.serving import PROBABILITY_OUTPUT, named_inputs
 from components.contracts.workflow import OOV_ID, FeatureWorkflow
 from components.models.configs import config_from_document
@@ -53,6 +62,8 @@ class RawBatch(NamedTuple):
     """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
     """[n, `Features.places`], `MISSING_CATEGORY` = missing."""
+    weights: NDArray[np.float32]
+    """Ones where rows have none."""
 
 
 class EncodedBatch(NamedTuple):
@@ -91,6 +102,8 @@ class ScoredHoldout:
     """[n, c] raw values of the categorical columns."""
     columns: tuple[str, ...]
     """[c] names of these columns."""
+    weights: NDArray[np.float32] | None = None
+    """Sample weights; None where the recommender names none."""
 
     @property
     def groups(self) -> NDArray[np.int64]:
@@ -157,7 +170,7 @@ def score_holdout(
     encoded_uri: str,
     *,
     features: Features,
-    user: str | None,
+    named: ColumnNames,
     counts: tuple[int, int],
     score_candidate: ScoreEncoded,
     score_champion: ScoreRaw | None,
@@ -170,7 +183,7 @@ def score_holdout(
         raw_uri: Folder of the raw rows.
         encoded_uri: Folder of the same rows encoded, in the same order.
         features: Of the rows.
-        user: The feature that names the user, if one does.
+        named: Says which feature names the user, if one does, and whether rows have weights.
         counts: Rows of both folders according to their manifests.
         score_candidate: See `candidate_scorer`.
         score_champion: See `champion_scorer`; None if nothing is live.
@@ -179,7 +192,10 @@ def score_holdout(
     """
     raw, encoded = local_path(raw_uri), local_path(encoded_uri)
     logger.info("scoring %d held-out rows", check_counts(raw, encoded, counts))
-    labels, event_seconds, requests, positions, champion, categories = _raw_columns(raw, features, score_champion)
+    batches = raw_batches(raw, features, weighted=named.has_weights)
+    labels, event_seconds, requests, positions, champion, categories, weights = _raw_columns(
+        batches, features, score_champion
+    )
     of_slots = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
     is_new = [of_slots[slot] for slot in features.places.slots]
     encoded_labels, candidate, new, unknown = _columns(
@@ -199,7 +215,7 @@ def score_holdout(
         labels=labels,
         event_seconds=event_seconds,
         requests=requests,
-        users=None if user is None else categories[:, features.categorical.index(user)],
+        users=None if named.user is None else categories[:, features.categorical.index(named.user)],
         positions=positions,
         candidate=candidate,
         champion=champion if score_champion else None,
@@ -207,6 +223,7 @@ def score_holdout(
         has_unknown_category=unknown,
         categories=categories,
         columns=features.categorical,
+        weights=weights if named.has_weights else None,
     )
 
 
@@ -217,8 +234,10 @@ def _has_new(ids: NDArray[np.int64], is_new: Sequence[NDArray[np.bool_]]) -> NDA
     return found
 
 
-def _raw_columns(folder: Path, features: Features, score_champion: ScoreRaw | None) -> list[NDArray[Any]]:
-    """Labels, times, requests, positions, the champion's scores (empty without one) and the categorical columns."""
+def _raw_columns(
+    batches: Iterable[RawBatch], features: Features, score_champion: ScoreRaw | None
+) -> list[NDArray[Any]]:
+    """Labels, times, requests, positions, the champion's scores (empty without one), categorical columns, weights."""
     return _columns(
         (
             (
@@ -228,10 +247,11 @@ def _raw_columns(folder: Path, features: Features, score_champion: ScoreRaw | No
                 batch.positions,
                 score_champion(batch) if score_champion else np.zeros(0, np.float32),
                 batch.categorical[:, : len(features.categorical)],
+                batch.weights,
             )
-            for batch in raw_batches(folder, features)
+            for batch in batches
         ),
-        (np.int8, np.float64, np.int64, np.int32, np.float32, np.int64),
+        (np.int8, np.float64, np.int64, np.int32, np.float32, np.int64, np.float32),
     )
 
 
@@ -292,10 +312,12 @@ def check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
     return num_raw
 
 
-def raw_batches(folder: Path, features: Features, batch_rows: int = BATCH_ROWS) -> Iterator[RawBatch]:
+def raw_batches(
+    folder: Path, features: Features, batch_rows: int = BATCH_ROWS, *, weighted: bool = False
+) -> Iterator[RawBatch]:
     """The raw rows of `folder` in order."""
     numbers: dict[str, int] = {}
-    columns = [LABEL, EVENT_TIME, REQUEST_ID, POSITION, *features.names]
+    columns = [LABEL, EVENT_TIME, REQUEST_ID, POSITION, *features.names, *([WEIGHT] if weighted else [])]
     for batch in column_batches(folder, columns, batch_rows):
         time = batch.column(EVENT_TIME).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
         yield RawBatch(
@@ -305,6 +327,7 @@ def raw_batches(folder: Path, features: Features, batch_rows: int = BATCH_ROWS) 
             positions=feature_matrix(batch, [POSITION], "int32", missing=0)[:, 0],
             dense=feature_matrix(batch, features.numeric, "float32", missing=np.nan),
             categorical=category_matrix(batch, features),
+            weights=batch.column(WEIGHT).to_numpy() if weighted else np.ones(batch.num_rows, np.float32),
         )
 
 

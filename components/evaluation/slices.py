@@ -19,6 +19,7 @@ from components.contracts.metrics import (
     auc_difference,
     auc_estimate,
     calibration,
+    click_rate,
     log_loss,
     normalized_entropy,
 )
@@ -105,15 +106,16 @@ def _by_value(
 def _measure(scored: ScoredHoldout, name: str, *, rows: NDArray[np.bool_], p_value: float | None) -> SliceMetrics:
     labels, candidate, groups = scored.labels[rows], scored.candidate[rows], scored.groups[rows]
     champion = scored.champion[rows] if scored.champion is not None else None
-    before = None if champion is None else log_loss(labels, champion)
-    now = log_loss(labels, candidate)
+    weights = scored.weights[rows] if scored.weights is not None else None
+    before = None if champion is None else log_loss(labels, champion, weights=weights)
+    now = log_loss(labels, candidate, weights=weights)
     return SliceMetrics(
         name=name,
         num_rows=len(labels),
-        click_rate=float(labels.mean()) if len(labels) else None,
+        click_rate=click_rate(labels, weights=weights),
         candidate=auc_estimate(labels, candidate, groups=groups),
-        normalized_entropy=normalized_entropy(labels, candidate),
-        calibration=calibration(labels, candidate),
+        normalized_entropy=normalized_entropy(labels, candidate, weights=weights),
+        calibration=calibration(labels, candidate, weights=weights),
         champion=auc_estimate(labels, champion, groups=groups) if champion is not None else None,
         difference=None if champion is None else auc_difference(labels, candidate, champion, groups=groups),
         log_loss_change=now / before - 1 if now is not None and before else None,

@@ -79,7 +79,8 @@ def _extract_window(arguments: argparse.Namespace) -> None:
         work = local_path(arguments.work)
         with opened_lake(arguments.lake, work=work) as files:
             unread = unread_columns(excluded, rivals.champion)
-            lake = Lake(files=files, features=recommender.features, unread=unread, seen=seen)
+            weighted = recommender.data.has_weights
+            lake = Lake(files=files, features=recommender.features, weighted=weighted, unread=unread, seen=seen)
             window = resolve_window(
                 start=arguments.window_start,
                 end=arguments.window_end,

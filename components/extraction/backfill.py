@@ -196,10 +196,11 @@ def _day_rows(
     if not any(raw):
         total, _ = spool_rows(files, recommender, scratch / "spool", malformed=malformed)
         source = name_of(files, prefix=f"backfill-{day}")
-        for batch, _ in dated(scratch / "spool", source, recommender.features, total=total, first_day=day, days=1):
+        for batch, _ in dated(scratch / "spool", source, recommender, total=total, first_day=day, days=1):
             yield batch, 0
         return
-    yield from sorted_day(files, day, features=recommender.features, malformed=malformed)
+    weighted = recommender.data.has_weights
+    yield from sorted_day(files, day, features=recommender.features, malformed=malformed, weighted=weighted)
 
 
 def build_parser() -> argparse.ArgumentParser:

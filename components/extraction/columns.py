@@ -76,17 +76,20 @@ class SchemaMismatch(NamedTuple):
 
 
 def find_schema_mismatches(
-    schema: Any, path: Path, features: Features, *, unread: Container[str] = ()
+    schema: Any, path: Path, features: Features, *, unread: Container[str] = (), weighted: bool = False
 ) -> list[SchemaMismatch]:
     """The foreign columns of a file with that Arrow schema, in its order; features in `unread` are not judged.
+
+    A weight is foreign where rows are not `weighted`.
 
     Numbers of another width, whole numbers among floats and label as a boolean are what was agreed on.
     """
     found = []
+    weight = tuple(raw_rows.WEIGHT_TYPES) if weighted else ()
     types, known, numbers = (
-        raw_rows.lake_types(features),
-        raw_rows.known_columns(features),
-        (raw_rows.LABEL, *features.names),
+        raw_rows.lake_types(features, weighted=weighted),
+        raw_rows.known_columns(features).union(weight),
+        (raw_rows.LABEL, *features.names, *weight),
     )
     for field in schema:
         if field.name not in known:

@@ -33,7 +33,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
 from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, LABEL, REQUEST_ID, ROW
 from components.contracts.recommender import Recommender
 from components.contracts.retrain_request import CURRENT
@@ -126,7 +125,7 @@ def ingest(
     # Beside the replay file, so that finished files are moved by a rename; its dot hides it from readers.
     with tempfile.TemporaryDirectory(prefix=".ingest.", dir=place.parent, ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
-        spool, features = scratch / "spool", recommender.features
+        spool, weighted = scratch / "spool", recommender.data.has_weights
         malformed_file = scratch / "malformed_rows.jsonl"
         with MalformedRows(malformed_file, max_fraction=settings.max_malformed_fraction) as malformed:
             spool_all = spool_rows if settings.days else spool_days
@@ -137,10 +136,10 @@ def ingest(
         num_lake, num_sorted = max(1, int(total * settings.lake_fraction)), 0
         if settings.days and settings.last_day:
             first_day = settings.last_day - timedelta(days=settings.days - 1)
-            rows = dated(spool, source, features, total=total, first_day=first_day, days=settings.days)
+            rows = dated(spool, source, recommender, total=total, first_day=first_day, days=settings.days)
         else:
-            rows = in_time_order(spool, features)
-        with pq.ParquetWriter(scratch / "replay", lake_schema(features)) as replay_file:
+            rows = in_time_order(spool, recommender)
+        with pq.ParquetWriter(scratch / "replay", lake_schema(recommender.features, weighted=weighted)) as replay_file:
             num_sorted = _write_days(rows, num_lake, days=scratch / "days", source=source, replay=replay_file)
         num_lake = min(num_lake, num_sorted)
         _publish_days(objects, scratch / "days", source)
@@ -171,14 +170,15 @@ def spool_rows(
     malformed: MalformedRows,
     max_rows: int | None = None,
 ) -> tuple[int, int]:
-    """Copies label and features of the well-formed rows to an Arrow stream file; how many rows, and how many clicks.
+    """Copies what the well-formed rows say by themselves to an Arrow stream file; how many rows, and how many clicks.
 
     Raises:
         ContractError: two files begin with the same rows, which would be learnt and judged twice; or a file cannot be
             read.
     """
     total = clicks = 0
-    names, schema = click_columns(recommender.features), lake_schema(recommender.features)
+    features, weighted = recommender.features, recommender.data.has_weights
+    names, schema = click_columns(features, weighted=weighted), lake_schema(features, weighted=weighted)
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(path, pa.schema([schema.field(name) for name in names]), options=options) as spool:
         for rows in _read(files, recommender, malformed, with_keys=False, max_rows=max_rows):
@@ -309,17 +309,19 @@ def _refuse_repetition(file: Path, beginning: list[Any], known: dict[str, Path],
         )
 
 
-def in_time_order(folder: Path, features: Features) -> Iterator[tuple[Any, NDArray[np.int64]]]:
+def in_time_order(folder: Path, recommender: Recommender) -> Iterator[tuple[Any, NDArray[np.int64]]]:
     """The rows that `spool_days` wrote in order of time, each (request id, row) once, and their times."""
+    features, weighted = recommender.features, recommender.data.has_weights
     with MalformedRows(Path(os.devnull)) as malformed:  # what was spooled has none
         for path in sorted(folder.iterdir()):
-            for table, _ in sorted_day([path], parse_day("day", path.stem), features=features, malformed=malformed):
+            day = parse_day("day", path.stem)
+            for table, _ in sorted_day([path], day, features=features, malformed=malformed, weighted=weighted):
                 for batch in table.to_batches(max_chunksize=BATCH_ROWS):
                     yield batch, batch.column(EVENT_TIME).cast(pa.int64()).to_numpy()
 
 
 def dated(
-    spool: Path, source: str, features: Features, *, total: int, first_day: date, days: int
+    spool: Path, source: str, recommender: Recommender, *, total: int, first_day: date, days: int
 ) -> Iterator[tuple[Any, NDArray[np.int64]]]:
     """The `total` spooled rows in the lake's schema, and their times, spread evenly over `days` days."""
     start = day_span(first_day).start
@@ -330,29 +332,30 @@ def dated(
             for at in range(0, batch.num_rows, BATCH_ROWS):
                 piece = batch.slice(at, BATCH_ROWS)
                 times = spread(row, piece.num_rows, start=start, length=days * DAY_MICROS, total=total)
-                yield with_origin(piece, features, source=source, first_row=row, times=times), times
+                yield with_origin(piece, recommender, source=source, first_row=row, times=times), times
                 row += piece.num_rows
 
 
-def with_origin(batch: Any, features: Features, *, source: str, first_row: int, times: NDArray[np.int64]) -> Any:
+def with_origin(batch: Any, recommender: Recommender, *, source: str, first_row: int, times: NDArray[np.int64]) -> Any:
     """The click columns of `batch` as rows of requests `<source>-<n>`, 100 rows each.
 
     Args:
         batch: Has the click columns.
-        features: Of the rows.
+        recommender: Whose rows they are.
         source: Names where the rows come from.
         first_row: Place of the first row in the source, from 0.
         times: Event times in microseconds, one a row.
     """
+    features, weighted = recommender.features, recommender.data.has_weights
     places = first_row + np.arange(batch.num_rows, dtype=np.int64)
     return raw_batch(
         {
-            **{name: batch.column(name) for name in click_columns(features)},
+            **{name: batch.column(name) for name in click_columns(features, weighted=weighted)},
             REQUEST_ID: _request_ids(source, places // ROWS_PER_REQUEST),
             ROW: pa.array((places % ROWS_PER_REQUEST).astype(np.int32)),
             EVENT_TIME: pa.array(times).cast(TIME_TYPE),
         },
-        lake_schema(features),
+        lake_schema(features, weighted=weighted),
     )
 
 

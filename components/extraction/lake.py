@@ -121,6 +121,8 @@ class Lake:
     files: LakeFiles
     features: Features
     """Of the rows."""
+    weighted: bool = False
+    """Whether the rows have weights."""
     piece_rows: int = PIECE_ROWS
     """Rows sorted at a time, about."""
     unread: frozenset[str] = frozenset()
@@ -266,7 +268,7 @@ class Lake:
 
     def _sorted(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool) -> tuple[Any, int]:
         batches = list(self._batches(piece, malformed, with_strays=with_strays))
-        return sorted_once(pa.Table.from_batches(batches, raw_schema(self.features)))
+        return sorted_once(pa.Table.from_batches(batches, raw_schema(self.features, weighted=self.weighted)))
 
     def _batches(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool) -> Iterator[Any]:
         day = day_span(piece.day)
@@ -274,6 +276,7 @@ class Lake:
             yield from RawParquet(
                 path=path,
                 features=self.features,
+                weighted=self.weighted,
                 span=piece.span,
                 day=day,
                 with_strays=with_strays,
@@ -297,7 +300,7 @@ class Lake:
 
 
 def sorted_day(
-    files: list[Path], day: date, *, features: Features, malformed: MalformedRows
+    files: list[Path], day: date, *, features: Features, malformed: MalformedRows, weighted: bool = False
 ) -> Iterator[tuple[Any, int]]:
     """The rows of raw files, all of the day, as `Lake.tables` gives them, but with words; others are malformed.
 
@@ -307,11 +310,19 @@ def sorted_day(
     span = day_span(day)
     for i, piece in enumerate(cut_evenly(day, files, span, piece_rows=PIECE_ROWS)):
         readers = [
-            RawParquet(path=path, features=features, span=piece.span, day=span, with_strays=i == 0, with_words=True)
+            RawParquet(
+                path=path,
+                features=features,
+                weighted=weighted,
+                span=piece.span,
+                day=span,
+                with_strays=i == 0,
+                with_words=True,
+            )
             for path in files
         ]
         batches = [batch for reader in readers for batch in reader.batches(malformed)]
-        yield sorted_once(pa.Table.from_batches(batches, lake_schema(features)))
+        yield sorted_once(pa.Table.from_batches(batches, lake_schema(features, weighted=weighted)))
 
 
 def sorted_once(table: Any) -> tuple[Any, int]:

@@ -30,23 +30,25 @@ BATCH_ROWS = 65_536
 KEY_COLUMNS = (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME)
 TIME_TYPE = pa.timestamp("us", tz="UTC")
 """Of `event_time`."""
+EXPECTED_WEIGHT = "a finite number of at least 0"
+"""What a sample weight is, for people."""
 BYTES = (pa.types.is_binary, pa.types.is_large_binary)
 """Arrow types by which some writers keep texts."""
 
 
-def raw_schema(features: Features) -> Any:
+def raw_schema(features: Features, *, weighted: bool = False) -> Any:
     """The raw schema of rows with these features."""
-    return arrow_schema(raw_rows.raw_types(features))
+    return arrow_schema(raw_rows.raw_types(features, weighted=weighted))
 
 
-def lake_schema(features: Features) -> Any:
+def lake_schema(features: Features, *, weighted: bool = False) -> Any:
     """The schema of rows that a person's files bring to a lake."""
-    return arrow_schema(raw_rows.lake_types(features))
+    return arrow_schema(raw_rows.lake_types(features, weighted=weighted))
 
 
-def click_columns(features: Features) -> list[str]:
+def click_columns(features: Features, *, weighted: bool = False) -> list[str]:
     """What a row says by itself; the other columns of the raw schema say where it came from."""
-    return [raw_rows.LABEL, *features.names]
+    return [raw_rows.LABEL, *features.names, *(raw_rows.WEIGHT_TYPES if weighted else ())]
 
 
 def open_parquet(path: Path) -> Any:
@@ -136,7 +138,7 @@ def find_malformed(
     """Why rows of a raw batch break the contract, by row position; the first reason of each.
 
     Args:
-        batch: In the raw schema or the lake's.
+        batch: In the raw schema or the lake's; a weight is judged where there is the column.
         features: Of the rows.
         keys: Those of `KEY_COLUMNS` that must have a value as well.
         names: What the file calls columns, where it calls them otherwise.
@@ -154,6 +156,10 @@ def find_malformed(
     note(pc.invert(pc.is_in(label, value_set=pa.array([0, 1], label.type))), raw_rows.LABEL, "0 or 1")
     for name in features.numeric:
         note(pc.invert(pc.is_finite(batch.column(name))), name, "a finite number")
+    if raw_rows.WEIGHT in batch.schema.names:
+        weight = batch.column(raw_rows.WEIGHT)
+        is_weight = pc.and_(pc.is_finite(weight), pc.greater_equal(weight, 0))
+        note(pc.invert(is_weight.fill_null(False)), raw_rows.WEIGHT, EXPECTED_WEIGHT)
     for name in keys:
         note(pc.is_null(batch.column(name)), name, "a value")
     return reasons

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.hugectr_folder import write_file_list
-from components.contracts.raw_rows import LABEL
+from components.contracts.raw_rows import LABEL, WEIGHT
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing import feature_graph
 from components.preprocessing.raw_partitions import Partition, read_partition
@@ -110,13 +110,14 @@ def _encode_share(workflow: Any, features: FeatureWorkflow, share: Share) -> int
     feature_graph.write_encoded(workflow, share.partitions, folder=share.folder, names=share.names)
     num_rows = 0
     for partition, name in zip(share.partitions, share.names):
-        num_rows += verify_file(share.folder / name, features.features, features.slot_sizes)
+        path, weighted = share.folder / name, partition.weighted
+        num_rows += verify_file(path, features.features, features.slot_sizes, weighted=weighted)
         compare(features, partition, share.folder / name)
     return num_rows
 
 
-def verify_file(path: Path, columns: Features, slot_sizes: list[int]) -> int:
-    """Proves that one file is in HugeCTR's form; gives its number of rows.
+def verify_file(path: Path, columns: Features, slot_sizes: list[int], *, weighted: bool = False) -> int:
+    """Proves that one file is in HugeCTR's form, but for a weight of `weighted` rows; gives its number of rows.
 
     Raises:
         PermanentError: a wrong column or type, a null, a value that is not finite, or an id outside its slot; padding
@@ -125,6 +126,7 @@ def verify_file(path: Path, columns: Features, slot_sizes: list[int]) -> int:
     file = pq.ParquetFile(path)
     found = {field.name: str(field.type) for field in file.schema_arrow}
     types = {**dict.fromkeys((LABEL, *columns.dense_inputs), "float"), **dict.fromkeys(columns.place_names, "int64")}
+    types |= {WEIGHT: "float"} if weighted else {}
     if list(found.items()) != list(types.items()):
         raise PermanentError(f"columns of {path} are {found}, expected {types} in this order")
     sizes = dict(zip(columns.place_names, (slot_sizes[slot] for slot in columns.places.slots)))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from nvtabular import ops
 
 from components.contracts.features import MISSING_CATEGORY, Features, NumericOptions
-from components.contracts.raw_rows import LABEL
+from components.contracts.raw_rows import LABEL, WEIGHT
 from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
 from components.preprocessing import operators
 from components.preprocessing.operators import (
@@ -58,7 +58,7 @@ def statistics_of(partitions: list[Partition], *, with_moments: bool) -> tuple[d
     if not inputs:
         return {}, {}
     workflow = nvt.Workflow(_joined(inputs) >> statistics)
-    workflow.graph.construct_schema(_input_schema(features))
+    workflow.graph.construct_schema(_input_schema(features, weighted=partitions[0].weighted))
     # What Workflow.fit does, but for the types of the output, for which it reads and transforms a partition once more.
     workflow.executor.fit_phase(_dataset(partitions), [workflow.output_node])
     return statistics.counts, statistics.moments
@@ -99,8 +99,11 @@ def next_workflow(
     return features, after
 
 
-def explicit_workflow(features: FeatureWorkflow, storage: Path) -> Any:
-    """The NVTabular workflow that computes what `features` says; its category files lie below `storage`."""
+def explicit_workflow(features: FeatureWorkflow, storage: Path, *, weighted: bool = False) -> Any:
+    """The NVTabular workflow that computes what `features` says; its category files lie below `storage`.
+
+    A weight of `weighted` rows stays as it is, behind all other columns.
+    """
     columns = features.features
     categorify = DistinctCategorify(_write_vocabularies(features, storage), columns, folder=storage)
     normalize = ops.Normalize(out_dtype=np.float32)
@@ -118,7 +121,9 @@ def explicit_workflow(features: FeatureWorkflow, storage: Path) -> Any:
         places = zip(columns.place_names, columns.place_features)
         left_out = tuple(place for place, name in places if name in features.excluded)
         outputs.append(_present(columns.place_names, left_out) >> categorify)
-    return nvt.Workflow(_joined(outputs)).fit_schema(_input_schema(columns))
+    if weighted:
+        outputs.append([WEIGHT] >> ops.AddMetadata(tags=["sample_weight"]))
+    return nvt.Workflow(_joined(outputs)).fit_schema(_input_schema(columns, weighted=weighted))
 
 
 def write_encoded(workflow: Any, partitions: list[Partition], *, folder: Path, names: list[str]) -> None:
@@ -146,12 +151,14 @@ def unscaled(features: Features, names: tuple[str, ...], *, excluded: tuple[str,
 
 
 def _dataset(partitions: list[Partition]) -> Any:
-    return nvt.Dataset(read_lazily(partitions), cpu=True, schema=_input_schema(partitions[0].features))
+    schema = _input_schema(partitions[0].features, weighted=partitions[0].weighted)
+    return nvt.Dataset(read_lazily(partitions), cpu=True, schema=schema)
 
 
-def _input_schema(features: Features) -> Any:
+def _input_schema(features: Features, *, weighted: bool) -> Any:
     """Stated, because NVTabular would read a partition to find out."""
-    return Schema([ColumnSchema(name, dtype=np.dtype(dtype)) for name, dtype in read_types(features).items()])
+    types = read_types(features, weighted=weighted)
+    return Schema([ColumnSchema(name, dtype=np.dtype(dtype)) for name, dtype in types.items()])
 
 
 def _joined(parts: list[Any]) -> Any:

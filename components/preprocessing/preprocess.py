@@ -60,18 +60,19 @@ def preprocess(
     """
     settings = raw.recommender.section("preprocessing", PreprocessingSettings)
     processes = 1 if dask_scheduler else settings.processes or min(forked.available_cores(), forked.MAX_PROCESSES)
-    named = raw.recommender.features
+    named, weighted = raw.recommender.features, raw.recommender.data.has_weights
     expect_parents_columns(named, raw.excluded_columns, parent)
     with (
         dask_client(dask_scheduler),
         whole_directory(final, replace=True) as aside,
         _parts(raw, settings.negative_rate, aside) as parts,
     ):
-        plan = partial(raw_partitions.plan_partitions, features=named, excluded=tuple(raw.excluded_columns))
+        excluded = tuple(raw.excluded_columns)
+        plan = partial(raw_partitions.plan_partitions, features=named, excluded=excluded, weighted=weighted)
         plans = {part: plan(*at, settings.partition_rows) for part, at in parts.items()}
         to_fit = plan(*parts[TRAIN], min(settings.partition_rows, FIT_ROWS))
         features, columns = _fit_workflow(to_fit, raw, parent=parent, processes=processes, folder=aside / WORKFLOW)
-        workflow = feature_graph.explicit_workflow(features, aside / CATEGORY_FILES)
+        workflow = feature_graph.explicit_workflow(features, aside / CATEGORY_FILES, weighted=weighted)
         rows = encode.encode_parts(workflow, features, plans, aside=aside, final=final, processes=processes)
         for part, (_, num_rows) in parts.items():
             if rows[part] != num_rows:
@@ -140,8 +141,8 @@ def _parts(raw: RawDataset, negative_rate: float, aside: Path) -> Iterator[dict[
         if part in parts:
             folder = aside / THINNED / part
             source, num_rows = parts[part]
-            features = raw.recommender.features
-            kept = thin(source, folder, negative_rate, features=features, expected_rows=num_rows)
+            features, weighted = raw.recommender.features, raw.recommender.data.has_weights
+            kept = thin(source, folder, negative_rate, features=features, expected_rows=num_rows, weighted=weighted)
             parts[part] = (folder, kept)
             logger.info("%s thinned: %d rows kept", part, parts[part][1])
     if not parts[TRAIN][1]:

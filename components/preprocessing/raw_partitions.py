@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.contracts.features import MISSING_CATEGORY, Features
-from components.contracts.raw_rows import LABEL, list_matrix, raw_types
+from components.contracts.raw_rows import LABEL, WEIGHT, list_matrix, raw_types
 from components.runtime.errors import ContractError, first_line
 from components.store.archived_rows import arrow_schema, is_alike
 
@@ -33,14 +33,17 @@ class Partition(NamedTuple):
     features: Features
     excluded: tuple[str, ...] = ()
     """Features that are missing whatever the file holds."""
+    weighted: bool = False
+    """Whether rows have weights."""
 
 
-def read_types(features: Features) -> dict[str, str]:
+def read_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
     """Types of the columns of a partition's frame, in their order."""
     return {
         LABEL: "float32",
         **dict.fromkeys(features.numeric, "float32"),
         **dict.fromkeys(features.place_names, "float64"),
+        **({WEIGHT: "float32"} if weighted else {}),
     }
 
 
@@ -57,22 +60,31 @@ def raw_files(folder: Path) -> list[Path]:
 
 
 def plan_partitions(
-    folder: Path, expected_rows: int, partition_rows: int, *, features: Features, excluded: tuple[str, ...] = ()
+    folder: Path,
+    expected_rows: int,
+    partition_rows: int,
+    *,
+    features: Features,
+    excluded: tuple[str, ...] = (),
+    weighted: bool = False,
 ) -> list[Partition]:
     """Partitions of about `partition_rows` rows each, none empty, in row order; only the files' footers are read.
 
-    The features `excluded` are not read from the files: they are missing in every row.
+    The features `excluded` are not read from the files: they are missing in every row. A weight is read of `weighted`
+    rows.
 
     Raises:
         ContractError: an unreadable file, a column that is absent or of another type, or a number of rows that is
             not `expected_rows` or is 0.
     """
     partitions: list[Partition] = []
+    columns = (LABEL, *features.names, *((WEIGHT,) if weighted else ()))
     num_rows = 0
     for path in raw_files(folder):
-        metadata = open_raw(path, features, (LABEL, *features.names)).metadata
+        metadata = open_raw(path, features, columns).metadata
         num_rows += metadata.num_rows
-        partitions += [Partition(str(path), *group, features, excluded) for group in _grouped(metadata, partition_rows)]
+        groups = _grouped(metadata, partition_rows)
+        partitions += [Partition(str(path), *group, features, excluded, weighted) for group in groups]
     if num_rows != expected_rows or num_rows == 0:
         raise ContractError(
             f"raw folder {folder} has {num_rows} rows, expected the manifest's {expected_rows} and at least 1"
@@ -81,14 +93,15 @@ def plan_partitions(
 
 
 def read_partition(partition: Partition, *, first_rows: int | None = None) -> Any:
-    """The label and the features of a partition, or of its first rows, as a frame of `read_types`.
+    """The label, the features and the weight of a partition, or of its first rows, as a frame of `read_types`.
 
     Raises:
         ContractError: the file is damaged.
     """
-    path, groups, _, features, excluded = partition
-    types = read_types(features)
+    path, groups, _, features, excluded, weighted = partition
+    types = read_types(features, weighted=weighted)
     names = [name for name in (LABEL, *features.names) if name not in excluded]
+    names += [WEIGHT] if weighted else []
     try:
         file = pq.ParquetFile(path)
         if first_rows is None:
@@ -114,7 +127,7 @@ def read_lazily(partitions: list[Partition]) -> Any:
     """The partitions, at least one, as a Dask frame."""
     import dask.dataframe as dd
 
-    types = read_types(partitions[0].features)
+    types = read_types(partitions[0].features, weighted=partitions[0].weighted)
     empty = pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in types.items()})
     return dd.from_map(read_partition, partitions, meta=empty, enforce_metadata=False)
 
@@ -143,7 +156,7 @@ def open_raw(path: Path, features: Features, columns: Iterable[str]) -> Any:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
-    schema, types = file.schema_arrow, raw_types(features)
+    schema, types = file.schema_arrow, raw_types(features, weighted=True)
     for name in columns:
         found = schema.field(name).type if name in schema.names else None
         if found is None or not is_alike(found, arrow_schema({name: types[name]}).field(0).type):

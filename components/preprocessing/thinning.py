@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contracts.features import Features
-from components.contracts.raw_rows import LABEL, REQUEST_ID, ROW
+from components.contracts.raw_rows import LABEL, REQUEST_ID, ROW, WEIGHT
 from components.contracts.row_hash import row_identities, uniforms
 from components.preprocessing.raw_partitions import open_raw, raw_files, unreadable
 from components.runtime.errors import ContractError
@@ -28,8 +28,16 @@ SALT = 0x5EED0F7415
 GROUP_ROWS = 65_536
 
 
-def thin(source: Path, into: Path, negative_rate: float, *, features: Features, expected_rows: int) -> int:
-    """Copies label and features of the raw rows of a folder, without those that the rate leaves out; returns how many.
+def thin(
+    source: Path,
+    into: Path,
+    negative_rate: float,
+    *,
+    features: Features,
+    expected_rows: int,
+    weighted: bool = False,
+) -> int:
+    """Copies what the raw rows of a folder say, without those that the rate leaves out; returns how many are kept.
 
     Rows keep their order, and one batch is in memory at a time.
 
@@ -39,6 +47,7 @@ def thin(source: Path, into: Path, negative_rate: float, *, features: Features, 
         negative_rate: Probability with which a row without a click is kept, in (0, 1].
         features: Which the rows have.
         expected_rows: Rows that the folder has by its manifest.
+        weighted: Whether the rows have weights, which stay as they are.
 
     Raises:
         ContractError: the rate is out of range, a file cannot be read or has not the raw schema's types, or the folder
@@ -47,7 +56,7 @@ def thin(source: Path, into: Path, negative_rate: float, *, features: Features, 
     if not 0 < negative_rate <= 1:
         raise ContractError(f"negative_rate is {negative_rate}, expected more than 0 and at most 1")
     into.mkdir(parents=True)
-    copied = [LABEL, *features.names]
+    copied = [LABEL, *features.names, *([WEIGHT] if weighted else [])]
     columns = [*copied, REQUEST_ID, ROW]
     num_read = num_rows = 0
     with ExitStack() as stack:

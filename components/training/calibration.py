@@ -5,9 +5,13 @@ corrects it: the predictions' mean becomes the click rate of the newest learned 
 too sure, or not sure enough, of which rows are clicked; rows that it learned cannot tell that, rows that it scored
 before it learned them can. No ranking changes by either. The correction for thinned rows is `start`'s, that for
 features which are served as one value is `fit`'s.
+
+Rows may have weights, which count relative to each other: weights of 3 give what weights of 1 give.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +35,9 @@ _CONTRADICTED = 3.0
 """Standard errors by which the newest tenth's clicks must differ from what is expected before fewer rows are taken."""
 
 
-def newest_bias_shift(labels: NDArray[np.float32], probabilities: NDArray[np.float32]) -> float:
+def newest_bias_shift(
+    labels: NDArray[np.float32], probabilities: NDArray[np.float32], weights: NDArray[np.float32] | None = None
+) -> float:
     """`bias_shift` by the largest of all rows, the newest third and the newest tenth that still holds at the end.
 
     A part holds where the clicks of the newest tenth are within three standard errors (binomial) of what its shift
@@ -40,6 +46,7 @@ def newest_bias_shift(labels: NDArray[np.float32], probabilities: NDArray[np.flo
     Args:
         labels: 0 or 1, in order of time, [n].
         probabilities: In [0, 1], [n].
+        weights: At least 0, [n]; None = all rows count alike.
 
     >>> labels = np.tile([1.0, 0.0, 0.0, 0.0], 10_000)  # one click in four rows
     >>> round(newest_bias_shift(labels, np.full(40_000, 0.25)), 3)
@@ -47,17 +54,21 @@ def newest_bias_shift(labels: NDArray[np.float32], probabilities: NDArray[np.flo
     """
     newest = slice(len(labels) - len(labels) // _NEWEST_PARTS[-1], None)
     logits, shift = _logits(probabilities[newest]), 0.0
+    evidence = None if weights is None else _evidence(labels[newest], probabilities[newest], weights[newest])
+    clicks = _total(labels[newest], evidence)
     for part in _NEWEST_PARTS:
         rows = slice(len(labels) - len(labels) // part, None)
-        shift = bias_shift(labels[rows], probabilities[rows])
+        shift = bias_shift(labels[rows], probabilities[rows], None if weights is None else weights[rows])
         expected = 1 / (1 + np.exp(-logits - shift))
-        error = float(np.sqrt((expected * (1 - expected)).sum()))
-        if abs(float(expected.sum()) - float(labels[newest].sum(dtype=np.float64))) <= _CONTRADICTED * error:
+        error = math.sqrt(_total(expected * (1 - expected), evidence))
+        if abs(_total(expected, evidence) - clicks) <= _CONTRADICTED * error:
             break
     return shift
 
 
-def bias_shift(labels: NDArray[np.float32], probabilities: NDArray[np.float32]) -> float:
+def bias_shift(
+    labels: NDArray[np.float32], probabilities: NDArray[np.float32], weights: NDArray[np.float32] | None = None
+) -> float:
     """What to add to every logit: the most likely shift, given a normal prior around 0.
 
     Minimises the log loss' sum over the rows plus shift^2 / (2 * 0.1^2) by Newton's method; the sum is convex.
@@ -65,6 +76,7 @@ def bias_shift(labels: NDArray[np.float32], probabilities: NDArray[np.float32]) 
     Args:
         labels: 0 or 1, [n].
         probabilities: In [0, 1], [n].
+        weights: At least 0, [n]; None = all rows count alike. Each row's log loss is multiplied by its `_evidence`.
 
     >>> labels, probabilities = np.repeat([0.0, 1.0], [30_000, 10_000]), np.full(40_000, 0.2)
     >>> round(bias_shift(labels, probabilities), 3)  # log(0.25 / 0.75) - log(0.2 / 0.8) is 0.288
@@ -72,19 +84,39 @@ def bias_shift(labels: NDArray[np.float32], probabilities: NDArray[np.float32]) 
     >>> round(bias_shift(labels[29_990:30_010], probabilities[:20]), 2)  # a few rows hardly count
     0.06
     """
-    logits, clicks = _logits(probabilities), float(labels.sum(dtype=np.float64))
+    evidence = None if weights is None else _evidence(labels, probabilities, weights)
+    logits, clicks = _logits(probabilities), _total(labels, evidence)
     precision, shift = _PRIOR_DEVIATION**-2, 0.0
     for _ in range(50):
         expected = 1 / (1 + np.exp(-logits - shift))
-        slope = float(expected.sum()) - clicks + precision * shift
-        step = slope / (float((expected * (1 - expected)).sum()) + precision)
+        slope = _total(expected, evidence) - clicks + precision * shift
+        step = slope / (_total(expected * (1 - expected), evidence) + precision)
         shift -= min(max(step, -1.0), 1.0)
         if abs(step) < 1e-9:
             break
     return shift
 
 
-def sure_slope(labels: NDArray[np.float32], probabilities: NDArray[np.float32]) -> float:
+def _evidence(
+    labels: NDArray[np.float32], probabilities: NDArray[np.float32], weights: NDArray[np.float32]
+) -> NDArray[np.float64]:
+    """Weights scaled so that their rows say as much as so many rows of weight 1; 1 for equal weights, [n].
+
+    A weighted sum of the rows' errors has the variance of the sum of their squares, weighted by the squared weights;
+    what a sum of independent rows of weight 1 would have is the sum weighted by the weights themselves.
+    """
+    squares = (labels - probabilities.astype(np.float64)) ** 2
+    doubled = _total(squares, weights.astype(np.float64) ** 2)
+    return weights.astype(np.float64) * (_total(squares, weights) / doubled if doubled else 0.0)
+
+
+def _total(values: NDArray[np.floating], weights: NDArray[np.floating] | None) -> float:
+    return float((values if weights is None else values * weights.astype(np.float64)).sum(dtype=np.float64))
+
+
+def sure_slope(
+    labels: NDArray[np.float32], probabilities: NDArray[np.float32], weights: NDArray[np.float32] | None = None
+) -> float:
     """By what to multiply every logit: the most likely slope, with a free intercept; 1 where the rows leave 1 possible.
 
     The 95 % interval that has to exclude 1 is one of `time_blocks`, since rows of a request depend on each other. With
@@ -94,6 +126,7 @@ def sure_slope(labels: NDArray[np.float32], probabilities: NDArray[np.float32]) 
     Args:
         labels: 0 or 1, in order of time, [n].
         probabilities: Of a model that had not learned these rows, in [0, 1], [n].
+        weights: At least 0, [n]; None = all rows count alike.
 
     >>> random = np.random.default_rng(0)
     >>> truth = random.normal(-1.0, 1.0, 20_000)
@@ -103,26 +136,29 @@ def sure_slope(labels: NDArray[np.float32], probabilities: NDArray[np.float32]) 
     >>> round(sure_slope(labels, 1 / (1 + np.exp(-1.5 * truth))), 1)
     0.7
     """
-    clicks = float(labels.sum(dtype=np.float64))
-    if min(clicks, len(labels) - clicks) < _MIN_CLASS_ROWS:
+    counted = labels if weights is None else labels[weights > 0]
+    clicks = float(counted.sum(dtype=np.float64))
+    if min(clicks, len(counted) - clicks) < _MIN_CLASS_ROWS:
         return 1.0
     logits = _logits(probabilities)
     inputs = np.stack([logits - logits.mean(), np.ones(len(labels))])
-    weights = np.array([1.0, logits.mean()])
+    found = np.array([1.0, logits.mean()])
     for _ in range(50):
-        expected = 1 / (1 + np.exp(-weights @ inputs))
-        errors = labels - expected
-        information = (inputs * (expected * (1 - expected))) @ inputs.T
+        expected = 1 / (1 + np.exp(-found @ inputs))
+        errors, variances = labels - expected, expected * (1 - expected)
+        if weights is not None:
+            errors, variances = errors * weights, variances * weights
+        information = (inputs * variances) @ inputs.T
         if np.linalg.cond(information) > _WORST_CONDITION:
             return 1.0
         steps = np.linalg.inv(information) @ (inputs * errors)
         step = steps.sum(axis=1)
         if float(abs(step).max()) < 1e-9:
             break
-        weights += np.clip(step, -1.0, 1.0)
+        found += np.clip(step, -1.0, 1.0)
     # What each row adds to the slope, times n, so that its mean has the slope's standard error.
     deviation = grouped_deviation((len(labels) * steps[0], time_blocks(len(labels))))
-    slope = float(weights[0])
+    slope = float(found[0])
     if deviation is None or abs(slope - 1.0) <= deviation.half_width:
         return 1.0
     return min(max(slope, 1 / _MOST_SLOPE), _MOST_SLOPE)

@@ -59,8 +59,8 @@ class Judgement:
     scores: Mapping[str, float | None]
     """`auc` and `log_loss`."""
     row_losses: NDArray[np.float64]
-    """Log loss of each of the rows after its logit was corrected as at the end of a fit, the same rows in every trial;
-    none where the trial diverged."""
+    """Log loss of each of the rows after its logit was corrected as at the end of a fit, times its weight where rows
+    have some; the same rows in every trial, none where the trial diverged."""
     slope: float = 1.0
     """By what the logits are to be multiplied; see `calibration.sure_slope`."""
 

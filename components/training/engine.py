@@ -57,7 +57,9 @@ class Engine(Protocol):
     ) -> float:
         """Steps through the rows `order`, `batch_size` at a time; the last batch may be smaller.
 
-        Returns the mean over the batches of their mean log loss, in nats; NaN or infinite where a batch's was.
+        Returns the mean over the batches of their mean log loss, in nats; NaN or infinite where a batch's was. Rows
+        with weights count by them in the mean of their batch; a batch that has no weight takes no step and does not
+        count, and without any other the mean is 0.
 
         Args:
             rows: Rows; perhaps mapped from a file, so only those of a batch are copied.
@@ -74,11 +76,13 @@ class Engine(Protocol):
         """Releases memory and devices; the engine is of no use afterwards."""
 
 
-def require_backend(backend: str, config: NetworkConfig, features: Features | None = None) -> None:
+def require_backend(
+    backend: str, config: NetworkConfig, features: Features | None = None, *, weight: str | None = None
+) -> None:
     """Refuses what no engine supports, before anything is read.
 
     Raises:
-        ContractError: no backend has this name, or it lacks the network or a kind of feature.
+        ContractError: no backend has this name, or it lacks the network, a kind of feature or weights.
     """
     if backend not in BACKENDS:
         raise ContractError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
@@ -90,6 +94,11 @@ def require_backend(backend: str, config: NetworkConfig, features: Features | No
         raise ContractError(
             f"features.lists are {list(features.lists)}, expected none with backend hugectr: NVIDIA's converter to "
             "ONNX divides a mean by the longest list, not by the row's own"
+        )
+    if backend == "hugectr" and weight is not None:
+        raise ContractError(
+            f"data.weight is {weight!r}, expected none with backend hugectr: its readers take a label, dense values "
+            "and keys of a row, and its losses no weight"
         )
 
 

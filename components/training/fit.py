@@ -7,9 +7,10 @@ is known, a high one learns a change. Just before a fit learns the last tenth of
 validation: Blum, Kalai and Langford 1999); that chooses the rate, and no row has to be held back for it.
 `benchmarks.quality` has the measurements.
 
-Weights lie in folders, which the engine restores and saves; none are held here. The order of the rows within a pass is
-`row_order`'s, the weights that a fit starts from are `start`'s, the correction of the logit is `calibration`'s, what a
-model in the store consists of is `publish`'s.
+Rows may have sample weights: they count in every step, in the choice of the rate and in the corrections of the logit,
+but not in an AUC. A model's weights lie in folders, which the engine restores and saves; none are held here. The order
+of the rows within a pass is `row_order`'s, the weights that a fit starts from are `start`'s, the correction of the
+logit is `calibration`'s, what a model in the store consists of is `publish`'s.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.manifests import TrainingSet
-from components.contracts.metrics import log_loss, roc_auc, row_log_losses
+from components.contracts.metrics import log_loss, roc_auc, row_log_losses, row_weighted
 from components.contracts.workflow import FeatureWorkflow
 from components.models.configs import NetworkConfig
 from components.models.files import add_to_bias, multiply
@@ -148,12 +149,12 @@ class _Fit:
         self._clock = clock
         self._should_stop = should_stop
         manifest = job.training_set
-        features = manifest.recommender.features
+        features, weighted = manifest.recommender.features, manifest.recommender.data.has_weights
         train = local_path(manifest.train_uri)
-        folders = [RowFolder(path=train, num_rows=manifest.num_train_rows, features=features)]
+        folders = [RowFolder(path=train, num_rows=manifest.num_train_rows, features=features, weighted=weighted)]
         if manifest.replay_uri is not None and manifest.replay_share > 0:
             replay = local_path(manifest.replay_uri)
-            folders.append(RowFolder(path=replay, num_rows=manifest.num_replay_rows, features=features))
+            folders.append(replace(folders[0], path=replay, num_rows=manifest.num_replay_rows))
         self._rows = open_rows(folders, manifest.slot_sizes, job.checkpoint_path)
         self._num_new = manifest.num_train_rows
         num_replayed = replayed(self._num_new, manifest.replay_share, len(self._rows) - self._num_new)
@@ -191,11 +192,19 @@ class _Fit:
         return self._result()
 
     def _check_labels(self) -> None:
-        num_clicks = int(self._rows.labels[: self._num_new].sum(dtype=np.float64))
-        if num_clicks in (0, self._num_new):
+        labels, weights, of_weight = self._rows.labels[: self._num_new], self._weights(slice(self._num_new)), ""
+        if weights is not None:
+            labels, of_weight = labels[weights > 0], " of a weight above 0"
+        num_clicks = int(labels.sum(dtype=np.float64))
+        if num_clicks in (0, len(labels)):
             raise ContractError(
-                f"labels of the {self._num_new} rows to learn hold {num_clicks} clicks, expected clicks and non-clicks"
+                f"labels of the {len(labels)} rows to learn{of_weight} hold {num_clicks} clicks, expected clicks and "
+                "non-clicks"
             )
+
+    def _weights(self, which: slice | NDArray[np.int64]) -> NDArray[np.float32] | None:
+        """The sample weights of some rows; None where each counts 1."""
+        return None if self._rows.weights is None else self._rows.weights[which]
 
     def _check_calibration(self) -> None:
         config = self._job.config
@@ -209,7 +218,8 @@ class _Fit:
         """The state before the first step."""
         job = self._job
         if job.start is None:
-            rate = float(self._rows.labels[: self._num_new].mean(dtype=np.float64))
+            labels, weights = self._rows.labels[: self._num_new], self._weights(slice(self._num_new))
+            rate = float(labels.mean(dtype=np.float64) if weights is None else np.average(labels, weights=weights))
             self._folder.keep_weights(
                 START,
                 lambda folder: write_initial(
@@ -270,12 +280,12 @@ class _Fit:
         slope, probabilities = self._chosen.slope, self._scores(numbers)
         if slope != 1.0:
             probabilities = corrected(probabilities, slope=slope)
-        labels = self._rows.labels[numbers]
-        shift = newest_bias_shift(labels, probabilities)
+        labels, weights = self._rows.labels[numbers], self._weights(numbers)
+        shift = newest_bias_shift(labels, probabilities, weights)
         served_shift = 0.0
         if served_ids := self._served_ids():
             as_served = corrected(self._scores(numbers, ids=served_ids), slope=slope, shift=shift)
-            served_shift = newest_bias_shift(labels, as_served)
+            served_shift = newest_bias_shift(labels, as_served, weights)
         # Weights of thinned rows become those of all rows: once, on the way to the final folder.
         shift += log_odds_correction(self._job.training_set.negative_rate)
 
@@ -349,13 +359,14 @@ class _Fit:
         """
         numbers = order.rows(self._judged_at * self._batch_size, len(order))
         numbers = np.sort(_sample(numbers[numbers < self._num_new]))
-        labels, probabilities = self._rows.labels[numbers], self._scores(numbers)
-        slope = sure_slope(labels, probabilities) if self._settings.calibration == PLATT else 1.0
+        labels, weights, probabilities = self._rows.labels[numbers], self._weights(numbers), self._scores(numbers)
+        slope = sure_slope(labels, probabilities, weights) if self._settings.calibration == PLATT else 1.0
         final = corrected(probabilities, slope=slope)
-        final = corrected(final, shift=newest_bias_shift(labels, final))
+        final = corrected(final, shift=newest_bias_shift(labels, final, weights))
+        loss = log_loss(labels, probabilities, weights=weights)
         judgement = Judgement(
-            scores={"auc": roc_auc(labels, probabilities), "log_loss": log_loss(labels, probabilities)},
-            row_losses=row_log_losses(labels, final),
+            scores={"auc": roc_auc(labels, probabilities), "log_loss": loss},
+            row_losses=row_weighted(row_log_losses(labels, final), weights),
             slope=slope,
         )
         state = self._state

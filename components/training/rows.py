@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from components.contracts.features import Features
 from components.contracts.hugectr_folder import listed_files
-from components.contracts.raw_rows import LABEL
+from components.contracts.raw_rows import LABEL, WEIGHT
 from components.runtime.errors import ContractError, PermanentError, first_line
 
 _DECODED_ROWS = 1 << 14
@@ -45,6 +45,8 @@ class Rows:
     """Normalised values, [n, numeric columns]."""
     ids: NDArray[np.int32]
     """Slot-local ids, [n, `Features.places`]."""
+    weights: NDArray[np.float32] | None = None
+    """Finite and at least 0, [n]; None where each row counts 1."""
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -52,11 +54,15 @@ class Rows:
 
     def __getitem__(self, part: slice) -> Rows:
         """The rows of a slice, without a copy."""
-        return Rows(labels=self.labels[part], dense=self.dense[part], ids=self.ids[part])
+        return self._selected(part)
 
     def take(self, numbers: NDArray[np.int64]) -> Rows:
         """A copy of the rows with these numbers."""
-        return Rows(labels=self.labels[numbers], dense=self.dense[numbers], ids=self.ids[numbers])
+        return self._selected(numbers)
+
+    def _selected(self, which: slice | NDArray[np.int64]) -> Rows:
+        weights = None if self.weights is None else self.weights[which]
+        return Rows(labels=self.labels[which], dense=self.dense[which], ids=self.ids[which], weights=weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +73,20 @@ class RowFolder:
     """Folder with Parquet files and `_file_list.txt`, whose paths may be those of another machine."""
     num_rows: int
     features: Features
+    weighted: bool = False
+    """Whether rows have weights."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Those that are read."""
+        weight = [WEIGHT] if self.weighted else []
+        return [LABEL, *self.features.dense_inputs, *self.features.place_names, *weight]
 
 
 def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
     """All rows of the folders, one after another, each in the order of its `_file_list.txt`.
 
-    There is at least one folder, and all have the same features.
+    There is at least one folder, and all have the same features; either all or none have weights.
 
     The flat files have no name once they are open: they end with the arrays, however the process ends, and no later
     process can take them for those of another set. It decodes again, in less than a tenth of the time of one pass.
@@ -81,11 +95,11 @@ def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) 
 
     Raises:
         ContractError: a file is absent, damaged, has other columns or types, or nulls; another number of rows; a value
-            that is not finite; a label other than 0 and 1; an id outside its slot.
+            that is not finite; a label other than 0 and 1; a weight below 0; an id outside its slot.
         PermanentError: the flat files cannot be written, as on a full disk.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    rows = _map_nameless_files(cache, sum(folder.num_rows for folder in folders), folders[0].features)
+    rows = _map_nameless_files(cache, sum(folder.num_rows for folder in folders), folders[0])
     first = 0
     for folder in folders:
         _decode_folder(folder, rows[first : first + folder.num_rows], slot_sizes)
@@ -95,8 +109,8 @@ def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) 
     return rows
 
 
-def _map_nameless_files(folder: Path, num_rows: int, features: Features) -> Rows:
-    """Arrays for so many rows, each mapped from a file without a name.
+def _map_nameless_files(folder: Path, num_rows: int, alike: RowFolder) -> Rows:
+    """Arrays for so many rows such as those of `alike`, each mapped from a file without a name.
 
     The files get their whole size here: on a full disk that is an error, where a mapped page would kill the process.
     """
@@ -108,11 +122,13 @@ def _map_nameless_files(folder: Path, num_rows: int, features: Features) -> Rows
             os.posix_fallocate(file.fileno(), 0, math.prod(shape) * np.dtype(dtype).itemsize)
             return np.memmap(file, dtype, "r+", shape=shape).view(np.ndarray)
 
+    features = alike.features
     try:
         return Rows(
             labels=mapped(np.float32, num_rows),
             dense=mapped(np.float32, num_rows, len(features.dense_inputs)),
             ids=mapped(np.int32, num_rows, len(features.place_names)),
+            weights=mapped(np.float32, num_rows) if alike.weighted else None,
         )
     except OSError as error:
         raise PermanentError(f"decoded rows cannot be written to {folder}: {error.strerror}") from error
@@ -126,18 +142,18 @@ class _RowGroup:
     metadata: Any
     number: int
     into: Rows
-    features: Features
+    folder: RowFolder
 
 
 def _decode_folder(folder: RowFolder, into: Rows, slot_sizes: list[int]) -> None:
     groups: list[_RowGroup] = []
     at = 0
     for path in listed_files(folder.path):
-        metadata = _read_metadata(path, folder.features)
+        metadata = _read_metadata(path, folder)
         for number in range(metadata.num_row_groups):
             num_rows = metadata.row_group(number).num_rows
             part = into[at : at + num_rows]
-            groups.append(_RowGroup(path=path, metadata=metadata, number=number, into=part, features=folder.features))
+            groups.append(_RowGroup(path=path, metadata=metadata, number=number, into=part, folder=folder))
             at += num_rows
     if at != folder.num_rows:
         raise ContractError(f"{folder.path} holds {at} rows, expected the {folder.num_rows} of its manifest")
@@ -146,10 +162,10 @@ def _decode_folder(folder: RowFolder, into: Rows, slot_sizes: list[int]) -> None
         deque(pool.map(lambda group: _decode_group(group, slot_sizes), groups), maxlen=0)
 
 
-def _read_metadata(path: Path, features: Features) -> Any:
+def _read_metadata(path: Path, folder: RowFolder) -> Any:
     with _unreadable_is_contract_error(path):
         metadata = pq.read_metadata(path, memory_map=True)
-    if missing := {LABEL, *features.dense_inputs, *features.place_names} - set(metadata.schema.names):
+    if missing := set(folder.columns) - set(metadata.schema.names):
         raise ContractError(f"{path} has no columns {sorted(missing)}")
     return metadata
 
@@ -158,7 +174,7 @@ def _decode_group(group: _RowGroup, slot_sizes: list[int]) -> None:
     at = 0
     for batch in _iterate_batches(group):
         part = group.into[at : at + batch.num_rows]
-        _decode(batch, part, slot_sizes, features=group.features, source=f"{group.path}")
+        _decode(batch, part, slot_sizes, features=group.folder.features, source=f"{group.path}")
         at += batch.num_rows
     if at != len(group.into):
         raise ContractError(f"row group {group.number} of {group.path} holds {at} rows, expected {len(group.into)}")
@@ -170,8 +186,8 @@ def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
         _unreadable_is_contract_error(group.path),
         pq.ParquetFile(group.path, metadata=group.metadata, memory_map=True) as file,
     ):
-        columns = [LABEL, *group.features.dense_inputs, *group.features.place_names]
-        yield from file.iter_batches(_DECODED_ROWS, row_groups=[group.number], columns=columns, use_threads=False)
+        columns, numbers = group.folder.columns, [group.number]
+        yield from file.iter_batches(_DECODED_ROWS, row_groups=numbers, columns=columns, use_threads=False)
 
 
 @contextmanager
@@ -206,6 +222,11 @@ def _decode(batch: Any, into: Rows, slot_sizes: list[int], *, features: Features
     for name, size, values in zip(features.place_names, sizes, ids):
         if len(values) and (values.min() < 0 or values.max() >= size):
             raise ContractError(f"ids of {name} in {source} are {values.min()}..{values.max()}, expected 0..{size - 1}")
+    if into.weights is not None:
+        weights = column(WEIGHT, pa.float32(), np.float32)
+        if len(wrong := weights[~(np.isfinite(weights) & (weights >= 0))]):
+            raise ContractError(f"{WEIGHT} in {source} is {wrong[0]}, expected a finite number of at least 0")
+        into.weights[:] = weights
     into.labels[:] = labels
     _transpose(dense, into.dense)
     _transpose(ids, into.ids)

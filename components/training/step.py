@@ -66,7 +66,8 @@ def train(
         PermanentError: the backend's library is not installed, or training diverged.
         Preempted: `stop` came; the fit is saved.
     """
-    require_backend(asked.backend, asked.config, training_set.recommender.features)
+    recommender = training_set.recommender
+    require_backend(asked.backend, asked.config, recommender.features, weight=recommender.data.weight)
     parent = read_parent(training_set)
     folder = asked.work / asked.run / "training"
     created_at = _begin(folder, _fingerprint(asked, training_set, parent), clock)

@@ -35,13 +35,15 @@ MAX_ELEMENTS = 50
 """Most elements of a list that a draft proposes to count."""
 MAX_FEW = 50
 """Distinct values of an integer column that still look like categories."""
+_WEIGHT = "weight"
 _USUAL_NAMES = {
     LABEL: ("label", "clicked", "click", "isclick", "isclicked", "target", "converted", "y"),
     EVENT_TIME: ("eventtime", "timestamp", "ts", "time", "datetime", "eventtimestamp", "clicktime", "date"),
     REQUEST_ID: ("requestid", "request", "impressionid", "impression", "searchid", "queryid", "sessionid", "listid"),
     ROW: ("row", "slot"),
+    _WEIGHT: ("sampleweight", "exampleweight", "instanceweight", "importanceweight", "rowweight"),
 }
-"""What click logs call the columns that every row has, letters and digits only, the likeliest name first."""
+"""What click logs call the columns that rows have, letters and digits only, the likeliest name first."""
 _OF_CATEGORIES = re.compile(
     r"(?:^|_)(?:id|ids|code|type|kind|category|class|zip|brand|shop|item|user|device)$|[a-z]Id$"
 )
@@ -86,7 +88,7 @@ def draft(sample: ColumnSample, *, name: str) -> str:
         "data:",
     ]
     by_role = {guess.role: (column, guess) for column, guess in guesses}
-    lines += [_line_of_role(role, by_role.get(role)) for role in _USUAL_NAMES]
+    lines += [_line_of_role(role, by_role.get(role)) for role in _USUAL_NAMES if role != _WEIGHT or role in by_role]
     lines += ["", "# The columns to learn from.", "features:"]
     for kind in KINDS:
         of_kind = [(column, guess) for column, guess in guesses if guess.role == kind]
@@ -131,6 +133,7 @@ def guess_roles(columns: Sequence[SampledColumn]) -> list[tuple[SampledColumn, G
         (EVENT_TIME, _is_time, "the first column of times"),
         (REQUEST_ID, _is_request, None),
         (ROW, _is_row, None),
+        (_WEIGHT, _is_weight, None),
     ):
         if role == ROW and not any(guess.role == REQUEST_ID for guess in taken.values()):
             continue
@@ -158,6 +161,10 @@ def _is_request(column: SampledColumn) -> bool:
 
 def _is_row(column: SampledColumn) -> bool:
     return column.kind == INTEGER and column.missing == 0 and column.low >= 0
+
+
+def _is_weight(column: SampledColumn) -> bool:
+    return column.kind in (INTEGER, FLOAT) and column.missing == 0 and 0 <= column.low <= column.high < math.inf
 
 
 def _guess_feature(column: SampledColumn) -> Guess:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.features import CategoricalOptions, Features, ListOptions, NumericOptions
-from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
+from components.contracts.raw_rows import OWN_COLUMNS, WEIGHT, ColumnNames
 from components.contracts.recommender import SECTIONS, Recommender, nearest, settings_of
 from components.runtime.errors import ContractError
 from pipelines.recommender import check_settings
@@ -66,7 +66,7 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
         raise document.refusal("format", f"format is {values['format']!r}, expected {FORMAT}")
     with document.located("data"):
         data = settings_of(ColumnNames, _mapping(document, "data", values.get("data", {})), path="data")
-    features = _features(document, values["features"], label=data.label)
+    features = _features(document, values["features"], data)
     settings = {name: _mapping(document, name, values[name]) for name in SECTIONS if name in values}
     with document.located("name"):
         recommender = Recommender(
@@ -106,10 +106,12 @@ def non_defaults(options: Any) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
 
 
-def _features(document: Document, value: Any, *, label: str) -> Features:
+def _features(document: Document, value: Any, data: ColumnNames) -> Features:
     kinds = _mapping(document, "features", value, keys=KINDS)
     taken = dict.fromkeys(OWN_COLUMNS, "which every row has beside its features, expected another name")
-    taken[label] = "which is the label, expected what is known before it"
+    taken[data.label] = "which is the label, expected what is known before it"
+    if data.weight is not None:
+        taken |= dict.fromkeys((data.weight, WEIGHT), "which is the weight of the rows, expected another name")
     names: dict[str, list[str]] = {kind: [] for kind in KINDS}
     options: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
     for kind, listed in kinds.items():

@@ -178,6 +178,21 @@ def test_calibration_is_expected_over_observed_clicks():
     assert metrics.calibration([], []) is None
 
 
+def test_rows_with_weights_count_as_so_many_copies_of_the_same_group():
+    random = np.random.default_rng(2)
+    weights, labels, scores = random.integers(0, 4, 900), random.integers(0, 2, 900), random.random(900)
+    copies = np.repeat(np.arange(900), weights)
+    for metric in (metrics.log_loss, metrics.normalized_entropy, metrics.calibration):
+        assert metric(labels, scores, weights=weights / 2) == pytest.approx(metric(labels[copies], scores[copies]))
+        assert metric(labels, scores, weights=np.zeros(900)) is None
+    assert metrics.click_rate(labels, weights=weights) == pytest.approx(labels[copies].mean())
+    weighted = metrics.row_weighted(scores, weights)
+    mine = metrics.grouped_deviation((weighted, np.arange(900)))
+    its = metrics.grouped_deviation((scores[copies], copies))
+    assert weighted.mean() == pytest.approx(scores[copies].mean())
+    assert mine.standard_error == pytest.approx(its.standard_error, rel=1e-3)
+
+
 def test_user_quality_is_the_mean_over_users_who_have_both_labels():
     random = np.random.default_rng(5)
     users, labels = random.integers(0, 40, 300), random.integers(0, 2, 300)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from components.contracts.raw_rows import EVENT_TIME, SERVED_BY, ColumnNames, is_visible, raw_types
+from components.contracts.raw_rows import EVENT_TIME, SERVED_BY, WEIGHT, ColumnNames, is_visible, raw_types
 from components.contracts.recommender import Recommender
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import open_parquet
@@ -102,7 +102,7 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True) -> Reader:
     """The reader for the form that `path` has.
 
-    Criteo's own forms are read for a recommender with exactly Criteo's features; they have no times.
+    Criteo's own forms are read for a recommender with exactly Criteo's features; they have neither times nor weights.
 
     Args:
         path: The file.
@@ -124,12 +124,13 @@ def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True)
     layout = text_layout(lines[0], recommender)
     if layout is not None and not _is_criteos(layout.fields, recommender):
         return text_file(path, layout, recommender, with_keys=with_keys)
-    if criteo.are_its(recommender.features) and (reader := criteo.text_file(path, lines)):
+    is_criteos = criteo.are_its(recommender.features) and not recommender.data.has_weights
+    if is_criteos and (reader := criteo.text_file(path, lines)):
         return reader
     found = (
         f"its first line has {lines[0].count(chr(9)) + 1} tab-separated and {lines[0].count(',') + 1} comma-separated"
     )
-    if criteo.are_its(recommender.features):
+    if is_criteos:
         raise ContractError(
             f"{path} is no Criteo file: {found} columns, expected {criteo.NUM_TSV_FIELDS} (label, 13 integers, "
             "26 categories), a header with Label, or Parquet"
@@ -146,15 +147,17 @@ def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True)
 
 
 def _is_criteos(names: Sequence[str], recommender: Recommender) -> bool:
-    """Whether a file with these columns is read as one of Criteo's forms, which have no times."""
-    return criteo.are_its(recommender.features) and recommender.data.event_time not in names
+    """Whether a file with these columns is read as one of Criteo's forms, which have neither times nor weights."""
+    data = recommender.data
+    return criteo.are_its(recommender.features) and data.event_time not in names and not data.has_weights
 
 
 def _parquet_reader(path: Path, recommender: Recommender, *, with_keys: bool) -> Reader:
-    schema, features = open_parquet(path).schema_arrow, recommender.features
-    raw = set(raw_types(features)) - set(SERVED_BY)
-    if replace(recommender.data, user=None) == ColumnNames() and raw <= set(schema.names) and _is_time(schema):
-        return RawParquet(path=path, features=features, with_words=True)
+    schema, features, weighted = open_parquet(path).schema_arrow, recommender.features, recommender.data.has_weights
+    raw = set(raw_types(features, weighted=weighted)) - set(SERVED_BY)
+    has_raw_names = replace(recommender.data, user=None) == ColumnNames(weight=WEIGHT if weighted else None)
+    if has_raw_names and raw <= set(schema.names) and _is_time(schema):
+        return RawParquet(path=path, features=features, weighted=weighted, with_words=True)
     if not _is_criteos(schema.names, recommender):
         columns = columns_of(schema.names, recommender, path=path, with_keys=with_keys)
         return NamedParquet(path=path, features=features, columns=columns)

@@ -1,8 +1,9 @@
 """A user's files, with columns under the user's own names: Parquet, or text with a header; see `ColumnNames`.
 
 Numeric features are finite numbers; categories whole numbers, in text decimal ones, or words; lists Parquet's lists of
-them, in text one field with `|` between elements; the label is 0 or 1, or a boolean. A time is a timestamp, which
-without a zone is UTC, or seconds since the epoch. Columns that nobody named are not read.
+them, in text one field with `|` between elements; the label is 0 or 1, or a boolean; a weight a finite number of
+at least 0. A time is a timestamp, which without a zone is UTC, or seconds since the epoch. Columns that nobody named
+are not read.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.contracts.features import Features
-from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW, SEPARATOR, list_lengths
+from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW, SEPARATOR, WEIGHT, list_lengths
 from components.contracts.recommender import Recommender
 from components.extraction.columns import is_list
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import (
     BATCH_ROWS,
     BYTES,
+    EXPECTED_WEIGHT,
     KEY_COLUMNS,
     TIME_TYPE,
     categories,
@@ -69,6 +71,8 @@ def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path, wit
     """
     features, names = recommender.features, recommender.data
     wanted = {LABEL: names.label, **{name: name for name in features.names}}
+    if names.weight is not None:
+        wanted[WEIGHT] = names.weight
     for raw, name in ((REQUEST_ID, names.request_id), (ROW, names.row), (EVENT_TIME, names.event_time)):
         # A name of the user's own is a promise; the default is none.
         if with_keys and (name in here or name != raw):
@@ -105,7 +109,7 @@ def text_file(path: Path, layout: TextLayout, recommender: Recommender, *, with_
         path=path,
         layout=layout,
         columns={raw: _text_column(raw, name, recommender.features) for raw, name in columns.items()},
-        schema=lake_schema(recommender.features),
+        schema=lake_schema(recommender.features, weighted=WEIGHT in columns),
         has_times=EVENT_TIME in columns,
     )
 
@@ -123,6 +127,7 @@ def _text_column(raw: str, field: str, features: Features) -> TextColumn:
         return TextColumn(field, parse, f"{expected} or nothing", is_required=False)
     parse, expected = {
         LABEL: (_parse_labels, "0, 1, true or false"),
+        WEIGHT: (_parse_weights, EXPECTED_WEIGHT),
         REQUEST_ID: (_parse_names, "a text"),
         ROW: (_parse_rows, "a whole number"),
         EVENT_TIME: (parse_times, "an ISO 8601 time, or seconds since the epoch"),
@@ -139,6 +144,11 @@ def _parse_labels(distinct: Any) -> Any:
 def _parse_numbers(distinct: Any) -> Any:
     numbers = matching(distinct, _NUMBER).cast(pa.float64()).cast(pa.float32())
     return pc.if_else(pc.is_finite(numbers), numbers, pa.scalar(None, numbers.type))
+
+
+def _parse_weights(distinct: Any) -> Any:
+    numbers = _parse_numbers(distinct)
+    return pc.if_else(pc.greater_equal(numbers, 0), numbers, pa.scalar(None, numbers.type))
 
 
 def _parse_integers(distinct: Any) -> Any:
@@ -226,9 +236,13 @@ class NamedParquet:
         """See `Reader.has_times`."""
         return EVENT_TIME in self.columns
 
+    @cached_property
+    def _schema(self) -> Any:
+        return lake_schema(self.features, weighted=WEIGHT in self.columns)
+
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """See `Reader.batches`."""
-        file, schema = open_parquet(self.path), lake_schema(self.features)
+        file, schema = open_parquet(self.path), self._schema
         wanted = list(dict.fromkeys(self.columns.values()))
         keys = [name for name in KEY_COLUMNS if name in self.columns]
         first_row = 1
@@ -251,7 +265,7 @@ class NamedParquet:
         Raises:
             ContractError: they are of a type that cannot be, or one of them cannot.
         """
-        wanted = lake_schema(self.features).field(raw).type
+        wanted = self._schema.field(raw).type
         if raw not in self.features.lists:
             return self._conform_values(raw, wanted, values)
         if not (is_list(values.type) or pa.types.is_null(values.type)):
@@ -275,7 +289,7 @@ class NamedParquet:
                 return texts(values)
             if raw in (*self.features.categorical, *self.features.lists) and pa.types.is_boolean(values.type):
                 return categories(values)
-            return values.cast(wanted, safe=raw not in self.features.numeric)
+            return values.cast(wanted, safe=raw not in (*self.features.numeric, WEIGHT))
         except pa.ArrowException as error:
             raise self._unfit(raw, values, f"{expected}: {first_line(error)}") from error
 

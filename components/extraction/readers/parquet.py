@@ -12,11 +12,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.contracts.features import Features
-from components.contracts.raw_rows import EVENT_TIME, SERVED_BY
+from components.contracts.raw_rows import EVENT_TIME, SERVED_BY, WEIGHT
 from components.contracts.words import WordCounts
 from components.extraction.columns import find_schema_mismatches
 from components.extraction.malformed_rows import MalformedRows
@@ -54,6 +55,8 @@ class RawParquet:
     """Whether this reader records rows of no time or of another day as malformed; one of a day's readers does."""
     unread: frozenset[str] = frozenset()
     """Features that are null in the rows, whatever the file holds; it need not have them."""
+    weighted: bool = False
+    """Whether rows have weights; in a file without the column each row counts 1."""
     with_words: bool = False
     """Whether rows keep words and integers, as a lake's do; else they have the categories that these stand for."""
     words: WordCounts | None = None
@@ -65,12 +68,14 @@ class RawParquet:
         """See `Reader.batches`."""
         file = open_parquet(self.path)
         here = file.schema_arrow.names
-        if missing := [name for name in self._names if name not in here and name not in SERVED_BY]:
+        if missing := [name for name in self._names if name not in here and name not in (*SERVED_BY, WEIGHT)]:
             raise ContractError(
                 f"{self.path} lacks the columns {missing}, expected the raw schema: {', '.join(self._schema.names)}"
             )
         malformed.add_mismatches(
-            find_schema_mismatches(file.schema_arrow, self.path, self.features, unread=self.unread)
+            find_schema_mismatches(
+                file.schema_arrow, self.path, self.features, unread=self.unread, weighted=self.weighted
+            )
         )
         # Arrow would cast any integer to a time.
         if not pa.types.is_timestamp(found := file.schema_arrow.field(EVENT_TIME).type):
@@ -88,7 +93,8 @@ class RawParquet:
 
     @cached_property
     def _schema(self) -> Any:
-        return lake_schema(self.features) if self.with_words else raw_schema(self.features)
+        schema_of = lake_schema if self.with_words else raw_schema
+        return schema_of(self.features, weighted=self.weighted)
 
     def _group_batches(self, file: Any, group: int, malformed: MalformedRows, *, first_row: int) -> Iterator[Any]:
         try:
@@ -130,6 +136,8 @@ class RawParquet:
                 raise ContractError(
                     f"{self.path} has {name} of type {values.type}, expected {field.type}: {error}"
                 ) from error
+        if self.weighted and WEIGHT not in columns:
+            columns[WEIGHT] = pa.array(np.ones(found.num_rows, np.float32))
         return raw_batch(columns, self._schema)
 
     def _conform_values(self, name: str, wanted: Any, values: Any) -> Any:

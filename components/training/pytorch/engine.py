@@ -117,6 +117,9 @@ class PytorchEngine:
         """See `Engine`."""
         self._rate = rate or (lambda step: self._settings.learning_rate)
         parts = (order[at : at + batch_size] for at in range(0, len(order), batch_size))
+        if rows.weights is not None:
+            weights = rows.weights
+            parts = (part for part in parts if weights[part].any())
         batches = (self._on_device(assemble(rows, part, self._offsets)) for part in parts)
         self._network.train()
         # Dropout draws from torch's generators, which are the caller's again afterwards.
@@ -125,8 +128,8 @@ class PytorchEngine:
             closing(made_ahead(batches, _BATCHES_AHEAD[self._device.type])) as assembled,
         ):
             torch.manual_seed(seed)
-            losses = torch.stack([self._step(batch) for batch in assembled])
-        return float(losses.mean())
+            losses = [self._step(batch) for batch in assembled]
+        return float(torch.stack(losses).mean()) if losses else 0.0
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """See `Engine`."""
@@ -150,7 +153,10 @@ class PytorchEngine:
         vectors_BFE = self._pooled(vectors_BPE, batch) if self._places.lists else vectors_BPE
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._settings.precision == "bfloat16"):
             logits_B = self._network(batch.dense, vectors_BFE)
-        loss = binary_cross_entropy_with_logits(logits_B.float(), batch.labels)
+        if batch.weights is None:
+            loss = binary_cross_entropy_with_logits(logits_B.float(), batch.labels)
+        else:
+            loss = binary_cross_entropy_with_logits(logits_B.float(), batch.labels, batch.weights, reduction="sum")
         to_vectors_BPE, *to_dense = torch.autograd.grad(loss, [vectors_BPE, *self._dense.values()])
         self.num_steps += 1
         with torch.no_grad():

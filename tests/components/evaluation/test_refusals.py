@@ -84,6 +84,29 @@ def test_a_candidate_that_is_less_wrong_than_the_champion_does_not_fail_by_calib
     assert judge(drawn.labels, off, drawn.champion * 1.6, groups=groups, settings=LENIENT).decision == "fail"
 
 
+def test_rows_sampled_with_weights_are_judged_as_all_rows_are():
+    drawn = draw(np.random.default_rng(5), rows=40_000, rate=0.03)
+    clicked = drawn.labels == 1
+    kept = clicked | (np.random.default_rng(6).random(len(clicked)) < 0.1)
+    part = np.random.default_rng(7).random(len(clicked)) < 0.5
+    harmed = np.where(part, np.clip(drawn.candidate * 2.5, 0, 0.9), drawn.candidate)
+    weights = np.where(clicked, 1, 10)
+
+    def answer(candidate, rows, **weights):
+        models = {"groups": drawn.requests[rows], "slices": {"part": part[rows]}, "settings": LENIENT}
+        return judge(drawn.labels[rows], candidate[rows], drawn.champion[rows], **models, **weights)
+
+    sound = answer(drawn.candidate, kept, weights=weights[kept])
+    assert sound.decision == "pass"
+    ratio = (drawn.candidate * weights)[kept].sum() / clicked.sum()
+    assert f"{ratio:.3g} clicks are expected" in sound.reason
+    by_weight, of_all = answer(harmed, kept, weights=weights[kept]), answer(harmed, slice(None))
+    assert by_weight.decision == of_all.decision == "fail"
+    assert "slices lose more" in by_weight.reason
+    assert "slices lose more" not in answer(harmed, kept).reason  # many clicks among the rows would hide it
+    assert answer(drawn.candidate, kept, weights=np.zeros(kept.sum())).decision == "inconclusive"
+
+
 def test_a_calibration_that_chance_explains_does_not_fail():
     drawn = draw(np.random.default_rng(3), rows=600, rate=0.03)
     ratio = drawn.candidate.sum() / drawn.labels.sum()

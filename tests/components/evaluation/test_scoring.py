@@ -11,7 +11,7 @@ import pytest
 
 from components.contracts.criteo import CRITEO
 from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
-from components.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID
+from components.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID, ColumnNames
 from components.evaluation.scoring import (
     candidate_scorer,
     champion_scorer,
@@ -34,7 +34,7 @@ def score(made, **changes):
         "score_candidate": candidate_scorer(made.model),
         "score_champion": None,
         "slot_sizes": made.training_set.slot_sizes,
-        "user": None,
+        "named": ColumnNames(),
         "new_ids": [np.zeros(0, np.int64)] * 26,
         **changes,
     }
@@ -54,7 +54,7 @@ def test_rows_keep_their_order_labels_times_and_categories(made):
 
 
 def test_rows_of_a_user_are_one_group_and_unknown_users_are_grouped_by_request(made):
-    rows, by_request = score(made, user="C19"), score(made).requests
+    rows, by_request = score(made, named=ColumnNames(user="C19")), score(made).requests
     users = made.categorical[:, 18]
     assert (users == MISSING_CATEGORY).any()
     expected = [("request", by_request[i]) if user == MISSING_CATEGORY else user for i, user in enumerate(users)]
@@ -117,7 +117,7 @@ def test_rows_with_lists_are_marked_by_the_ids_of_every_place(tmp_path):
     scored = score_holdout(
         *((tmp_path / name).as_uri() for name in ("raw", "encoded")),
         features=features,
-        user=None,
+        named=ColumnNames(),
         counts=(4, 4),
         score_candidate=lambda batch: batch.ids.sum(axis=1).astype(np.float32),
         score_champion=lambda batch: (batch.categorical * [1, 10, 100, 1000, 10_000]).sum(axis=1).astype(np.float32),

@@ -12,6 +12,7 @@ from datetime import date, datetime, timedelta, timezone
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.csv import write_csv
 
 from components.contracts import criteo, raw_rows
 from components.contracts.features import CategoricalOptions, Features, ListOptions
@@ -276,6 +277,46 @@ def test_a_malformed_line_is_kept_with_its_number_and_reason_and_no_other(tmp_pa
     assert (counts["malformed"], len(in_lake)) == (1, 199)
 
 
+def weights_of(rows, name="counts"):
+    return sorted((row[raw_rows.REQUEST_ID], row[raw_rows.ROW], row[name]) for row in rows)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize("wrong", [None, -0.5, float("inf"), 1e39])
+def test_weights_come_from_files_and_a_wrong_one_makes_its_row_malformed(tmp_path, form, wrong):
+    names, rows = replace(OWN_NAMES, label="label", row="row", weight="counts"), shop_rows(200)
+    rows = [{**row, "counts": i % 4 / 2} for i, row in enumerate(rows)]
+    own = [{**row, "impression": row[raw_rows.REQUEST_ID], "ts": row[raw_rows.EVENT_TIME]} for row in rows]
+    own[7]["counts"] = wrong
+    path = tmp_path / f"clicks.{form}"
+    (pq.write_table if form == "parquet" else write_csv)(pa.Table.from_pylist(own), path)
+    _, in_lake, _ = ingested(tmp_path, path, names=names)
+    assert weights_of(in_lake, raw_rows.WEIGHT) == weights_of(rows[:7] + rows[8:])
+    (kept,) = map(json.loads, (tmp_path / "replay.parquet.malformed_rows.jsonl").read_text().splitlines())
+    assert kept["line"] == (8 if form == "parquet" else 9)
+    assert kept["reason"].startswith("counts is ")
+    assert kept["reason"].endswith(", expected a finite number of at least 0")
+    with pytest.raises(ContractError, match=r"lacks the columns \['weigth'\] of recommender shop"):
+        ingested(tmp_path, path, names=replace(names, weight="weigth"))
+
+
+def test_rows_of_a_lake_without_the_column_count_one_and_without_the_key_no_row_has_a_weight(tmp_path):
+    rows = shop_rows(120, hours=5)
+    write_lake(tmp_path / "lake", rows[:60], SHOP)
+    weighted = [{**row, raw_rows.WEIGHT: 10.0} for row in rows[60:]]
+    (day,) = (tmp_path / "lake").iterdir()
+    pq.write_table(pa.Table.from_pylist(weighted, raw_schema(SHOP, weighted=True)), day / "weighted.parquet")
+    opened = Lake(files=LakeFiles(FolderObjects(tmp_path / "lake")), features=SHOP, weighted=True)
+    described = recommender(data=ColumnNames(weight="counts"))
+    dataset = extract(opened, TimeSpan(), folder=tmp_path / "out", recommender=described)
+    found = rows_in(dataset.train_uri, dataset.holdout_uri)
+    assert [row[raw_rows.WEIGHT] for row in found] == [1.0] * 60 + [10.0] * 60
+    assert dataset.schema_mismatches == []
+    without = extracted(tmp_path / "lake", SHOP, tmp_path / "without")
+    assert raw_rows.WEIGHT not in rows_in(without.train_uri)[0]
+    assert [each["column"] for each in without.schema_mismatches] == [raw_rows.WEIGHT]
+
+
 def parquet_of(tmp_path, **columns):
     table = pa.Table.from_pylist(shop_rows(30), raw_schema(SHOP))
     for name, column in columns.items():
@@ -323,10 +364,14 @@ def test_columns_that_a_file_lacks_or_has_twice_and_times_that_nobody_has_are_to
         ingested(tmp_path, tmp_path / "times.csv", days=3)
 
 
-def test_criteos_text_is_refused_for_a_recommender_of_other_columns_which_are_named(tmp_path, criteo_rows, write_text):
+def test_criteos_text_is_refused_for_a_recommender_of_other_columns_or_weights_which_are_named(
+    tmp_path, criteo_rows, write_text
+):
     path = write_text(tmp_path / "day_0", criteo_rows(5))
     with pytest.raises(ContractError, match="looks like a Criteo file without header.*shop has price, age of item"):
         find_reader(path, recommender())
+    with pytest.raises(ContractError, match="looks like a Criteo file without header"):
+        find_reader(path, replace(criteo.CRITEO_RECOMMENDER, data=ColumnNames(weight="counts")))
     header = ",".join(["Label", *criteo.FEATURES])
     path = write_text(tmp_path / "kaggle.csv", criteo_rows(5), delimiter=",", header=header)
     with pytest.raises(ContractError, match=r"lacks the columns \['price', .* has \['Label', 'I1'"):

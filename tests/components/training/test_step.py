@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 
 from components.contracts.manifests import Model
+from components.contracts.raw_rows import ColumnNames
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.models.configs import NETWORKS, config_from_document
 from components.models.files import open_model, slot_offsets
@@ -37,8 +38,9 @@ MODEL = {"embedding_dim": 4, "num_cross_layers": 1, "tower": [8]}
 def step(tmp_path, validation_report):
     """Runs the command; gives its exit code and the manifest it wrote, if any."""
 
-    def run(training_set, /, *, model=MODEL, training=None, **changed):
+    def run(training_set, /, *, model=MODEL, training=None, weight=None, **changed):
         asked = criteo_with(model=model, training={"batch_size": 256, **(training or {})})
+        asked = replace(asked, data=ColumnNames(weight=weight))
         replace(training_set, recommender=asked).write(tmp_path / "training_set.json")
         validation_report.write(tmp_path / "report.json")
         output = tmp_path / "out" / "model.json"
@@ -141,6 +143,7 @@ def test_an_incremental_round_continues_its_parents_steps(step, training_set, wo
         ({"model": {"kind": "dlrm"}, "backend": "hugectr"}, "network is 'dlrm', expected dcn"),
         ({"training": {"precision": "float8"}}, "precision is 'float8', expected one of float32, tf32, bfloat16"),
         ({"backend": "xgboost"}, "backend is 'xgboost', expected one of pytorch, hugectr"),
+        ({"backend": "hugectr", "weight": "w"}, "data.weight is 'w', expected none with backend hugectr: its readers"),
         ({"model": {"tower": "12x8"}}, "model.tower is '12x8', expected array"),
         ({"training": {"batch_size": 0}}, "batch_size is 0, expected at least 1"),
         ({"training": {"learning_rate": 0}}, "learning_rate is 0.0, expected a positive number"),

@@ -95,6 +95,15 @@ def test_columns_of_a_parquet_file_get_their_roles(tmp_path):
         assert reason in line
 
 
+@pytest.mark.parametrize(("column", "weight"), [("Sample-Weight", "Sample-Weight"), ("weight", None)])
+def test_a_column_named_as_a_sample_weight_is_one_and_no_feature(column, weight, tmp_path):
+    rows = f"clicked,price,{column}\n0,0.5,10\n1,1.5,1.5\n"
+    comments, recommender = drafted(write(tmp_path / "a.csv", rows))
+    assert recommender.data.weight == weight
+    assert (column in recommender.features.names) == (weight is None)
+    assert ("  weight: " in comments) == (weight is not None)
+
+
 def test_texts_with_bars_inside_are_lists_of_texts_or_whole_numbers_and_few_bars_are_none(tmp_path):
     rows = ["clicked,tags,seen,title", "0,red|blue,7|8,Boots", "1,red,7,A|B", "0,,,Hat", "1,blue,9,Cap", "0,x,1,Shoe"]
     options = {"tags": ListOptions(type="string", max=2), "seen": ListOptions(max=2)}

@@ -113,6 +113,8 @@ def test_a_file_says_name_columns_and_settings():
         ),
         ("[price]", "price", "7: features.numeric is 'price', expected a list of columns' names"),
         ("[price]", "[7]", "7: features.numeric[0] is 7, expected a column's name; in quotes where it is a number"),
+        ("clicked", "clicked\n  weight: price", "8: features.numeric[0] is 'price', which is the weight of the rows"),
+        ("ts", "ts\n  weight: ts", "3: data: columns are named ['clicked', 'request_id', 'row', 'ts', 'ts'], expected"),
         ("[price]", "[clicked]", "7: features.numeric[0] is 'clicked', which is the label"),
         ("- item", "- position", "9: features.categorical[0] is 'position', which every row has beside its features"),
         (

@@ -1,0 +1,115 @@
+"""Sample weights in training: a row of weight 3 does what three rows do, and the logits' corrections are weighted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.criteo import CRITEO
+from components.contracts.raw_rows import WEIGHT
+from components.models.files import open_model
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
+from components.training.calibration import bias_shift, newest_bias_shift, sure_slope
+from components.training.config import TrainingSettings
+from components.training.pytorch.engine import PytorchEngine
+from components.training.rows import RowFolder, open_rows
+from components.training.start import write_initial
+from tests.support.logistic_engine import content
+from tests.support.training_world import dcn
+
+CONFIG = dcn(embedding_dim=4, num_cross_layers=1, tower=(8,))
+SETTINGS = TrainingSettings(learning_rate=0.01)
+
+
+@pytest.fixture
+def stepped(tmp_path, world):
+    """The engine after one step over all rows, and what it saved: of Adam's first step m is a tenth of the gradient."""
+    write_initial(tmp_path / "start", CONFIG, world.slot_sizes, click_rate=0.3, seed=3)
+
+    def step(rows, name):
+        engine = PytorchEngine(CONFIG, world.slot_sizes, SETTINGS, device="cpu")
+        engine.restore(tmp_path / "start")
+        loss = engine.learn(rows, np.arange(len(rows)), batch_size=1_000, seed=1)
+        engine.save(tmp_path / name)
+        return loss, engine.num_steps, open_model(tmp_path / name, world.slot_sizes)
+
+    return step
+
+
+def test_a_row_of_weight_three_moves_the_model_as_three_copies_do_and_one_of_weight_zero_not(stepped, world):
+    rows = world.encoded(300)
+    weights = np.random.default_rng(0).integers(0, 4, 300)
+    loss, _, by_weight = stepped(replace(rows, weights=(weights / 2).astype(np.float32)), "weights")
+    loss_of_copies, _, by_copies = stepped(rows.take(np.repeat(np.arange(300), weights)), "copies")
+    assert loss == pytest.approx(loss_of_copies, rel=1e-6)
+    for mine, its in zip(by_weight.moments, by_copies.moments):
+        np.testing.assert_allclose(mine.table, its.table, rtol=1e-4, atol=1e-8)
+        for name, values in its.dense.items():
+            np.testing.assert_allclose(mine.dense[name], values, rtol=1e-4, atol=1e-8)
+
+
+def test_rows_without_any_weight_take_no_step(stepped, world, tmp_path):
+    loss, num_steps, _ = stepped(replace(world.encoded(50), weights=np.zeros(50, np.float32)), "after")
+    assert (loss, num_steps) == (0.0, 0)
+    stepped(world.encoded(0), "untouched")
+    assert content(tmp_path / "after") == content(tmp_path / "untouched")
+
+
+def sampled(seed, *, n=40_000, factor=1.0, shift=0.0):
+    """A tenth of the rows without a click, and all clicks; predictions of all rows with other logits than the truth."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(-3.0, 1.0, n)
+    clicked = random.random(n) < 1 / (1 + np.exp(-logits))
+    kept = clicked | (random.random(n) < 0.1)
+    predicted = (1 / (1 + np.exp(-factor * logits - shift)))[kept].astype(np.float32)
+    return clicked[kept].astype(np.float32), predicted, np.where(clicked[kept], 1, 10).astype(np.float32)
+
+
+@pytest.mark.parametrize("unit", [1.0, 0.01], ids=["tens", "tenths"])
+def test_the_logits_of_sampled_rows_are_corrected_to_those_of_all_rows(unit):
+    labels, predicted, weights = sampled(1, n=400_000, shift=0.5)
+    assert newest_bias_shift(labels, predicted, weights * np.float32(unit)) == pytest.approx(-0.5, abs=0.03)
+    labels, predicted, weights = sampled(1, n=400_000, factor=1.5)
+    assert sure_slope(labels, predicted, weights * np.float32(unit)) == pytest.approx(1 / 1.5, rel=0.06)
+
+
+def test_a_calibrated_model_of_sampled_rows_is_left_alone():
+    assert np.mean([sure_slope(*sampled(seed)) != 1.0 for seed in range(200)]) < 0.1  # 5 % are the interval's promise
+
+
+def test_weighted_rows_outweigh_the_prior_as_their_errors_allow():
+    # A normal prior of deviation 0.1 shrinks a shift of variance v by 0.01 / (0.01 + v).
+    n, wanted = 4_000, 0.2
+    found = [bias_shift(*sampled(seed, n=n, shift=-wanted)) for seed in range(200)]
+    free = [bias_shift(*sampled(seed, n=100 * n, shift=-wanted)) for seed in range(20)]
+    assert np.mean(free) == pytest.approx(wanted, abs=0.01)
+    variance = np.var(free) * 100
+    assert np.mean(found) == pytest.approx(wanted * 0.01 / (0.01 + variance), rel=0.1)
+
+
+def test_equal_weights_correct_as_no_weights_do():
+    labels, predicted, _ = sampled(3)
+    for correct in (newest_bias_shift, sure_slope):
+        assert correct(labels, predicted, np.full(len(labels), 2.5, np.float32)) == pytest.approx(
+            correct(labels, predicted), rel=1e-9
+        )
+
+
+def test_weights_are_read_and_wrong_ones_refused(world, make_training_set, tmp_path):
+    training_set = make_training_set(*world.rows(200)[:3], num_files=1)
+    folder = local_path(training_set.train_uri)
+    (path,) = folder.glob("*.parquet")
+    table, weights, cache = pq.read_table(path), np.linspace(0, 10, 200, dtype=np.float32), tmp_path / "cache"
+    source = RowFolder(path=folder, num_rows=200, features=CRITEO, weighted=True)
+    with pytest.raises(ContractError, match=rf"has no columns \['{WEIGHT}'\]"):
+        open_rows([source], world.slot_sizes, cache)
+    pq.write_table(table.append_column(WEIGHT, [weights]), path)
+    np.testing.assert_array_equal(open_rows([source], world.slot_sizes, cache).weights, weights)
+    for weights[7] in (-1.0, np.nan, np.inf):
+        pq.write_table(table.append_column(WEIGHT, [weights]), path)
+        with pytest.raises(ContractError, match=f"{WEIGHT} in .* is {weights[7]}, expected a finite number of at"):
+            open_rows([source], world.slot_sizes, cache)
