@@ -19,7 +19,6 @@ from benchmarks.validation_study.shifts import (
     column_of,
     doubled_category,
     draw_window,
-    write_window,
 )
 from components.contracts import criteo
 from components.contracts.features import MISSING_CATEGORY
@@ -105,21 +104,6 @@ def test_one_category_doubles_at_the_others_cost(window, column):
     assert (has == chosen).mean() == pytest.approx(2 * share, abs=5 * error)
     moved = before != after
     assert (after[moved] == chosen).all()
-
-
-def test_what_is_written_is_the_window_in_the_raw_schema(world, tmp_path):
-    drawn = draw_window(world, 5_000, np.random.default_rng(2), requests=UNEQUAL)
-    write_window(drawn, tmp_path / "now", name="w")
-    table = pq.read_table(tmp_path / "now")
-    assert table.column_names == list(criteo.RAW_TYPES)
-    names = list(zip(table.column("request_id").to_pylist(), table.column("row").to_pylist()))
-    assert len(set(names)) == 5_000
-    assert same(np.array([int(request.removeprefix("w-")) for request, _ in names]), drawn.request)
-    for name in ("I1", "C26"):
-        values = column_of(drawn, name)
-        missing = np.isnan(values) if name in criteo.DENSE else values == MISSING_CATEGORY
-        assert same(table.column(name).is_null().to_numpy(), missing)
-        assert same(table.column(name).drop_null().to_numpy(), values[~missing])
 
 
 def test_alarms_are_counted_per_pair_and_a_shift_is_found_by_its_names(world):

@@ -1,9 +1,7 @@
 """The freshness study is fair, its rounds and canaries are the shipped ones, and its gains are as stated."""
 
 import math
-from dataclasses import replace
 from datetime import datetime, timezone
-from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,22 +9,14 @@ import pytest
 
 from benchmarks import freshness
 from benchmarks.freshness import (
-    BEST,
-    COLORS,
-    CONTROL,
-    EXACT,
     FROZEN,
     FULL,
-    POLICIES,
     Cadence,
     Days,
     Scores,
-    chart,
     drifting_world,
-    figures,
     gain,
     run_days,
-    table,
 )
 from benchmarks.model_line import CANARY, RELEASED, CanaryEnd, LineRound, ModelLine, TimedRows
 from components.deployment.canary.evidence import read_pairs
@@ -113,21 +103,6 @@ def test_gain_is_the_mean_of_the_hours_differences_and_covers_the_truth():
         assert found["points"] == pytest.approx(100 * np.mean(by_hour), abs=1e-9)
         covered += found["low"] <= 0 <= found["high"]
     assert covered >= 50, "95 % of 60"
-
-
-def test_figures_chart_and_table_come_from_one_document(recorded):
-    hourly = {name: replace(each, hours=min(each.hours, 1.0)) for name, each in POLICIES.items() if name != FROZEN}
-    scores, random = recorded({FROZEN: POLICIES[FROZEN], **hourly}), np.random.default_rng(0)
-    noisy = {name: by + 0.01 * random.random(len(by)) for name, by in scores.by.items()}
-    found = figures(replace(scores, by=noisy))
-    result = {"study": found, "control": found}
-    assert {*POLICIES, BEST, EXACT} == set(found["hourly_auc"])
-    assert CONTROL in found["gain_over_frozen"]
-    often = found["rounds"]["every 30 min"]
-    assert (often["outcomes"], often["rows"], often["seconds"]) == ({RELEASED: 2, CANARY: 1}, 300, 9.0)
-    drawing = ElementTree.fromstring(chart(result))
-    assert len(drawing.findall("{http://www.w3.org/2000/svg}polyline")) == len(COLORS)
-    assert "+0.24" in table(result)
 
 
 @pytest.mark.timeout(300)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from benchmarks import service_times
-from components.runtime.errors import TemporaryError
 from k8s.scaling.service_times import read_service_times
 from tests.support.served_names import MODEL_NAME
 from tests.support.sleeping_triton import sleeping_triton
@@ -34,25 +31,3 @@ def test_file_has_the_seconds_that_the_model_takes_and_the_simulator_reads_it(se
     assert all(SLEEP <= each < 2 * SLEEP for each in times.medians)
     assert times.quantiles[0][1] * min(times.medians) > 0.9 * SLEEP
     assert times.what.startswith("a model that sleeps; measured 20")
-
-
-def test_other_callers_are_noticed_and_not_counted_as_the_models_time(server, monkeypatch):
-    monkeypatch.setattr(service_times, "ROWS", (1,))
-    address, client = server
-    going = threading.Event()
-    going.set()
-
-    def ask_on() -> None:
-        while going.is_set():
-            client.ask()
-
-    others = [threading.Thread(target=ask_on, daemon=True) for _ in range(2)]
-    for each in others:
-        each.start()
-    try:
-        with pytest.raises(TemporaryError, match="others ask it too"):
-            service_times.measure(address, MODEL_NAME, seconds=5.0)
-    finally:
-        going.clear()
-        for each in others:
-            each.join(120)

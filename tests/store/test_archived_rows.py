@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.runtime.errors import ContractError
-from components.storage.folder import FolderObjects
+from components.storage.locations import open_objects
 from components.store.archived_rows import MovedAway, archived_files
 
 FILES = ["day=2026-03-01/part-0.parquet", "day=2026-03-02/part-1.parquet", "day=2026-03-03/part-2.parquet"]
@@ -21,12 +21,18 @@ NO_SERVED_ROWS = [
 ]
 
 
-@pytest.fixture
-def archive(tmp_path):
-    for name in (*FILES, *NO_SERVED_ROWS):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table({"label": [0, 1]}), tmp_path / name)
-    return FolderObjects(tmp_path)
+@pytest.fixture(params=["folder", "bucket"])
+def archive(request, tmp_path):
+    if request.param == "bucket":
+        request.getfixturevalue("cloud_storage")
+    objects = open_objects(str(tmp_path / "archive") if request.param == "folder" else "gs://models/an archive")
+    pq.write_table(pa.table({"label": [0, 1]}), tmp_path / "rows.parquet")
+    for name in [*FILES, *NO_SERVED_ROWS]:
+        if "/." not in name:
+            objects.write(name, tmp_path / "rows.parquet")
+        elif request.param == "folder":  # another's, for no object of ours has such a name
+            (tmp_path / "archive" / name).write_bytes(b"half a file")
+    return objects
 
 
 def test_only_the_visible_parquet_files_of_day_folders_hold_served_rows(archive):
@@ -42,13 +48,14 @@ def test_days_and_a_first_day_choose_among_them(archive):
     assert [each.name for each in archived_files(archive, first_day="2026-03-02")] == FILES[1:]
 
 
-def test_a_file_gives_its_rows_and_one_that_is_damaged_or_gone_is_named(archive, tmp_path):
+def test_a_file_gives_its_rows_and_one_that_is_damaged_or_gone_is_named(archive):
+    archive.write(FILES[1], b"PAR1 and no more")
     whole, damaged, moved = archived_files(archive)
     with whole.opened() as file:
         assert file.read().column("label").to_pylist() == [0, 1]
-    (tmp_path / damaged.name).write_bytes(b"PAR1 and no more")
     with pytest.raises(ContractError, match=r"day=2026-03-02/part-1.parquet is not a readable"), damaged.opened():
         pass
-    (tmp_path / moved.name).unlink()
-    with pytest.raises(MovedAway, match=r"day=2026-03-03/part-2.parquet has moved away"), moved.opened():
+    archive.delete(moved.name)
+    gone, words = (ContractError, "is absent") if archive.uri.startswith("gs:") else (MovedAway, "has moved away")
+    with pytest.raises(gone, match=f"day=2026-03-03/part-2.parquet {words}"), moved.opened():
         pass

@@ -145,14 +145,6 @@ def test_malformed_plan_is_refused_with_its_source_and_value(changes, said):
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize("missing", ["format_version", "sequence", "stable", "canary", "salt", "published_at"])
-def test_a_plan_that_lacks_a_field_is_refused(missing):
-    document = json.loads(plan().dumps())
-    del document[missing]
-    with pytest.raises(ContractError, match="expected 1|missing fields"):
-        TrafficPlan.loads(json.dumps(document).encode(), source="traffic.json")
-
-
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b"{", b"\xff", b"1", b"[" * 100_000])
 def test_what_is_no_json_object_is_refused(content):
     with pytest.raises(ContractError, match=r"traffic\.json (is not JSON|holds a)"):

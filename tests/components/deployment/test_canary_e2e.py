@@ -6,32 +6,26 @@ import asyncio
 import json
 import threading
 import time
-from dataclasses import replace
 from datetime import datetime, timezone
 
 import numpy as np
 import pytest
 
-from components.contracts.manifests import Release
-from components.deployment.__main__ import main as step_main
 from components.deployment.canary import steps as canary
 from components.deployment.canary.__main__ import main
 from components.deployment.canary.evidence import counted, fetch
 from components.deployment.canary.policy import CanaryPolicy
 from components.deployment.canary.steps import start
-from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.triton_client import Triton
 from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
-from components.store import runs
 from components.store.models import keep_verdict
 from components.store.promotion_journal import current, read_entries
 from components.store.traffic_plan import Arm
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.scoring import shadow_of
 from tests.support.processes import wait_for
-from tests.support.recommenders import criteo_with
-from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
+from tests.support.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.shadow_rows import write_shadow_rows
 
 pytestmark = pytest.mark.e2e
@@ -203,42 +197,6 @@ def test_the_command_line_starts_from_the_store_alone_and_says_what_it_did_in_js
         main(["abort", *store, "--reason", " "])
     assert main(["step", *store, "--rule", "shares=0.5,0.1"]) == 2
     assert "error: shares are" in capsys.readouterr().err
-    client.unload(CANARY_NAME)
-
-
-@pytest.mark.parametrize(("rollout", "share"), [("canary", 0.01), ("shadow", 0.0)])
-def test_the_pipelines_step_starts_a_canary_beside_the_live_version_and_is_refused_while_one_runs(
-    deploy, settings, make_candidate, triton, client, raw_rows, tmp_path, rollout, share
-):
-    deploy(1)
-
-    def step(run, seed):
-        flags = {
-            "run": run, "store": settings.store.as_uri(),
-            "repository": settings.repository, "triton-urls": triton.grpc_url,
-            "output": tmp_path / f"{run}.json",
-        }  # fmt: skip
-        for kind, manifest in zip(
-            ("model", "verdict", "raw-dataset"), make_candidate(settings.store, seed), strict=True
-        ):
-            if kind == "raw-dataset":
-                manifest = replace(manifest, recommender=criteo_with(release={"rollout": rollout, "instances": 1}))
-            flags[kind] = tmp_path / f"{kind}-{seed}.json"
-            manifest.write(flags[kind])
-        return step_main([f"--{name}={value}" for name, value in flags.items()])
-
-    assert step("run-2", 2) == 0
-    assert Release.read(tmp_path / "run-2.json").version == 2
-    [note] = runs.read_notes(settings.store, "run-2")
-    part = "is a canary" if share else "scores in the shadow"
-    assert (note.facts["version"], note.reason.partition(";")[0]) == (2, f"version 2 {part}")
-    plan = ModelRepository(open_objects(settings.repository), NAMES).read_plan()
-    assert (plan.stable.version, plan.canary.version, plan.canary_share) == (1, 2, share)
-    assert current(settings.store).version == 1
-    assert client.infer(CANARY_NAME, *raw_rows(3))[1] == 2
-    assert client.infer(MODEL_NAME, *raw_rows(3))[1] == 1
-    assert step("run-3", 3) == 1, "refused: another one is at work"
-    assert ModelRepository(open_objects(settings.repository), NAMES).read_plan() == plan
     client.unload(CANARY_NAME)
 
 

@@ -21,9 +21,8 @@ from components.deployment.canary.evidence import (
     read_pairs,
     uncounted,
 )
-from components.runtime.errors import ContractError, TemporaryError
+from components.runtime.errors import TemporaryError
 from components.storage.folder import FolderObjects
-from components.storage.locations import open_objects
 from components.store.traffic_plan import Arm
 from tests.support.shadow_rows import write_shadow_rows
 
@@ -108,27 +107,6 @@ def test_a_file_that_is_in_the_archive_and_the_lake_counts_once(tmp_path):
     found = read(tmp_path / "archive", tmp_path / "lake")
     assert len(found) == 11
     assert found.labels.tolist() == [i % 2 for i in range(10)] + [1]
-
-
-def test_a_lake_in_a_bucket_gives_the_pairs_of_the_same_lake_in_a_folder(cloud_storage, tmp_path):
-    for day in (1, 2):
-        rows = [(f"{day}-{i}", 0, 5 + day * i, i % 2, 3, 0.5 + i / 100, 4, 0.25) for i in range(10)]
-        write(tmp_path / f"day=2026-01-0{day}" / "part-1.parquet", rows)
-    write(tmp_path / "day=2026-01-01" / "_half.parquet", [("half", 0, 5, 1, 3, 0.5, 4, 0.25)])
-    write(tmp_path / "day=2026-01-01" / "version=1" / "part-1.parquet", [("deeper", 0, 5, 1, 3, 0.5, 4, 0.25)])
-    write(tmp_path / "day=2025-12-31" / "part-1.parquet", [("before", 0, 5, 1, 3, 0.5, 4, 0.25)])
-    objects = open_objects("gs://models/lake")
-    for path in tmp_path.rglob("*.parquet"):
-        objects.write(path.relative_to(tmp_path).as_posix(), path)
-    expected, found = read(tmp_path), read(objects)
-    assert len(found) == len(expected) == 20
-    for name in ("labels", "stable", "canary", "requests"):
-        assert getattr(found, name).tolist() == getattr(expected, name).tolist()
-    fetched = {request.name for request in cloud_storage.seen if request.is_download}
-    assert fetched == {f"lake/day=2026-01-0{day}/part-1.parquet" for day in (1, 2)}
-    objects.write("day=2026-01-02/bad.parquet", b"PAR1 no")
-    with pytest.raises(ContractError, match="gs://models/lake/day=2026-01-02/bad.parquet is not a readable"):
-        read(objects)
 
 
 def test_a_file_that_moves_away_meanwhile_is_no_error(tmp_path, monkeypatch):

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CRITEO, RAW_TYPES
-from components.runtime.errors import ContractError
 from components.validation.rules import ValidationSettings
 from components.validation.skew import EventSpan, measure_skew, open_served, read_served
 from tests.support.archives import day_folders
@@ -102,12 +101,6 @@ def test_only_the_spans_days_are_fetched_each_file_once_and_only_the_spans_rows_
     times = [time for time in served_rows.column("event_time").to_pylist() if SPAN.first <= time <= SPAN.last]
     assert found.column("event_time").to_pylist() == times
     assert found.column_names == ["request_id", "row", "event_time", "I1", "C5"]
-
-
-def test_a_damaged_file_is_named_as_the_object_that_it_is(in_both, put, tmp_path):
-    put("a lake/day=2026-03-02/part-1.parquet", b"PAR1 and no more")
-    with pytest.raises(ContractError, match=rf"^{URI}/day=2026-03-02/part-1.parquet is not a readable Parquet file"):
-        kept_rows(open_served(URI), tmp_path)
 
 
 def test_a_bucket_that_refuses_the_step_is_a_failure_that_a_retry_may_mend(

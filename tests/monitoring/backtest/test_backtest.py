@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
 from monitoring.backtest.__main__ import main
 from monitoring.backtest.archived_requests import read_requests
@@ -120,20 +118,6 @@ def test_an_archive_in_a_bucket_is_read_alike(ran, cloud_storage):
 def test_a_folder_without_records_is_refused(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "expected a monitor's archive or a lake" in capsys.readouterr().err
-
-
-def test_outcomes_hidden_and_marked_files_beside_the_rows_change_nothing(ran, tmp_path):
-    """As the lake's other readers: names with a dot or an underscore in front are nobody's rows."""
-    lake = tmp_path / "lake"
-    shutil.copytree(ran.archive, lake)
-    day = next(lake.glob("day=*"))
-    for name in ("_metadata.parquet", ".part-1.parquet", ".part-1.parquet.aside", "notes.txt"):
-        (day / name).write_bytes(b"no rows")
-    for folder in ("outcomes/day=2025-11-13", "uploaded"):
-        (lake / folder).mkdir(parents=True, exist_ok=True)
-        (lake / folder / "part-1.parquet").write_bytes(b"no rows")
-    told = [[r.matured.request_id for r in read_requests(FolderObjects(each))] for each in (ran.archive, lake)]
-    assert told[0] == told[1] != []
 
 
 @pytest.mark.parametrize("content", [b"no rows", pa.table({"event_time": ["noon"]}), "text for times"], ids=str)
