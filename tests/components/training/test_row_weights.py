@@ -9,12 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CRITEO
-from components.contracts.raw_rows import WEIGHT
+from components.contracts.raw_rows import WEIGHT, ColumnNames
 from components.models.files import open_model
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.training.calibration import bias_shift, newest_bias_shift, sure_slope
 from components.training.config import TrainingSettings
+from components.training.fit import FitJob, fit
 from components.training.pytorch.engine import PytorchEngine
 from components.training.rows import RowFolder, open_rows
 from components.training.start import write_initial
@@ -113,3 +114,29 @@ def test_weights_are_read_and_wrong_ones_refused(world, make_training_set, tmp_p
         pq.write_table(table.append_column(WEIGHT, [weights]), path)
         with pytest.raises(ContractError, match=f"{WEIGHT} in .* is {weights[7]}, expected a finite number of at"):
             open_rows([source], world.slot_sizes, cache)
+
+
+@pytest.mark.parametrize("is_round", [False, True], ids=["first model", "round"])
+def test_what_rows_of_weight_zero_say_changes_no_fit(world, make_training_set, tmp_path, is_round):
+    settings = TrainingSettings(batch_size=128, round_rates=(0.1, 3.0), calibration="platt", seed=2)
+    write_initial(tmp_path / "parent", CONFIG, world.slot_sizes, click_rate=0.3, seed=3)
+    labels, dense, ids, _ = world.rows(12_000)
+    weights = (np.random.default_rng(1).random(12_000) < 0.3).astype(np.float32)
+    found = []
+    for name, said in (("first", labels), ("other", np.where(weights == 0, 1 - labels, labels))):
+        training_set = make_training_set(said, dense, ids, name=name, num_files=1)
+        recommender = replace(training_set.recommender, data=ColumnNames(weight="counts"))
+        (path,) = local_path(training_set.train_uri).glob("*.parquet")
+        pq.write_table(pq.read_table(path).append_column(WEIGHT, [weights]), path)
+        job = FitJob(
+            training_set=replace(training_set, recommender=recommender),
+            config=CONFIG,
+            settings=settings,
+            start=tmp_path / "parent" if is_round else None,
+            checkpoint_path=tmp_path / name,
+        )
+        engine = PytorchEngine(CONFIG, world.slot_sizes, settings, device="cpu")
+        result = fit(job, engine, emit=lambda numbers: None)
+        found.append((content(result.weights), result.learning_rate, result.progressive["log_loss"]))
+    assert found[0] == found[1]
+    assert found[0][1] == settings.learning_rate * (3 if is_round else 1)
