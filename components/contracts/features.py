@@ -29,6 +29,9 @@ LENGTH = "{name}/length"
 _LOG, _STANDARDIZE, _MINMAX = "log1p", "standardize", "minmax"
 _NUMBER = r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _CLIP = re.compile(rf"clip\(({_NUMBER})(?:\.\.({_NUMBER}))?\)")
+_BUCKETS = re.compile(r"quantile_buckets\(([1-9]\d{0,8})\)", re.ASCII)
+MAX_BUCKETS = 1024
+"""Of one feature: a served row is compared with each bucket's lower end."""
 
 
 def category_of(text: str) -> int:
@@ -107,7 +110,8 @@ class Places(NamedTuple):
     slots: tuple[int, ...]
     """The slot whose vectors each place looks up."""
     lists: tuple[PooledPlaces, ...]
-    """In the order of the vectors that they become, which stand behind those of the categorical features."""
+    """In the order of the vectors that they become, which stand behind those of the categorical features; those of
+    bucketed features are the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +123,8 @@ class NumericOptions:
 
     >>> NumericOptions(transform=("clip(-1..1)", "minmax")).bounds
     (-1.0, 1.0)
+    >>> NumericOptions(transform=("quantile_buckets(32)",)).num_buckets
+    32
     """
 
     fill: float = 0.0
@@ -128,7 +134,10 @@ class NumericOptions:
     transform: tuple[str, ...] = ("clip(0)", _LOG, _STANDARDIZE)
     """Steps in this order, each of which may be left out: `clip(least)` or `clip(least..largest)`; `log1p`, the
     logarithm of 1 + x, which needs a `clip` at 0 or more; and one scaling by the rows of the first round, `standardize`
-    (mean 0, standard deviation 1) or `minmax` (0 to 1). Where all values are the same, a scaling only subtracts."""
+    (mean 0, standard deviation 1) or `minmax` (0 to 1). Where all values are the same, a scaling only subtracts.
+    `quantile_buckets(n)`, alone or after a `clip`, makes a category of the number: one of n buckets of about equally
+    many rows of the first round, or missing, each with a vector in place of the dense input. Quantiles that are equal
+    leave fewer buckets; later rounds keep them as they keep a scaling."""
 
     def __post_init__(self) -> None:
         """Refuses what could not be computed; writes equal options alike."""
@@ -139,8 +148,10 @@ class NumericOptions:
             wrong = self.transform[kinds.index(None)]
             raise ContractError(
                 f"transform holds {wrong!r}, which is not supported, expected clip(least), clip(least..largest), "
-                "log1p, standardize or minmax"
+                "log1p, standardize, minmax or quantile_buckets(n)"
             )
+        if "buckets" in kinds:
+            self._expect_buckets(kinds)
         if [kind for kind in _STEPS if kind in kinds] != kinds:
             raise ContractError(
                 f"transform is {list(self.transform)}, expected each of clip, log1p and one scaling at most once, in "
@@ -151,6 +162,22 @@ class NumericOptions:
             raise ContractError(f"transform clips to [{least}, {largest}], expected the smaller number first")
         if self.is_logged and least < 0:
             raise ContractError(f"transform is {list(self.transform)}, expected a clip at 0 or more before log1p")
+
+    def _expect_buckets(self, kinds: list[str | None]) -> None:
+        """Refuses what is of no effect on buckets, and a number of them that cannot be."""
+        if kinds not in (["buckets"], ["clip", "buckets"]):
+            raise ContractError(
+                f"transform is {list(self.transform)}, expected at most one clip and quantile_buckets last"
+            )
+        if not 2 <= self.num_buckets <= MAX_BUCKETS:
+            raise ContractError(
+                f"transform has quantile_buckets({self.num_buckets}), expected 2 to {MAX_BUCKETS} buckets"
+            )
+        if self.fill or self.indicator:
+            raise ContractError(
+                f"fill is {self.fill} and indicator {self.indicator} beside quantile_buckets, expected neither: a "
+                "missing value has a vector of its own"
+            )
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -174,6 +201,12 @@ class NumericOptions:
         """Whether the last step is `minmax`."""
         return _MINMAX in self.transform
 
+    @property
+    def num_buckets(self) -> int:
+        """Buckets that the feature is divided into, at most; 0 where it is a dense input."""
+        match = _BUCKETS.fullmatch(self.transform[-1]) if self.transform else None
+        return int(match[1]) if match else 0
+
 
 def _float32(number: float, what: str) -> float:
     """The number, which float32 can hold, without the sign of -0.0."""
@@ -190,6 +223,7 @@ def _plain(clip: re.Match[str]) -> str:
 _LARGEST = (2 - 2**-23) * 2.0**127
 """Of float32."""
 _STEPS = {"clip": _CLIP, _LOG: re.compile(_LOG), "scaling": re.compile(f"{_STANDARDIZE}|{_MINMAX}")}
+_STEPS["buckets"] = _BUCKETS
 """Steps of a transform in their order."""
 _NUMERIC_DEFAULTS, _CATEGORICAL_DEFAULTS, _LIST_DEFAULTS = NumericOptions(), CategoricalOptions(), ListOptions()
 
@@ -207,7 +241,7 @@ class Features:
     """
 
     numeric: tuple[str, ...]
-    """Columns of numbers: float32 in files, one column each of the tensor `dense`."""
+    """Columns of numbers: float32 in files, one column each of the tensor `dense`; see `bucketed`."""
     categorical: tuple[str, ...]
     """Columns of categories: int64 from 0 to `MAX_CATEGORY` in files, one column each of the tensor `categorical`."""
     lists: tuple[str, ...] = ()
@@ -277,8 +311,17 @@ class Features:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The features with categories of their own: a vocabulary, and rows of the table."""
-        return self.categorical + tuple(name for name in self.lists if self.list_options_of(name).table is None)
+        """The features with categories of their own: a vocabulary, and rows of the table.
+
+        The categories of a bucketed feature are its buckets' numbers.
+        """
+        own_lists = tuple(name for name in self.lists if self.list_options_of(name).table is None)
+        return self.categorical + own_lists + self.bucketed
+
+    @property
+    def bucketed(self) -> tuple[str, ...]:
+        """Numeric features that are looked up by their buckets, see `NumericOptions.transform`."""
+        return tuple(name for name in self.numeric if self.options_of(name).num_buckets)
 
     @property
     def places(self) -> Places:
@@ -295,6 +338,32 @@ class Features:
             lists.append(PooledPlaces(len(slots), len(slots) + options.max, options.pool))
             slots += [self.slots.index(options.table or name)] * options.max
         return Places(tuple(slots), tuple(lists))
+
+    @property
+    def id_places(self) -> Places:
+        """What lies on the axis of ids: the `places`, then one of each bucketed feature.
+
+        >>> options = {"price": NumericOptions(transform=("quantile_buckets(8)",))}
+        >>> Features(numeric=("price",), categorical=("item",), numeric_options=options).id_places.slots
+        (0, 1)
+        """
+        slots, lists = self.places
+        return Places(slots + tuple(range(len(self.slots) - len(self.bucketed), len(self.slots))), lists)
+
+    @property
+    def id_names(self) -> tuple[str, ...]:
+        """The name of each column of ids."""
+        return self.place_names + self.bucketed
+
+    @property
+    def id_features(self) -> tuple[str, ...]:
+        """The feature of each column of ids."""
+        return self.place_features + self.bucketed
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors of a row that a network takes, those of a list's elements pooled: as `id_places` says."""
+        return len(self.categorical) + len(self.lists) + len(self.bucketed)
 
     @property
     def place_names(self) -> tuple[str, ...]:
@@ -323,13 +392,15 @@ class Features:
 
     @property
     def dense_inputs(self) -> tuple[str, ...]:
-        """The dense inputs of a network: the numeric features, then the indicators.
+        """The dense inputs of a network: the numeric features that are not bucketed, then the indicators.
 
         >>> options = {"a": NumericOptions(indicator=True)}
         >>> Features(numeric=("a", "b"), categorical=(), numeric_options=options).dense_inputs
         ('a', 'b', 'a/missing')
         """
-        return (*self.numeric, *(INDICATOR.format(name=name) for name in self.indicated))
+        bucketed = self.bucketed
+        plain = (name for name in self.numeric if name not in bucketed)
+        return (*plain, *(INDICATOR.format(name=name) for name in self.indicated))
 
     def expect_same(self, before: Features, *, parent: str) -> None:
         """Refuses these as the features of a round that continues a model of the features `before`.

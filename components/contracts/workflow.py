@@ -8,14 +8,16 @@ Ids: 0 padding (a place of a list without an element), 1 missing, 2 out of vocab
 An id never moves while its category lives. Where a category was evicted its position holds `TOMBSTONE`, so that no
 other id moves; a later round may give that id to a new category.
 Dense: what `features.NumericOptions` says of each column, by NVTabular's operators FillMissing, Clip, LogOp and
-Normalize, with a logarithm that gives the same bits everywhere (`FeatureWorkflow.encode_dense`).
+Normalize, with a logarithm that gives the same bits everywhere (`FeatureWorkflow.encode_dense`). A bucketed column is
+no dense input: by Bucketize it becomes a category from 0, its bucket, whose id never changes.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from components.contracts.recommender import settings_of
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Of the files; other versions are refused."""
 PADDING_ID = 0
 MISSING_ID = 1
@@ -48,7 +50,8 @@ class FeatureWorkflow:
 
     Raises:
         ContractError: other numbers of columns than features, a category twice or outside [0, 2^52), a std that is not
-            positive, an excluded column that is no feature, is named twice, or has a vocabulary.
+            positive, boundaries of buckets that do not ascend or are too many, an excluded column that is no feature,
+            is named twice, or has a vocabulary.
     """
 
     features: Features
@@ -62,6 +65,8 @@ class FeatureWorkflow:
     """Sightings, summed over rounds, that a category needed in the last round to enter a vocabulary."""
     excluded: tuple[str, ...] = ()
     """Features that the model did not learn from: they count as missing, whatever a row holds there."""
+    boundaries: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Of each bucketed feature the least values of its buckets but the first, ascending."""
 
     def __post_init__(self) -> None:
         """Refuses what could not have been fitted."""
@@ -85,10 +90,24 @@ class FeatureWorkflow:
             raise ContractError(f"excluded columns are {list(self.excluded)}, expected features, each once")
         if known := [name for name, v in zip(slots, self.vocabularies) if name in self.excluded and len(v)]:
             raise ContractError(f"excluded columns {known} have vocabularies, expected none")
+        self._expect_boundaries()
         for place, category in self.features.served_as.items():
             name = self.features.categorical[place]
             if name not in self.excluded and category not in self.vocabularies[place]:
                 raise ContractError(f"{name} is served as {category}, which is none of its categories, expected one")
+
+    def _expect_boundaries(self) -> None:
+        if set(self.boundaries) != set(self.features.bucketed):
+            raise ContractError(f"boundaries are of {list(self.boundaries)}, expected {list(self.features.bucketed)}")
+        for name, values in self.boundaries.items():
+            num_buckets = self.features.options_of(name).num_buckets
+            categories = np.arange(0 if name in self.excluded else num_buckets)
+            if not np.array_equal(self.vocabularies[self.features.slots.index(name)], categories):
+                raise ContractError(f"vocabulary of {name} has other categories than its {len(categories)} buckets")
+            if len(values) >= num_buckets or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
+                raise ContractError(
+                    f"boundaries of {name} are {values}, expected fewer than {num_buckets} finite ones that ascend"
+                )
 
     @property
     def slot_sizes(self) -> list[int]:
@@ -108,15 +127,15 @@ class FeatureWorkflow:
         return [(v[o], o.astype(np.int64)) for v, o in zip(self.vocabularies, orders)]
 
     def encode_categorical(self, categorical: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids [n, `features.places`] of raw categories (`MISSING_CATEGORY` = missing, in a list padding).
+        """Ids [n, `features.id_places`] of categories (`MISSING_CATEGORY` = missing, in a list padding).
 
         Any other value without an id is out of vocabulary, a negative one (and so `TOMBSTONE`) too; but any value of an
-        excluded column is missing, or padding.
+        excluded column is missing, or padding. Of bucketed columns there are buckets, see `with_buckets`.
         """
-        absent = np.full(categorical.shape[1], PADDING_ID)
-        absent[: len(self.features.categorical)] = MISSING_ID
+        in_list = np.isin(self.features.id_features, self.features.lists)
+        absent = np.where(in_list, PADDING_ID, MISSING_ID)
         ids = np.full(categorical.shape, OOV_ID, dtype=np.int64)
-        for place, slot in enumerate(self.features.places.slots):
+        for place, slot in enumerate(self.features.id_places.slots):
             keys, positions = self._sorted[slot]
             raw = categorical[:, place]
             if len(keys):
@@ -124,9 +143,21 @@ class FeatureWorkflow:
                 known = keys[found] == raw
                 ids[known, place] = FIRST_ID + positions[found[known]]
             ids[raw == MISSING_CATEGORY, place] = absent[place]
-        left_out = np.isin(self.features.place_features, self.excluded)
+        left_out = np.isin(self.features.id_features, self.excluded)
         ids[:, left_out] = absent[left_out]
         return ids
+
+    def with_buckets(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The categories [n, `features.places`] of rows and, behind them, the buckets of their numbers [n, d]."""
+        numeric, bucketed = self.features.numeric, self.features.bucketed
+        columns = [self._buckets(name, dense[:, numeric.index(name)]) for name in bucketed]
+        return np.column_stack([categorical, *columns]) if columns else categorical
+
+    def _buckets(self, name: str, values: NDArray[np.float32]) -> NDArray[np.int64]:
+        """The bucket of each value, `MISSING_CATEGORY` where it is missing; one on a boundary is in the upper one."""
+        clipped = np.clip(values, *np.array(self.features.options_of(name).bounds, np.float32))
+        found = np.searchsorted(self.boundaries[name], clipped, side="right")
+        return np.where(np.isnan(values), MISSING_CATEGORY, found).astype(np.int64)
 
     @property
     def served_ids(self) -> dict[int, int]:
@@ -141,6 +172,12 @@ class FeatureWorkflow:
     def excluded_dense(self) -> list[int]:
         """Positions of the excluded dense columns."""
         return [self.features.numeric.index(name) for name in self.excluded if name in self.features.numeric]
+
+    @property
+    def plain_dense(self) -> list[int]:
+        """Positions of the dense columns that are not bucketed."""
+        bucketed = self.features.bucketed
+        return [i for i, name in enumerate(self.features.numeric) if name not in bucketed]
 
     def encode_dense(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
         """The network's dense inputs [n, `features.dense_inputs`] of raw numbers [n, d].
@@ -161,6 +198,8 @@ class FeatureWorkflow:
         values[:, logged] = np.log(shifted).astype(np.float32)
         scaled = ((values - self.means) / self.stds).astype(np.float32)
         indicators = is_missing[:, [numeric.index(name) for name in self.features.indicated]]
+        if self.features.bucketed:
+            scaled = scaled[:, self.plain_dense]
         return np.concatenate([scaled, indicators.astype(np.float32)], axis=1)
 
     def save(self, folder: Path) -> None:
@@ -178,6 +217,7 @@ class FeatureWorkflow:
             "stds": [float(x) for x in self.stds],
             "frequency_threshold": self.frequency_threshold,
             "excluded": list(self.excluded),
+            "boundaries": {name: values.tolist() for name, values in self.boundaries.items()},
         }
         write_whole(folder / SETTINGS_FILE, json.dumps(settings, indent=2) + "\n")
 
@@ -198,7 +238,9 @@ class FeatureWorkflow:
                 for name in ("means", "stds"):
                     settings[name] = np.array(settings[name], dtype=np.float32)
                 settings["excluded"] = tuple(settings["excluded"])
+                found = settings["boundaries"].items()
+                settings["boundaries"] = {name: np.array(values, np.float32) for name, values in found}
                 return cls(**settings)
-        except (OSError, ValueError, TypeError, KeyError, EOFError, BadZipFile) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile) as error:
             raise ContractError(f"feature workflow in {folder} cannot be read: {error}") from error
         raise ContractError(f"feature workflow in {folder} has format_version {version}, expected {FORMAT_VERSION}")

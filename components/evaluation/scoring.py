@@ -73,7 +73,7 @@ class EncodedBatch(NamedTuple):
     dense: NDArray[np.float32]
     """[n, d], normalised."""
     ids: NDArray[np.int64]
-    """[n, `Features.places`], slot-local."""
+    """[n, `Features.id_places`], slot-local."""
 
 
 ScoreEncoded = Callable[[EncodedBatch], NDArray[np.float32]]
@@ -124,7 +124,7 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
     weights = local_path(model.uri) / Model.WEIGHTS
     _expect_hash(f"weights of {model.model_id}", model.sha256.get("weights"), sha256_tree(weights))
     scorer = load_scorer(
-        weights, config_from_document(model.config), model.slot_sizes, places=model.recommender.features.places
+        weights, config_from_document(model.config), model.slot_sizes, places=model.recommender.features.id_places
     )
     served = {}
     if model.recommender.features.served_as:
@@ -197,7 +197,7 @@ def score_holdout(
         batches, features, score_champion
     )
     of_slots = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
-    is_new = [of_slots[slot] for slot in features.places.slots]
+    is_new = [of_slots[slot] for slot in features.id_places.slots]
     encoded_labels, candidate, new, unknown = _columns(
         (
             (
@@ -333,11 +333,11 @@ def raw_batches(
 
 def encoded_batches(folder: Path, features: Features, batch_rows: int = BATCH_ROWS) -> Iterator[EncodedBatch]:
     """The encoded rows of `folder` in order."""
-    for batch in column_batches(folder, [LABEL, *features.dense_inputs, *features.place_names], batch_rows):
+    for batch in column_batches(folder, [LABEL, *features.dense_inputs, *features.id_names], batch_rows):
         yield EncodedBatch(
             labels=_labels(batch),
             dense=feature_matrix(batch, features.dense_inputs, "float32", missing=np.nan),
-            ids=feature_matrix(batch, features.place_names, "int64", missing=MISSING_CATEGORY),
+            ids=feature_matrix(batch, features.id_names, "int64", missing=MISSING_CATEGORY),
         )
 
 

@@ -124,8 +124,7 @@ def network_config(recommender: Recommender) -> NetworkConfig:
     settings = dict(recommender.settings.get("model", {}))
     kind = _config_class(settings.pop("kind", DcnConfig.network))
     features = recommender.features
-    num_vectors = len(features.categorical) + len(features.lists)
-    widths = {"num_dense": len(features.dense_inputs), "num_categorical": num_vectors}
+    widths = {"num_dense": len(features.dense_inputs), "num_categorical": features.num_vectors}
     if stated := settings.keys() & widths.keys():
         raise ContractError(f"model.{min(stated)} is no setting: the features decide it")
     return settings_of(kind, {**widths, **settings}, path="model")

@@ -89,6 +89,7 @@ def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, places: Places) -> Tensor:
         if pool == "mean":
             weights_B1P = weights_B1P / weights_B1P.sum(2, keepdim=True).clamp(min=1)
         parts.append(weights_B1P @ vectors_BPE[:, start:stop])
+    parts.append(vectors_BPE[:, places.lists[-1].stop :])
     return torch.cat(parts, dim=1)
 
 

@@ -125,16 +125,16 @@ def verify_file(path: Path, columns: Features, slot_sizes: list[int], *, weighte
     """
     file = pq.ParquetFile(path)
     found = {field.name: str(field.type) for field in file.schema_arrow}
-    types = {**dict.fromkeys((LABEL, *columns.dense_inputs), "float"), **dict.fromkeys(columns.place_names, "int64")}
+    types = {**dict.fromkeys((LABEL, *columns.dense_inputs), "float"), **dict.fromkeys(columns.id_names, "int64")}
     types |= {WEIGHT: "float"} if weighted else {}
     if list(found.items()) != list(types.items()):
         raise PermanentError(f"columns of {path} are {found}, expected {types} in this order")
-    sizes = dict(zip(columns.place_names, (slot_sizes[slot] for slot in columns.places.slots)))
+    sizes = dict(zip(columns.id_names, (slot_sizes[slot] for slot in columns.id_places.slots)))
     for batch in file.iter_batches():
         for name, column in zip(types, batch.columns):
             if column.null_count:
                 raise PermanentError(f"column {name} of {path} has {column.null_count} nulls, expected none")
-            least = 1 if name in columns.categorical else 0
+            least = 1 if name in columns.categorical + columns.bucketed else 0
             _verify_values(path, name, column.to_numpy(), slot_size=sizes.get(name), least=least)
     return int(file.metadata.num_rows)
 
@@ -159,10 +159,11 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
     raw = read_partition(partition, first_rows=COMPARED_ROWS)
     written = next(pq.ParquetFile(path).iter_batches(batch_size=len(raw))).to_pandas()
     columns = features.features
-    numeric, categorical = list(columns.numeric), list(columns.place_names)
-    categories = raw[categorical].fillna(MISSING_CATEGORY).to_numpy().astype(np.int64)
-    wrong_ids = np.count_nonzero(features.encode_categorical(categories) != written[categorical].to_numpy())
-    dense = features.encode_dense(raw[numeric].to_numpy().astype(np.float32))
+    numbers = raw[list(columns.numeric)].to_numpy().astype(np.float32)
+    categories = raw[list(columns.place_names)].fillna(MISSING_CATEGORY).to_numpy().astype(np.int64)
+    ids = features.encode_categorical(features.with_buckets(numbers, categories))
+    wrong_ids = np.count_nonzero(ids != written[list(columns.id_names)].to_numpy())
+    dense = features.encode_dense(numbers)
     by_nvtabular = written[list(columns.dense_inputs)].to_numpy().astype(np.float32)
     relative = np.abs(dense - by_nvtabular) / np.maximum(np.abs(dense), 1.0)
     difference = float(relative.max(initial=0.0))

@@ -30,6 +30,7 @@ from components.preprocessing.operators import (
     DistinctCategorify,
     Emptied,
     IsMissing,
+    KnownBucketize,
     Moments,
     RoundedLogOp,
     stored_name,
@@ -41,20 +42,26 @@ from components.preprocessing.vocabularies import Column, next_column, unseen_co
 
 
 def statistics_of(partitions: list[Partition], *, with_moments: bool) -> tuple[dict[str, Counts], Moments]:
-    """Category counts of the rows by slot, and moments of dense columns before scaling if asked for: the fitted graph.
+    """Category counts of the rows by slot, and what dense columns are fitted by if asked for: the fitted graph.
+
+    That is, of a bucketed column, how often each value occurs, clipped, in the place of its slot's categories, and of
+    any other one the moments before scaling.
 
     Args:
         partitions: At least one.
         with_moments: Whether the dense columns are fitted too; without, there are no moments.
     """
     features = partitions[0].features
-    numeric = features.numeric if with_moments else ()
+    bucketed = features.bucketed if with_moments else ()
+    numeric = tuple(n for n in features.numeric if n not in features.bucketed) if with_moments else ()
     is_logged = {name: features.options_of(name).is_logged for name in numeric}
-    slots: dict[str, list[str]] = {name: [] for name in features.slots}
-    for name, slot in zip(features.place_names, features.places.slots):
+    columns = dict(zip(features.place_names + bucketed, features.id_places.slots))
+    slots: dict[str, list[str]] = {features.slots[slot]: [] for slot in sorted(columns.values())}
+    for name, slot in columns.items():
         slots[features.slots[slot]].append(name)
     statistics = operators.WindowStatistics(slots, is_logged)
     inputs = [list(features.place_names)] * bool(features.place_names) + unscaled(features, numeric)
+    inputs += [_clipped([name], features.options_of(name)) for name in bucketed]
     if not inputs:
         return {}, {}
     workflow = nvt.Workflow(_joined(inputs) >> statistics)
@@ -86,8 +93,12 @@ def next_workflow(
     """
     counts, moments = statistics
     before = parent.columns if parent else [unseen_column(np.zeros(0, np.int64))] * len(of.slots)
-    after = [next_column(column, *counts[name], now=now, rules=rules) for name, column in zip(of.slots, before)]
+    own = of.slots[: len(of.slots) - len(of.bucketed)]
+    after = [next_column(column, *counts[name], now=now, rules=rules) for name, column in zip(own, before)]
+    num_buckets = {name: of.options_of(name).num_buckets for name in of.bucketed}
+    after += [unseen_column(np.arange(0 if name in excluded else n)) for name, n in num_buckets.items()]
     means, stds = (parent.features.means, parent.features.stds) if parent else _fitted(moments, of)
+    fitted = {} if parent else {name: _boundaries(*counts[name], n) for name, n in num_buckets.items()}
     features = FeatureWorkflow(
         features=of,
         vocabularies=tuple(column.vocabulary for column in after),
@@ -95,6 +106,7 @@ def next_workflow(
         stds=stds,
         frequency_threshold=rules.frequency_threshold,
         excluded=excluded,
+        boundaries=parent.features.boundaries if parent else fitted,
     )
     return features, after
 
@@ -112,15 +124,19 @@ def explicit_workflow(features: FeatureWorkflow, storage: Path, *, weighted: boo
     normalize.stds = dict(zip(columns.numeric, map(float, features.stds)))
     categorify.fitted = normalize.fitted = True
     outputs = [[LABEL] >> ops.AddMetadata(tags=["target"])]
-    if columns.numeric:
-        dense = _joined(unscaled(columns, columns.numeric, excluded=features.excluded)) >> normalize
+    if plain := tuple(columns.numeric[place] for place in features.plain_dense):
+        dense = _joined(unscaled(columns, plain, excluded=features.excluded)) >> normalize
         if columns.indicated:
             dense += _present(columns.indicated, features.excluded) >> IsMissing()
         outputs.append(dense[list(columns.dense_inputs)])
-    if columns.place_names:
+    if columns.id_names:
         places = zip(columns.place_names, columns.place_features)
         left_out = tuple(place for place, name in places if name in features.excluded)
-        outputs.append(_present(columns.place_names, left_out) >> categorify)
+        inputs = [_present(columns.place_names, left_out)] * bool(columns.place_names)
+        bucketize = KnownBucketize({name: values.tolist() for name, values in features.boundaries.items()})
+        for name in columns.bucketed:
+            inputs.append(_clipped(_present((name,), features.excluded), columns.options_of(name)) >> bucketize)
+        outputs.append(_joined(inputs) >> categorify)
     if weighted:
         outputs.append([WEIGHT] >> ops.AddMetadata(tags=["sample_weight"]))
     return nvt.Workflow(_joined(outputs)).fit_schema(_input_schema(columns, weighted=weighted))
@@ -131,7 +147,7 @@ def write_encoded(workflow: Any, partitions: list[Partition], *, folder: Path, n
     encoded = workflow.transform(_dataset(partitions))
     encoded.schema = _movable(encoded.schema)
     features = partitions[0].features
-    columns = {"cats": list(features.place_names), "conts": list(features.dense_inputs), "labels": [LABEL]}
+    columns = {"cats": list(features.id_names), "conts": list(features.dense_inputs), "labels": [LABEL]}
     encoded.to_parquet(str(folder), output_files=names, **columns)
 
 
@@ -142,12 +158,19 @@ def unscaled(features: Features, names: tuple[str, ...], *, excluded: tuple[str,
         options = features.options_of(name)
         groups.setdefault((options.fill, options.bounds, options.is_logged), []).append(name)
     parts = []
-    for (fill, (least, largest), is_logged), columns in groups.items():
-        part = _present(tuple(columns), excluded) >> ops.FillMissing(fill_val=fill)
-        if least > -np.inf:
-            part >>= ops.Clip(min_value=least, max_value=largest if largest < np.inf else None)
+    for (fill, _, is_logged), columns in groups.items():
+        part = _clipped(
+            _present(tuple(columns), excluded) >> ops.FillMissing(fill_val=fill), features.options_of(columns[0])
+        )
         parts.append(part >> RoundedLogOp() if is_logged else part)
     return parts
+
+
+def _clipped(part: Any, options: NumericOptions) -> Any:
+    least, largest = options.bounds
+    if least == -np.inf:
+        return part
+    return part >> ops.Clip(min_value=least, max_value=largest if largest < np.inf else None)
 
 
 def _dataset(partitions: list[Partition]) -> Any:
@@ -209,12 +232,29 @@ def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _fitted(moments: Moments, features: Features) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """What is subtracted from each numeric column and what it is divided by; 1 where all values are the same."""
-    found = np.array([_scaling(moments[name], features.options_of(name)) for name in features.numeric]).reshape(-1, 2)
+    found = np.array([_scaling(moments, name, features.options_of(name)) for name in features.numeric]).reshape(-1, 2)
     centres, scales = found.T.astype(np.float32)
     return centres, np.where(scales == 0, np.float32(1), scales)
 
 
-def _scaling(moment: operators.Moment, options: NumericOptions) -> tuple[float, float]:
+def _scaling(moments: Moments, name: str, options: NumericOptions) -> tuple[float, float]:
     if options.is_standardized:
-        return moment.mean_and_std()
-    return (moment.least, moment.largest - moment.least) if options.is_minmax else (0.0, 1.0)
+        return moments[name].mean_and_std()
+    if options.is_minmax:
+        return moments[name].least, moments[name].largest - moments[name].least
+    return 0.0, 1.0
+
+
+def _boundaries(values: NDArray[np.float32], counts: NDArray[np.int64], num_buckets: int) -> NDArray[np.float32]:
+    """The quantiles i / `num_buckets` of a column, from its distinct values, ascending, and how often each occurs.
+
+    Each is a value of the column, by NumPy's method `higher`, so that it is exact in float32. One that equals another
+    or the least value is left out: every bucket holds a row.
+    """
+    if not len(values):
+        return np.zeros(0, np.float32)
+    up_to = np.cumsum(counts)
+    ranks = -(-np.arange(1, num_buckets) * (up_to[-1] - 1) // num_buckets)
+    places = np.unique(np.searchsorted(up_to, ranks, side="right"))
+    found: NDArray[np.float32] = values[places[places > 0]] + np.float32(0)
+    return found

@@ -32,8 +32,9 @@ _SMALLEST_BITS = 149
 """Every float32 is a whole number of 2^-149."""
 _MERGED_AT_A_TIME = 8
 
-Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Distinct values of a column or a slot, ascending, and how often each occurs."""
+Counts = tuple[NDArray[Any], NDArray[np.int64]]
+"""Distinct values of a column or a slot, ascending, and how often each occurs; of a bucketed column float32, 12 bytes
+for each."""
 
 
 class Moment(NamedTuple):
@@ -116,7 +117,8 @@ def _counts(values: Any) -> Counts:
     places, distinct = _distinct(values)
     counts = np.bincount(places, minlength=len(distinct) + 1)[:-1]
     order = np.argsort(distinct)
-    return distinct[order].astype(np.int64), counts[order].astype(np.int64)
+    kept = distinct[order] if values.dtype == np.float32 else distinct[order].astype(np.int64)
+    return kept, counts[order].astype(np.int64)
 
 
 def _distinct(values: Any) -> tuple[Any, Any]:
@@ -194,12 +196,13 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
     def __init__(self, vocabularies: dict[str, str], features: Features, *, folder: Path) -> None:
         """Takes the file of each slot, whose category column is named by `stored_name`, what looks up, and the folder.
 
-        The columns are the features' places; in the place of a list a missing value is padding.
+        The columns are `Features.id_names`; in the place of a list a missing value is padding.
         """
         super().__init__(vocabs={stored_name(slot): path for slot, path in vocabularies.items()}, out_path=str(folder))
-        slots = [features.slots[number] for number in features.places.slots]
-        self.storage_name = {name: stored_name(slot) for name, slot in zip(features.place_names, slots)}
-        self._absent = {name: MISSING_ID if name in features.categorical else PADDING_ID for name in self.storage_name}
+        slots = [features.slots[number] for number in features.id_places.slots]
+        self.storage_name = {name: stored_name(slot) for name, slot in zip(features.id_names, slots)}
+        owners = zip(features.id_names, features.id_features)
+        self._absent = {name: PADDING_ID if owner in features.lists else MISSING_ID for name, owner in owners}
 
     def transform(self, col_selector: Any, df: Any) -> Any:
         """The ids of `df`, int64."""
@@ -213,6 +216,17 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
             stored = self.storage_name[name]
             ids[:-1] = super().transform(type(col_selector)([stored]), pd.DataFrame({stored: distinct}))[stored]
         return ids[places]
+
+
+class KnownBucketize(ops.Bucketize):  # type: ignore[misc]
+    """Bucketize that leaves a missing value missing, where NVTabular 23.8 takes it for one of the last bucket."""
+
+    output_dtype = np.float64
+    """As of all columns that Categorify is given."""
+
+    def transform(self, col_selector: Any, df: Any) -> Any:
+        """The columns' buckets."""
+        return super().transform(col_selector, df).where(df[col_selector.names].notna())
 
 
 class RoundedLogOp(ops.LogOp):  # type: ignore[misc]

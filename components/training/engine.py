@@ -129,7 +129,7 @@ def make_engine(
     if backend == "pytorch":
         from components.training.pytorch.engine import PytorchEngine
 
-        return PytorchEngine(config, slot_sizes, settings, places=features.places if features else None)
+        return PytorchEngine(config, slot_sizes, settings, places=features.id_places if features else None)
     from components.training.hugectr.engine import HugectrEngine
 
     return HugectrEngine(config, slot_sizes, settings, num_gpus=num_gpus, scratch=scratch)

@@ -44,7 +44,7 @@ class Rows:
     dense: NDArray[np.float32]
     """Normalised values, [n, numeric columns]."""
     ids: NDArray[np.int32]
-    """Slot-local ids, [n, `Features.places`]."""
+    """Slot-local ids, [n, `Features.id_places`]."""
     weights: NDArray[np.float32] | None = None
     """Finite and at least 0, [n]; None where each row counts 1."""
 
@@ -80,7 +80,7 @@ class RowFolder:
     def columns(self) -> list[str]:
         """Those that are read."""
         weight = [WEIGHT] if self.weighted else []
-        return [LABEL, *self.features.dense_inputs, *self.features.place_names, *weight]
+        return [LABEL, *self.features.dense_inputs, *self.features.id_names, *weight]
 
 
 def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
@@ -127,7 +127,7 @@ def _map_nameless_files(folder: Path, num_rows: int, alike: RowFolder) -> Rows:
         return Rows(
             labels=mapped(np.float32, num_rows),
             dense=mapped(np.float32, num_rows, len(features.dense_inputs)),
-            ids=mapped(np.int32, num_rows, len(features.place_names)),
+            ids=mapped(np.int32, num_rows, len(features.id_names)),
             weights=mapped(np.float32, num_rows) if alike.weighted else None,
         )
     except OSError as error:
@@ -217,9 +217,9 @@ def _decode(batch: Any, into: Rows, slot_sizes: list[int], *, features: Features
     for name, values in zip(features.dense_inputs, dense):
         if not np.isfinite(values).all():
             raise ContractError(f"column {name} of {source} holds NaN or infinity, expected finite values")
-    ids = [column(name, pa.int64(), np.int64) for name in features.place_names]
-    sizes = (slot_sizes[slot] for slot in features.places.slots)
-    for name, size, values in zip(features.place_names, sizes, ids):
+    ids = [column(name, pa.int64(), np.int64) for name in features.id_names]
+    sizes = (slot_sizes[slot] for slot in features.id_places.slots)
+    for name, size, values in zip(features.id_names, sizes, ids):
         if len(values) and (values.min() < 0 or values.max() >= size):
             raise ContractError(f"ids of {name} in {source} are {values.min()}..{values.max()}, expected 0..{size - 1}")
     if into.weights is not None:

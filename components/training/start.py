@@ -169,3 +169,6 @@ def _require_same_transforms(old: FeatureWorkflow, new: FeatureWorkflow) -> None
         before, now = getattr(old, name), getattr(new, name)
         if not np.array_equal(before, now):
             raise ContractError(f"{name} of the dense columns are {now}, expected {before} as before")
+    for name, boundaries in new.boundaries.items():
+        if not np.array_equal(boundaries, expected := old.boundaries[name]):
+            raise ContractError(f"boundaries of {name} are {boundaries}, expected {expected} as before")

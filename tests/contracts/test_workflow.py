@@ -201,11 +201,11 @@ def damage(folder):
         (shutil.rmtree, "No such file"),
         (damage, "cannot be read"),
         (lambda f: (f / workflow.SETTINGS_FILE).write_text("{"), "cannot be read"),
-        (lambda f: rewrite(f, format_version=4), "format_version 4, expected 5"),
+        (lambda f: rewrite(f, format_version=5), "format_version 5, expected 6"),
         (lambda f: rewrite(f, means="absent"), "means"),
         (lambda f: rewrite(f, means=[1.0]), "expected 13 finite"),
     ],
-    ids=["no folder", "damaged vocabularies", "torn settings", "version 4", "no means", "one mean"],
+    ids=["no folder", "damaged vocabularies", "torn settings", "version 5", "no means", "one mean"],
 )
 def test_damaged_workflow_is_refused(tmp_path, spoil, said):
     folder = tmp_path / "workflow"

@@ -1,4 +1,4 @@
-"""A recommender with lists, from a person's file to the served graph: all six steps, in two rounds."""
+"""A recommender with lists and a bucketed number, from a file to the served graph: all six steps, in two rounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ format: evergreen/recommender/1
 name: shop
 data: {label: clicked, request_id: shown, event_time: ts}
 features:
-  numeric: [price]
+  numeric: {price: , rate: {transform: [clip(0), quantile_buckets(8)]}}
   categorical:
     user: {served_as: 7}
     item: {type: string}
@@ -40,16 +40,18 @@ MODEL = {"training": {"learning_rate": 0.02, "batch_size": 64, "seed": 7}}
 
 
 def clicks(day, n, *, items):
-    """Rows whose clicks depend on what their lists hold: a hot tag, and the item among the last ones."""
+    """Rows whose clicks depend on what their lists hold, a hot tag, the item among the last ones, and on the rate."""
     source, rows = random.Random(day), []
     for i in range(n):
         last = [f"item {source.randrange(items)}" for _ in range(source.randrange(7))]
         tags = source.sample(["hot", "red", "blue", "07", "7"], source.randrange(5))
         item = source.choice([*last[-4:], f"item {source.randrange(items)}"])
-        odds = 0.1 + 0.5 * ("hot" in tags[:3]) + 0.3 * (not last)
+        rate = source.choice([None, source.uniform(-0.1, 1), source.randrange(3) / 4])
+        odds = 0.1 + 0.5 * ("hot" in tags[:3]) + 0.3 * (not last) + 0.1 * (0.2 < (rate or 0) < 0.5)
         time = datetime(2026, 5, day, tzinfo=timezone.utc) + timedelta(seconds=i)
         row = {"clicked": int(source.random() < odds), "shown": f"q{day}-{i}", "ts": time.isoformat()}
-        rows.append({**row, "price": i % 9, "user": source.randrange(50), "item": item, "tags": tags, "last": last})
+        row |= {"price": i % 9, "rate": rate}
+        rows.append({**row, "user": source.randrange(50), "item": item, "tags": tags, "last": last})
     return rows
 
 
@@ -105,7 +107,10 @@ def test_lists_are_counted_learned_and_served_in_two_rounds(rounds):
                 here.update(("item" if name == "last" else name, each) for each in categories)
         for (name, each), count in here.items():
             seen[name][each] += count
-        for (name, counts), vocabulary in zip(seen.items(), workflow_of(turn).vocabularies, strict=True):
+        workflow = workflow_of(turn)
+        np.testing.assert_array_equal(workflow.boundaries["rate"], workflow_of(turns[0]).boundaries["rate"])
+        assert 3 <= len(workflow.boundaries["rate"]) <= 7
+        for (name, counts), vocabulary in zip(seen.items(), workflow.vocabularies[:-1], strict=True):
             assert vocabulary[: len(before[name])].tolist() == before[name]
             entered = [
                 each for each in counts if counts[each] >= 2 and (name, each) in here and each not in before[name]
@@ -122,7 +127,7 @@ def test_lists_are_counted_learned_and_served_in_two_rounds(rounds):
             for found in map(places_of, held_out)
         ]
         inputs = {
-            "dense": np.array([[row["price"]] for row in held_out], np.float32),
+            "dense": np.array([[row["price"], row["rate"]] for row in held_out], np.float32),
             "categorical": np.array(categorical),
         }
         session = onnxruntime.InferenceSession(str(local_path(turn.deployment.graph_uri)))

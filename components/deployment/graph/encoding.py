@@ -35,6 +35,8 @@ PREFIX = "network/"
 """Of every tensor and node of the network, so that it is wired to the encoding by name."""
 DENSE = f"{PREFIX}dense"
 """The network's dense input [n, d]."""
+BUCKETS = "buckets"
+"""The buckets [n, `Features.bucketed`] of numbers, which are looked up behind the categories."""
 CHOICES = 3
 """Cells in which a key of the hash table may lie."""
 LOAD = 0.8
@@ -88,6 +90,8 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
         values = parts.node("Max", [values, _column_constant(parts, "clip_min", least)], "dense_clipped")
     if (largest < np.inf).any():
         values = parts.node("Min", [values, _column_constant(parts, "clip_max", largest)], "dense_bounded")
+    if workflow.features.bucketed:
+        _bucket(parts, workflow, values=values, missing=missing)
     is_logged = np.array([each.is_logged for each in options])
     if is_logged.any():
         shifted = parts.node("Add", [values, parts.constant("one", np.array(1, np.float32))], "dense_shifted")
@@ -101,13 +105,40 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
             values = parts.node("Where", [chosen, logged, values], "dense_transformed")
     centred = parts.node("Sub", [values, parts.constant("means", workflow.means.astype(np.float32))], "dense_centred")
     stds, indicated = parts.constant("stds", workflow.stds.astype(np.float32)), workflow.features.indicated
-    if not indicated:
+    bucketed = workflow.features.bucketed
+    if not indicated and not bucketed:
         return parts.node("Div", [centred, stds], DENSE)
     scaled = parts.node("Div", [centred, stds], "dense_scaled")
+    if bucketed:
+        plain = parts.constant("plain_dense", np.array(workflow.plain_dense, np.int64))
+        scaled = parts.node("Gather", [scaled, plain], "dense_plain" if indicated else DENSE, axis=1)
+    if not indicated:
+        return scaled
     places = parts.constant("indicated", np.array([numeric.index(name) for name in indicated]))
     flags = parts.node("Gather", [missing, places], "dense_flags", axis=1)
     indicators = parts.node("Cast", [flags], "dense_indicators", to=TensorProto.FLOAT)
     return parts.node("Concat", [scaled, indicators], DENSE, axis=1)
+
+
+def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: str) -> None:
+    """Adds `buckets` [n, bucketed columns]: how many boundaries a clipped value reaches, or `MISSING_CATEGORY`.
+
+    A column with fewer boundaries than another has NaN behind them, which no value reaches.
+    """
+    numeric, bucketed = workflow.features.numeric, workflow.features.bucketed
+    boundaries = np.full((len(bucketed), max(1, *map(len, workflow.boundaries.values()))), np.nan, np.float32)
+    for row, name in zip(boundaries, bucketed):
+        row[: len(workflow.boundaries[name])] = workflow.boundaries[name]
+    places = parts.constant("bucketed", np.array([numeric.index(name) for name in bucketed]))
+    last = parts.constant("boundary_axis", np.array([2]))
+    each = parts.node(
+        "Unsqueeze", [parts.node("Gather", [values, places], "bucketed_values", axis=1), last], "bucketed_columns"
+    )
+    reached = parts.node("GreaterOrEqual", [each, parts.constant("boundaries", boundaries)], "is_reached")
+    numbers = parts.node("Cast", [reached], "reached", to=TensorProto.INT64)
+    found = parts.node("ReduceSum", [numbers, last], "buckets_of_all", keepdims=0)
+    absent = parts.node("Gather", [missing, places], "bucketed_missing", axis=1)
+    parts.node("Where", [absent, parts.constant("no_bucket", np.array(MISSING_CATEGORY)), found], BUCKETS)
 
 
 def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
@@ -117,14 +148,14 @@ def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
 
 
 def encode_categorical(parts: Parts, workflow: FeatureWorkflow) -> str:
-    """Adds `table_rows` [n, places]: the row of the fused table (slot offset + id) of each raw category.
+    """Adds `table_rows` [n, `Features.id_places`]: the row of the fused table (slot offset + id) of each category.
 
     In the places of a list that hold no element the row is any: `graph.export` leaves it out.
 
     Raises:
         ContractError: as `build_table`; or there are more columns than keys for them.
     """
-    slots, names = np.array(workflow.features.places.slots, np.int64), workflow.features.place_names
+    slots, names = np.array(workflow.features.id_places.slots, np.int64), workflow.features.id_names
     largest = max((int(v.max(initial=0)) for v in workflow.vocabularies), default=0)
     keys_of = _NARROW if largest < 2**32 else _WIDE
     if (num_slots := len(workflow.features.slots)) > keys_of.max_slots:
@@ -139,6 +170,9 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow) -> str:
         for n, b in (("lowest", keys_of.lowest), ("highest", keys_of.highest))
     ]
     raw = CATEGORICAL_INPUT
+    if bucketed := workflow.features.bucketed:
+        is_alone = len(bucketed) == len(names)
+        raw = BUCKETS if is_alone else parts.node("Concat", [raw, BUCKETS], "all_categories", axis=1)
     if served_as := workflow.features.served_as:
         values = np.array([served_as.get(place, MISSING_CATEGORY) for place in range(len(names))])
         is_fixed = parts.constant("is_fixed", np.isin(np.arange(len(names)), list(served_as)))

@@ -94,6 +94,8 @@ def _pool(parts: Parts, vectors: str, workflow: FeatureWorkflow) -> None:
         row = parts.node("Unsqueeze", [of_list, axis], f"row_{i}")
         of_vectors = places(vectors, f"vectors_{i}", slice(start, stop))
         pieces.append(parts.node("MatMul", [row, of_vectors], f"pooled_{i}"))
+    if features.bucketed:
+        pieces.append(places(vectors, "bucket_vectors", slice(features.places.lists[-1].stop, len(features.id_names))))
     parts.node("Concat", pieces, EMBEDDINGS, axis=1)
 
 

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from components.contracts.features import CategoricalOptions, Features
+from components.contracts.features import CategoricalOptions, Features, NumericOptions
 from components.contracts.serving import input_tensors, named_inputs
 from components.contracts.workflow import TOMBSTONE
 from components.deployment.graph.encoding import DENSE
@@ -44,7 +44,7 @@ def shop_workflow(features, excluded=()):
 
 def network_of(features):
     """logit = concat(vectors, dense) @ weights, as a model's `network.onnx` gives it."""
-    d, c = len(features.dense_inputs), len(features.categorical)
+    d, c = len(features.dense_inputs), features.num_vectors
     weights = np.random.default_rng(1).normal(0, 0.4, d + c * DIM).astype(np.float32)
     nodes = [
         helper.make_node("Reshape", ["embeddings", "wide"], ["flat"]),
@@ -142,6 +142,56 @@ def test_graph_computes_numeric_columns_as_their_options_say(excluded, tmp_path)
     session = onnxruntime.InferenceSession(with_inner_values(tmp_path / GRAPH_FILE, [DENSE]))
     (encoded,) = session.run([DENSE], named_inputs(dense, np.full((300, 1), 7)))
     np.testing.assert_array_equal(encoded, workflow.encode_dense(dense))
+
+
+def test_graph_finds_the_bucket_of_every_float_beside_a_boundary(tmp_path):
+    random, largest = np.random.default_rng(5), np.finfo(np.float32).max
+    boundaries = {
+        "price": np.array([-largest, -1e-45, 0, 1e-45, 0.1, 1 / 3, largest], np.float32),
+        "age": np.sort(random.normal(0, 3, 1023).astype(np.float32)),
+        "none": np.zeros(0, np.float32),
+    }
+    options = {"price": ("clip(-2..1e38)", "quantile_buckets(8)"), "age": ("quantile_buckets(1024)",)}
+    options = {name: NumericOptions(transform=each) for name, each in options.items()}
+    options["none"] = NumericOptions(transform=("quantile_buckets(2)",))
+    features = Features(numeric=("price", "plain", "age", "none"), categorical=("item",), numeric_options=options)
+    workflow = workflow_of(
+        [[7, 2**40], *map(np.arange, (8, 1024, 2))],
+        features,
+        means=np.zeros(4, np.float32),
+        stds=np.ones(4, np.float32),
+        boundaries=boundaries,
+    )
+    ends = np.concatenate(list(boundaries.values()))
+    with np.errstate(over="ignore"):
+        beside = [np.nextafter(ends, np.float32(end), dtype=np.float32) for end in (-np.inf, np.inf)]
+    values = np.concatenate([ends, *beside, np.array([np.nan, np.inf, -np.inf, -0.0, 2, -2, 1e38], np.float32)])
+    dense = np.stack([values, values, values, values], axis=1)
+    dense[:, 1] = random.normal(size=len(dense))
+    categorical = random.choice([7, 2**40, 5, -1], (len(dense), 1))
+    table = np.ones((sum(workflow.slot_sizes), DIM), np.float32)
+    write_graph(tmp_path, workflow, table, network=network_of(features), name="shop")
+    session = onnxruntime.InferenceSession(with_inner_values(tmp_path / GRAPH_FILE, [DENSE, "table_rows"]))
+    (plain, found), rows = session.run([DENSE, "table_rows"], named_inputs(dense, categorical)), 5
+    np.testing.assert_allclose(plain, np.log1p(np.maximum(dense[:, 1:2], 0)), rtol=0, atol=1e-6)
+    for place, (name, size) in enumerate({"price": 8, "age": 1024, "none": 2}.items(), start=1):
+        clipped = np.clip(values.astype(np.float64), *features.options_of(name).bounds)
+        buckets = (clipped[:, None] >= boundaries[name].astype(np.float64)).sum(axis=1)
+        expected = rows + np.where(np.isnan(values), 1, 3 + buckets)
+        np.testing.assert_array_equal(found[:, place], expected)
+        rows += 3 + size
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "message"),
+    [({}, "boundaries are of"), ({"price": [1, 1]}, "that ascend"), ({"price": [1, 2, 3]}, "fewer than 3")],
+)
+def test_boundaries_that_are_no_buckets_are_refused(boundaries, message):
+    options = {"price": NumericOptions(transform=("quantile_buckets(3)",))}
+    features = Features(numeric=("price",), categorical=(), numeric_options=options)
+    arrays = {name: np.array(each, np.float32) for name, each in boundaries.items()}
+    with pytest.raises(ContractError, match=message):
+        workflow_of([range(3)], features, boundaries=arrays)
 
 
 EDGES = sorted(

@@ -1,4 +1,7 @@
-"""Lists are looked up and pooled as torch's EmbeddingBag does it: by the engine, the scorer and the served graph."""
+"""Lists are looked up and pooled as torch's EmbeddingBag does it: by the engine, the scorer and the served graph.
+
+A bucketed number lies behind them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding, embedding_bag
 
-from components.contracts.features import Features, ListOptions
+from components.contracts.features import Features, ListOptions, NumericOptions
 from components.contracts.workflow import FIRST_ID
 from components.models.configs import DcnConfig
 from components.models.files import open_model, slot_offsets
@@ -29,20 +32,25 @@ OPTIONS = {
     "words": ListOptions(max=1, pool="sum"),
 }
 FEATURES = Features(
-    numeric=("price",), categorical=("user", "item"), lists=("last", "tags", "words"), list_options=OPTIONS
+    numeric=("age", "price"),
+    categorical=("user", "item"),
+    lists=("last", "tags", "words"),
+    numeric_options={"age": NumericOptions(transform=("quantile_buckets(4)",))},
+    list_options=OPTIONS,
 )
 
-SLOTS = [0, 1, *[1] * 4, *[2] * 3, 3]
+SLOTS = [0, 1, *[1] * 4, *[2] * 3, 3, 4]
 """Of each place, by hand."""
 LISTS = [(2, 6, "sum"), (6, 9, "mean"), (9, 10, "sum")]
-CONFIG = DcnConfig(num_dense=1, num_categorical=5, embedding_dim=4, tower=(8,), num_cross_layers=2)
+CONFIG = DcnConfig(num_dense=1, num_categorical=6, embedding_dim=4, tower=(8,), num_cross_layers=2)
 SETTINGS = TrainingSettings()
 
 
 def workflow_without(*excluded):
     sizes = {"user": 5, "item": 6, "tags": 7, "words": 8}
     vocabularies = [np.arange(0 if name in excluded else size) * 10 for name, size in sizes.items()]
-    return workflow_of(vocabularies, FEATURES, excluded=excluded)
+    boundaries = {"age": np.array([0.25, 0.5], np.float32)}
+    return workflow_of([*vocabularies, np.arange(4)], FEATURES, excluded=excluded, boundaries=boundaries)
 
 
 def raw_rows(count=200):
@@ -51,17 +59,24 @@ def raw_rows(count=200):
     categorical = random.choice([-1, 0, 10, 20, 30, 40, 77], (count, 10))
     categorical[:20, 2:] = -1
     categorical[20:40, 2:] = 10
-    return random.random((count, 1)).astype(np.float32), categorical
+    dense = random.random((count, 2)).astype(np.float32)
+    dense[::9, 0] = np.nan
+    return dense, categorical
+
+
+def encoded(workflow, dense, categorical):
+    return workflow.encode_dense(dense), workflow.encode_categorical(workflow.with_buckets(dense, categorical))
 
 
 def bagged(table, ids, sizes):
-    """Vectors [n, 5, E]: EmbeddingBag skips id 0, and divides a mean by the number of the others."""
+    """Vectors [n, 6, E]: EmbeddingBag skips id 0, and divides a mean by the number of the others."""
     offsets = slot_offsets(sizes).tolist()
-    parts = [embedding(ids[:, place], table[offsets[place] :])[:, None] for place in (0, 1)]
+    parts = [embedding(ids[:, place], table[offsets[SLOTS[place]] :])[:, None] for place in (0, 1, 10)]
+    bucket = parts.pop()
     for start, stop, mode in LISTS:
         of_slot = table[offsets[SLOTS[start]] :]
         parts.append(embedding_bag(ids[:, start:stop], of_slot, mode=mode, padding_idx=0)[:, None])
-    return torch.cat(parts, dim=1)
+    return torch.cat([*parts, bucket], dim=1)
 
 
 @pytest.fixture
@@ -76,16 +91,16 @@ def initial(tmp_path):
 
 
 def test_ids_are_those_of_the_places_slots_and_padding_where_nothing_is():
-    found = workflow_without().encode_categorical(np.array([[-1, 10, 20, -1, 77, 50, -1, 60, -1, -1]]))
-    assert found.tolist() == [[1, FIRST_ID + 1, FIRST_ID + 2, 0, 2, FIRST_ID + 5, 0, FIRST_ID + 6, 0, 0]]
-    found = workflow_without("user", "tags").encode_categorical(np.full((1, 10), 10))
-    assert found.tolist() == [[1, *[FIRST_ID + 1] * 5, 0, 0, 0, FIRST_ID + 1]]
+    _, found = encoded(workflow_without(), np.array([[0.5, 0]]), np.array([[-1, 10, 20, -1, 77, 50, -1, 60, -1, -1]]))
+    assert found.tolist() == [[1, FIRST_ID + 1, FIRST_ID + 2, 0, 2, FIRST_ID + 5, 0, FIRST_ID + 6, 0, 0, FIRST_ID + 2]]
+    _, found = encoded(workflow_without("user", "tags"), np.array([[np.nan, 0]]), np.full((1, 10), 10))
+    assert found.tolist() == [[1, *[FIRST_ID + 1] * 5, 0, 0, 0, FIRST_ID + 1, 1]]
 
 
 def test_a_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
     network, table = initial
-    workflow, (dense, categorical) = workflow_without(), raw_rows()
-    sizes, ids = workflow.slot_sizes, workflow.encode_categorical(categorical)
+    workflow = workflow_without()
+    sizes, (dense, ids) = workflow.slot_sizes, encoded(workflow, *raw_rows())
     labels = (np.random.default_rng(3).random(len(ids)) < 0.3).astype(np.float32)
     table.requires_grad_()
     logits = network(torch.tensor(dense), bagged(table, torch.tensor(ids), sizes))
@@ -115,9 +130,8 @@ def test_the_graph_scores_as_embedding_bags_do(initial, excluded):
     network, _ = initial
     workflow, (dense, categorical) = workflow_without(*excluded), raw_rows()
     table = torch.randn((sum(workflow.slot_sizes), 4), generator=torch.Generator().manual_seed(1))
-    ids = torch.tensor(workflow.encode_categorical(categorical))
+    values, ids = map(torch.tensor, encoded(workflow, dense, categorical))
     with torch.no_grad():
-        values = torch.tensor(workflow.encode_dense(dense))
         expected = torch.sigmoid(network(values, bagged(table, ids, workflow.slot_sizes)))
     session = open_built(workflow, table.numpy(), onnx.load_from_string(export_onnx(network, CONFIG)))
     (found,) = run_graph(session, dense, categorical)
@@ -130,9 +144,9 @@ def test_the_graph_scores_as_embedding_bags_do(initial, excluded):
 def test_hugectr_and_tables_of_other_sizes_are_refused(tmp_path):
     asked = {"settings": SETTINGS, "scratch": tmp_path, "features": FEATURES}
     with pytest.raises(ContractError, match=r"lists are \['last', 'tags', 'words'\], expected none with backend huge"):
-        make_engine("hugectr", CONFIG, [5] * 4, **asked)
-    with pytest.raises(ContractError, match="slot sizes are .*, expected 4 of at least 1"):
-        make_engine("pytorch", CONFIG, [5] * 5, **asked)
+        make_engine("hugectr", CONFIG, [5] * 5, **asked)
+    with pytest.raises(ContractError, match="slot sizes are .*, expected 5 of at least 1"):
+        make_engine("pytorch", CONFIG, [5] * 4, **asked)
 
 
 def test_lists_without_room_or_with_a_table_that_is_none_are_refused():
@@ -144,4 +158,4 @@ def test_lists_without_room_or_with_a_table_that_is_none_are_refused():
 
 def test_hugectr_refuses_lists_by_name(tmp_path):
     with pytest.raises(ContractError, match=r"features.lists are \['last', .*, expected none with backend hugectr"):
-        make_engine("hugectr", CONFIG, [5, 6, 7, 8], settings=SETTINGS, scratch=tmp_path, features=FEATURES)
+        make_engine("hugectr", CONFIG, [5, 6, 7, 8, 7], settings=SETTINGS, scratch=tmp_path, features=FEATURES)

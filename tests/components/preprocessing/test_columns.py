@@ -107,6 +107,76 @@ def test_a_round_with_other_options_than_its_parents_is_refused(write_raw, run_s
     assert "change the options of ['price']" in capsys.readouterr().err
 
 
+BUCKETED = {
+    "spread": ("quantile_buckets(16)", 15),
+    "few values": ("quantile_buckets(16)", 2),
+    "one value": ("quantile_buckets(4)", 0),
+    "clipped": ("quantile_buckets(8)", 3),
+    "no value": ("quantile_buckets(4)", 0),
+    "left out": ("quantile_buckets(4)", 0),
+}
+"""The transform of each column, and how many boundaries its values have."""
+
+
+def bucketed_values(count, seed):
+    random = np.random.default_rng(seed)
+    spread = random.normal(size=count) * 10.0 ** random.integers(-30, 30, count)
+    spread[:8] = np.array([1, -1]).repeat(4) * np.finfo(np.float32).max
+    values = np.stack(
+        [
+            spread,
+            random.choice([-1.0, -0.0, 0.0, 7.5], count),
+            np.full(count, 3.25),
+            random.normal(0, 5, count),
+            np.full(count, np.nan),
+            random.normal(size=count),
+        ]
+    ).astype(np.float32)
+    values[:, 20::10] = np.nan
+    return dict(zip(BUCKETED, values))
+
+
+@pytest.mark.parametrize("others", [(), ("item",)], ids=["alone", "beside others"])
+def test_bucketed_columns_become_numpys_quantile_buckets_and_later_rounds_keep_them(
+    others, write_raw, run_step, reading, keep_as_model
+):
+    options = {name: NumericOptions(transform=(step,)) for name, (step, _) in BUCKETED.items()}
+    options["clipped"] = NumericOptions(transform=("clip(-1..2)", *options["clipped"].transform))
+    numeric = (*BUCKETED, *(("price",) if others else ()))
+    features = Features(numeric=numeric, categorical=others, numeric_options=options)
+    first, boundaries = None, {}
+    for number, parent in enumerate((None, "m1")):
+        values = bucketed_values(1000, number)
+        table = table_of(Features(numeric=("price",), categorical=others), 1000).drop([] if others else ["price"])
+        for name, column in values.items():
+            table = table.append_column(name, pa.array(column, from_pandas=True))
+        path = write_raw(table, name=f"raw {number}")
+        shop = Recommender(name="shop", features=features)
+        replace(RawDataset.read(path), recommender=shop, excluded_columns=["left out"]).write(path)
+        encoded = run_step(path, run=f"r{number}", parent=parent, partition_rows=150, processes=2)
+        workflow = reading.workflow(encoded)
+        files = sorted(local_path(encoded.train_uri).glob("*.parquet"))
+        found = pa.concat_tables([pq.read_table(file) for file in files])
+        assert found.column_names == ["label", *features.dense_inputs, *others, *BUCKETED]
+        assert encoded.slot_sizes[len(others) :] == [19, 19, 7, 11, 7, 3]
+        values["left out"][:] = np.nan
+        values["clipped"] = np.clip(values["clipped"], -1, 2)
+        for name, (step, num_boundaries) in BUCKETED.items():
+            known = values[name][~np.isnan(values[name])].astype(np.float64)
+            if first is None:
+                n = int(step[17:-1])
+                quantiles = np.quantile(known, np.arange(1, n) / n, method="higher") if len(known) else known
+                boundaries[name] = np.unique(quantiles[quantiles > known.min(initial=np.inf)])
+                assert len(boundaries[name]) >= num_boundaries
+            np.testing.assert_array_equal(workflow.boundaries[name], boundaries[name])
+            ids = 3 + np.searchsorted(boundaries[name], values[name].astype(np.float64), side="right")
+            np.testing.assert_array_equal(found[name].to_numpy(), np.where(np.isnan(values[name]), 1, ids))
+        if first is None:
+            first = encoded
+            keep_as_model(local_path(first.workflow_uri), first.slot_sizes, "m1")
+    assert encoded.new_categories[len(others) :] == [0] * len(BUCKETED)
+
+
 LISTS = Features(
     numeric=("price",),
     categorical=("item",),

@@ -38,8 +38,10 @@ EDGES = [(1, 0), (0, 1), (3, 0), (0, 3), (1, 1), (2, 198)]
 """Numbers of numeric and categorical columns that run by default."""
 OPTIONS = [
     NumericOptions(),
+    NumericOptions(transform=("quantile_buckets(9)",)),
     NumericOptions(fill=1.5, indicator=True),
     NumericOptions(transform=("clip(-2..2)", "standardize")),
+    NumericOptions(transform=("clip(-1..2)", "quantile_buckets(3)")),
     NumericOptions(transform=("minmax",), indicator=True),
     NumericOptions(transform=()),
 ]
@@ -79,18 +81,22 @@ def recommender_of(num_numeric, num_categorical, kind):
     features = Features(
         numeric=numeric,
         categorical=tuple(f"c{i}" for i in range(num_categorical)),
-        numeric_options={name: OPTIONS[i % len(OPTIONS)] for i, name in enumerate(numeric)},
+        numeric_options={name: OPTIONS[(i + num_numeric) % len(OPTIONS)] for i, name in enumerate(numeric)},
     )
     training = {"batch_size": 64, "min_batch_size": 64, "passes": 1}
     return Recommender(name="shop", features=features, settings={"model": model, "training": training})
 
 
 def workflow_of(features, random):
+    num_buckets = {name: features.options_of(name).num_buckets for name in features.bucketed}
+    drawn = [random.choice(2**33, int(random.integers(0, 9)), replace=False) for _ in features.categorical]
     return FeatureWorkflow(
         features=features,
-        vocabularies=tuple(
-            random.choice(2**33, int(random.integers(0, 9)), replace=False) for _ in features.categorical
-        ),
+        vocabularies=(*drawn, *map(np.arange, num_buckets.values())),
+        boundaries={
+            name: np.unique(random.normal(0, 2, int(random.integers(n))).astype(np.float32))
+            for name, n in num_buckets.items()
+        },
         means=random.normal(size=len(features.numeric)).astype(np.float32),
         stds=random.uniform(0.5, 3, len(features.numeric)).astype(np.float32),
         frequency_threshold=1,
@@ -102,7 +108,10 @@ def raw_rows(workflow, random):
     features = workflow.features
     dense = random.normal(0, 3, (ROWS, len(features.numeric))).astype(np.float32)
     dense[random.random(dense.shape) < 0.2] = np.nan
-    columns = [random.choice(np.append(each, [-1, 77]), ROWS) for each in workflow.vocabularies]
+    for name, boundaries in workflow.boundaries.items():
+        dense[: len(boundaries), features.numeric.index(name)] = boundaries
+    vocabularies = workflow.vocabularies[: len(features.categorical)]
+    columns = [random.choice(np.append(each, [-1, 77]), ROWS) for each in vocabularies]
     categorical = np.array(columns, np.int64).reshape(len(columns), ROWS).T
     return dense, np.ascontiguousarray(categorical)
 
@@ -110,7 +119,7 @@ def raw_rows(workflow, random):
 def encoded_set(folder, recommender, workflow, *, dense, ids):
     features = recommender.features
     clicks = (np.arange(ROWS) % 3 == 0).astype(np.float32)
-    table = {"label": clicks, **dict(zip(features.dense_inputs, dense.T)), **dict(zip(features.categorical, ids.T))}
+    table = {"label": clicks, **dict(zip(features.dense_inputs, dense.T)), **dict(zip(features.id_names, ids.T))}
     folder.mkdir()
     pq.write_table(pa.table({name: np.ascontiguousarray(each) for name, each in table.items()}), folder / "p.parquet")
     (folder / "_file_list.txt").write_text("1\np.parquet\n")
@@ -133,13 +142,14 @@ def encoded_set(folder, recommender, workflow, *, dense, ids):
 
 @pytest.mark.parametrize(("num_numeric", "num_categorical", "kind"), CASES)
 def test_a_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_network_say(
-    num_numeric, num_categorical, kind, tmp_path, validation_report
+    num_numeric, num_categorical, kind, tmp_path, validation_report, capsys
 ):
     random = np.random.default_rng(1000 * num_numeric + num_categorical)
     recommender = recommender_of(num_numeric, num_categorical, kind)
     workflow = workflow_of(recommender.features, random)
     dense, categorical = raw_rows(workflow, random)
-    encoded, ids = workflow.encode_dense(dense), workflow.encode_categorical(categorical)
+    encoded = workflow.encode_dense(dense)
+    ids = workflow.encode_categorical(workflow.with_buckets(dense, categorical))
     assert encoded.shape == (ROWS, len(recommender.features.dense_inputs))
     training_set = encoded_set(tmp_path / "rows", recommender, workflow, dense=encoded, ids=ids)
     training_set.write(tmp_path / "training_set.json")
@@ -158,6 +168,11 @@ def test_a_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_
     replace(training_set, parent_model_uri=model.uri).write(tmp_path / "training_set.json")
     assert main([*flags, "--run", "r2", "--output", str(tmp_path / "next.json")]) == 0
     assert Model.read(tmp_path / "next.json").optimizer_step > model.optimizer_step
+    if any(map(len, workflow.boundaries.values())):
+        moved = {name: boundaries + 1 for name, boundaries in workflow.boundaries.items()}
+        replace(workflow, boundaries=moved).save(tmp_path / "rows" / "workflow")
+        assert main([*flags, "--run", "r3"]) == 2
+        assert "boundaries of x" in capsys.readouterr().err
     config, weights = config_from_document(model.config), local_path(model.uri) / Model.WEIGHTS
     scores = load_scorer(weights, config, model.slot_sizes).probabilities(encoded, ids)
     stored = open_model(weights, model.slot_sizes).weights

@@ -85,8 +85,28 @@ def test_a_file_says_name_columns_and_settings():
         ),
         (
             "[price]",
-            "{price: {transform: [quantile_buckets(32)]}}",
-            "7: features.numeric.price: transform holds 'quantile_buckets(32)', which is not supported, expected clip(",
+            "{price: {transform: [clip(0), log1p, quantile_buckets(32)]}}",
+            "7: features.numeric.price: transform is ['clip(0)', 'log1p', 'quantile_buckets(32)'], expected at most",
+        ),
+        (
+            "[price]",
+            "{price: {transform: [quantile_buckets(32), clip(0)]}}",
+            "7: features.numeric.price: transform is ['quantile_buckets(32)', 'clip(0)'], expected at most one clip",
+        ),
+        (
+            "[price]",
+            "{price: {transform: [quantile_buckets(1)]}}",
+            "7: features.numeric.price: transform has quantile_buckets(1), expected 2 to 1024 buckets",
+        ),
+        (
+            "[price]",
+            "{price: {transform: [quantile_buckets]}}",
+            "7: features.numeric.price: transform holds 'quantile_buckets', which is not supported, expected clip(",
+        ),
+        (
+            "[price]",
+            "{price: {indicator: true, transform: [quantile_buckets(8)]}}",
+            "7: features.numeric.price: fill is 0.0 and indicator True beside quantile_buckets, expected neither",
         ),
         ("[price]", "{price: {fil: 1}}", "7: features.numeric.price.fil is no setting, expected fill"),
         ("[price]", "{price: {fill: x}}", "7: features.numeric.price.fill is 'x', expected float"),
@@ -248,7 +268,7 @@ OPTIONS = st.builds(
     fill=st.floats(-1e9, 1e9),
     indicator=st.booleans(),
     transform=st.sampled_from([("clip(0)", "log1p", "standardize"), (), ("clip(-2..1e3)", "minmax"), ("standardize",)]),
-)
+) | st.builds(NumericOptions, transform=st.sampled_from([("quantile_buckets(9)",), ("clip(0)", "quantile_buckets(2)")]))
 LIST_OPTIONS = st.builds(ListOptions, max=st.integers(1, 99), keep=st.sampled_from(["newest", "oldest"])) | st.builds(
     ListOptions, pool=st.sampled_from(["mean", "sum"]), table=st.just("item")
 )
