@@ -118,7 +118,7 @@ def test_an_undecided_round_becomes_a_canary_that_is_judged_by_what_both_arms_sa
     traffic(1, 1000).write(tmp_path / "lake")
     assert line.run_round().outcome == CANARY, "160 held-out rows decide nothing"
 
-    served = traffic(2, 3000)
+    served = traffic(2, 12_000)
     scores = line.serve(served)
     inputs = {"dense": served.rows.dense, "categorical": served.rows.categorical}
     stable, canary = (
@@ -130,7 +130,7 @@ def test_an_undecided_round_becomes_a_canary_that_is_judged_by_what_both_arms_sa
     np.testing.assert_array_equal(scores, np.where(by_canary, canary, stable))
     since = datetime(2039, 1, 1, tzinfo=timezone.utc)
     archive = open_objects((tmp_path / "line/archive").as_uri())
-    pairs = read_pairs([archive], stable=1, canary=2, since=since, most=9999)
+    pairs = read_pairs([archive], stable=1, canary=2, since=since, most=99_999)
     # Their order is that of request names within a time.
     for name, expected in (("stable", stable), ("canary", canary), ("labels", served.rows.label)):
         np.testing.assert_array_equal(np.sort(getattr(pairs, name)), np.sort(expected))
