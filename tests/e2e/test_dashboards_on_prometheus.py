@@ -17,8 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.deployment.repository.triton_config import ServingOptions, triton_config
+from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.triton_client import Triton
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.server import HttpSettings, MonitorServer
@@ -28,7 +27,7 @@ from tests.k8s.grafana import DASHBOARDS, Asked, offered, queries
 from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus
 from tests.support.snapshots import FULL
-from tests.support.triton import ECHO, MeteredTriton
+from tests.support.triton import MeteredTriton, write_model
 
 pytestmark = pytest.mark.e2e
 
@@ -97,13 +96,7 @@ def monitor(stack: ExitStack, snapshot) -> str:
 def triton(stack: ExitStack, folder):
     """A server of both models, and a call that sends each the same row twice."""
     for name, cached in MODELS.items():
-        model = folder / "repository" / name
-        (model / "1").mkdir(parents=True)
-        (model / "config.pbtxt").write_text(
-            triton_config(name, ServingOptions(response_cache=cached), [1], features=CRITEO)
-        )
-        (model / "1" / "model.py").write_text(ECHO)
-        (model / "1" / "model.onnx").touch()
+        write_model(folder / "repository", name, options=ServingOptions(response_cache=cached))
     settings = TritonSettings(cache_bytes=1 << 20)
     server = stack.enter_context(MeteredTriton(folder / "repository", log=folder / "triton.log", settings=settings))
     client = Triton(server.grpc_url)

@@ -8,12 +8,11 @@ import urllib.request
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.deployment.repository.triton_config import ServingOptions, triton_config
+from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.triton_client import Triton
 from pipelines.local.triton import TritonSettings
 from tests.support import metric_names
-from tests.support.triton import ECHO, MeteredTriton
+from tests.support.triton import MeteredTriton, write_model
 
 pytestmark = pytest.mark.e2e
 
@@ -22,13 +21,7 @@ def test_the_recorded_names_and_labels_are_the_servers(tmp_path):
     # Two, since the summary of whole requests is not there for a model whose answers may come from the cache.
     models = {"click_model": True, "click_model_canary": False}
     for name, cached in models.items():
-        folder = tmp_path / "repository" / name
-        (folder / "1").mkdir(parents=True)
-        (folder / "config.pbtxt").write_text(
-            triton_config(name, ServingOptions(response_cache=cached), [1], features=CRITEO)
-        )
-        (folder / "1" / "model.py").write_text(ECHO)
-        (folder / "1" / "model.onnx").touch()
+        write_model(tmp_path / "repository", name, options=ServingOptions(response_cache=cached))
     settings = TritonSettings(cache_bytes=1 << 20)
     with MeteredTriton(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
         client = Triton(server.grpc_url)

@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO
 from components.contracts.manifests import Release
 from components.contracts.serving import GRPC_OPTIONS
 from components.deployment.release import ReleaseSettings
 from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.repository.triton_config import ServingOptions, triton_config
+from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
 from components.runtime.errors import PermanentError, TemporaryError
@@ -28,6 +27,7 @@ from tests.support.model_repository import with_versions
 from tests.support.processes import running_in_group, wait_for
 from tests.support.real_servers import Altered, RetryingTraffic
 from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME, NAMES
+from tests.support.triton import write_model
 
 pytestmark = pytest.mark.e2e
 
@@ -144,8 +144,7 @@ def test_a_damaged_graph_that_a_running_server_is_told_to_load_leaves_the_old_ve
 def answering(tmp_path_factory):
     """A server whose model answers at once, whatever it is asked."""
     root = tmp_path_factory.mktemp("answering")
-    write_gated_model(root)
-    (root / "open").touch()
+    write_model(root / "repository")
     with TritonServer(root / "repository", log=root / "triton.log") as server:
         yield server
 
@@ -181,40 +180,19 @@ def test_a_request_of_another_form_is_refused_and_the_next_one_answered(answerin
     client.close()
 
 
-GATED = """\
-import time
-from pathlib import Path
-
-import triton_python_backend_utils as pb_utils
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        with open(ROOT / "executions", "a") as file:
-            file.write(f"{len(requests)} ")
-        while not (ROOT / "open").exists():
-            time.sleep(0.005)
-        dense = [pb_utils.get_input_tensor_by_name(r, "dense").as_numpy() for r in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("probability", d[:, :1])]) for d in dense]
-"""
-
-
-def write_gated_model(root, *, instances=1, queue=512):
+def write_gated_model(root, options):
     """A model that answers nothing until the file `open` is there, and writes down how many requests it is given."""
-    model = root / "repository" / MODEL_NAME
-    (model / "1").mkdir(parents=True)
-    options = ServingOptions(instances=instances, max_queued_requests=queue)
-    (model / "config.pbtxt").write_text(triton_config(MODEL_NAME, options, [1], features=CRITEO))
-    (model / "1" / "model.py").write_text(GATED)
-    (model / "1" / "model.onnx").touch()
+    work = f"""with open({str(root / "executions")!r}, "a") as file:
+    file.write(f"{{len(requests)}} ")
+while not Path({str(root / "open")!r}).exists():
+    time.sleep(0.005)"""
+    write_model(root / "repository", work=work, options=options)
 
 
 def test_overload_is_refused_before_any_accepted_request_is_done_and_all_accepted_are_answered(tmp_path):
     """Quick without a clock: the gate is opened only after the last refusal has arrived."""
     instances, queue, askers = 2, 4, 20
-    write_gated_model(tmp_path, instances=instances, queue=queue)
+    write_gated_model(tmp_path, ServingOptions(instances=instances, max_queued_requests=queue))
     answers, refusals, others = [], [], []
 
     def ask(number):

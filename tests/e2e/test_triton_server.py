@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.criteo import CRITEO
+from components.deployment.repository.triton_config import ServingOptions
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from pipelines.local import triton as module
 from pipelines.local.triton import Ports, TritonServer, TritonSettings, check_repository
 from tests.support.processes import running_in_group, wait_for
-from tests.support.triton import ECHO
+from tests.support.triton import write_model
 
 pytestmark = pytest.mark.e2e
 
@@ -27,16 +27,8 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture
 def repository(tmp_path):
     """A repository whose one model answers with its first input; no ONNX needed to test the server's life."""
-    from components.deployment.repository.triton_config import ServingOptions, triton_config
-
-    path = tmp_path / "model repository"
-    (path / "click_model" / "1").mkdir(parents=True)
-    (path / "click_model" / "config.pbtxt").write_text(
-        triton_config("click_model", ServingOptions(), [1], features=CRITEO)
-    )
-    (path / "click_model" / "1" / "model.py").write_text(ECHO)
-    (path / "click_model" / "1" / "model.onnx").touch()
-    return path
+    write_model(tmp_path / "model repository", options=ServingOptions())
+    return tmp_path / "model repository"
 
 
 def status(url):

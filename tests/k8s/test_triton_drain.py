@@ -18,8 +18,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.deployment.repository.triton_config import ServingOptions, triton_config
+from components.deployment.repository.triton_config import ServingOptions
 from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.scoring import ClientSettings, ScoringClient
 from k8s.scaling.cluster import StartTimes
@@ -28,6 +27,7 @@ from tests.k8s.pod import TritonPod, flag, triton_container
 from tests.support.processes import wait_for
 from tests.support.rendering import pod_template, workloads
 from tests.support.served_names import MODEL_NAME
+from tests.support.triton import write_model
 
 pytestmark = pytest.mark.e2e
 
@@ -37,19 +37,6 @@ SECONDS_TO_FORGET = 5
 """For every node to take an ending pod out of its Service, while new connections still reach it."""
 QUEUE_SECONDS = ServingOptions().queue_timeout_microseconds / 1e6 + 0.5
 """The longest that an accepted request may wait before it is computed: Triton looks every half second."""
-SLOW = """\
-import time
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        dense = [pb_utils.get_input_tensor_by_name(r, "dense").as_numpy() for r in requests]
-        open({begun!r}, "w").close()
-        time.sleep({seconds})
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("probability", d[:, :1])]) for d in dense]
-"""
 
 
 def spec_of_triton(manifests):
@@ -173,13 +160,7 @@ def make_pod(rendered, tmp_path):
 
     def make(name, *, seconds=0.0):
         repository = tmp_path / name / "repository"
-        (repository / MODEL_NAME / "1").mkdir(parents=True)
-        (repository / MODEL_NAME / "1" / "model.py").write_text(
-            SLOW.format(seconds=seconds, begun=str(tmp_path / name / "begun"))
-        )
-        (repository / MODEL_NAME / "config.pbtxt").write_text(
-            triton_config(MODEL_NAME, ServingOptions(instances=1), [1], features=CRITEO)
-        )
+        write_model(repository, work=f"Path({str(tmp_path / name / 'begun')!r}).touch()\ntime.sleep({seconds})")
         pod = TritonPod(
             rendered("cpu"),
             repository,

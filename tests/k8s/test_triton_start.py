@@ -13,9 +13,8 @@ import subprocess
 
 import pytest
 
-from components.contracts.criteo import CRITEO
 from components.deployment.release import ReleaseSettings, release
-from components.deployment.repository.triton_config import ServingOptions, triton_config
+from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.triton_client import Triton
 from pipelines.local.triton import DEFAULT_VENV, prepare
 from tests.k8s.pod import TritonPod, expanded, flag, triton_container, variables
@@ -23,20 +22,12 @@ from tests.support.processes import wait_for
 from tests.support.rendering import find, workloads
 from tests.support.served_names import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
+from tests.support.triton import write_model
 
 # ruff: noqa: F811  a fixture is imported by the name that its users ask for
 
 pytestmark = pytest.mark.e2e
 
-ECHO = """\
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        dense = [pb_utils.get_input_tensor_by_name(r, "dense").as_numpy() for r in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("probability", d[:, :1])]) for d in dense]
-"""
 BROKEN = "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('half a table')\n"
 HALF_COPIED = "class TritonPythonModel:\n    def execute(self, requ"
 
@@ -47,20 +38,6 @@ def repository(tmp_path):
     folder = tmp_path / "repository"
     folder.mkdir()
     return folder
-
-
-@pytest.fixture
-def put(repository):
-    """`put(name, code)`: a published model of that name in the repository."""
-
-    def model(name=MODEL_NAME, code=ECHO, version=1):
-        (repository / name / str(version)).mkdir(parents=True, exist_ok=True)
-        (repository / name / str(version) / "model.py").write_text(code)
-        (repository / name / "config.pbtxt").write_text(
-            triton_config(name, ServingOptions(instances=1), [version], features=CRITEO)
-        )
-
-    return model
 
 
 @pytest.fixture
@@ -182,22 +159,22 @@ def test_a_pod_without_its_repository_is_started_anew_instead_of_staying_useless
         again.wait_for("startupProbe")
 
 
-def test_a_broken_canary_does_not_keep_the_live_model_from_its_traffic(pod, put):
-    put(MODEL_NAME)
-    put(CANARY_NAME, BROKEN)
-    put(CANDIDATE_NAME, HALF_COPIED)  # in rehearsal by a release under way
+def test_a_broken_canary_does_not_keep_the_live_model_from_its_traffic(pod, repository):
+    write_model(repository)
+    write_model(repository, CANARY_NAME, code=BROKEN)
+    write_model(repository, CANDIDATE_NAME, code=HALF_COPIED)  # in rehearsal by a release under way
     with pod(until="readinessProbe") as started:
         assert not loaded(started, CANARY_NAME)
         assert CANDIDATE_NAME not in started.log
         assert started.get("/v2/health/ready") != 200, "readiness of the whole server would take every pod away"
 
 
-def test_a_pod_with_a_broken_model_takes_no_traffic_lives_and_is_healed_by_a_load(pod, put):
-    put(MODEL_NAME, BROKEN)
+def test_a_pod_with_a_broken_model_takes_no_traffic_lives_and_is_healed_by_a_load(pod, repository):
+    write_model(repository, code=BROKEN)
     with pod(until="startupProbe") as started:
         assert started.passes("livenessProbe")
         assert not started.passes("readinessProbe")
-        put(MODEL_NAME, ECHO, version=2)
+        write_model(repository, version=2)
         client = Triton(started.grpc_url)
         client.load(MODEL_NAME)
         client.close()

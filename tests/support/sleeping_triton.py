@@ -11,36 +11,13 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 
 from components.contracts.criteo import CRITEO
-from components.deployment.repository.triton_config import ServingOptions, triton_config
+from components.deployment.repository.triton_config import ServingOptions
 from pipelines.local.triton import TritonServer
 from tests.support.served_names import MODEL_NAME
+from tests.support.triton import write_model
 
 LONGEST = 3_600_000_000
 """Microseconds that a request may wait: here the queue refuses nobody."""
-
-_SLEEPER = """\
-import time
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep({seconds} * len(requests))
-        dense = [pb_utils.get_input_tensor_by_name(r, "dense").as_numpy() for r in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("probability", d[:, :1])]) for d in dense]
-"""
-
-
-def _write_sleeper(repository: Path, name: str, seconds: float) -> None:
-    """Adds a model to `repository` that takes `seconds` for each request and answers with its first input."""
-    options = ServingOptions(instances=1, queue_timeout_microseconds=LONGEST)
-    folder = repository / name / "1"
-    folder.mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(triton_config(name, options, [1], features=CRITEO))
-    (folder / "model.py").write_text(_SLEEPER.format(seconds=seconds))
-    # The server's own start asks for a graph beside the code; the code does not read it.
-    (folder / "model.onnx").touch()
 
 
 class Client:
@@ -80,7 +57,8 @@ class Client:
 @contextmanager
 def sleeping_triton(folder: Path, models: dict[str, float]) -> Iterator[tuple[TritonServer, Client]]:
     """A server of sleeping models, seconds by name, and a client of it."""
+    options = ServingOptions(instances=1, queue_timeout_microseconds=LONGEST)
     for name, seconds in models.items():
-        _write_sleeper(folder / "repository", name, seconds)
+        write_model(folder / "repository", name, f"time.sleep({seconds} * len(requests))", options=options)
     with TritonServer(folder / "repository", log=folder / "triton.log") as server:
         yield server, Client(server.grpc_url)

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from pipelines.local.triton import TritonServer
+from pathlib import Path
+from typing import Any
 
-ECHO = """\
-import numpy as np
+from components.contracts.criteo import CRITEO
+from components.deployment.repository.triton_config import ServingOptions, triton_config
+from pipelines.local.triton import TritonServer
+from tests.support.served_names import MODEL_NAME
+
+_CODE = """\
+import time
+from pathlib import Path
+
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
     def execute(self, requests):
         dense = [pb_utils.get_input_tensor_by_name(r, "dense").as_numpy() for r in requests]
+        {work}
         return [pb_utils.InferenceResponse([pb_utils.Tensor("probability", d[:, :1])]) for d in dense]
 """
+ONE_INSTANCE = ServingOptions(instances=1)
+
+
+def write_model(repository: Path, name: str = MODEL_NAME, work: str = "pass", **more: Any) -> None:
+    """A model that does `work`, lines of Python, with `requests` and answers each with its first input.
+
+    `more`: `code` = all of its program, else; `version`; `options` of its serving.
+    """
+    version, options = more.get("version", 1), more.get("options", ONE_INSTANCE)
+    folder = repository / name / str(version)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.py").write_text(more.get("code") or _CODE.format(work=work.replace("\n", "\n" + " " * 8)))
+    (repository / name / "config.pbtxt").write_text(triton_config(name, options, [version], features=CRITEO))
+    # The local server's start asks for a graph beside the code; the code does not read it.
+    (folder / "model.onnx").touch()
 
 
 class MeteredTriton(TritonServer):
