@@ -6,6 +6,7 @@ categories in place of NVTabular. Nothing is held out and nothing is judged.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,45 +14,53 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER, DENSE, NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts.features import MISSING_CATEGORY, NumericOptions
 from components.contracts.hugectr_folder import write_file_list
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.raw_rows import LABEL
+from components.contracts.recommender import Recommender
 from components.contracts.workflow import FeatureWorkflow
-from components.models.configs import DcnConfig
+from components.models.configs import network_config
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import next_column, unseen_column
+from components.training.calibration import corrected
 from components.training.config import TrainingSettings
 from components.training.engine import make_engine
 from components.training.fit import FitJob, fit
 from components.training.rows import Rows as EncodedRows
 from inference_client.simulation.world import WorldRows
 
-CONFIG = DcnConfig(num_dense=NUM_DENSE, num_categorical=NUM_CATEGORICAL)
 _BACKEND = "pytorch"
-_RULES = PreprocessingSettings()
 
 
 class FirstModel:
     """A model that has learned the rows of one window."""
 
-    def __init__(self, rows: WorldRows, folder: Path, settings: TrainingSettings) -> None:
-        """Learns the rows; `folder` exists and takes its files."""
-        self._features = _features(rows)
+    def __init__(self, rows: WorldRows, folder: Path, recommender: Recommender) -> None:
+        """Learns the rows of the recommender's features by its settings; `folder` exists and takes its files."""
+        self._recommender = recommender
+        self._features = _features(rows, recommender)
+        config, settings = network_config(recommender), recommender.section("training", TrainingSettings)
         (folder / Model.WORKFLOW).mkdir()
         self._features.save(folder / Model.WORKFLOW)
         self._engine = make_engine(
-            _BACKEND, CONFIG, self._features.slot_sizes, settings=settings, scratch=folder / "scratch"
+            _BACKEND,
+            config,
+            self._features.slot_sizes,
+            settings=settings,
+            scratch=folder / "scratch",
+            features=recommender.features,
         )
         job = FitJob(
             training_set=self._training_set(folder, rows),
-            config=CONFIG,
+            config=config,
             settings=settings,
             start=None,
             checkpoint_path=folder / "checkpoint",
         )
-        self._engine.restore(fit(job, self._engine, emit=lambda _: None).weights)
+        fitted = fit(job, self._engine, emit=lambda _: None)
+        self._engine.restore(fitted.weights)
+        self._served_shift = fitted.served_shift
 
     @property
     def slot_sizes(self) -> list[int]:
@@ -67,15 +76,15 @@ class FirstModel:
         )
 
     def score(self, rows: WorldRows) -> NDArray[np.float32]:
-        """Click probabilities [n]."""
-        return self._engine.score(self.encoded(rows))
+        """Click probabilities [n], of the real values also where a column is served as one value."""
+        return corrected(self._engine.score(self.encoded(rows)), shift=-self._served_shift)
 
     def _training_set(self, folder: Path, rows: WorldRows) -> TrainingSet:
-        encoded, train = self.encoded(rows), folder / "train"
+        encoded, train, features = self.encoded(rows), folder / "train", self._recommender.features
         train.mkdir()
         columns = {LABEL: encoded.labels}
-        columns |= {name: np.ascontiguousarray(encoded.dense[:, i]) for i, name in enumerate(DENSE)}
-        columns |= {name: encoded.ids[:, i].astype(np.int64) for i, name in enumerate(CATEGORICAL)}
+        columns |= {name: np.ascontiguousarray(encoded.dense[:, i]) for i, name in enumerate(features.dense_inputs)}
+        columns |= {name: encoded.ids[:, i].astype(np.int64) for i, name in enumerate(features.place_names)}
         pq.write_table(pa.table(columns), train / "part-00000.parquet")
         write_file_list(train, ["part-00000.parquet"], final=train)
         return TrainingSet(
@@ -90,26 +99,39 @@ class FirstModel:
             last_event_time="",
             last_learned_time="",
             parent_model_uri=None,
-            recommender=CRITEO_RECOMMENDER,
+            recommender=self._recommender,
         )
 
 
-def _features(rows: WorldRows) -> FeatureWorkflow:
+def _features(rows: WorldRows, recommender: Recommender) -> FeatureWorkflow:
     """What preprocessing would fit in a first round."""
-    nothing = unseen_column(np.zeros(0, np.int64))
-    columns = [next_column(nothing, *_counted(raw), now=0, rules=_RULES) for raw in rows.categorical.T]
-    logged = np.log1p(np.maximum(np.nan_to_num(rows.dense, nan=0.0), 0.0), dtype=np.float64)
-    return FeatureWorkflow(
-        features=CRITEO,
+    features, rules = recommender.features, recommender.section("preprocessing", PreprocessingSettings)
+    nothing, place_slots = unseen_column(np.zeros(0, np.int64)), np.array(features.places.slots)
+    columns = [
+        next_column(nothing, *_counted(rows.categorical[:, place_slots == slot]), now=0, rules=rules)
+        for slot in range(len(features.slots))
+    ]
+    unscaled = FeatureWorkflow(
+        features=features,
         vocabularies=tuple(column.vocabulary for column in columns),
-        means=logged.mean(axis=0).astype(np.float32),
-        stds=logged.std(axis=0, ddof=1).astype(np.float32),
-        frequency_threshold=_RULES.frequency_threshold,
+        means=np.zeros(len(features.numeric), np.float32),
+        stds=np.ones(len(features.numeric), np.float32),
+        frequency_threshold=rules.frequency_threshold,
     )
+    values = unscaled.encode_dense(rows.dense).astype(np.float64)
+    scalings = [_scaling(values[:, i], features.options_of(name)) for i, name in enumerate(features.numeric)]
+    means, stds = np.array(scalings, np.float32).reshape(-1, 2).T
+    return replace(unscaled, means=means, stds=np.where(stds == 0, np.float32(1), stds))
+
+
+def _scaling(values: NDArray[np.float64], options: NumericOptions) -> tuple[float, float]:
+    if options.is_standardized:
+        return float(values.mean()), float(values.std(ddof=1))
+    return (float(values.min()), float(np.ptp(values))) if options.is_minmax else (0.0, 1.0)
 
 
 def _counted(raw: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Categories of a column and their counts."""
+    """Categories of a slot and their counts."""
     seen, counts = np.unique(raw, return_counts=True)
     has_category = seen != MISSING_CATEGORY
     return seen[has_category], counts[has_category].astype(np.int64)

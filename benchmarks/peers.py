@@ -8,7 +8,8 @@ over a Dataset of arrays. That Dataset feeds 201,000 rows/s on two cores, a Tens
 workers make it 238,000 and take a core from the step, so there are none.
 
 DeepCTR-Torch: its DCN with its own `fit`, unchanged. It is configured without what the network above does not have: its
-linear part (no linear columns) and the L2 penalties on whole tables, which would slow it down.
+linear part (no linear columns) and the L2 penalties on whole tables, which would slow it down. Lists are its
+`VarLenSparseFeat`, on another column's vectors where the recommender says so.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from components.contracts.criteo import CATEGORICAL, DENSE
+from components.contracts.criteo import CRITEO
+from components.contracts.features import Features
 from components.models.configs import DcnConfig
 from components.models.files import Tensors, open_model
 from components.training.config import TrainingSettings
@@ -169,20 +171,29 @@ class DeepCtr:
 
     name = "DeepCTR-Torch"
 
-    def __init__(self, config: DcnConfig, slot_sizes: list[int], batch_size: int) -> None:
+    def __init__(
+        self, config: DcnConfig, slot_sizes: list[int], batch_size: int, *, features: Features = CRITEO
+    ) -> None:
         """Starts anew."""
+        self._features = features
         # On import it asks PyPI for newer versions in a thread, which shall not run beside what is clocked.
         others = threading.enumerate()
         with contextlib.redirect_stdout(io.StringIO()):
-            from deepctr_torch.inputs import DenseFeat, SparseFeat
+            from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat
             from deepctr_torch.models import DCN
 
             for thread in set(threading.enumerate()) - set(others):
                 thread.join()
-        features = [SparseFeat(name, size, config.embedding_dim) for name, size in zip(CATEGORICAL, slot_sizes)]
+        sizes = dict(zip(features.slots, slot_sizes))
+        columns = [SparseFeat(name, sizes[name], config.embedding_dim) for name in features.categorical]
+        for name in features.lists:
+            options = features.list_options_of(name)
+            table = options.table or name
+            elements = SparseFeat(name, sizes[table], config.embedding_dim, embedding_name=table)
+            columns.append(VarLenSparseFeat(elements, options.max, options.pool))
         self._model = DCN(
             [],
-            features + [DenseFeat(name) for name in DENSE],
+            columns + [DenseFeat(name) for name in features.dense_inputs],
             cross_num=config.num_cross_layers,
             dnn_hidden_units=config.tower,
             dnn_dropout=config.dropout,
@@ -196,8 +207,11 @@ class DeepCtr:
 
     def prepare(self, rows: Rows) -> tuple[dict[str, Any], Any]:
         """See `TrainingContestant`."""
-        columns = {name: np.ascontiguousarray(rows.ids[:, i]) for i, name in enumerate(CATEGORICAL)}
-        columns |= {name: np.ascontiguousarray(rows.dense[:, i]) for i, name in enumerate(DENSE)}
+        features = self._features
+        columns = {name: np.ascontiguousarray(rows.ids[:, i]) for i, name in enumerate(features.categorical)}
+        for name, places in zip(features.lists, features.places.lists):
+            columns[name] = np.ascontiguousarray(rows.ids[:, places.start : places.stop])
+        columns |= {name: np.ascontiguousarray(rows.dense[:, i]) for i, name in enumerate(features.dense_inputs)}
         return columns, rows.labels
 
     def learn(self, prepared: tuple[dict[str, Any], Any]) -> None:

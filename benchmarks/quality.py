@@ -1,14 +1,15 @@
 """How good a first model of few rows is, beside peers that learn the same rows: `make benchmark-quality`.
 
-Windows of 2,000, 5,000 and 20,000 rows: of the demo's simulated world, of a long-tailed one, and of a file of real
-Criteo rows where `--data` names one. Each is learned by this project's training step as it ships (preprocessing's
-vocabularies, `fit` with its default settings), by DeepCTR-Torch's DCN and by LightGBM; the same other rows judge all
-three. Figures are means over seeds, which draw rows and initial weights anew, with the least and the most.
+Windows of 2,000, 5,000 and 20,000 rows: of the demo's simulated world, of a long-tailed one, of the shop of
+`examples/shop` (words, user ids, lists), and of a file of real Criteo rows where `--data` names one. Each is learned by
+this project's training step as it ships (preprocessing's vocabularies, `fit` with the settings of the recommender's
+file), by DeepCTR-Torch's DCN and by LightGBM; the same other rows judge all three. Figures are means over seeds, which
+draw rows and initial weights anew, with the least and the most; the AUC of the true probabilities is the best possible.
 
 Both peers are favoured: of one, two and three passes of DeepCTR-Torch (in batches as small as this project's) and of
 25, 50, 100 and 200 trees of LightGBM (its defaults otherwise) the one counts whose log loss on the judging rows is the
-least, and only its seconds. DeepCTR-Torch gets the encoded rows, LightGBM the raw numbers with their gaps and the ids
-as categories.
+least, and only its seconds. DeepCTR-Torch gets the encoded rows; LightGBM the raw numbers with their gaps, the ids as
+categories, and of each list how often it holds each id.
 """
 
 from __future__ import annotations
@@ -26,15 +27,22 @@ from numpy.typing import NDArray
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit
-from benchmarks.first_model import CONFIG, FirstModel
+from benchmarks.first_model import FirstModel
 from benchmarks.peers import DeepCtr
 from benchmarks.spread import spread
-from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts.criteo import CRITEO_RECOMMENDER, NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.metrics import Z_95, auc_difference, calibration, log_loss, roc_auc, row_log_losses
+from components.contracts.raw_rows import category_matrix, feature_matrix
+from components.contracts.recommender import Recommender
+from components.contracts.workflow import PADDING_ID
+from components.extraction.raw_schema import categories, in_lists
+from components.models.configs import DcnConfig, network_config
 from components.training.config import TrainingSettings
 from components.training.rows import Rows
+from examples.shop.world import draw
 from inference_client.simulation.world import World, WorldRows
+from pipelines.local.environments import REPOSITORY
 
 OURS, DEEPCTR, LIGHTGBM = "evergreen", "DeepCTR-Torch", "LightGBM"
 SIZES = (2_000, 5_000, 20_000)
@@ -45,10 +53,11 @@ _DENSE_MEAN = 4.0
 
 
 class Split(NamedTuple):
-    """Rows to learn, and rows that judge."""
+    """Rows to learn, and rows that judge, of a recommender's features."""
 
     window: WorldRows
     judging: WorldRows
+    recommender: Recommender = CRITEO_RECOMMENDER
 
 
 class ContestantScores(NamedTuple):
@@ -77,6 +86,25 @@ def long_tail(num_rows: int, seed: int) -> Split:
     return Split(drawn(num_rows, 1), drawn(JUDGING_ROWS, 2))
 
 
+def shop(num_rows: int, seed: int) -> Split:
+    """The first pages of the shop's log of this seed; those that follow judge."""
+    from pipelines.recommender_file.form import read_recommender  # YAML's reader, which only the shop needs
+
+    recommender = read_recommender(REPOSITORY / "examples/shop/recommender.yaml")
+    table, probability = draw(num_rows + JUDGING_ROWS, seed)
+    (log,) = table.combine_chunks().to_batches()
+    features = recommender.features
+    for name in (*features.categorical, *features.lists):
+        values = log.column(name)
+        of_rows = in_lists(values, categories) if name in features.lists else categories(values)
+        log = log.set_column(log.schema.get_field_index(name), name, of_rows)
+    dense = feature_matrix(log, features.numeric, "float32", missing=np.nan)
+    label = log.column(recommender.data.label).to_numpy(zero_copy_only=False).astype(np.int32)
+    rows = WorldRows(dense, category_matrix(log, features), probability, label)
+    parts = (WorldRows(*(column[part] for column in rows)) for part in (slice(num_rows), slice(num_rows, None)))
+    return Split(*parts, recommender)
+
+
 def criteo_file(path: Path) -> WorldRows:
     """The rows of a tab-separated Criteo file without a header; their probabilities are not known."""
     fields = [line.rstrip("\n").split("\t") for line in path.open()]
@@ -96,23 +124,28 @@ def folds(rows: WorldRows, num_folds: int) -> Iterator[Split]:
 def contestants(split: Split, seed: int) -> dict[str, ContestantScores]:
     """Everybody's scores of the judging rows, by name."""
     torch.manual_seed(seed)
+    recommender = split.recommender.with_settings({"training.seed": seed})
     with tempfile.TemporaryDirectory(prefix="quality-") as scratch:
         began = time.perf_counter()
-        ours = FirstModel(split.window, Path(scratch), TrainingSettings(seed=seed))
+        ours = FirstModel(split.window, Path(scratch), recommender)
         seconds = time.perf_counter() - began
         window, judging = ours.encoded(split.window), ours.encoded(split.judging)
         found = {OURS: ContestantScores(ours.score(split.judging).astype(np.float64), seconds)}
         sizes = ours.slot_sizes
-    labels = split.judging.label
-    found[DEEPCTR] = _best(labels, _deepctr(sizes, window, judging))
-    found[LIGHTGBM] = _best(labels, _lightgbm(split, window, judging, seed=seed))
+    labels, features = split.judging.label, recommender.features
+    found[DEEPCTR] = _best(labels, _deepctr(recommender, sizes, window, judging=judging))
+    parts = ((split.window, window), (split.judging, judging))
+    tables = [lightgbm_table(raw, rows, features, sizes=sizes) for raw, rows in parts]
+    found[LIGHTGBM] = _best(labels, _lightgbm(*tables, split.window.label, features=features, seed=seed))
     return found
 
 
-def _deepctr(sizes: list[int], window: Rows, judging: Rows) -> Iterator[ContestantScores]:
+def _deepctr(recommender: Recommender, sizes: list[int], window: Rows, *, judging: Rows) -> Iterator[ContestantScores]:
     """After each pass."""
-    settings = TrainingSettings()
-    peer, seconds = DeepCtr(CONFIG, sizes, max(settings.min_batch_size, len(window) // settings.min_steps)), 0.0
+    settings, config = recommender.section("training", TrainingSettings), network_config(recommender)
+    assert isinstance(config, DcnConfig)
+    batch_size = min(settings.batch_size, max(settings.min_batch_size, len(window) // settings.min_steps))
+    peer, seconds = DeepCtr(config, sizes, batch_size, features=recommender.features), 0.0
     prepared = peer.prepare(window)
     for _ in PASSES:
         began = time.perf_counter()
@@ -121,16 +154,32 @@ def _deepctr(sizes: list[int], window: Rows, judging: Rows) -> Iterator[Contesta
         yield ContestantScores(peer.score(judging).astype(np.float64), seconds)
 
 
-def _lightgbm(split: Split, window: Rows, judging: Rows, *, seed: int) -> Iterator[ContestantScores]:
-    """With each number of trees; a table of numbers, the last 26 of which are categories."""
+def lightgbm_table(raw: WorldRows, rows: Rows, features: Features, *, sizes: list[int]) -> Any:
+    """Numbers, then categories, then a column for each id that a list can hold, with how often it does."""
+    from scipy.sparse import csr_matrix, hstack
+
+    plain = np.hstack([raw.dense, rows.ids[:, : len(features.categorical)]])
+    if not features.lists:
+        return plain
+    parts = [csr_matrix(plain)]
+    for places in features.places.lists:
+        ids = rows.ids[:, places.start : places.stop]
+        row, place = np.nonzero(ids != PADDING_ID)
+        size = sizes[features.places.slots[places.start]]
+        parts.append(csr_matrix((np.ones(len(row), np.float32), (row, ids[row, place])), (len(ids), size)))
+    return hstack(parts, "csr")
+
+
+def _lightgbm(
+    learned: Any, judged: Any, label: NDArray[np.int32], *, features: Features, seed: int
+) -> Iterator[ContestantScores]:
+    """With each number of trees."""
     import lightgbm
 
-    learned, judged = (
-        np.hstack([raw.dense, rows.ids]) for raw, rows in ((split.window, window), (split.judging, judging))
-    )
     parameters = {"objective": "binary", "seed": seed, "num_threads": 1, "verbose": -1}
+    first = len(features.numeric)
     for number in TREES:
-        data = lightgbm.Dataset(learned, split.window.label, categorical_feature=[*range(NUM_DENSE, learned.shape[1])])
+        data = lightgbm.Dataset(learned, label, categorical_feature=[*range(first, first + len(features.categorical))])
         began = time.perf_counter()
         booster = lightgbm.train(parameters, data, number)
         yield ContestantScores(np.asarray(booster.predict(judged, num_threads=1)), time.perf_counter() - began)
@@ -155,6 +204,10 @@ def figures(splits: Sequence[Split], found: Sequence[dict[str, ContestantScores]
         document["contestants"][name] = {
             key: {"mean": float(np.mean(each)), **spread(each)._asdict()} for key, each in values.items()
         }
+    if not any(np.isnan(split.judging.probability).any() for split in splits):
+        best = [roc_auc(split.judging.label, split.judging.probability) or 0.0 for split in splits]
+        short = [most - (roc_auc(label, each[OURS].scores) or 0.0) for most, label, each in zip(best, labels, found)]
+        document["best_possible"] = {"auc": spread(best), "auc_short_of_it": spread(short)}
     for name in (DEEPCTR, LIGHTGBM):
         aucs, losses = [], []
         for label, each in zip(labels, found):
@@ -189,6 +242,8 @@ def print_case(name: str, result: dict[str, Any]) -> None:
             f"  {contestant:<14}{values['auc']['mean']:>8.4f}{values['log_loss']['mean']:>10.4f}{shown:>32}"
             f"{values['seconds']['mean']:>9.2f}"
         )
+    if best := result.get("best_possible"):
+        print(f"  best possible AUC {best['auc'].shown('.4f')}, ours {best['auc_short_of_it'].shown('.4f')} less")
     for peer, of in result["differences"].items():
         texts = [f"{key} {of[key]['mean']:+.4f} [{of[key]['low']:+.4f}, {of[key]['high']:+.4f}]" for key in of]
         is_behind = of["auc"]["high"] < 0 or of["log_loss"]["low"] > 0
@@ -204,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     seeds = range(1, 2 if flags.quick else 4)
     cases: dict[str, Callable[[], list[Split]]] = {
         f"{world.__name__}, {size:,} rows": lambda world=world, size=size: [world(size, seed) for seed in seeds]
-        for world in (demo_world, long_tail)
+        for world in (demo_world, long_tail, shop)
         for size in (SIZES[:1] if flags.quick else SIZES)
     }
     if flags.data is not None:

@@ -86,6 +86,15 @@ class Shop:
 
 def write_clicks(path: Path, *, rows: int, seed: int) -> dict[str, Any]:
     """Writes a log of whole pages, `rows` rows or a few more; its numbers, with the best AUC that a model can have."""
+    table, probability = draw(rows, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path)
+    clicked = table["clicked"].to_numpy()
+    return {"rows": len(clicked), "clicks": int(clicked.sum()), "best_auc": roc_auc(clicked, probability)}
+
+
+def draw(rows: int, seed: int) -> tuple[Any, NDArray[np.float64]]:
+    """The log as an Arrow table, in the order of time, and the true probability of each row's click."""
     random = np.random.default_rng([seed, 11])
     shop = Shop.open(random)
     requests = -(-rows // SLOTS)
@@ -128,9 +137,7 @@ def write_clicks(path: Path, *, rows: int, seed: int) -> dict[str, Any]:
             "last_items": pa.array([words[items].tolist() for items in looked_at]).take(page),
         }
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path)
-    return {"rows": len(page), "clicks": int(clicked.sum()), "best_auc": roc_auc(clicked, probability)}
+    return table, probability
 
 
 def _zipf(count: int, random: Generator) -> NDArray[np.float64]:

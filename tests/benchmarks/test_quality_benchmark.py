@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.quality import DEEPCTR, LIGHTGBM, OURS, ContestantScores, Split, criteo_file, figures, folds
+from benchmarks.quality import (
+    DEEPCTR,
+    LIGHTGBM,
+    OURS,
+    ContestantScores,
+    Split,
+    criteo_file,
+    figures,
+    folds,
+    lightgbm_table,
+)
+from components.contracts.features import Features, ListOptions
+from components.training.rows import Rows
 from inference_client.simulation.world import WorldRows
 
 
@@ -34,6 +46,8 @@ def test_a_contestant_that_knows_the_truth_is_calibrated_and_ahead_of_one_that_k
     assert result["differences"][DEEPCTR]["auc"]["low"] > 0
     assert result["differences"][DEEPCTR]["log_loss"]["high"] < 0
     assert result["differences"][LIGHTGBM]["auc"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    assert result["best_possible"]["auc"].most > 0.6
+    assert result["best_possible"]["auc_short_of_it"] == (0.0, 0.0, 0.0)
 
 
 def test_a_criteo_file_keeps_its_gaps(tmp_path):
@@ -43,3 +57,13 @@ def test_a_criteo_file_keeps_its_gaps(tmp_path):
     assert read.label.tolist() == [1]
     assert np.isnan(read.dense[0]).tolist() == [False] * 12 + [True]
     assert read.categorical[0].tolist() == [*range(25), -1]
+
+
+def test_lightgbm_gets_a_list_as_how_often_it_holds_each_id_and_padding_is_none():
+    options = {"last": ListOptions(max=3, table="item")}
+    features = Features(numeric=("price",), categorical=("item",), lists=("last",), list_options=options)
+    ids = np.array([[4, 4, 3, 4], [3, 0, 0, 0]], np.int32)
+    encoded = Rows(labels=np.zeros(2, np.float32), dense=np.zeros((2, 1), np.float32), ids=ids)
+    raw = WorldRows(np.array([[0.5], [np.nan]]), ids.astype(np.int64), np.full(2, 0.3), np.zeros(2, np.int32))
+    table = lightgbm_table(raw, encoded, features, sizes=[5]).toarray()
+    np.testing.assert_array_equal(table, [[0.5, 4, 0, 0, 0, 1, 2], [np.nan, 3, 0, 0, 0, 0, 0]])
