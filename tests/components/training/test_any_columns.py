@@ -50,6 +50,7 @@ MODELS = {
     "dcn v2": {"num_cross_layers": 2, "projection_dim": 2},
     "deepfm": {},
     "dlrm": {},
+    "dcn by hugectr": {"num_cross_layers": 2},
 }
 
 
@@ -142,7 +143,7 @@ def encoded_set(folder, recommender, workflow, *, dense, ids):
 
 @pytest.mark.parametrize(("num_numeric", "num_categorical", "kind"), CASES)
 def test_a_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_network_say(
-    num_numeric, num_categorical, kind, tmp_path, validation_report, capsys
+    num_numeric, num_categorical, kind, tmp_path, validation_report, capsys, double
 ):
     random = np.random.default_rng(1000 * num_numeric + num_categorical)
     recommender = recommender_of(num_numeric, num_categorical, kind)
@@ -162,6 +163,7 @@ def test_a_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_
         validation_report=tmp_path / "report.json",
         output=tmp_path / "model.json",
     )
+    flags += ["--backend", "hugectr"] * ("hugectr" in kind)
     assert main(flags) == 0
     model = Model.read(tmp_path / "model.json")
     assert model.optimizer_step >= 3
