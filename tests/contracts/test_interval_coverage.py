@@ -29,12 +29,23 @@ def coverage(*, windows: int, rows: int, size: int, rate: float, by_row: bool = 
     }
 
 
-def test_intervals_hold_where_requests_have_64_rows():
-    found = coverage(windows=500, rows=4000, size=64, rate=0.25)
-    assert found["exists"] == 1.0
-    # 99.8 % of Binomial(500, 0.95) lies within.
-    assert 0.92 <= found["auc"] <= 0.98
-    assert 0.92 <= found["difference"] <= 0.98
+# 99.8 % of Binomial(500, 0.95) lies between 92 and 98 %; of the many windows of the slow ones, between 93 and 97.
+@pytest.mark.parametrize(
+    ("windows", "rows", "size", "rate", "off", "exist"),
+    [
+        (500, 4000, 64, 0.25, 0.03, 1.0),
+        *(
+            pytest.param(2000, 20_000, size, rate, 0.02, 0.9805, marks=pytest.mark.slow)
+            for size in (1, 10, 64)
+            for rate in (0.001, 0.03, 0.25)
+        ),
+    ],
+)
+def test_95_of_100_intervals_hold(windows, rows, size, rate, off, exist):
+    found = coverage(windows=windows, rows=rows, size=size, rate=rate)
+    assert found["exists"] >= exist
+    assert found["auc"] == pytest.approx(0.95, abs=off)
+    assert found["difference"] == pytest.approx(0.95, abs=off)
 
 
 def test_rows_taken_one_by_one_would_promise_too_much():
@@ -54,16 +65,6 @@ def test_users_who_come_back_need_to_be_counted_as_alike():
             held[requests].append(estimate.low <= truth <= estimate.high)
     assert 0.92 <= np.mean(held[16]) <= 0.98
     assert np.mean(held[1]) < 0.88
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rate", [0.001, 0.03, 0.25], ids="{:.1%} clicks".format)
-@pytest.mark.parametrize("size", [1, 10, 64], ids="{} rows a request".format)
-def test_intervals_of_a_full_window_hold_in_93_to_97_percent(size, rate):
-    found = coverage(windows=2000, rows=20_000, size=size, rate=rate)
-    assert found["exists"] > 0.98
-    assert 0.93 <= found["auc"] <= 0.97
-    assert 0.93 <= found["difference"] <= 0.97
 
 
 @pytest.mark.slow

@@ -101,3 +101,9 @@ def test_settings_of_a_run_are_json_or_plain_words():
         "extraction.columns": ["a b", "c"],
     }
     assert parse_settings("  ") == {}
+
+
+@pytest.mark.parametrize("names", [{"label": ""}, {"label": "ts", "event_time": "ts"}, {"row": "request_id"}])
+def test_names_that_cannot_be_told_apart_are_refused(names):
+    with pytest.raises(ContractError, match="expected a name for each"):
+        ColumnNames(**names)

@@ -27,6 +27,8 @@ from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import Drift, World
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local.environments import python_of
+from pipelines.local.plan import DemoSettings, Services, plan_for_world
+from pipelines.local.runner import LocalFolders
 from tests.crossings.warm_steps import WarmSteps
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into, settings_text
@@ -229,3 +231,11 @@ def held_out_rows():
 def _matrix(table, names, missing, dtype):
     columns = [np.array([missing if v is None else v for v in table[name].to_pylist()], dtype) for name in names]
     return np.stack(columns, axis=1)
+
+
+@pytest.fixture
+def services(tmp_path):
+    """The demo's programs, none of which is started."""
+    settings = DemoSettings(folder=tmp_path / "a demo")
+    folders = LocalFolders(root=settings.folder)
+    return Services(settings=settings, plan=plan_for_world(settings), folders=folders, triton_url="127.0.0.1:8001")

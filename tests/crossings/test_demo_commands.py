@@ -15,17 +15,9 @@ from inference_client import __main__ as client
 from monitoring.flags import build_parser, read_settings
 from monitoring.settings import InstallationSettings, with_rules
 from monitoring.uploader import UploaderSettings
-from pipelines.local.plan import DemoSettings, Services, columns_to_change, plan_for_data, plan_for_world
-from pipelines.local.runner import LocalFolders
+from pipelines.local.plan import columns_to_change, plan_for_data
 from pipelines.recommender import check_settings
 from tests.support.recommenders import accept_into
-
-
-@pytest.fixture
-def services(tmp_path):
-    settings = DemoSettings(folder=tmp_path / "a demo")
-    folders = LocalFolders(root=settings.folder)
-    return Services(settings=settings, plan=plan_for_world(settings), folders=folders, triton_url="127.0.0.1:8001")
 
 
 def test_monitor_and_uploader_take_their_flags_as_settings(services):

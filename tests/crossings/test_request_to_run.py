@@ -21,8 +21,6 @@ from monitoring.deciding.restraint import RestraintSettings
 from monitoring.memory.store import Store
 from pipelines.__main__ import build_parser
 from pipelines.local import runner as local_run
-from pipelines.local.plan import DemoSettings, Services, plan_for_world
-from pipelines.local.runner import LocalFolders
 from pipelines.package import compile_pipeline, read_parameters
 from pipelines.placement import Placement
 from tests.support.yaml_texts import documents
@@ -88,13 +86,6 @@ def monitor_asks(tmp_path):
         return request
 
     return ask
-
-
-@pytest.fixture
-def services(tmp_path):
-    settings = DemoSettings(folder=tmp_path / "a demo")
-    folders = LocalFolders(root=settings.folder)
-    return Services(settings=settings, plan=plan_for_world(settings), folders=folders, triton_url="127.0.0.1:8001")
 
 
 def _fits(arguments, inputs):

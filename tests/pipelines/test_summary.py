@@ -20,7 +20,7 @@ from components.store.runs import RunOutcome, run_folder, write_outcome
 from k8s.scaling.traces import read_trace
 from pipelines.local import summary as numbers
 from pipelines.local.plan import DemoSettings, plan_for_world
-from pipelines.local.report import headline_sentence
+from pipelines.local.report import fold_repeated, headline_sentence
 from pipelines.local.runner import LocalFolders
 from pipelines.local.summary import (
     AucNumbers,
@@ -372,3 +372,27 @@ def test_every_request_of_the_trace_is_in_the_second_in_which_it_was_sent(tmp_pa
     np.testing.assert_allclose(read_trace(tmp_path / "requests.csv").starts, [0, 1, 2, 4])
     with pytest.raises(ContractError, match="expected at least one"):
         numbers.recorded_trace(lines[1:2])
+
+
+def event(second, kind, text):
+    return {"time": float(second), "kind": kind, "text": text}
+
+
+def test_events_of_one_kind_in_a_row_are_one_line_with_their_number_and_span():
+    drifts = [event(10 + 2 * i, "drift", f"2 of 40 columns drifted over {3968 + i} rows") for i in range(40)]
+    events = [event(0, "started", "0 rows"), *drifts[:30], event(70.5, "decision", "auc fell"), *drifts[30:]]
+    folded = fold_repeated(events, start=0.0)
+    assert [(when, kind) for when, kind, _ in folded] == [
+        ("0.0 s", "started"), ("10.0 to 68.0 s", "drift, 30 times"), ("70.5 s", "decision"),
+        ("70.0 to 88.0 s", "drift, 10 times"),
+    ]  # fmt: skip
+    assert folded[1][2] == "2 of 40 columns drifted over 3968 rows"
+
+
+def test_drift_between_other_events_is_one_line_too():
+    """Files are archived all the while: forty equal lines of drift would hide the eight events that matter."""
+    events = []
+    for i in range(40):
+        events += [event(10 + 2 * i, "drift", "2 of 40 columns drifted"), event(11 + 2 * i, "archived", f"{i} rows")]
+    folded = fold_repeated([*events, event(99, "run_started", "run a started")], start=0.0)
+    assert [kind for _, kind, _ in folded] == ["drift, 40 times", "archived, 40 times", "run started"]

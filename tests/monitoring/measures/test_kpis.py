@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 from components.contracts import metrics
 from monitoring.measures.kpis import measure, measure_version
 from monitoring.measures.window import MAX_VERSIONS, RANKING_K, RowWindow, VersionWindows
+from tests.support.monitors import START, WINDOW, clicks, prediction, publish
 
 
 def rows(random, n, rate=0.2):
@@ -139,3 +141,23 @@ def test_clicks_of_three_requests_give_an_auc_without_an_interval():
     kpis = measure(1, window)
     assert kpis.auc is not None
     assert (kpis.auc_low, kpis.auc_high) == (None, None)
+
+
+def test_ranked_requests_reach_the_kpis(bench):
+    b = bench()
+    monitor = b.start()
+    positions = np.array([3, 1, 2, 4, 6, 5, 12, 7], np.int32)
+    lists = [
+        dataclasses.replace(prediction(name, 8, time=START + i), positions=positions)
+        for i, name in enumerate(["a", "b", "c"])
+    ]
+    outcomes = [("a", 0, START + 5), ("a", 3, START + 6), ("b", 6, START + 7)]
+    publish(b.log, *lists, prediction("d", 8, time=START + 3), clicks("o", outcomes))
+    b.clock.now = START + WINDOW + 10
+    monitor.tick()
+    (kpis,) = monitor._measuring.shown
+    labels = np.zeros((4, 8), int)
+    for name, row, _ in outcomes:
+        labels["abcd".index(name), row] = 1
+    assert (kpis.ranked_lists, kpis.hit_rate) == (3, pytest.approx(1 / 3))
+    assert kpis.ndcg == pytest.approx(ndcg_score(labels[:1], [-positions], k=10) / 2)
