@@ -39,6 +39,20 @@ def is_nth_part(n, seen):
     return lambda request: request.method == "PUT" and (seen.append(request) or len(seen) == n)
 
 
+def as_it_passes(cloud_storage, number, do):
+    """Calls `do` just before the request that comes as the `number`th from now; the list of those that came."""
+    passed = []
+
+    def before(request):
+        passed.append(request)
+        if len(passed) == number:
+            cloud_storage.before = lambda request: None
+            do()
+
+    cloud_storage.before = before
+    return passed
+
+
 def is_rewrite(request):
     return "/rewriteTo/" in request.path
 
@@ -103,12 +117,7 @@ def test_a_lost_answer_does_not_make_another_writers_equal_bytes_ours(cloud_stor
     mine, other = open_bucket(), open_bucket()
     seen = mine.write("config", b"before")
     cloud_storage.fail(is_upload, "cut")
-
-    def other_comes_between(request):
-        cloud_storage.before = lambda request: None
-        other.write("config", b"same bytes", if_generation=seen)
-
-    cloud_storage.before = other_comes_between
+    as_it_passes(cloud_storage, 1, lambda: other.write("config", b"same bytes", if_generation=seen))
     with pytest.raises(Changed):
         mine.write("config", b"same bytes", if_generation=seen)
 
@@ -117,15 +126,9 @@ def test_a_lost_answer_after_which_another_wrote_is_a_change(cloud_storage, open
     mine, other = open_bucket(), open_bucket()
     seen = mine.write("config", b"before")
     cloud_storage.fail(is_upload, "lose")
-    passed = []
-
-    def other_follows(request):
-        passed.append(request)
-        if len(passed) == 2:
-            cloud_storage.before = lambda request: None
-            other.write("config", b"theirs", if_generation=other.read("config").generation)
-
-    cloud_storage.before = other_follows
+    as_it_passes(
+        cloud_storage, 2, lambda: other.write("config", b"theirs", if_generation=other.read("config").generation)
+    )
     with pytest.raises(Changed):
         mine.write("config", b"mine", if_generation=seen)
     assert other.read("config").content == b"theirs"
@@ -192,15 +195,7 @@ def test_an_object_replaced_during_a_download_in_parts_is_read_anew(cloud_storag
     objects = open_bucket()
     objects.write("object", b"1" * 100_000)
     cloud_storage.fail(is_download, "half")
-    passed = []
-
-    def replace_before_the_second_part(request):
-        passed.append(request)
-        if len(passed) == 2:
-            cloud_storage.before = lambda request: None
-            open_bucket().write("object", b"2" * 90_000)
-
-    cloud_storage.before = replace_before_the_second_part
+    passed = as_it_passes(cloud_storage, 2, lambda: open_bucket().write("object", b"2" * 90_000))
     assert objects.read("object").content == b"2" * 90_000
     assert len(passed) == 2
 
@@ -300,15 +295,7 @@ def test_an_object_replaced_in_the_middle_of_a_fetch_is_not_mixed_with_its_succe
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     cloud_storage.fail(is_download, "half")
-    passed = []
-
-    def replace_before_the_second_part(request):
-        passed.append(request)
-        if len(passed) == 2:
-            cloud_storage.before = lambda request: None
-            open_bucket().write("big", BIG[::-1])
-
-    cloud_storage.before = replace_before_the_second_part
+    as_it_passes(cloud_storage, 2, lambda: open_bucket().write("big", BIG[::-1]))
     with pytest.raises(Changed, match=rf"big is no longer at generation {wanted.generation}"):
         objects.fetch(wanted, tmp_path / "part")
 
