@@ -137,7 +137,8 @@ class NumericOptions:
     (mean 0, standard deviation 1) or `minmax` (0 to 1). Where all values are the same, a scaling only subtracts.
     `quantile_buckets(n)`, alone or after a `clip`, makes a category of the number: one of n buckets of about equally
     many rows of the first round, or missing, each with a vector in place of the dense input. Quantiles that are equal
-    leave fewer buckets; later rounds keep them as they keep a scaling."""
+    leave fewer buckets; later rounds keep them as they keep a scaling. They are exact, NumPy's by its method `higher`:
+    the first round holds 12 bytes for each distinct value of the column."""
 
     def __post_init__(self) -> None:
         """Refuses what could not be computed; writes equal options alike."""
