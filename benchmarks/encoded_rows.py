@@ -2,7 +2,8 @@
 
 The table of 1,221,286 rows is that of NVIDIA's DCN sample: its 26 slot sizes are one day of Criteo 1TB after NVTabular.
 Ids are drawn with probability about 1 / (id + 1), Zipf with exponent 1, which is what Categorify's order by frequency
-leaves of click logs. The true logit is a sum of one weight per id and of the weighted dense values.
+leaves of click logs. The true logit is a sum of one weight per id and of the weighted dense values. A list adds what it
+pools of its elements' weights; it has any number of elements up to its most, and none of them is id 0, its padding.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
+from components.contracts.criteo import CRITEO, NUM_DENSE
+from components.contracts.features import Features
+from components.contracts.workflow import PADDING_ID
 from components.training.rows import Rows
 
 SAMPLE_SLOT_SIZES = [
@@ -34,10 +37,10 @@ def slot_sizes_for(table_rows: int) -> list[int]:
 class PlantedLogit:
     """Draws rows whose click probability is known."""
 
-    def __init__(self, slot_sizes: list[int], seed: int = 1) -> None:
-        """Plants the weights."""
+    def __init__(self, slot_sizes: list[int], seed: int = 1, *, features: Features = CRITEO) -> None:
+        """Plants the weights; `features` are Criteo's, and lists of their categories."""
         random = np.random.default_rng(seed)
-        self.slot_sizes = slot_sizes
+        self.slot_sizes, self._places = slot_sizes, features.places
         self._by_id = [_WEIGHT_OF_ID * random.standard_normal(size, np.float32) for size in slot_sizes]
         self._by_dense = _WEIGHT_OF_DENSE * random.standard_normal(NUM_DENSE, np.float32)
 
@@ -45,12 +48,19 @@ class PlantedLogit:
         """`num_rows` rows, and their true logits [n]."""
         random = np.random.default_rng(seed)
         dense = random.standard_normal((num_rows, NUM_DENSE), np.float32)
-        ids = np.empty((num_rows, NUM_CATEGORICAL), np.int32)
+        ids = np.empty((num_rows, len(self._places.slots)), np.int32)
         logits = dense @ self._by_dense + np.float32(_BIAS)
         for slot, (size, weights) in enumerate(zip(self.slot_sizes, self._by_id)):
             # The inverse of the distribution function log(1 + id) / log(1 + size).
             drawn = np.expm1(random.random(num_rows) * np.log1p(size)).astype(np.int32)
             ids[:, slot] = np.minimum(drawn, size - 1)
             logits += weights[ids[:, slot]]
+        for start, stop, pool in self._places.lists:
+            slot, shape = self._places.slots[start], (num_rows, stop - start)
+            drawn = np.expm1(random.random(shape) * np.log1p(self.slot_sizes[slot])).astype(np.int32)
+            is_there = np.arange(shape[1]) < random.integers(0, shape[1], (num_rows, 1), endpoint=True)
+            ids[:, start:stop] = np.where(is_there, np.clip(drawn, 1, self.slot_sizes[slot] - 1), PADDING_ID)
+            pooled = np.where(is_there, self._by_id[slot][ids[:, start:stop]], np.float32(0)).sum(axis=1)
+            logits += pooled / np.maximum(is_there.sum(axis=1), 1) if pool == "mean" else pooled
         labels = (random.random(num_rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
         return Rows(labels=labels, dense=dense, ids=ids), logits

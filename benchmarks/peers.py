@@ -3,9 +3,9 @@
 Each learns the rows it is given in one pass of shuffled batches with Adam at 0.001, and scores others. What it is given
 is put into its own form beforehand, unclocked. Clocking and judging are `speed`'s.
 
-Plain PyTorch: 26 `nn.Embedding` with dense gradients, the cross layers one by one, `torch.optim.Adam`, a `DataLoader`
-over a Dataset of arrays. That Dataset feeds 201,000 rows/s on two cores, a TensorDataset 107,000; two
-workers make it 238,000 and take a core from the step, so there are none.
+Plain PyTorch: 26 `nn.Embedding` with dense gradients, an `nn.EmbeddingBag` for each list, the cross layers one by one,
+`torch.optim.Adam`, a `DataLoader` over a Dataset of arrays. That Dataset feeds 201,000 rows/s on two cores, a
+TensorDataset 107,000; two workers make it 238,000 and take a core from the step, so there are none.
 
 DeepCTR-Torch: its DCN with its own `fit`, unchanged. It is configured without what the network above does not have: its
 linear part (no linear columns) and the L2 penalties on whole tables, which would slow it down. Lists are its
@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from components.contracts.criteo import CRITEO
 from components.contracts.features import Features
+from components.contracts.workflow import PADDING_ID
 from components.models.configs import DcnConfig
 from components.models.files import Tensors, open_model
 from components.training.config import TrainingSettings
@@ -56,13 +57,20 @@ class Evergreen:
     """The engine that `components.training` fits with."""
 
     def __init__(
-        self, config: DcnConfig, slot_sizes: list[int], weights: Path, *, batch_size: int, precision: str
+        self,
+        config: DcnConfig,
+        slot_sizes: list[int],
+        weights: Path,
+        *,
+        batch_size: int,
+        precision: str,
+        features: Features = CRITEO,
     ) -> None:
         """Starts from the model in the folder `weights`."""
         self.name = f"evergreen {precision}"
         self._batch_size, self._passes = batch_size, 0
         settings = TrainingSettings(precision=precision, learning_rate=0.001)
-        self.engine = PytorchEngine(config, slot_sizes, settings, device="cpu")
+        self.engine = PytorchEngine(config, slot_sizes, settings, device="cpu", places=features.places)
         self.engine.restore(weights)
 
     def prepare(self, rows: Rows) -> Rows:
@@ -83,12 +91,19 @@ class Evergreen:
 class PlainDcn(nn.Module):
     """DCN v1 as a tutorial has it."""
 
-    def __init__(self, config: DcnConfig, weights: Tensors, slot_sizes: list[int]) -> None:
+    def __init__(
+        self, config: DcnConfig, weights: Tensors, slot_sizes: list[int], *, features: Features = CRITEO
+    ) -> None:
         """Starts from `weights`."""
         super().__init__()
         tables = torch.tensor(weights.table).split(slot_sizes)
         self.embeddings = nn.ModuleList(nn.Embedding.from_pretrained(table.clone(), freeze=False) for table in tables)
-
+        self._num_plain, self._lists = len(features.categorical), features.places.lists
+        self.bags = nn.ModuleList()
+        for places in self._lists:
+            weight = self.embeddings[features.places.slots[places.start]].weight
+            self.bags.append(nn.EmbeddingBag(*weight.shape, mode=places.pool, padding_idx=PADDING_ID))
+            self.bags[-1].weight = weight
         self.cross_weights = nn.ParameterList(torch.tensor(weights.dense["cross_weight"]).unbind())
         self.cross_biases = nn.ParameterList(torch.tensor(weights.dense["cross_bias"]).unbind())
         tower: list[nn.Module] = []
@@ -102,7 +117,8 @@ class PlainDcn(nn.Module):
 
     def forward(self, dense_BD: Tensor, ids_BF: Tensor) -> Tensor:
         """Logits [B]."""
-        vectors = [table(ids_BF[:, slot]) for slot, table in enumerate(self.embeddings)]
+        vectors = [table(ids_BF[:, slot]) for slot, table in enumerate(self.embeddings[: self._num_plain])]
+        vectors += [bag(ids_BF[:, places.start : places.stop]) for bag, places in zip(self.bags, self._lists)]
         x0 = x = torch.cat([*vectors, dense_BD], dim=1)
         for weight, bias in zip(self.cross_weights, self.cross_biases):
             x = x0 * (x @ weight).unsqueeze(1) + bias + x
@@ -136,9 +152,17 @@ class PlainPytorch:
 
     name = "plain PyTorch"
 
-    def __init__(self, config: DcnConfig, slot_sizes: list[int], weights: Path, *, batch_size: int) -> None:
+    def __init__(
+        self,
+        config: DcnConfig,
+        slot_sizes: list[int],
+        weights: Path,
+        *,
+        batch_size: int,
+        features: Features = CRITEO,
+    ) -> None:
         """Starts from the model in the folder `weights`."""
-        self.model = PlainDcn(config, open_model(weights, slot_sizes).weights, slot_sizes)
+        self.model = PlainDcn(config, open_model(weights, slot_sizes).weights, slot_sizes, features=features)
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=0.001)
         self._loss = nn.BCEWithLogitsLoss()
         self._batch_size = batch_size
@@ -195,6 +219,7 @@ class DeepCtr:
             [],
             columns + [DenseFeat(name) for name in features.dense_inputs],
             cross_num=config.num_cross_layers,
+            cross_parameterization="matrix" if config.projection_dim else "vector",
             dnn_hidden_units=config.tower,
             dnn_dropout=config.dropout,
             l2_reg_linear=0,

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,17 +142,19 @@ def contestants(split: Split, seed: int) -> dict[str, ContestantScores]:
 
 
 def _deepctr(recommender: Recommender, sizes: list[int], window: Rows, *, judging: Rows) -> Iterator[ContestantScores]:
-    """After each pass."""
+    """After each pass; of its DCN v1, and where ours is a DCN v2 of its one as well."""
     settings, config = recommender.section("training", TrainingSettings), network_config(recommender)
     assert isinstance(config, DcnConfig)
     batch_size = min(settings.batch_size, max(settings.min_batch_size, len(window) // settings.min_steps))
-    peer, seconds = DeepCtr(config, sizes, batch_size, features=recommender.features), 0.0
-    prepared = peer.prepare(window)
-    for _ in PASSES:
-        began = time.perf_counter()
-        peer.learn(prepared)
-        seconds += time.perf_counter() - began
-        yield ContestantScores(peer.score(judging).astype(np.float64), seconds)
+    for rank in {0, config.projection_dim}:
+        config = replace(config, projection_dim=rank)
+        peer, seconds = DeepCtr(config, sizes, batch_size, features=recommender.features), 0.0
+        prepared = peer.prepare(window)
+        for _ in PASSES:
+            began = time.perf_counter()
+            peer.learn(prepared)
+            seconds += time.perf_counter() - began
+            yield ContestantScores(peer.score(judging).astype(np.float64), seconds)
 
 
 def lightgbm_table(raw: WorldRows, rows: Rows, features: Features, *, sizes: list[int]) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks.encoded_rows import PlantedLogit, slot_sizes_for
 from benchmarks.peers import DeepCtr, Evergreen, PlainPytorch, TrainingContestant
 from benchmarks.spread import spread
+from components.contracts.features import Features
 from components.contracts.metrics import roc_auc
 from components.models.configs import DcnConfig
 from components.training.rows import Rows
@@ -41,6 +42,7 @@ class Case:
 
     name: str
     config: DcnConfig
+    features: Features
     table_rows: int
     rounds: int
     """With the one that warms up."""
@@ -55,10 +57,10 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
         NetworksDiffer: ours and plain PyTorch score the same rows differently with the same weights.
     """
     slot_sizes = slot_sizes_for(case.table_rows)
-    planted = PlantedLogit(slot_sizes)
+    planted = PlantedLogit(slot_sizes, features=case.features)
     segments = [planted.draw(case.steps * batch_size, seed)[0] for seed in range(2, 2 + case.rounds)]
     held_out, true_logits = planted.draw(_HELD_OUT_ROWS, seed=1)
-    ours, peers = _contestants(case.config, slot_sizes, batch_size, scratch=scratch)
+    ours, peers = _contestants(case, slot_sizes, batch_size, scratch=scratch)
     _check_same_network(ours[0], peers[0], held_out[:4096])
 
     speeds: dict[str, list[float]] = {c.name: [] for c in [*ours, *peers]}
@@ -78,16 +80,17 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
 
 
 def _contestants(
-    config: DcnConfig, slot_sizes: list[int], batch_size: int, *, scratch: Path
+    case: Case, slot_sizes: list[int], batch_size: int, *, scratch: Path
 ) -> tuple[list[Evergreen], list[TrainingContestant]]:
-    weights = scratch / "weights"
+    weights, config, features = scratch / "weights", case.config, case.features
     write_initial(weights, config, slot_sizes, click_rate=_CLICK_RATE, seed=1)
     ours = [
-        Evergreen(config, slot_sizes, weights, batch_size=batch_size, precision=precision) for precision in PRECISIONS
+        Evergreen(config, slot_sizes, weights, batch_size=batch_size, precision=precision, features=features)
+        for precision in PRECISIONS
     ]
     return ours, [
-        PlainPytorch(config, slot_sizes, weights, batch_size=batch_size),
-        DeepCtr(config, slot_sizes, batch_size),
+        PlainPytorch(config, slot_sizes, weights, batch_size=batch_size, features=features),
+        DeepCtr(config, slot_sizes, batch_size, features=features),
     ]
 
 

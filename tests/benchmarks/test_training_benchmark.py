@@ -1,11 +1,15 @@
 """What the training benchmark compares is comparable: the peer is our network, the rows are what they claim to be."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.encoded_rows import PlantedLogit
 from benchmarks.peers import PlainDcn
+from components.contracts.criteo import CRITEO
+from components.contracts.features import ListOptions
 from components.models.files import open_model
 from components.models.scoring import load_scorer
 from components.training.start import write_initial
@@ -14,12 +18,17 @@ from tests.support.training_world import dcn
 SLOT_SIZES = [3 + 2 * slot for slot in range(26)]
 
 
-def test_plain_pytorch_peer_computes_our_network(tmp_path):
+@pytest.mark.parametrize("pool", [None, "mean", "sum"])
+def test_plain_pytorch_peer_computes_our_network(tmp_path, pool):
+    options = {"last": ListOptions(max=5, table="C9", pool=pool)} if pool else {}
+    features = replace(CRITEO, lists=tuple(options), list_options=options)
     config = dcn(embedding_dim=4, num_cross_layers=3, tower=(16, 8), dropout=0.5)
+    config = replace(config, num_categorical=26 + len(options))
     write_initial(tmp_path, config, SLOT_SIZES, click_rate=0.4, seed=0)
-    peer = PlainDcn(config, open_model(tmp_path, SLOT_SIZES).weights, SLOT_SIZES)
-    rows, _ = PlantedLogit(SLOT_SIZES).draw(500, seed=3)
-    ours = load_scorer(tmp_path, config, SLOT_SIZES).probabilities(rows.dense, rows.ids)
+    peer = PlainDcn(config, open_model(tmp_path, SLOT_SIZES).weights, SLOT_SIZES, features=features)
+    rows, _ = PlantedLogit(SLOT_SIZES, features=features).draw(500, seed=3)
+    assert not pool or {0, 5} <= set((rows.ids[:, 26:] > 0).sum(axis=1))
+    ours = load_scorer(tmp_path, config, SLOT_SIZES, places=features.places).probabilities(rows.dense, rows.ids)
     with torch.no_grad():
         theirs = peer.eval()(torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))).sigmoid()
     assert ours.std() > 0.1
