@@ -184,7 +184,7 @@ class RecommenderClient:
                 )
             if isinstance(self._server, str):
                 scorer: ScoringClient | PlannedClient = open_scorer(
-                    self._server, self.recommender.name, self._settings, plan_uri=self._plan_uri
+                    self._server, self.recommender, self._settings, plan_uri=self._plan_uri
                 )
                 self._scorer = await resources.enter_async_context(scorer)
             else:

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
@@ -23,6 +23,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
@@ -41,20 +42,20 @@ FIRST_READ_SECONDS = 5.0
 
 
 def open_scorer(
-    server: str, model_name: str, settings: ClientSettings | None = None, *, plan_uri: str | None = None
+    server: str, recommender: Recommender, settings: ClientSettings | None = None, *, plan_uri: str | None = None
 ) -> ScoringClient | PlannedClient:
-    """A scorer that asks the one model of this name, or the models that the traffic plan at `plan_uri` names.
+    """A scorer of a recommender's rows by its one model, or by the models that the traffic plan at `plan_uri` names.
 
     Raises:
         ContractError: `plan_uri` is a folder that does not exist, in which no plan could ever appear.
     """
     if plan_uri is None:
-        return ScoringClient(server, model_name, settings)
-    follower = PlanFollower(open_objects(plan_uri), model_name)
+        return ScoringClient(server, recommender.name, settings, columns=recommender.features.columns)
+    follower = PlanFollower(open_objects(plan_uri), recommender.name)
     plan = follower.objects.local(follower.name)
     if plan is not None and not plan.parent.is_dir():
         raise ContractError(f"plan is {plan_uri!r}, but {plan.parent} is no folder, expected the model repository")
-    return PlannedClient(server, follower, settings)
+    return PlannedClient(server, follower, settings, columns=recommender.features.columns)
 
 
 class PlanFollower:
@@ -138,6 +139,7 @@ class PlannedClient:
         plan: PlanFollower,
         settings: ClientSettings | None = None,
         *,
+        columns: Mapping[str, Sequence[str]] | None = None,
         max_shadows: int = MAX_SHADOWS,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -147,18 +149,19 @@ class PlannedClient:
             server: As `ScoringClient`'s.
             plan: Follows the plan; started and stopped here.
             settings: Of the served requests.
+            columns: As `ScoringClient`'s.
             max_shadows: Shadow requests at once; beyond it they are dropped.
             timer: Seconds, for the deadline over both arms.
         """
         self._settings = settings or ClientSettings()
         self._timer = timer
         self.plan = plan
-        self._client = ScoringClient(server, plan.model_name, self._settings)
+        self._client = ScoringClient(server, plan.model_name, self._settings, columns=columns)
         deadline = min(SHADOW_SECONDS, self._settings.deadline_seconds)
         shadow_settings = replace(
             self._settings, deadline_seconds=deadline, max_in_flight=max_shadows, max_waiting=0, max_attempts=1
         )
-        self._shadow_client = ScoringClient(server, plan.model_name, shadow_settings)
+        self._shadow_client = ScoringClient(server, plan.model_name, shadow_settings, columns=columns)
         self._shadows: set[asyncio.Task[Scored | None]] = set()
         self.fallbacks: Counter[str] = Counter()
         """Requests of the canary's keys that the stable arm answered instead, by error."""

@@ -1,18 +1,20 @@
 """Scores matrices of features on a Triton server: one connection, its line of callers, and what is asked again.
 
 A request that is too large is split; where its parts met a version switch, the parts that another version answered are
-asked again until one version has answered all of them. Scoring changes nothing, so a request may be repeated; repeated
-is what time may heal: no server, a full queue, a version switch (`ServerUnavailable`), and a model that answered this
-client before and is being loaded again. What another try would meet again is raised at once, and so is an expired
-deadline. Calls on the wire are `transport`'s job; which of several models is asked is `routing`'s; logging is
-`recommender`'s.
+asked again until one version has answered all of them. A version says in its configuration which columns it takes, and
+gets those. Scoring changes nothing, so a request may be repeated; repeated is what time may heal: no server, a full
+queue, a version switch (`ServerUnavailable`), and a model that answered this client before and is being loaded again.
+What another try would meet again is raised at once, and so is an expired deadline. Calls on the wire are `transport`'s
+job; which of several models is asked is `routing`'s; logging is `recommender`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -22,9 +24,11 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferInput, InferRequestedOutput
 
 from components.contracts.serving import (
+    COLUMNS,
     INPUT_TYPES,
     MAX_BATCH_ROWS,
     PROBABILITY_OUTPUT,
+    ColumnMap,
     named_inputs,
 )
 from inference_client.errors import (
@@ -41,6 +45,8 @@ from inference_client.transport import GrpcTransport
 logger = logging.getLogger(__name__)
 
 _SERVER = re.compile(r"(dns:///)?[^/\s]+:\d+")
+_MAX_COLUMNS = 3
+"""Versions of other columns that one try of a request may meet, while servers switch."""
 _OUTPUTS = [InferRequestedOutput(PROBABILITY_OUTPUT.name)]
 
 
@@ -136,7 +142,13 @@ class ScoringClient:
     """A connection to one server or to its replicas; create, use and close it in one event loop."""
 
     def __init__(
-        self, server: str, model_name: str, settings: ClientSettings | None = None, *, timing: Timing | None = None
+        self,
+        server: str,
+        model_name: str,
+        settings: ClientSettings | None = None,
+        *,
+        columns: Mapping[str, Sequence[str]] | None = None,
+        timing: Timing | None = None,
     ) -> None:
         """Prepares the connection, which is made at the first request.
 
@@ -144,6 +156,9 @@ class ScoringClient:
             server: host:port of Triton's gRPC endpoint, or `dns:///name:port` for all replicas behind a name.
             model_name: As which the recommender is served: its own name.
             settings: See `ClientSettings`.
+            columns: Those of the rows (`Features.columns`). A version that takes others gets the rows in its own form:
+                each column is found by its name, and one that the rows lack is missing. None = every version takes the
+                rows as they are.
             timing: Clocks and waits.
 
         Raises:
@@ -160,6 +175,11 @@ class ScoringClient:
         self._callers = 0
         self._answered: set[str] = set()
         """Models that answered once: if one is absent now, it is being loaded again."""
+        self._own_columns = columns
+        self._columns: dict[tuple[str, int], ColumnMap] = {}
+        """What each version of a model takes, as far as it was asked."""
+        self._newest: dict[str, ColumnMap] = {}
+        """What the version takes by which a model answered last, or was asked about since."""
 
     async def __aenter__(self) -> ScoringClient:
         """The client itself."""
@@ -269,11 +289,10 @@ class ScoringClient:
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
         """The first answer; an unavailable server is asked again, with growing waits."""
-        inputs = [_input_tensor(name, rows) for name, rows in named_inputs(dense, categorical).items()]
         backoff = self._settings.first_backoff_seconds
         for attempt in range(1, request.max_attempts + 1):
             try:
-                reply = await self._ask_server(request, inputs)
+                reply = await self._ask_version(request, dense, categorical)
                 return _read_reply(reply, len(dense), self.server)
             except ServerUnavailable as error:
                 wait = self._timing.jitter(backoff)
@@ -283,6 +302,41 @@ class ScoringClient:
             await self._timing.sleep(wait)
             backoff = min(2 * backoff, self._settings.max_backoff_seconds)
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _ask_version(self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Any:
+        """The reply of a version that got the columns that it takes."""
+        if self._own_columns is None:
+            return await self._ask_server(request, _input_tensors(dense, categorical))
+        for _ in range(_MAX_COLUMNS):
+            sent = self._newest.get(request.model) or await self._ask_columns(request)
+            try:
+                reply = await self._ask_server(request, _input_tensors(*sent.rows(dense, categorical)))
+            except BadRequest:
+                if (await self._ask_columns(request)).takes == sent.takes:
+                    raise
+                continue
+            version = (request.model, int(reply.get_response().model_version))
+            if version not in self._columns:
+                await self._ask_columns(request)
+            taken = self._columns.get(version)
+            if taken is not None and taken.takes == sent.takes:
+                return reply
+            if taken is not None:
+                self._newest[request.model] = taken
+        raise ServerUnavailable(f"server {self.server} switches between versions of {request.model} of other columns")
+
+    async def _ask_columns(self, request: _Request) -> ColumnMap:
+        """What the model takes that is loaded now."""
+        assert self._own_columns is not None
+        config = await self.transport.config(
+            request.model, seconds=self._seconds_left(request), deadline_seconds=request.seconds
+        )
+        stated = config.parameters[COLUMNS].string_value if COLUMNS in config.parameters else None
+        newest = ColumnMap(self._own_columns, json.loads(stated) if stated else self._own_columns)
+        for version in config.version_policy.specific.versions:
+            self._columns[request.model, version] = newest
+        self._newest[request.model] = newest
+        return newest
 
     async def _ask_server(self, request: _Request, inputs: list[Any]) -> Any:
         try:
@@ -314,8 +368,11 @@ def _check_rows(dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> N
         raise BadRequest(f"dense has {len(dense)} rows and categorical {len(categorical)}, expected the same number")
 
 
-def _input_tensor(name: str, rows: NDArray[Any]) -> Any:
-    return InferInput(name, list(rows.shape), INPUT_TYPES[name]).set_data_from_numpy(rows)
+def _input_tensors(dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> list[Any]:
+    return [
+        InferInput(name, list(rows.shape), INPUT_TYPES[name]).set_data_from_numpy(rows)
+        for name, rows in named_inputs(dense, categorical).items()
+    ]
 
 
 def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tritonclient.grpc.aio import InferenceServerClient
@@ -79,12 +80,33 @@ class GrpcTransport:
             Overloaded: not even a free slot within `seconds`; nothing was sent.
             Others: see `errors`.
         """
+        return await self._call(
+            lambda wire_seconds: self._triton.infer(model, inputs, outputs=outputs, client_timeout=wire_seconds),
+            model,
+            seconds=seconds,
+            deadline_seconds=deadline_seconds,
+        )
+
+    async def config(self, model: str, *, seconds: float, deadline_seconds: float) -> Any:
+        """The model's configuration as it is loaded; else as `infer`."""
+        reply = await self._call(
+            lambda wire_seconds: self._triton.get_model_config(model, client_timeout=wire_seconds),
+            model,
+            seconds=seconds,
+            deadline_seconds=deadline_seconds,
+        )
+        return reply.config
+
+    async def _call(
+        self, asked: Callable[[float], Awaitable[Any]], model: str, *, seconds: float, deadline_seconds: float
+    ) -> Any:
+        """What `asked` answers, given its deadline on the wire."""
         clock = asyncio.get_running_loop().time
         end = clock() + seconds
         await self._take_slot(seconds, deadline_seconds)
         left = end - clock()
         wire_seconds = left if self._safe_to_cancel else max(WIRE_SECONDS, deadline_seconds)
-        call = asyncio.ensure_future(self._triton.infer(model, inputs, outputs=outputs, client_timeout=wire_seconds))
+        call = asyncio.ensure_future(asked(wire_seconds))
         self._calls.add(call)
         call.add_done_callback(self._release_slot)
         # asyncio.wait leaves the call alone at the timeout, and when the caller is cancelled.

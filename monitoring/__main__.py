@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from components.contracts.retrain_request import CURRENT
 from components.runtime.errors import TemporaryError
 from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.store.recommenders import accepted, served_recommender
+from components.store.recommenders import accepted, logged_recommender
 from monitoring.backtest.settings import write_judging
 from monitoring.flags import build_parser, read_settings
 from monitoring.json_logs import configure_logging
@@ -106,7 +106,7 @@ def _run_loop(settings: InstallationSettings, store: Store, *, exposition: Expos
                         subscriber=subscriber,
                         store=store,
                         trigger=trigger,
-                        recommender=served_recommender(settings.store) or accepted(settings.store, CURRENT),
+                        recommender=logged_recommender(settings.store) or accepted(settings.store, CURRENT),
                         exposition=exposition,
                     )
                 monitor.tick()

@@ -94,7 +94,8 @@ class Monitor:
         self._judging = StoredJudge(
             settings.judging, model_store=settings.store, store=store, journal=self.journal, checkpoint=checkpoint
         )
-        watch = DriftWatch(ReleasedModels(settings.store).reference, settings.judging.drift)
+        reference = ReleasedModels(settings.store).reference
+        watch = DriftWatch(reference, settings.judging.drift, features=recommender.features)
         self._drift = KeptWatch(watch, store, form=self._form, journal=self.journal, clock=clock)
         self._read_up_to: float | None = None
         """The watermark: every record published before is in; None before the log first says so.
@@ -385,15 +386,15 @@ class Monitor:
 
 
 def _expect_columns_of_before(store: Store, features: Features) -> None:
-    """Raises ContractError where the stored rows may have other columns; an empty store gets the name of these."""
-    if (known := store.read_document("features")) is None:
-        store.write_documents({"features": features.columns})
-    elif known != features.columns:
-        held, expected = ([*each["numeric"], *each["categorical"]] for each in (known, features.columns))
+    """Raises ContractError where the stored rows have columns that are none of these; keeps the names of these."""
+    known, columns = store.read_document("features") or {}, features.columns
+    if lost := [name for kind, names in known.items() for name in names if name not in columns[kind]]:
         raise ContractError(
-            f"the state folder holds rows of {held}, expected {expected}: end the "
-            "monitor of before by a stop, which archives its rows, and start this one on an empty folder"
+            f"the state folder holds rows with {lost}, expected rows of {sum(columns.values(), [])}: end "
+            "the monitor of before by a stop, which archives its rows, and start this one on an empty folder"
         )
+    if known != columns:
+        store.write_documents({"features": columns})
 
 
 def _open_archive(

@@ -17,7 +17,7 @@ from components.preprocessing.settings import PreprocessingSettings
 def fit(raw: Path, num_rows: int, output: Path) -> None:
     """Writes both forms of the workflow of the rows in `raw`."""
     plan = raw_partitions.plan_partitions(raw, expected_rows=num_rows, partition_rows=100_000)
-    statistics = feature_graph.statistics_of(plan, with_moments=True)
+    statistics = feature_graph.statistics_of(plan, numeric=plan[0].features.numeric)
     rules = PreprocessingSettings(frequency_threshold=1)
     features, _ = feature_graph.next_workflow(statistics, parent=None, now=0, rules=rules)
     features.save(output / "features")

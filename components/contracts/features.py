@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from components.runtime.errors import ContractError
 
@@ -362,9 +362,9 @@ class Features:
         return self.place_features + self.bucketed
 
     @property
-    def num_vectors(self) -> int:
-        """Vectors of a row that a network takes, those of a list's elements pooled: as `id_places` says."""
-        return len(self.categorical) + len(self.lists) + len(self.bucketed)
+    def vector_names(self) -> tuple[str, ...]:
+        """The feature of each vector that a network takes, those of a list's elements pooled: as `id_places` says."""
+        return self.categorical + self.lists + self.bucketed
 
     @property
     def place_names(self) -> tuple[str, ...]:
@@ -403,32 +403,62 @@ class Features:
         plain = (name for name in self.numeric if name not in bucketed)
         return (*plain, *(INDICATOR.format(name=name) for name in self.indicated))
 
-    def expect_same(self, before: Features, *, parent: str) -> None:
+    def expect_continues(self, before: Features, *, parent: str) -> None:
         """Refuses these as the features of a round that continues a model of the features `before`.
 
+        Columns may come, go and change their order: what was learned of a column is found by its name.
+
         Raises:
-            ContractError: they differ in names, kinds or order; says in what, and how the parent is named.
+            ContractError: a column has another kind or other options, or none is left of `before`; names those, and the
+                parent.
         """
-        if self == before:
-            return
-        moved = [name for name in self.names if name in before.names]
+        kept = [name for name in self.names if name in before.names]
         kinds = ("numeric", "categorical", "lists")
-        other_kind = [n for n in moved if any((n in getattr(self, k)) != (n in getattr(before, k)) for k in kinds)]
+        other_kind = [n for n in kept if any((n in getattr(self, k)) != (n in getattr(before, k)) for k in kinds)]
         options, options_before = (
             {**each.numeric_options, **each.categorical_options, **each.list_options} for each in (self, before)
         )
-        other_options = [name for name in moved if options.get(name) != options_before.get(name)]
-        differences = {
-            "lack": [name for name in before.names if name not in self.names],
-            "add": [name for name in self.names if name not in before.names],
-            "change the kind of": other_kind,
-            "change the options of": other_options,
-        }
-        said = [f"{verb} {names}" for verb, names in differences.items() if names] or ["have another order"]
-        raise ContractError(
-            f"features of this run {' and '.join(said)}, expected those of the parent {parent}, "
-            f"{list(before.numeric)}, {list(before.categorical)} and {list(before.lists)}; train from scratch with "
-            "parent=none"
+        other_options = [n for n in kept if n not in other_kind and options.get(n) != options_before.get(n)]
+        differences = {"change the kind of": other_kind, "change the options of": other_options}
+        said = [f"{verb} {names}" for verb, names in differences.items() if names]
+        if not kept:
+            said = [f"have none of {list(before.names)}"]
+        if said:
+            raise ContractError(
+                f"features of this run {' and '.join(said)}, expected what the parent {parent} learned from; train "
+                "from scratch with parent=none"
+            )
+
+    def places_lost(self, other: Features) -> list[str]:
+        """The columns of the tensors for `other` that rows of these features have no values for.
+
+        All of a list are, where other elements of it count.
+        """
+        lost = [name for name in other.numeric if name not in self.numeric]
+        for name, place in zip(other.place_features, other.place_names):
+            counted = [(each.max, each.keep) for each in (self.list_options_of(name), other.list_options_of(name))]
+            if place not in self.place_names or (name in other.lists and counted[0] != counted[1]):
+                lost.append(place)
+        return lost
+
+    def joined(self, other: Features) -> Features:
+        """These, and behind those of each kind the columns that only `other` has; whatever both have is as here.
+
+        >>> Features(numeric=("a",), categorical=("b",)).joined(Features(numeric=("c", "a"), categorical=())).names
+        ('a', 'c', 'b')
+        """
+        theirs = [name for name in other.names if name not in self.names]
+
+        def options(kind: str) -> dict[str, Any]:
+            return {**{n: each for n, each in getattr(other, kind).items() if n in theirs}, **getattr(self, kind)}
+
+        return Features(
+            numeric=self.numeric + tuple(name for name in other.numeric if name in theirs),
+            categorical=self.categorical + tuple(name for name in other.categorical if name in theirs),
+            lists=self.lists + tuple(name for name in other.lists if name in theirs),
+            numeric_options=options("numeric_options"),
+            categorical_options=options("categorical_options"),
+            list_options=options("list_options"),
         )
 
 

@@ -7,12 +7,14 @@ laptop's server, which starts with it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.runtime.errors import ContractError
 
 CANDIDATE_SUFFIX, CANARY_SUFFIX = "_candidate", "_canary"
@@ -72,6 +74,8 @@ class Tensor(NamedTuple):
     width: int
 
 
+COLUMNS = "columns"
+"""Parameter of a model's configuration in Triton: the columns that it takes (`Features.columns`), as JSON."""
 DENSE_INPUT = "dense"
 """Name of the tensor of raw numeric features, in their order; NaN = missing."""
 CATEGORICAL_INPUT = "categorical"
@@ -96,6 +100,42 @@ def named_inputs(dense: NDArray[Any], categorical: NDArray[Any]) -> dict[str, ND
     """The tensors of a request for these rows, [n, d] and [n, c], by name; one without columns is left out."""
     rows = {DENSE_INPUT: dense, CATEGORICAL_INPUT: categorical}
     return {name: values for name, values in rows.items() if values.shape[1]}
+
+
+class ColumnMap:
+    """Rows for one model from rows of other columns: by name, and what the model takes and the rows lack is missing.
+
+    Args:
+        rows: The columns of the rows, see `Features.columns`.
+        model: Those that the model takes.
+    """
+
+    def __init__(self, rows: Mapping[str, Sequence[str]], model: Mapping[str, Sequence[str]]) -> None:
+        self.takes = {kind: tuple(model[kind]) for kind in ("numeric", "categorical")}
+        """The columns that the model takes."""
+        self._is_same = self.takes == {kind: tuple(rows[kind]) for kind in self.takes}
+        self._taken = {kind: _positions(rows[kind], model[kind]) for kind in self.takes}
+
+    def rows(
+        self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The model's [n, d] and [n, c] from [n, d] and [n, c] of the rows."""
+        if self._is_same:
+            return dense, categorical
+        return (
+            _with_columns(dense, self._taken["numeric"], np.float32(np.nan)),
+            _with_columns(categorical, self._taken["categorical"], np.int64(MISSING_CATEGORY)),
+        )
+
+
+def _positions(here: Sequence[str], wanted: Sequence[str]) -> NDArray[np.int64]:
+    """Where each wanted name is; behind the last where it is not."""
+    return np.array([here.index(name) if name in here else len(here) for name in wanted], np.int64)
+
+
+def _with_columns(values: NDArray[Any], taken: NDArray[np.int64], missing: Any) -> NDArray[Any]:
+    more = np.full((len(values), 1), missing, values.dtype)
+    return np.ascontiguousarray(np.concatenate([values, more], axis=1)[:, taken])
 
 
 def versions_of(text: str) -> list[int]:

@@ -28,20 +28,15 @@ class VocabularyChange:
 
 
 def vocabulary_changes(before: FeatureWorkflow | None, now: FeatureWorkflow) -> list[VocabularyChange]:
-    """Per slot, what changed from `before` to `now`; None before = every category is new.
+    """Per slot of `now`, what changed from `before`; None before, or without the slot = every category is new.
 
     Raises:
-        ContractError: the features differ, an id means another category than before with no round between as a
-            tombstone, a category moved to another id, or a vocabulary shrank. Weights of the one workflow are then of
-            no use under the other.
+        ContractError: an id means another category than before with no round between as a tombstone, a category moved
+            to another id, or a vocabulary shrank. Weights of the one workflow are then of no use under the other.
     """
-    if before and before.features != now.features:
-        raise ContractError(
-            f"features are {list(now.features.names)}, expected {list(before.features.names)} as before"
-        )
-    names, nothing = now.features.slots, np.zeros(0, np.int64)
-    earlier = before.vocabularies if before else (nothing,) * len(names)
-    return [_change(*column) for column in zip(names, earlier, now.vocabularies)]
+    earlier = dict(zip(before.features.slots, before.vocabularies)) if before else {}
+    nothing = np.zeros(0, np.int64)
+    return [_change(name, earlier.get(name, nothing), each) for name, each in zip(now.features.slots, now.vocabularies)]
 
 
 def _change(name: str, before: NDArray[np.int64], now: NDArray[np.int64]) -> VocabularyChange:

@@ -97,7 +97,7 @@ def evaluate(
         features=raw.recommender.features,
         named=raw.recommender.data,
         score_candidate=candidate_scorer(model),
-        score_champion=champion_scorer(champion) if champion else None,
+        score_champion=champion_scorer(champion, raw.recommender.features) if champion else None,
         slot_sizes=training_set.slot_sizes,
         new_ids=_new_ids(training_set),
     )

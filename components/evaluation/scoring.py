@@ -34,7 +34,7 @@ from components.contracts.raw_rows import (
     category_matrix,
     feature_matrix,
 )
-from components.contracts.serving import PROBABILITY_OUTPUT, named_inputs
+from components.contracts.serving import PROBABILITY_OUTPUT, ColumnMap, named_inputs
 from components.contracts.workflow import OOV_ID, FeatureWorkflow
 from components.models.configs import config_from_document
 from components.runtime.durable import sha256_tree
@@ -141,8 +141,8 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
     return score
 
 
-def champion_scorer(release: Release) -> ScoreRaw:
-    """The function that scores raw rows with the live release's graph.
+def champion_scorer(release: Release, features: Features) -> ScoreRaw:
+    """The function that scores raw rows of `features` with the live release's graph, each column found by its name.
 
     Raises:
         ContractError: the graph is absent, damaged, or not the one that was released.
@@ -156,8 +156,11 @@ def champion_scorer(release: Release) -> ScoreRaw:
     except Exception as error:  # onnxruntime's errors share no base class
         raise ContractError(f"champion graph {path} cannot be loaded: {error}") from error
 
+    own = Model.read(local_path(release.model_uri) / Model.MANIFEST).recommender.features
+    columns = ColumnMap(features.columns, own.columns)
+
     def score(batch: RawBatch) -> NDArray[np.float32]:
-        inputs = named_inputs(batch.dense, batch.categorical)
+        inputs = named_inputs(*columns.rows(batch.dense, batch.categorical))
         (probability,) = session.run([PROBABILITY_OUTPUT.name], inputs)
         scores: NDArray[np.float32] = probability.reshape(len(batch.labels)).astype(np.float32)
         return scores

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from components.extraction.columns import SchemaMismatch
 from components.extraction.settings import ExtractionSettings
+from components.extraction.times import TimeSpan
 from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class MalformedRows:
         self._max_fraction, self._named = max_fraction, named
         self._counts: dict[Path, _FileCounts] = {}
         self._mismatches: dict[str, SchemaMismatch] = {}
+        self._absent: dict[Path, tuple[int, frozenset[str]]] = {}
+        """The begin of each file's day, and the features that it lacks."""
         self._file: IO[str] | None = None
 
     def __enter__(self) -> MalformedRows:
@@ -81,6 +84,10 @@ class MalformedRows:
         for each in columns:
             self._mismatches.setdefault(each.column, each)
 
+    def add_absent(self, path: Path, features: Iterable[str], *, day: TimeSpan) -> None:
+        """Records the features that a file of that day lacks; they count as missing in its rows."""
+        self._absent[path] = (day.start or 0, frozenset(features))
+
     @property
     def schema_mismatches(self) -> list[dict[str, Any]]:
         """See `RawDataset.schema_mismatches`."""
@@ -100,13 +107,35 @@ class MalformedRows:
     def judge(self) -> None:
         """Judges every file read.
 
+        A feature that a recommender got later is absent from the files of the days before. So it may be absent from a
+        file where no file of an earlier day has it, and some other file does.
+
         Raises:
             ContractError: too many of a file's rows are malformed; names the file, the counts and the first examples.
+                Or a file lacks a feature that it should have.
         """
+        for feature in sorted(frozenset().union(*(absent for _, absent in self._absent.values()))):
+            self._judge_absence(feature)
         for path, counts in self._counts.items():
             self._judge_file(path, counts)
             if counts.num_malformed:
                 logger.warning("%s: %d of %d rows are malformed", path, counts.num_malformed, counts.num_rows)
+
+    def _judge_absence(self, feature: str) -> None:
+        without = {path: day for path, (day, absent) in self._absent.items() if feature in absent}
+        with_it = [day for path, (day, _) in self._absent.items() if path not in without]
+        last = max(without, key=lambda path: without[path])
+        if not with_it:
+            others = f" and {len(without) - 1} other files" if len(without) > 1 else ""
+            raise ContractError(
+                f"{self._named(last)}{others} lack the column {feature}, expected it in one file of the window at least"
+            )
+        if without[last] > min(with_it):
+            raise ContractError(
+                f"{self._named(last)} lacks the column {feature}, which a file of an earlier day has; expected it "
+                "in the files of all later days"
+            )
+        logger.warning("%d of %d files lack the column %s", len(without), len(self._absent), feature)
 
     def _judge_file(self, path: Path, counts: _FileCounts) -> None:
         if counts.num_malformed > self._max_fraction * counts.num_rows:

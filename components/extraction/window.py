@@ -184,15 +184,15 @@ def find_rivals(store: Path, *, parent: str, champion: str, features: Features) 
     """The models that `parent` (`current`, `none` or a model's id) and `champion` (a released one's) name.
 
     Raises:
-        ContractError: a model is unknown, its manifest is damaged, or the champion takes other columns than `features`,
-            so that it cannot be judged on the same rows.
+        ContractError: a model is unknown, its manifest is damaged, or the champion takes a column that is not among
+            `features`, so that it cannot be judged on the same rows.
     """
     release = model_store.champion(store, champion)
     found = Model.read(local_path(release.model_uri) / Model.MANIFEST) if release else None
-    if found is not None and (own := found.recommender.features.columns) != features.columns:
+    if found is not None and (lost := features.places_lost(found.recommender.features)):
         raise ContractError(
-            f"columns of the champion {found.model_id} are {own}, expected those of this run, {features.columns}; "
-            "judge a model of other columns without it, by champion=none"
+            f"columns {lost} of the champion {found.model_id} are none of this run's, so that it cannot be judged on "
+            "the same rows; judge without it, by champion=none"
         )
     return Rivals(parent=model_store.parent(store, parent), champion=found)
 

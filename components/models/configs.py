@@ -6,8 +6,9 @@ imported when a network is built (`network.build_network`): this file needs no t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import product
 from typing import Any, ClassVar
 
 from components.contracts.recommender import Recommender, settings_of
@@ -23,6 +24,10 @@ class NetworkConfig:
     logit_weights: ClassVar[tuple[str, ...]] = ()
     """The parameters, by `state_dict` name, that multiply the logit where they are all multiplied; without `bias`.
     Empty where the logit is not linear in parameters of its own."""
+
+    takes_new_vectors_at_zero: ClassVar[bool] = False
+    """Whether the vectors of a column that is added to a trained network must be zero for its logits to stay as they
+    are. Where not, zero weights at the column's places do that, and its vectors start as in a fresh network."""
 
     num_dense: int
     """Number of dense values in a row."""
@@ -51,6 +56,17 @@ class NetworkConfig:
         """Number of values in a row's vectors and dense values together."""
         return self.num_categorical * self.embedding_dim + self.num_dense
 
+    def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
+        """The dense parameters whose shapes depend on the columns: by name, the axis, and whose each position is.
+
+        With zeros at positions that are new, a network with more columns gives the logits of the one without them.
+
+        Args:
+            vectors: Names of the vectors of a row, [num_categorical].
+            dense: Names of its dense values, [num_dense].
+        """
+        raise NotImplementedError
+
     def as_document(self) -> dict[str, Any]:
         """The configuration as JSON-ready values."""
         return {"network": self.network, **asdict(self), "tower": list(self.tower)}
@@ -73,17 +89,33 @@ class DcnConfig(NetworkConfig):
         _require_at_least(1, "num_cross_layers", self.num_cross_layers)
         _require_at_least(0, "projection_dim", self.projection_dim)
 
+    def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
+        """See `NetworkConfig`: every layer that takes or gives a value for each one of x0."""
+        x0: list[Hashable] = [*product(vectors, range(self.embedding_dim)), *dense]
+        cross = {"cross_u": 1, "cross_v": 2} if self.projection_dim else {"cross_weight": 1}
+        axes = {**cross, "cross_bias": 1, "tower.0.weight": 1, "final_cross": 1}
+        return {name: (axis, x0) for name, axis in axes.items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeepFmConfig(NetworkConfig):
     """Factorization machine beside a tower (`deepfm`)."""
 
     network = "deepfm"
+    takes_new_vectors_at_zero = True
 
     def __post_init__(self) -> None:
         """Refuses vectors without room for a first-order weight and a factor."""
         super().__post_init__()
         _require_at_least(2, "embedding_dim", self.embedding_dim)
+
+    def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
+        """See `NetworkConfig`: the numeric columns' weights and factors, and what the tower takes."""
+        axes: dict[str, tuple[int, list[Hashable]]] = {
+            "dense_factors": (0, [*dense]),
+            "tower.0.weight": (1, [*product(vectors, range(1, self.embedding_dim)), *dense]),
+        }
+        return {**axes, "first_order.weight": (1, [*dense])} if dense else axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +134,16 @@ class DlrmConfig(NetworkConfig):
                 "columns, or one beside numeric ones: dlrm multiplies pairs of vectors, and all numeric columns "
                 "together are one"
             )
+
+    def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
+        """See `NetworkConfig`: what the bottom tower takes, and the pairs of vectors that the top tower does."""
+        bottom = [""] if dense else []
+        multiplied = [*bottom, *vectors]
+        pairs = [frozenset((multiplied[i], other)) for i in range(len(multiplied)) for other in multiplied[:i]]
+        axes: dict[str, tuple[int, list[Hashable]]] = {
+            "tower.0.weight": (1, [*product(bottom, range(self.embedding_dim)), *pairs])
+        }
+        return {**axes, "bottom.0.weight": (1, [*dense])} if dense else axes
 
 
 NETWORKS: dict[str, type[NetworkConfig]] = {each.network: each for each in (DcnConfig, DeepFmConfig, DlrmConfig)}
@@ -124,7 +166,7 @@ def network_config(recommender: Recommender) -> NetworkConfig:
     settings = dict(recommender.settings.get("model", {}))
     kind = _config_class(settings.pop("kind", DcnConfig.network))
     features = recommender.features
-    widths = {"num_dense": len(features.dense_inputs), "num_categorical": features.num_vectors}
+    widths = {"num_dense": len(features.dense_inputs), "num_categorical": len(features.vector_names)}
     if stated := settings.keys() & widths.keys():
         raise ContractError(f"model.{min(stated)} is no setting: the features decide it")
     return settings_of(kind, {**widths, **settings}, path="model")

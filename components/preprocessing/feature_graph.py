@@ -8,6 +8,7 @@ rows is left to `raw_partitions`, which categories have an id to `vocabularies`,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,21 +42,22 @@ from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import Column, next_column, unseen_column
 
 
-def statistics_of(partitions: list[Partition], *, with_moments: bool) -> tuple[dict[str, Counts], Moments]:
-    """Category counts of the rows by slot, and what dense columns are fitted by if asked for: the fitted graph.
+def statistics_of(partitions: list[Partition], *, numeric: tuple[str, ...]) -> tuple[dict[str, Counts], Moments]:
+    """Category counts of the rows by slot, and what numeric columns are fitted by: the fitted graph.
 
     That is, of a bucketed column, how often each value occurs, clipped, in the place of its slot's categories, and of
     any other one the moments before scaling.
 
     Args:
         partitions: At least one.
-        with_moments: Whether the dense columns are fitted too; without, there are no moments.
+        numeric: The numeric columns that are fitted.
     """
     features = partitions[0].features
-    bucketed = features.bucketed if with_moments else ()
-    numeric = tuple(n for n in features.numeric if n not in features.bucketed) if with_moments else ()
+    bucketed = tuple(name for name in features.bucketed if name in numeric)
+    numeric = tuple(name for name in numeric if name not in bucketed)
     is_logged = {name: features.options_of(name).is_logged for name in numeric}
-    columns = dict(zip(features.place_names + bucketed, features.id_places.slots))
+    counted = {*features.place_names, *bucketed}
+    columns = {name: slot for name, slot in zip(features.id_names, features.id_places.slots) if name in counted}
     slots: dict[str, list[str]] = {features.slots[slot]: [] for slot in sorted(columns.values())}
     for name, slot in columns.items():
         slots[features.slots[slot]].append(name)
@@ -84,21 +86,22 @@ def next_workflow(
 
     Args:
         statistics: Those of the training rows.
-        of: The columns; a parent's are the same.
-        parent: Whose workflow to carry on; None = fitted on these rows alone. The arithmetic on dense columns stays
-            the parent's, because its weights were trained on it.
+        of: The columns.
+        parent: Whose workflow to carry on; None = fitted on these rows alone. The arithmetic on its dense columns stays
+            the parent's, because its weights were trained on it; columns that it lacks are fitted on these rows.
         now: Newest row of the window, microseconds of UTC since 1970.
         rules: When a category enters and leaves.
         excluded: Features that the rows all lack, and that what is fitted always takes as missing.
     """
     counts, moments = statistics
-    before = parent.columns if parent else [unseen_column(np.zeros(0, np.int64))] * len(of.slots)
+    before, unseen = parent.columns if parent else {}, unseen_column(np.zeros(0, np.int64))
     own = of.slots[: len(of.slots) - len(of.bucketed)]
-    after = [next_column(column, *counts[name], now=now, rules=rules) for name, column in zip(own, before)]
+    after = [next_column(before.get(name, unseen), *counts[name], now=now, rules=rules) for name in own]
     num_buckets = {name: of.options_of(name).num_buckets for name in of.bucketed}
     after += [unseen_column(np.arange(0 if name in excluded else n)) for name, n in num_buckets.items()]
-    means, stds = (parent.features.means, parent.features.stds) if parent else _fitted(moments, of)
-    fitted = {} if parent else {name: _boundaries(*counts[name], n) for name, n in num_buckets.items()}
+    means, stds = _scaling(moments, of, known=parent.scaling if parent else {})
+    known = parent.features.boundaries if parent else {}
+    boundaries = {n: known[n] if n in known else _boundaries(*counts[n], number) for n, number in num_buckets.items()}
     features = FeatureWorkflow(
         features=of,
         vocabularies=tuple(column.vocabulary for column in after),
@@ -106,7 +109,7 @@ def next_workflow(
         stds=stds,
         frequency_threshold=rules.frequency_threshold,
         excluded=excluded,
-        boundaries=parent.features.boundaries if parent else fitted,
+        boundaries=boundaries,
     )
     return features, after
 
@@ -230,14 +233,21 @@ def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(vocabulary == TOMBSTONE, TOMBSTONE - np.arange(len(vocabulary)), vocabulary)
 
 
-def _fitted(moments: Moments, features: Features) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _scaling(
+    moments: Moments, features: Features, *, known: Mapping[str, tuple[float, float]]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """What is subtracted from each numeric column and what it is divided by; 1 where all values are the same."""
-    found = np.array([_scaling(moments, name, features.options_of(name)) for name in features.numeric]).reshape(-1, 2)
+    found = np.array(
+        [
+            known[name] if name in known else _fitted(moments, name, features.options_of(name))
+            for name in features.numeric
+        ]
+    ).reshape(-1, 2)
     centres, scales = found.T.astype(np.float32)
     return centres, np.where(scales == 0, np.float32(1), scales)
 
 
-def _scaling(moments: Moments, name: str, options: NumericOptions) -> tuple[float, float]:
+def _fitted(moments: Moments, name: str, options: NumericOptions) -> tuple[float, float]:
     if options.is_standardized:
         return moments[name].mean_and_std()
     if options.is_minmax:

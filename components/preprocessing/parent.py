@@ -9,6 +9,7 @@ in the folder that training copies into the model, so going back to an older mod
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from components.runtime.durable import sha256_tree, write_whole
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store import models as model_store
+
+logger = logging.getLogger(__name__)
 
 ADMISSION_FILE = "admission.npz"
 """Per column, by its position, int64: `0` (last seen, per id); of its candidates `0_candidates`, `0_sightings`,
@@ -71,21 +74,35 @@ class ParentWorkflow:
 
     model: Model
     features: FeatureWorkflow
-    columns: list[Column]
+    columns: dict[str, Column]
+    """By slot."""
+
+    @property
+    def scaling(self) -> dict[str, tuple[float, float]]:
+        """What is subtracted from each numeric feature, and what it is then divided by."""
+        means, stds = map(np.ndarray.tolist, (self.features.means, self.features.stds))
+        return dict(zip(self.features.features.numeric, zip(means, stds)))
 
 
 def expect_parents_columns(features: Features, excluded_columns: list[str], parent: ParentWorkflow | None) -> None:
-    """Refuses a round that has or leaves out other columns than its parent: the parent's weights were fitted to them.
+    """Refuses a round whose columns mean something else than its parent's; tells which come and which go.
 
     Raises:
-        ContractError: the features or the excluded columns differ; names those that do.
+        ContractError: a column has another kind or other options, or only one of the two excludes it; names it.
     """
     if parent is None:
         return
-    features.expect_same(parent.features.features, parent=parent.model.model_id)
-    if set(excluded_columns) != set(parent.features.excluded):
-        missing = sorted(set(excluded_columns) - set(parent.features.excluded))
-        added = sorted(set(parent.features.excluded) - set(excluded_columns))
+    before = parent.features.features
+    features.expect_continues(before, parent=parent.model.model_id)
+    if added := [name for name in features.names if name not in before.names]:
+        logger.warning("columns %s are new: the parent %s did not learn from them", added, parent.model.model_id)
+    if gone := [name for name in before.names if name not in features.names]:
+        logger.warning("columns %s are gone: what the parent %s learned of them is, too", gone, parent.model.model_id)
+    kept = {name for name in before.names if name in features.names}
+    excluded, excluded_before = kept.intersection(excluded_columns), kept.intersection(parent.features.excluded)
+    if excluded != excluded_before:
+        missing = sorted(excluded - excluded_before)
+        added = sorted(excluded_before - excluded)
         raise ContractError(
             f"columns of this run lack {missing or 'none'} of the parent {parent.model.model_id}'s and add "
             f"{added or 'none'}, expected the parent's columns; state those, or train from scratch with parent=none"
@@ -110,4 +127,6 @@ def find_parent(store: Path, model_id: str | None) -> ParentWorkflow | None:
         )
     if features.slot_sizes != model.slot_sizes:
         raise ContractError(f"workflow in {folder} has slot sizes {features.slot_sizes}, expected {model.slot_sizes}")
-    return ParentWorkflow(model=model, features=features, columns=load_columns(folder, features))
+    return ParentWorkflow(
+        model=model, features=features, columns=dict(zip(features.features.slots, load_columns(folder, features)))
+    )

@@ -161,17 +161,19 @@ def _fit_workflow(
 ) -> tuple[FeatureWorkflow, list[Column]]:
     """Writes this round's workflow, with what the next one should know, into `folder`."""
     now = raw_rows.microseconds(moment_of(raw.last_event_time).timestamp())
-    fit_share = partial(feature_graph.statistics_of, with_moments=parent is None)
+    features = raw.recommender.features
+    new = tuple(name for name in features.numeric if parent is None or name not in parent.scaling)
+    fit_share = partial(feature_graph.statistics_of, numeric=new)
     shares = forked.shares(plan, processes, weight=lambda partition: partition.num_rows)
     found = forked.run_all(fit_share, shares, processes=processes)
-    features, columns = feature_graph.next_workflow(
+    workflow, columns = feature_graph.next_workflow(
         operators.merged(found),
-        of=raw.recommender.features,
+        of=features,
         parent=parent,
         now=now,
         rules=raw.recommender.section("preprocessing", PreprocessingSettings),
         excluded=tuple(raw.excluded_columns),
     )
-    features.save(folder)
+    workflow.save(folder)
     save_columns(columns, folder)
-    return features, columns
+    return workflow, columns

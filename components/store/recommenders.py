@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -92,6 +92,25 @@ def served_recommender(store: Path) -> Recommender | None:
     if live is not None:
         return stored_model(store, live.model_id, role="live model").recommender
     return accepted(store, CURRENT) if read_accepted(store) else None
+
+
+def logged_recommender(store: Path) -> Recommender | None:
+    """The newest accepted one, with all columns that its records may hold; None where there is none.
+
+    Beside its own columns these are the live model's and those of every version that was accepted before under the same
+    name: clients learn of a change one after another. Where the live model has another name, its rows are in the log.
+
+    Raises:
+        ContractError: as `served_recommender`.
+    """
+    served, versions = served_recommender(store), [read_version(store, line) for line in read_accepted(store)[::-1]]
+    if served is None or not versions or versions[0].name != served.name:
+        return served
+    features = versions[0].features
+    for other in (served, *versions[1:]):
+        if other.name == served.name:
+            features = features.joined(other.features)
+    return replace(versions[0], features=features)
 
 
 def recommender_at(path: Path) -> Recommender:

@@ -16,10 +16,14 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Hashable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from components.contracts.features import Features
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
@@ -53,9 +57,7 @@ def write_initial(folder: Path, config: NetworkConfig, slot_sizes: list[int], *,
     (0, 1)), since small data would need hundreds of steps to get there. Vectors are U(+-1/sqrt(slot size)) per slot, as
     HugeCTR initialises them.
     """
-    from components.models.network import build_network
-
-    dense = {name: each.detach().numpy() for name, each in build_network(config, seed).named_parameters()}
+    dense = _fresh_dense(config, seed)
     shapes = {TABLE: (sum(slot_sizes), config.embedding_dim), **{name: each.shape for name, each in dense.items()}}
     random = np.random.default_rng(seed)
     with new_model(folder, shapes, with_moments=False) as fresh:
@@ -63,9 +65,7 @@ def write_initial(folder: Path, config: NetworkConfig, slot_sizes: list[int], *,
             fresh.weights.dense[name][:] = values
         fresh.weights.dense["bias"][:] = np.log(click_rate / (1 - click_rate))
         for offset, size in zip(slot_offsets(slot_sizes).tolist(), slot_sizes):
-            for part in chunks(offset, offset + size):
-                shape = (part.stop - part.start, config.embedding_dim)
-                fresh.weights.table[part] = random.uniform(-(size**-0.5), size**-0.5, shape)
+            _write_fresh_rows(fresh.weights.table, slice(offset, offset + size), random)
 
 
 def read_parent(training_set: TrainingSet) -> Model | None:
@@ -78,24 +78,28 @@ def read_parent(training_set: TrainingSet) -> Model | None:
     return Model.read(local_path(uri) / Model.MANIFEST) if uri else None
 
 
-def continue_from(parent: Model, training_set: TrainingSet, config: NetworkConfig, *, into: Path) -> Path:
+def continue_from(
+    parent: Model, training_set: TrainingSet, config: NetworkConfig, *, into: Path, seed: int = 0
+) -> Path:
     """Writes the parent's weights, moments and step count into the folder `into`, with this round's vocabularies.
 
     The logits are those of rows thinned as the training set's are, whatever the parent's own rate was, and without the
     parent's `served_shift`.
 
-    The training set is this round's, encoded with the workflow that goes on from the parent's. A folder `into` that an
-    earlier try left is replaced.
+    The training set is this round's, encoded with the workflow that goes on from the parent's. What is new of columns
+    that the parent lacks starts as `seed` decides. A folder `into` that an earlier try left is replaced.
 
     Raises:
         ContractError: the parent has another network, its ids mean other categories than the training set's or its
             dense values other numbers, a slot shrank, or one of its files is damaged.
         PermanentError: a file cannot be written.
     """
-    _require_same_network(parent, config)
-    names = training_set.recommender.features.slots
-    for name, before, now in zip(names, parent.slot_sizes, training_set.slot_sizes):
-        if now < before:
+    features, features_before = training_set.recommender.features, parent.recommender.features
+    features.expect_continues(features_before, parent=parent.model_id)
+    network = _network_before(parent, config)
+    sizes_before = dict(zip(features_before.slots, parent.slot_sizes))
+    for name, now in zip(features.slots, training_set.slot_sizes):
+        if now < (before := sizes_before.get(name, 0)):
             raise ContractError(
                 f"slot size of {name} is {now} in the training set and {before} in the parent {parent.model_id}, "
                 "expected at least as many"
@@ -105,7 +109,7 @@ def continue_from(parent: Model, training_set: TrainingSet, config: NetworkConfi
     stored = open_model(local_path(parent.uri) / Model.WEIGHTS, parent.slot_sizes)
     try:
         with whole_directory(into, replace=True) as aside:
-            grow(stored, old, new, into=aside)
+            grow(stored, ModelLayout(old, network), ModelLayout(new, config), into=aside, seed=seed)
             _require_same_transforms(old, new)
             add_to_bias(aside, -log_odds_correction(training_set.negative_rate) - parent.served_shift)
     except ContractError as error:
@@ -117,42 +121,126 @@ def continue_from(parent: Model, training_set: TrainingSet, config: NetworkConfi
     return into
 
 
-def grow(stored: StoredModel, before: FeatureWorkflow, now: FeatureWorkflow, *, into: Path) -> None:
-    """Writes the model `stored`, trained with the workflow `before`, into the folder `into`, laid out for `now`.
+class ModelLayout(NamedTuple):
+    """What decides the shapes of a model's tensors, and what each position means."""
+
+    workflow: FeatureWorkflow
+    network: NetworkConfig
+
+    @property
+    def column_axes(self) -> dict[str, tuple[int, list[Hashable]]]:
+        """See `NetworkConfig.column_axes`."""
+        features = self.workflow.features
+        return self.network.column_axes(features.vector_names, features.dense_inputs)
+
+
+def grow(stored: StoredModel, before: ModelLayout, now: ModelLayout, *, into: Path, seed: int = 0) -> None:
+    """Writes the model `stored`, laid out as `before`, into the folder `into`, laid out as `now`.
 
     An id whose category lives on keeps its row and its moments, bit for bit, and so do the reserved ids and the dense
     parameters: rows of such ids alone are scored as before. An id that got its category now starts with its slot's
     out-of-vocabulary row, by which that category was scored until now, and with zero moments: nothing was observed of
     it alone. A tombstone's row and moments are zero.
 
+    Columns are found by their names. With columns that are new every logit stays as it was, but for rounding: dense
+    parameters are zero at their places, and so are all moments there; their vectors are a fresh model's, or zero
+    (`NetworkConfig.takes_new_vectors_at_zero`). What belonged to a column that is gone is left out.
+
     Raises:
-        ContractError: an id means another category than before.
+        ContractError: an id means another category than before, or a list that is new would change the logits.
         PermanentError: a file cannot be written.
     """
-    changes = vocabulary_changes(before, now)
-    shapes = {**stored.shapes, TABLE: (sum(now.slot_sizes), stored.weights.table.shape[1])}
-    old_offsets, offsets = (slot_offsets(workflow.slot_sizes).tolist() for workflow in (before, now))
+    features_before, features = before.workflow.features, now.workflow.features
+    if now.network.takes_new_vectors_at_zero:
+        _refuse_new_lists_of_known_vectors(features, features_before)
+    axes_before, axes = before.column_axes, now.column_axes
+    fresh = {} if axes == axes_before else _fresh_dense(now.network, seed)
+    shapes = {name: each.shape for name, each in (fresh or stored.weights.dense).items()}
+    shapes = {TABLE: (sum(now.workflow.slot_sizes), stored.weights.table.shape[1]), **shapes}
     with new_model(into, shapes, step=stored.step, with_moments=stored.moments is not None) as grown:
         for old, new in zip(stored.parts, grown.parts):
-            for name, values in old.dense.items():
-                new.dense[name][:] = values
-            for old_offset, offset, size in zip(old_offsets, offsets, before.slot_sizes):
-                for part in chunks(0, size):
-                    new.table[offset + part.start : offset + part.stop] = old.table[
-                        old_offset + part.start : old_offset + part.stop
-                    ]
-            for offset, change, vocabulary in zip(offsets, changes, now.vocabularies):
-                new.table[offset + change.entered] = new.table[offset + OOV_ID] if new is grown.weights else 0
-                new.table[offset + FIRST_ID + np.flatnonzero(vocabulary == TOMBSTONE)] = 0
+            for name, values in new.dense.items():
+                if name in axes:
+                    if name in old.dense:
+                        _carry_positions(old.dense[name], values, old_axis=axes_before[name], new_axis=axes[name])
+                elif name in old.dense:
+                    values[:] = old.dense[name]
+                elif new is grown.weights:
+                    values[:] = fresh[name]
+            random = np.random.default_rng(seed) if new is grown.weights else None
+            _carry_table(old.table, new.table, before=before, now=now, random=random)
 
 
-def _require_same_network(parent: Model, config: NetworkConfig) -> None:
-    kept, asked = config_from_document(parent.config).as_document(), config.as_document()
-    if other := {name: value for name, value in asked.items() if kept.get(name) != value}:
+def _fresh_dense(config: NetworkConfig, seed: int) -> dict[str, NDArray[np.float32]]:
+    from components.models.network import build_network
+
+    return {name: each.detach().numpy() for name, each in build_network(config, seed).named_parameters()}
+
+
+def _refuse_new_lists_of_known_vectors(now: Features, before: Features) -> None:
+    for name in now.lists:
+        if name not in before.lists and (table := now.list_options_of(name).table) in before.categorical:
+            raise ContractError(
+                f"list {name} is new and uses the vectors of {table}, which no weights of this network multiply: it "
+                "would change what was learned; give it vectors of its own, or train from scratch with parent=none"
+            )
+
+
+def _carry_positions(
+    old: NDArray[np.float32],
+    new: NDArray[np.float32],
+    *,
+    old_axis: tuple[int, list[Hashable]],
+    new_axis: tuple[int, list[Hashable]],
+) -> None:
+    """Copies what belongs to the same of the columns' positions; the others stay as they are."""
+    where = {position: i for i, position in enumerate(old_axis[1])}
+    kept = [(i, where[position]) for i, position in enumerate(new_axis[1]) if position in where]
+    here, there = np.array(kept, np.int64).reshape(-1, 2).T
+    np.moveaxis(new, new_axis[0], 0)[here] = np.moveaxis(old, old_axis[0], 0)[there]
+
+
+def _carry_table(
+    old: NDArray[np.float32],
+    new: NDArray[np.float32],
+    *,
+    before: ModelLayout,
+    now: ModelLayout,
+    random: np.random.Generator | None,
+) -> None:
+    """Copies the rows of each slot that was there into zeros, see `grow`; `random` starts weights, None moments."""
+    workflow, slots_before, sizes_before = now.workflow, before.workflow.features.slots, before.workflow.slot_sizes
+    parts_before = dict(zip(slots_before, zip(slot_offsets(sizes_before).tolist(), sizes_before)))
+    changes, offsets = vocabulary_changes(before.workflow, workflow), slot_offsets(workflow.slot_sizes).tolist()
+    for name, offset, change, vocabulary in zip(workflow.features.slots, offsets, changes, workflow.vocabularies):
+        if name in parts_before:
+            old_offset, size = parts_before[name]
+            for part in chunks(0, size):
+                new[offset + part.start : offset + part.stop] = old[old_offset + part.start : old_offset + part.stop]
+            new[offset + change.entered] = 0 if random is None else new[offset + OOV_ID]
+        elif random is not None and not now.network.takes_new_vectors_at_zero:
+            _write_fresh_rows(new, slice(offset, offset + FIRST_ID + len(vocabulary)), random)
+        new[offset + FIRST_ID + np.flatnonzero(vocabulary == TOMBSTONE)] = 0
+
+
+def _write_fresh_rows(table: NDArray[np.float32], slot: slice, random: np.random.Generator) -> None:
+    """Writes the vectors of a slot of so many rows, U(+-1/sqrt(rows))."""
+    size = slot.stop - slot.start
+    for part in chunks(slot.start, slot.stop):
+        table[part] = random.uniform(-(size**-0.5), size**-0.5, (part.stop - part.start, table.shape[1]))
+
+
+def _network_before(parent: Model, config: NetworkConfig) -> NetworkConfig:
+    """The parent's network, which differs from `config` in its numbers of columns at most."""
+    network = config_from_document(parent.config)
+    kept, asked = network.as_document(), config.as_document()
+    columns = ("num_dense", "num_categorical")
+    if other := {name: value for name, value in asked.items() if kept.get(name) != value and name not in columns}:
         raise ContractError(
             f"network of this run has {other}, expected the parent {parent.model_id}'s "
             f"{ {name: kept.get(name) for name in other} }; state those, or train from scratch with parent=none"
         )
+    return network
 
 
 def _workflow(folder: Path, slot_sizes: list[int]) -> FeatureWorkflow:
@@ -163,12 +251,16 @@ def _workflow(folder: Path, slot_sizes: list[int]) -> FeatureWorkflow:
 
 
 def _require_same_transforms(old: FeatureWorkflow, new: FeatureWorkflow) -> None:
-    if set(old.excluded) != set(new.excluded):
-        raise ContractError(f"excluded columns are {list(new.excluded)}, expected {list(old.excluded)} as before")
+    """Refuses columns of both workflows that only one excludes, or that are scaled otherwise."""
+    both = set(old.features.names).intersection(new.features.names)
+    excluded, expected = (both.intersection(workflow.excluded) for workflow in (new, old))
+    if excluded != expected:
+        raise ContractError(f"excluded columns are {sorted(excluded)}, expected {sorted(expected)} as before")
     for name in ("means", "stds"):
-        before, now = getattr(old, name), getattr(new, name)
-        if not np.array_equal(before, now):
-            raise ContractError(f"{name} of the dense columns are {now}, expected {before} as before")
+        before, now = (dict(zip(each.features.numeric, getattr(each, name).tolist())) for each in (old, new))
+        if other := {column: value for column, value in now.items() if before.get(column, value) != value}:
+            was = {column: before[column] for column in other}
+            raise ContractError(f"{name} of the dense columns are {other}, expected {was} as before")
     for name, boundaries in new.boundaries.items():
-        if not np.array_equal(boundaries, expected := old.boundaries[name]):
-            raise ContractError(f"boundaries of {name} are {boundaries}, expected {expected} as before")
+        if not np.array_equal(boundaries, kept := old.boundaries.get(name, boundaries)):
+            raise ContractError(f"boundaries of {name} are {boundaries}, expected {kept} as before")

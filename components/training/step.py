@@ -121,7 +121,7 @@ def _fitted(
             training_set=training_set,
             config=asked.config,
             settings=asked.settings,
-            start=continue_from(parent, training_set, asked.config, into=checkpoint / START) if parent else None,
+            start=_start_from(parent, asked, training_set, into=checkpoint / START) if parent else None,
             checkpoint_path=checkpoint,
         )
         with stop.deferred():
@@ -131,6 +131,10 @@ def _fitted(
                 emit=lambda numbers: append_line(folder / METRICS, json.dumps(numbers)),
                 should_stop=stop,
             )
+
+
+def _start_from(parent: Model, asked: TrainingRun, training_set: TrainingSet, *, into: Path) -> Path:
+    return continue_from(parent, training_set, asked.config, into=into, seed=asked.settings.seed)
 
 
 @contextmanager

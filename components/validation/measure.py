@@ -11,7 +11,7 @@ from components.validation.drift import DriftEntry, LabelShift, measure_drift, m
 from components.validation.quarantine import ScreenedRows, screen_rows
 from components.validation.reference import ReferenceCounter
 from components.validation.round import Champion, Round
-from components.validation.schema import check_statistics, infer_schema, propose_schema
+from components.validation.schema import check_statistics, fitted_to, infer_schema, propose_schema
 from components.validation.schema_versions import read_schema
 from components.validation.skew import Skew, measure_skew
 from components.validation.windows import WindowSummary
@@ -28,7 +28,7 @@ class Measured:
     statistics: Any
     """TFDV's."""
     schema: Any
-    """In force, or inferred from these rows if there is none."""
+    """In force, with rules for features that it lacks; or inferred from these rows if there is none."""
     proposal: Any | None
     """What the schema in force would have to become for these rows; None if they fit, or none is in force."""
     anomalies: Any
@@ -64,9 +64,11 @@ def measure(round_: Round, folder: Path) -> Measured:
         digest=raw.digest, first_event_time=raw.first_event_time, last_event_time=raw.last_event_time
     )
     logger.info("statistics of %d rows in %d files", window.rows, len(rows.files))
+    excluded, factor = raw.excluded_columns, settings.range_factor
     if schema is None:
-        schema = infer_schema(statistics, features, range_factor=settings.range_factor, excluded=raw.excluded_columns)
+        schema = infer_schema(statistics, features, range_factor=factor, excluded=excluded)
     else:
+        schema = fitted_to(schema, statistics, features, range_factor=factor, excluded=excluded)
         proposal = propose_schema(schema, statistics, raw)
     drift, label, skew = [], None, None
     if champion is not None and window.rows:

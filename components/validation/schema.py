@@ -1,12 +1,12 @@
 """The schema of the training rows: inferred by TFDV once, checked by TFDV in every run, and a proposal to people.
 
-The first run infers it. Categories are strings (see `tfdv_statistics`) without a list of allowed values, because new
-ones appear daily, and lists of them have any length; the label is in every training row, is 0 or 1, and is not served.
-A feature must have a value in as large a share of the rows as in the first run, less sampling error, and one that the
-first run had in no row is optional. Numeric columns stay below `range_factor` times the first run's extremes, hold no
-NaN and no infinity, and if the first run had no negative value in `SIGNED_ROWS` rows or more, none. Drift thresholds
-are settings of the step, not facts about the data. Later runs are judged by a file that is not changed by itself:
-`schema_versions`.
+The first run infers it; the rules of a feature that the recommender gets later are inferred by the run that first has
+it. Categories are strings (see `tfdv_statistics`) without a list of allowed values, because new ones appear daily, and
+lists of them have any length; the label is in every training row, is 0 or 1, and is not served. A feature must have a
+value in as large a share of the rows as in the first run, less sampling error, and one that the first run had in no row
+is optional. Numeric columns stay below `range_factor` times the first run's extremes, hold no NaN and no infinity, and
+if the first run had no negative value in `SIGNED_ROWS` rows or more, none. Drift thresholds are settings of the step,
+not facts about the data. Later runs are judged by a file that is not changed by itself: `schema_versions`.
 """
 
 from __future__ import annotations
@@ -63,6 +63,31 @@ def infer_schema(statistics: Any, features: Features, *, range_factor: float, ex
             if feature.name not in excluded:
                 _set_bounds(feature, observed[feature.name].num_stats, range_factor)
     return schema
+
+
+def fitted_to(schema: Any, statistics: Any, features: Features, *, range_factor: float, excluded: list[str]) -> Any:
+    """`schema` for other features than it was made for; itself where it is for these.
+
+    A feature that it lacks gets the rules that `infer_schema` makes of these rows. One that is gone is not asked for.
+    """
+    known = {feature.name: feature for feature in schema.feature}
+    gone = [n for n, each in known.items() if n not in (raw_rows.LABEL, *features.names) and _is_required(each)]
+    if not gone and known.keys() >= set(features.names):
+        return schema
+    fitted = schema_pb2.Schema()
+    fitted.CopyFrom(schema)
+    for feature in fitted.feature:
+        if feature.name in gone:
+            feature.presence.ClearField("min_fraction")
+            feature.presence.min_count = 0
+    for feature in infer_schema(statistics, features, range_factor=range_factor, excluded=excluded).feature:
+        if feature.name in features.names and feature.name not in known:
+            fitted.feature.add().CopyFrom(feature)
+    return fitted
+
+
+def _is_required(feature: Any) -> bool:
+    return bool(feature.presence.min_fraction or feature.presence.min_count)
 
 
 def _set_presence(feature: Any, observed: Any, *, optional: bool) -> None:

@@ -28,7 +28,7 @@ from components.validation.report import (
 )
 from components.validation.report_page import draw_page
 from components.validation.round import Round
-from components.validation.schema_versions import format_schema
+from components.validation.schema_versions import format_schema, read_schema
 from components.validation.windows import KeptWindows, read_windows
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,8 @@ def validate(round_: Round) -> Validated:
 
 def _write_measured(round_: Round, measured: Measured, folder: Path) -> None:
     in_force = round_.schema_path
-    content = in_force.read_bytes() if in_force else format_schema(measured.schema).encode()
+    is_in_force = in_force is not None and read_schema(in_force) == measured.schema
+    content = in_force.read_bytes() if in_force and is_in_force else format_schema(measured.schema).encode()
     (folder / SCHEMA_FILE).write_bytes(content)
     if measured.proposal is not None:
         (folder / PROPOSAL_FILE).write_text(format_schema(measured.proposal), encoding="utf-8")

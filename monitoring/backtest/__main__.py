@@ -16,7 +16,7 @@ from typing import Any
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.locations import open_objects
 from components.storage.uris import typed_folder, typed_uri
-from components.store.recommenders import served_recommender
+from components.store.recommenders import logged_recommender
 from monitoring.backtest.archived_requests import Span, parse_time, read_requests
 from monitoring.backtest.judging import Backtest, backtest, judge_requests, no_reference
 from monitoring.backtest.settings import JudgingSettings
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     expect(arguments, "at least 0", lambda value: value >= 0, "run_seconds")
     archive = open_objects(typed_uri(arguments.archive))
     store = typed_folder(arguments.store, "--store") if arguments.store else None
-    recommender = served_recommender(store) if store else None
+    recommender = logged_recommender(store) if store else None
     backtests = []
     for policies in arguments.policy or [settings.policies.policies]:
         of_run = make_settings(JudgingSettings, **{**flat_values(settings), "policies": policies})
@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             of_run,
             baseline=ReleasedModels(store).baseline if store else no_baseline,
             reference=ReleasedModels(store).reference if store else no_reference,
+            features=features,
         )
         backtests.append(backtest(judgements, of_run, run_seconds=arguments.run_seconds, drift_at=arguments.drift_at))
     if arguments.json:

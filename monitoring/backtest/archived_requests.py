@@ -107,16 +107,21 @@ def _touches(day: str, span: Span) -> bool:
 
 def _raw_columns(archived: ArchivedFile, features: Features | None) -> pa.Table:
     """What is needed of one file, in the contract's types."""
-    columns = [*_NEEDED, *(features.names if features else ())]
+    wanted = features.names if features else ()
     types = {**(raw_rows.raw_types(features) if features else raw_rows.ROW_TYPES), **raw_rows.CANARY_TYPES}
     with archived.opened() as file:
         found = file.schema_arrow.names
-        if missing := [column for column in columns if column not in found]:
+        if missing := [column for column in _NEEDED if column not in found]:
             raise ContractError(f"{archived.uri} lacks column {missing[0]}, expected the raw columns")
-        columns += [column for column in (raw_rows.CANARY,) if column in found]
+        columns = [*_NEEDED, *(column for column in (*wanted, raw_rows.CANARY) if column in found)]
         try:
             schema = arrow_schema({name: types[name] for name in columns})
             table = file.read(columns=columns).select(columns)
+            # A feature that the recommender got later is missing in the rows before.
+            for name in wanted:
+                if name not in found:
+                    schema = schema.append(arrow_schema({name: types[name]}).field(0))
+                    table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
             # Rows that a person's files brought to a lake may hold words; nobody served them.
             return table.filter(pc.is_valid(table[raw_rows.MODEL_VERSION])).cast(schema)
         except ValueError as error:

@@ -38,7 +38,7 @@ from components.storage.locations import open_objects
 from components.storage.objects import Objects
 from components.storage.uris import typed_folder, typed_uri
 from components.store.models import model_folder, release_path, scores_path
-from components.store.recommenders import served_recommender
+from components.store.recommenders import logged_recommender
 from monitoring.backtest.archived_requests import Span, parse_time, read_days, read_requests
 from monitoring.backtest.judging import judge_requests
 from monitoring.backtest.settings import JudgingSettings, read_judging
@@ -171,6 +171,7 @@ def replay(incident: Path) -> Replayed:
         make_settings(JudgingSettings, **manifest["settings"]),
         baseline=baseline,
         reference=reference,
+        features=features,
         memory=manifest["memory"],
     )
     lines = tuple(each.line() for each in judgements if manifest["start"] < each.time <= manifest["end"])
@@ -206,7 +207,7 @@ def record(
     (aside / RECORDS).mkdir(parents=True)
     (aside / DECISIONS).write_text("".join(f"{line}\n" for line in lines))
     until = end + settings.judge.attribution_window_seconds + 2 * settings.judge.decide_seconds
-    recommender = served_recommender(store)
+    recommender = logged_recommender(store)
     features = recommender.features if recommender else None
     versions = _copy_rows(
         archive,

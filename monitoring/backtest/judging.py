@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from components.contracts.features import Features
 from components.contracts.reference_statistics import ReferenceStatistics
 from monitoring.backtest.archived_requests import ArchivedRequest
 from monitoring.backtest.settings import JudgingSettings
@@ -36,15 +37,17 @@ def judge_requests(
     *,
     baseline: Callable[[int], Baseline | None] = no_baseline,
     reference: Callable[[int], ReferenceStatistics | None] = no_reference,
+    features: Features | None = None,
     memory: Mapping[str, Any] | None = None,
 ) -> Iterator[DecisionPoint]:
     """Judges `requests`, ordered by (time, request id), to their end.
 
-    A version's training statistics are looked up only for requests that have features. With the memory of a judge that
-    stopped at `judged`, requests up to there fill the windows and those after are judged.
+    A version's training statistics are looked up only for requests that have features; `features` are their columns.
+    With the memory of a judge that stopped at `judged`, requests up to there fill the windows and those after are
+    judged.
     """
     judge = Judge(settings.judge, make_policies(settings.policies), baseline=baseline, memory=memory)
-    stream = _Stream(judge, DriftWatch(reference, settings.drift), settings)
+    stream = _Stream(judge, DriftWatch(reference, settings.drift, features=features), settings)
     # At least once in each bucket of the drift watch, which holds few open at a time.
     step = settings.drift.drift_bucket_seconds or settings.judge.decide_seconds
     passed = math.inf

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.records import PredictionBatch
 from components.contracts.reference_statistics import ReferenceStatistics, bucket_of
+from components.contracts.serving import ColumnMap
 
 SCORE = "score"
 Ints = NDArray[np.int64]
@@ -25,15 +26,23 @@ Ints = NDArray[np.int64]
 class Layout:
     """The cells of one reference."""
 
-    def __init__(self, reference: ReferenceStatistics) -> None:
-        """Builds the tables, 0.5 MB."""
+    def __init__(self, reference: ReferenceStatistics, *, rows: Features | None = None) -> None:
+        """Builds the tables, 0.5 MB.
+
+        Args:
+            reference: The training statistics.
+            rows: Columns of the batches, found by their names; None = those of the training rows.
+        """
         self.reference = reference
+        rows = rows or reference.features
+        self._lost = rows.places_lost(reference.features)
+        self._columns = ColumnMap(rows.columns, reference.features.columns)
+        self._widths = (len(rows.numeric), len(rows.places.slots))
         self.columns = (*reference.dense, *reference.categorical, SCORE)
         """The judged columns: d numeric ones and lengths of lists, c categorical ones and lists, the score."""
         self.plain = np.array([i for i, name in enumerate(self.columns) if name not in reference.lists])
         """[k] numbers of the columns that have one value a row: all but the lists."""
         self._places = reference.features.places
-        self._widths = (len(reference.features.numeric), len(self._places.slots))
         self._num_dense = num_dense = len(reference.dense)
         sizes = [len(reference.dense_edges)] * num_dense
         sizes += [len(column.values) + 2 for column in reference.categorical.values()]
@@ -63,13 +72,19 @@ class Layout:
         return slice(int(self.starts[number]), int(self.starts[number + 1]))
 
     def fits(self, batch: PredictionBatch) -> bool:
-        """Whether the batch has as many columns of each kind as the training rows."""
-        return (batch.dense.shape[1], batch.categorical.shape[1]) == self._widths
+        """Whether the rows have the training rows' columns, and the batch as many as it should have."""
+        return not self._lost and (batch.dense.shape[1], batch.categorical.shape[1]) == self._widths
+
+    def columns_of(
+        self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The training rows' columns of a batch's [n, d] and [n, places]."""
+        return self._columns.rows(dense, categorical)
 
     def cells(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64], scores: NDArray[np.float32]
     ) -> NDArray[np.int32]:
-        """The cell of each value of the `plain` columns, [n, k], from a batch's [n, d], [n, places] and [n]."""
+        """The cell of each value of the `plain` columns, [n, k], from the [n, d] and [n, places] of `columns_of`."""
         num_dense = self._num_dense
         lengths = [
             (categorical[:, start:stop] != MISSING_CATEGORY).sum(axis=1) for start, stop, _ in self._places.lists

@@ -132,6 +132,7 @@ class Sketch:
         self._pending_rows = 0
         dense = np.concatenate([batch.dense for batch in batches])
         categorical = np.concatenate([batch.categorical for batch in batches])
+        dense, categorical = self.layout.columns_of(dense, categorical)
         scores = np.concatenate([batch.scores for batch in batches])
         cells = self.layout.cells(dense, categorical, scores)
         counts = self._arrays["cells"]

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from components.contracts.features import Features
 from components.contracts.raw_rows import microseconds
 from components.contracts.records import PredictionBatch
 from components.contracts.reference_statistics import ReferenceStatistics
@@ -41,14 +42,21 @@ Key = tuple[int, int]
 class DriftWatch:
     """The watch over all versions."""
 
-    def __init__(self, reference_of: Callable[[int], ReferenceStatistics | None], settings: DriftSettings) -> None:
+    def __init__(
+        self,
+        reference_of: Callable[[int], ReferenceStatistics | None],
+        settings: DriftSettings,
+        *,
+        features: Features | None = None,
+    ) -> None:
         """Watches nothing yet.
 
         Args:
             reference_of: A version's training statistics; None where there are none. Asked again for each new bucket.
             settings: See `DriftSettings`; a bucket length of 0 watches nothing.
+            features: Of the batches; None = those of every version's training rows.
         """
-        self._reference_of, self._settings = reference_of, settings
+        self._reference_of, self._settings, self._features = reference_of, settings, features
         self._length = microseconds(settings.drift_bucket_seconds)
         self._open: dict[Key, Sketch] = {}
         """By (bucket number, version)."""
@@ -60,7 +68,7 @@ class DriftWatch:
         self._put_off: int | None = None
         """The first bucket number whose rows, and those of later ones, are not counted for now."""
         self.passed_over: Counter[str] = Counter()
-        """Rows that no report counts: `late`, `no_reference` (none with these columns), `too_many_versions`."""
+        """Rows that no report counts: `late`, `no_reference` (none with columns of theirs), `too_many_versions`."""
 
     def observe(self, batch: PredictionBatch) -> None:
         """Counts a prediction in; the caller sees to it that each comes once, and that all have the same columns."""
@@ -168,7 +176,7 @@ class DriftWatch:
             reference = self._reference_of(version)
             if reference is None:
                 return None
-            layout = Layout(reference)
+            layout = Layout(reference, rows=self._features)
         self._layouts[version] = layout
         if len(self._layouts) > MAX_LAYOUTS:
             del self._layouts[next(iter(self._layouts))]

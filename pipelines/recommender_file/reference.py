@@ -38,6 +38,21 @@ or texts) and `lists` of such. Each is a list of names, or names with options, s
 `price: {{transform: [clip(0..1000), minmax]}}` or `last_items: {{table: item_id, max: 20}}`; `I1..I13` stands for 13
 names. In a text file a list is one field with `|` between its elements, in Parquet a column of lists; null, in a list
 too, is no element. Times cannot be learned from yet.
+
+## Columns that change
+
+Columns may come, go and change their order between two rounds; a column of the same name must keep its kind and its
+options, else the next round ends with its name, and `parent=none` trains from scratch. To add a column to a recommender
+that is in use:
+
+1. `accept` the file with the new column, and restart the monitor: it archives the column from then on.
+2. Let clients send it (`recommender=` the new file's copy). The live model leaves out what it does not take.
+3. The next round learns from it, once a file of its window has it; rows of the days before count as missing it. A
+   `standardize` or `minmax` is fitted to that round's rows, those without the column included, and stays.
+4. The release needs nothing else: clients that do not send the column yet are answered as if it were missing.
+
+To take one away, `accept` the file without it. The next round needs `champion=none` once: the live model takes the
+column, and would be judged without it. Rename a column and it is a new one.
 """
 
 

@@ -22,12 +22,14 @@ from components.preprocessing.parent import ADMISSION_FILE, load_columns, save_c
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import next_column, unseen_column
 from components.runtime.durable import sha256_tree
-from components.training.start import grow
+from components.training.start import ModelLayout, grow
 from tests.support.graphs import open_built
+from tests.support.networks import shaped
 from tests.support.toy_models import ToyModel, toy_model
 from tests.support.workflows import workflow_of
 
 DIM = 2
+CONFIG = shaped("dcn", {"embedding_dim": DIM}, num_dense=13, num_categorical=NUM_CATEGORICAL)
 DAY = 86_400_000_000
 ROUNDS = 50
 CHURNING = 3
@@ -85,7 +87,9 @@ def run_round(parent: Round | None, number: int, rows, folder: Path) -> Round:
     workflow.save(folder / "workflow")
     save_columns(columns, folder / "workflow")
     if parent:
-        grow(parent.weights(), parent.workflow, workflow, into=folder / "grown")
+        grow(
+            parent.weights(), ModelLayout(parent.workflow, CONFIG), ModelLayout(workflow, CONFIG), into=folder / "grown"
+        )
     else:
         first = toy_model(workflow, embedding_dim=DIM)
         write(folder / "grown", [(first.table, first.dense)])

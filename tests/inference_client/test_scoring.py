@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
+from components.contracts.criteo import CRITEO
 from components.contracts.serving import MAX_BATCH_ROWS
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client.errors import (
@@ -185,3 +186,38 @@ def test_versions_that_never_settle_are_an_error(server, make_rows):
     server.scoring.versions = list(range(1, 100))
     with pytest.raises(VersionsMixed, match=r"versions \["):
         score(server.url, make_rows(2 * MAX_BATCH_ROWS), max_attempts=3)
+
+
+def test_each_version_gets_the_columns_that_it_takes_by_their_names(server, make_rows, score_rows):
+    numeric, categorical = CRITEO.numeric, CRITEO.categorical
+    server.scoring.columns = {
+        # As many as the client has, so that only the names tell.
+        2: {"numeric": ["other", *numeric[1:]], "categorical": [*categorical[1:], "C1"]},
+        3: {"numeric": list(numeric[4:]), "categorical": ["new", *categorical, "newer"]},
+    }
+    dense, ids = make_rows(5)
+    missing, without_first = np.full((5, 1), -1), dense.copy()
+    without_first[:, 0] = np.nan
+    expected = {1: (dense, ids), 2: (without_first, ids), 3: (dense[:, 4:], np.hstack([missing, ids, missing]))}
+
+    async def ask():
+        settings = ClientSettings(max_attempts=1)
+        async with ScoringClient(server.url, MODEL_NAME, settings, columns=CRITEO.columns) as client:
+            for version in (1, 2, 3, 1, 3, 2):
+                server.scoring.version = version
+                scored = await client.score(dense, ids)
+                np.testing.assert_array_equal(scored.scores, score_rows(*expected[version]))
+                assert scored.model_version == version
+
+    asyncio.run(ask())
+
+
+def test_rows_that_the_server_refuses_with_the_columns_that_it_takes_are_refused(server, make_rows):
+    server.scoring.failures = [(grpc.StatusCode.INVALID_ARGUMENT, "no")]
+
+    async def ask():
+        async with ScoringClient(server.url, MODEL_NAME, columns=CRITEO.columns) as client:
+            await client.score(*make_rows(2))
+
+    with pytest.raises(BadRequest, match="refused the request: no"):
+        asyncio.run(ask())

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
+from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from components.contracts.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions
 from components.contracts.raw_rows import category_matrix, lake_types, raw_types
 from components.contracts.recommender import Recommender
@@ -37,7 +37,7 @@ from monitoring.memory.intake import read_record
 from monitoring.monitor import Monitor
 from monitoring.rows import ArchiveRow
 from monitoring.showing.metrics import metrics_page
-from tests.support.monitors import START, Bench
+from tests.support.monitors import START, WINDOW, Bench, prediction, publish
 
 SHOPS = [
     Features(numeric=("price",), categorical=("item", "shop")),
@@ -208,8 +208,47 @@ def test_a_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp
     bench = Bench(tmp_path)
     bench.start()
     shop = Recommender(name="shop", features=SHOPS[0])
-    with pytest.raises(ContractError, match=r"rows of \['I1', .*, expected \['price', 'item', 'shop'\]"):
+    with pytest.raises(ContractError, match=r"rows with \['I1', .*, expected rows of \['price', 'item', 'shop'\]"):
         Monitor(bench.settings, subscriber=bench.log, store=bench.store, trigger=None, recommender=shop)
+
+
+def test_a_column_that_came_later_is_archived_with_the_rows_of_clients_that_know_it(tmp_path):
+    bench, price = Bench(tmp_path), np.arange(8, dtype=np.float32)
+    more = replace(CRITEO_RECOMMENDER, features=replace(CRITEO, numeric=("price", *CRITEO.numeric[::-1])))
+    bench.start()
+    publish(bench.log, prediction("before"))
+    bench.turn(1, 0)
+    bench.start(more)
+    new = prediction("new")
+    form = RecordFormat(more.features)
+    publish(bench.log, replace(new, dense=np.column_stack([price, new.dense[:, ::-1]])), form=form)
+    publish(bench.log, prediction("old client"))
+    bench.turn(2, WINDOW)
+    bench.monitor.stop()
+    rows = {}
+    for row in bench.archived:
+        rows.setdefault(row["request_id"], []).append(row)
+    assert {name: [row["price"] for row in found] for name, found in rows.items()} == {
+        "before": [None] * 8,
+        "new": price.tolist(),
+        "old client": [None] * 8,
+    }
+    for name, found in rows.items():
+        sent = [row[~np.isnan(row)].tolist() for row in prediction(name).dense]
+        assert [[row[i] for i in CRITEO.numeric if row[i] is not None] for row in found] == sent
+    bench.close()
+
+
+def test_drift_compares_columns_of_one_name_and_is_not_judged_where_one_is_lost():
+    features = SHOPS[0]
+    rows = Features(numeric=("age", "price"), categorical=("shop", "item"), lists=("genres",))
+    trained, sent = batch_of(features, 40), batch_of(rows, 40)
+    layout = Layout(reference_of(trained, features), rows=rows)
+    dense, places = layout.columns_of(sent.dense, sent.categorical)
+    assert [layout.fits(sent), layout.fits(trained)] == [True, False]
+    np.testing.assert_array_equal(dense, sent.dense[:, 1:])
+    np.testing.assert_array_equal(places, sent.categorical[:, [1, 0]])
+    assert not Layout(reference_of(trained, features), rows=replace(rows, numeric=("age", "cost"))).fits(sent)
 
 
 def test_the_metrics_of_two_recommenders_monitors_are_the_same_series_with_another_label(tmp_path):

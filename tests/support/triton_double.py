@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 
 import grpc
@@ -10,7 +11,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from components.contracts.criteo import CRITEO
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT, input_tensors
+from components.contracts.serving import CATEGORICAL_INPUT, COLUMNS, DENSE_INPUT, PROBABILITY_OUTPUT
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
 
@@ -46,6 +47,18 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.requests: list[int] = []
         """Rows of every request that was parsed."""
         self.in_flight = self.most_in_flight = 0
+        self.columns: dict[int, dict[str, list[str]]] = {}
+        """What a version takes, where it is not Criteo's columns."""
+
+    async def ModelConfig(self, request, context):  # noqa: N802 the protocol's name
+        version = self.canary_version if request.name == CANARY_NAME else (self.versions or [self.version])[0]
+        reply = service_pb2.ModelConfigResponse()
+        reply.config.version_policy.specific.versions.append(version or 0)
+        reply.config.parameters[COLUMNS].string_value = json.dumps(self.columns_of(version))
+        return reply
+
+    def columns_of(self, version):
+        return self.columns.get(version, CRITEO.columns)
 
     async def ModelInfer(self, request, context):  # noqa: N802 the protocol's name
         self.wire_seconds.append(context.time_remaining())
@@ -68,7 +81,8 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             text = f"Request for unknown model: '{request.model_name}' is not found"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
         try:
-            dense, categorical = self._parse(request)
+            version = self.canary_version if is_canary else (self.versions or [self.version])[0]
+            dense, categorical = self._parse(request, self.columns_of(version))
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         self.requests.append(len(dense))
@@ -90,15 +104,15 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         return reply
 
     @staticmethod
-    def _parse(request):
+    def _parse(request, columns):
         arrays = {}
         for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True):
             dtype = {"FP32": "<f4", "INT64": "<i8"}[tensor.datatype]
             arrays[tensor.name] = np.frombuffer(content, dtype).reshape(list(tensor.shape))
-        for wanted in input_tensors(CRITEO):
-            array = arrays.get(wanted.name)
-            if array is None or array.ndim != 2 or array.shape[1] != wanted.width:
-                raise ValueError(f"unexpected shape for input '{wanted.name}' for model '{request.model_name}'")
+        for name, kind in ((DENSE_INPUT, "numeric"), (CATEGORICAL_INPUT, "categorical")):
+            array = arrays.get(name)
+            if array is None or array.ndim != 2 or array.shape[1] != len(columns[kind]):
+                raise ValueError(f"unexpected shape for input '{name}' for model '{request.model_name}'")
         if {o.name for o in request.outputs} != {PROBABILITY_OUTPUT.name}:
             raise ValueError("unexpected inference output")
         return arrays[DENSE_INPUT], arrays[CATEGORICAL_INPUT]

@@ -12,13 +12,14 @@ instead: a request beyond the queue's size, or too long in it, is refused UNAVAI
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from components.contracts.features import Features
-from components.contracts.serving import MAX_BATCH_ROWS, PROBABILITY_OUTPUT, PYTHON, Tensor, input_tensors
+from components.contracts.serving import COLUMNS, MAX_BATCH_ROWS, PROBABILITY_OUTPUT, PYTHON, Tensor, input_tensors
 from components.deployment.settings import ServingSettings
 from components.runtime.errors import ContractError, first_line
 
@@ -111,7 +112,10 @@ def triton_config(
         },
         "response_cache": {"enable": options.response_cache},
         "version_policy": {"specific": {"versions": wanted}},
-        "parameters": {each: {"string_value": "1"} for each in threads},
+        "parameters": {
+            COLUMNS: {"string_value": json.dumps(features.columns)},
+            **{each: {"string_value": "1"} for each in threads},
+        },
         "model_warmup": samples,
     }
     config = json_format.ParseDict(document, model_config_pb2.ModelConfig())

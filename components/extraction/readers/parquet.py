@@ -67,11 +67,13 @@ class RawParquet:
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """See `Reader.batches`."""
         file = open_parquet(self.path)
-        here = file.schema_arrow.names
-        if missing := [name for name in self._names if name not in here and name not in (*SERVED_BY, WEIGHT)]:
+        optional = (*SERVED_BY, WEIGHT)
+        absent = [name for name in self._names if name not in file.schema_arrow.names and name not in optional]
+        if missing := [name for name in absent if name not in self.features.names]:
             raise ContractError(
                 f"{self.path} lacks the columns {missing}, expected the raw schema: {', '.join(self._schema.names)}"
             )
+        malformed.add_absent(self.path, absent, day=self.day)
         malformed.add_mismatches(
             find_schema_mismatches(
                 file.schema_arrow, self.path, self.features, unread=self.unread, weighted=self.weighted

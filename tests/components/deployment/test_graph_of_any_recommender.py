@@ -44,7 +44,7 @@ def shop_workflow(features, excluded=()):
 
 def network_of(features):
     """logit = concat(vectors, dense) @ weights, as a model's `network.onnx` gives it."""
-    d, c = len(features.dense_inputs), features.num_vectors
+    d, c = len(features.dense_inputs), len(features.vector_names)
     weights = np.random.default_rng(1).normal(0, 0.4, d + c * DIM).astype(np.float32)
     nodes = [
         helper.make_node("Reshape", ["embeddings", "wide"], ["flat"]),

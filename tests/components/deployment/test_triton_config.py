@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from google.protobuf import text_format
@@ -79,6 +80,7 @@ def test_options_become_what_triton_calls_them():
     assert (policy.max_queue_size, policy.default_timeout_microseconds) == (17, 250_000)
     assert config.dynamic_batching.max_queue_delay_microseconds == 100
     assert {name: value.string_value for name, value in config.parameters.items()} == {
+        "columns": json.dumps(CRITEO.columns),
         "intra_op_thread_count": "1",
         "inter_op_thread_count": "1",
     }

@@ -216,6 +216,7 @@ class Round:
         graph = self.root / "repository" / "click_model" / str(version) / "model.onnx"
         write_graph(graph, linear, self.workflow)
         hashes = {"graph": sha256_file(graph)}
+        keep_model(self.store, model_id)
         made = release(self.store, version, model_id, graph_uri=graph.as_uri(), sha256=hashes)
         make_live(self.store, made)
         self.change("raw", champion_model_id=model_id)

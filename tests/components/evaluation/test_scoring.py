@@ -82,7 +82,7 @@ def test_row_whose_columns_got_no_id_is_not_new_even_where_a_column_is_empty(mad
 
 @pytest.mark.parametrize("batch_rows", [1, 64, 10_000])
 def test_scores_do_not_depend_on_the_batches(made, batch_rows):
-    champion = champion_scorer(made.release_champion(made.planted))
+    champion = champion_scorer(made.release_champion(made.planted), CRITEO)
     candidate = candidate_scorer(made.model)
     raw, encoded = local_path(made.raw.holdout_uri), local_path(made.training_set.holdout_uri)
     expected = made.scores(made.planted)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,6 +20,7 @@ from components.store.models import model_folder, stored_model
 from tests.support.recommenders import accept_into
 from tests.support.workflows import workflow_of
 
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 EXCLUDED = ["I2", "I13", "C7", "C26"]
 ASKED = json.dumps([name for name in FEATURES if name not in EXCLUDED])
 
@@ -57,7 +60,7 @@ def test_a_lake_that_lacks_an_excluded_column_is_read(flags, run_main, capsys):
     for path in local_path(flags["--lake"]).rglob("*.parquet"):
         pq.write_table(pq.read_table(path, partitioning=None).drop(["C7"]), path)
     assert run_main(flags) == 2
-    assert "lacks the columns ['C7']" in capsys.readouterr().err
+    assert "other files lack the column C7" in capsys.readouterr().err
     assert run_main(flags, columns=ASKED) == 0
     assert RawDataset.read(flags["--output"]).num_train_rows == 900
 
@@ -73,18 +76,42 @@ def test_what_the_champion_learns_from_is_read_all_the_same(flags, run_main, cha
         assert min(part["I2"], part["C7"]) > 0
 
 
-def test_a_champion_of_other_columns_or_of_another_order_is_refused_before_anything_is_read(
+def test_a_champion_whose_columns_are_gone_is_refused_before_anything_is_read(
     flags, run_main, champion_without, capsys, tmp_path
 ):
     champion_without()
-    first, second, *others = CRITEO.numeric
-    turned = Recommender(name="click_model", features=replace(CRITEO, numeric=(second, first, *others)))
-    accept_into(tmp_path / "my store", turned)
+    fewer = Recommender(name="click_model", features=replace(CRITEO, numeric=CRITEO.numeric[:-1]))
+    accept_into(tmp_path / "my store", fewer)
     assert run_main(flags, parent="none") == 2
-    assert "columns of the champion m1 are {'numeric': ['I1', 'I2'" in (said := capsys.readouterr().err)
-    assert "{'numeric': ['I2', 'I1'" in said
+    assert "columns ['I13'] of the champion m1 are none of this run's" in (said := capsys.readouterr().err)
     assert "champion=none" in said
     assert run_main(flags, parent="none", champion="none") == 0
+
+
+@pytest.mark.parametrize(
+    ("days_without", "said"),
+    [
+        ([1], None),
+        ([1, 2], "2026-03-02/part-0.parquet and 1 other files lack the column price"),
+        ([2], "2026-03-02/part-0.parquet lacks the column price, which a file of an earlier day has"),
+    ],
+)
+def test_a_column_that_came_later_is_missing_in_the_days_before(
+    flags, run_main, capsys, tmp_path, champion_without, days_without, said
+):
+    champion_without()
+    more = Recommender(name="click_model", features=replace(CRITEO, numeric=("price", *CRITEO.numeric[::-1])))
+    accept_into(tmp_path / "my store", more)
+    for path in local_path(flags["--lake"]).rglob("*.parquet"):
+        if int(path.parent.name[-2:]) not in days_without:
+            rows = pq.read_table(path, partitioning=None)
+            pq.write_table(rows.append_column("price", rows["I1"].fill_null(7)), path)
+    assert run_main(flags, parent="none") == (2 if said else 0)
+    if said:
+        assert said in capsys.readouterr().err
+    else:
+        rows = pa.concat_tables(map(pq.read_table, local_path(RawDataset.read(flags["--output"]).train_uri).iterdir()))
+        assert rows["price"].is_null().equals(pc.less(rows["event_time"], pa.scalar(START + timedelta(days=1))))
 
 
 def test_a_chain_of_rounds_without_a_column_reads_it_in_none(tmp_path, champion_without):

@@ -127,8 +127,8 @@ def test_rows_have_the_clicks_of_the_log_as_they_are_served_and_a_next_round_beg
     served_as = int(workflow.vocabularies[0][0])
     features = replace(workflow.features, categorical_options={CATEGORICAL[0]: CategoricalOptions(served_as=served_as)})
     replace(workflow, features=features).save(path)
-    recommender = replace(training_set.recommender, features=features)
-    model = run(replace(training_set, recommender=recommender), "pytorch", "served")
+    training_set = replace(training_set, recommender=replace(training_set.recommender, features=features))
+    model = run(training_set, "pytorch", "served")
     rows = world.encoded(HELD_OUT_ROWS, 99)
     served = Rows(labels=rows.labels, dense=rows.dense, ids=rows.ids.copy())
     served.ids[:, 0] = FIRST_ID

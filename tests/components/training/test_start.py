@@ -7,17 +7,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from scipy.special import logit
 
 from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
+from components.contracts.features import Features, ListOptions, NumericOptions
 from components.contracts.manifests import Model
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.models import files
-from components.models.files import new_model, open_model
-from components.models.scoring import load_scorer
+from components.models.files import add_to_bias, new_model, open_model
+from components.models.scoring import Scorer, load_network, load_scorer, pooled
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from components.training.start import continue_from, grow, write_initial
+from components.training.start import ModelLayout, continue_from, grow, write_initial
 from tests.support.networks import shaped
 from tests.support.training_world import dcn
 from tests.support.workflows import workflow_of
@@ -84,8 +87,9 @@ def write_random(folder, slot_sizes, *, config=CONFIG, seed=0, with_moments=True
     return folder / "weights"
 
 
-def grown(folder, before, now):
-    grow(open_model(folder, before.slot_sizes), before, now, into=folder.parent / "grown")
+def grown(folder, before, now, config=CONFIG):
+    old, new = (ModelLayout(workflow, config) for workflow in (before, now))
+    grow(open_model(folder, before.slot_sizes), old, new, into=folder.parent / "grown")
     return open_model(folder.parent / "grown", now.slot_sizes)
 
 
@@ -124,7 +128,7 @@ def test_rows_go_where_their_categories_are_and_the_rest_starts_afresh(tmp_path,
 def test_rows_of_old_ids_are_scored_bit_for_bit_as_before_directly_after_growth(tmp_path, config):
     before, now = churned(11)
     folder = write_random(tmp_path, before.slot_sizes, config=config)
-    grown(folder, before, now)
+    grown(folder, before, now, config)
     random = np.random.default_rng(5)
     alive = [
         np.r_[0, 1, 2, 3 + np.flatnonzero((old != TOMBSTONE) & (new[: len(old)] == old))]
@@ -243,6 +247,113 @@ def test_ids_that_mean_other_categories_are_refused_and_nothing_is_left(parent, 
     with pytest.raises(ContractError, match="id 5 of C3 means category 4000000000 and meant 20002 before"):
         continue_from(model, training_set, CONFIG, into=into)
     assert not into.exists()
+
+
+ITEM, TAGS = ListOptions(max=3, table="item"), ListOptions(max=2, pool="sum")
+FEW = Features(
+    numeric=("age", "price"),
+    categorical=("item", "shop"),
+    lists=("last",),
+    numeric_options={"price": NumericOptions(indicator=True)},
+    list_options={"last": ITEM},
+)
+MORE = Features(
+    numeric=("rate", "price", "stay", "age"),
+    categorical=("user", "item", "shop"),
+    lists=("tags", "last"),
+    numeric_options={
+        **{name: NumericOptions(indicator=True) for name in ("rate", "price")},
+        "stay": NumericOptions(transform=("quantile_buckets(4)",)),
+    },
+    list_options={"last": ITEM, "tags": TAGS},
+)
+
+
+def layout_of(name, features, *, more=False, **shape):
+    """The layout of columns whose every slot has as many categories as its name has letters, and some more."""
+    vocabularies = tuple(np.arange(4 if n in features.bucketed else len(n) + 3 * more) for n in features.slots)
+    workflow = FeatureWorkflow(
+        features=features,
+        vocabularies=vocabularies,
+        means=np.zeros(len(features.numeric), np.float32),
+        stds=np.ones(len(features.numeric), np.float32),
+        frequency_threshold=1,
+        boundaries=dict.fromkeys(features.bucketed, np.arange(1, 4, dtype=np.float32)),
+    )
+    vectors, dense = len(features.vector_names), len(features.dense_inputs)
+    config = shaped(name, {"embedding_dim": 4, "tower": (8, 5), **shape}, num_dense=dense, num_categorical=vectors)
+    return ModelLayout(workflow, config)
+
+
+def rows_of(features, rows):
+    """The network's inputs of rows given by column, as encoded: dense [n, d] and ids [n, places]."""
+    return (
+        np.stack([rows[name] for name in features.dense_inputs], 1).astype(np.float32),
+        np.stack([rows[name] for name in features.id_names], 1).astype(np.int64),
+    )
+
+
+def scores(folder, layout, rows):
+    scorer = load_scorer(folder, layout.network, layout.workflow.slot_sizes, places=layout.workflow.features.id_places)
+    return scorer.probabilities(*rows_of(layout.workflow.features, rows))
+
+
+def fit_twice(folder, layout, rows):
+    """Takes two steps of plain gradient descent on the weights in `folder`, towards clicks on no row."""
+    features = layout.workflow.features
+    network, table = load_network(folder, layout.network, layout.workflow.slot_sizes)
+    dense, ids = map(torch.from_numpy, rows_of(features, rows))
+    offsets = torch.from_numpy(files.slot_offsets(layout.workflow.slot_sizes)[list(features.id_places.slots)])
+    table.requires_grad_()
+    for _ in range(2):
+        vectors = pooled(torch.nn.functional.embedding(ids + offsets, table), ids != 0, features.id_places)
+        torch.nn.functional.softplus(network(dense, vectors)).mean().backward()
+        with torch.no_grad():
+            for each in (table, *network.parameters()):
+                each -= 0.1 * each.grad
+                each.grad = None
+    return Scorer(network, table.detach(), layout.workflow.slot_sizes, places=features.id_places)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("dcn", {}), ("dcn", {"projection_dim": 2}), ("deepfm", {}), ("dlrm", {})], ids=str
+)
+def test_columns_that_come_change_no_score_and_are_learned_from_and_go_without_a_trace(name, shape, tmp_path):
+    before, now, after = (layout_of(name, *each, more=more, **shape) for *each, more in ((FEW, 0), (MORE, 1), (FEW, 1)))
+    random = np.random.default_rng(1)
+    names = (*MORE.dense_inputs, *MORE.id_names)
+    rows = {each: random.normal(size=50) if each in MORE.dense_inputs else random.integers(0, 6, 50) for each in names}
+    other = rows | {each: np.roll(rows[each], 1) for each in ("user", "rate", "rate/missing", "tags/0", "tags/1")}
+    first = write_random(tmp_path, before.workflow.slot_sizes, config=before.network)
+    add_to_bias(first, -float(np.median(logit(scores(first, before, rows)))))
+    stored, more, few = open_model(first, before.workflow.slot_sizes), tmp_path / "more", tmp_path / "few"
+    grow(stored, before, now, into=more, seed=3)
+    for each in (rows, other):
+        np.testing.assert_allclose(scores(more, now, each), scores(first, before, rows), rtol=0, atol=2e-6)
+    grown = open_model(more, now.workflow.slot_sizes)
+    user = slice(0, now.workflow.slot_sizes[0])
+    assert [np.ptp(part.table[user]) > 0 for part in grown.parts] == [name != "deepfm", False, False]
+    assert grown.step == stored.step
+
+    grow(grown, now, after, into=few)
+    for part, of_before in zip(open_model(few, after.workflow.slot_sizes).parts, stored.parts, strict=True):
+        assert part.dense.keys() == of_before.dense.keys()
+        for each, values in of_before.dense.items():
+            np.testing.assert_array_equal(part.dense[each], values)
+
+    fitted = fit_twice(more, now, rows)
+    found = [fitted.probabilities(*rows_of(MORE, each)) for each in (rows, other)]
+    assert np.abs(found[0] - found[1]).max() > 1e-5
+
+
+def test_a_new_list_of_known_vectors_is_refused_where_no_weight_of_its_own_could_hide_it(tmp_path):
+    without = replace(FEW, lists=(), list_options={})
+    before, now = layout_of("deepfm", without), layout_of("deepfm", FEW)
+    stored = open_model(
+        write_random(tmp_path, before.workflow.slot_sizes, config=before.network), before.workflow.slot_sizes
+    )
+    with pytest.raises(ContractError, match="list last is new and uses the vectors of item, .* parent=none"):
+        grow(stored, before, now, into=tmp_path / "now")
 
 
 @pytest.mark.parametrize(
