@@ -11,7 +11,7 @@ import pytest
 from components.contracts import criteo
 from inference_client.simulation.world import World
 from monitoring.backtest.incident import STATISTICS, main, replay
-from tests.monitoring.backtest.conftest import backtested, know_references, run_over
+from tests.monitoring.backtest.conftest import Ran, backtested, know_references, run_over
 from tests.monitoring.drift.conftest import reference_of, requests_of
 from tests.support.monitors import START, WINDOW, Bench, clicks
 from tests.support.recommenders import accept_into
@@ -53,14 +53,18 @@ def stream():
     return made
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory, stream):
-    bench = Bench(tmp_path_factory.mktemp("drifted"), **SETTINGS)
+def run_monitor(folder, stream, *, every: int) -> Ran:
+    bench = Bench(folder, **SETTINGS)
     know_references(bench.settings.store, reference_of(World.create(11).draw(40_000, np.random.default_rng(1))))
     accept_into(bench.settings.store)
-    ran = run_over(bench, enumerate(stream), SECONDS, every=3)
+    ran = run_over(bench, enumerate(stream), SECONDS, every=every)
     bench.close()
     return ran
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory, stream):
+    return run_monitor(tmp_path_factory.mktemp("drifted"), stream, every=3)
 
 
 def test_the_monitors_lines_are_the_backtests_and_say_that_the_column_drifted(ran):
@@ -73,6 +77,12 @@ def test_the_monitors_lines_are_the_backtests_and_say_that_the_column_drifted(ra
     assert any("C14" in each["reason"] for each in drifts)
     assert {line["version"] for line in lines} == {1, 2}
     assert backtested(ran.bench.settings) == ran.lines
+
+
+def test_predictions_that_reach_the_log_within_the_grace_count_in_their_own_bucket(ran, tmp_path, stream):
+    late = run_monitor(tmp_path, [[], [], [], *stream], every=1)
+    assert late.lines == ran.lines
+    assert backtested(late.bench.settings) == ran.lines
 
 
 @pytest.mark.parametrize(("start", "end"), [(0.0, START + 1000.0), (START + 113.0, START + 288.0)], ids=["all", "part"])
