@@ -1,5 +1,6 @@
 # make demo   the whole loop on this machine, once
 # make test   every test, each in the environment of its image
+# make test-images  builds the images with podman and runs the pipeline in them (root, podman, runc, mmdebstrap)
 # make check  style, types, dependency arrows, compiled pipeline, manifests
 # make manifests            what each overlay sends to a cluster, in build/manifests (needs kubectl)
 # make images               every image, tagged by git revision, with docker or podman (REGISTRY=... PUSH=1 DIRTY=1 DRY_RUN=1)
@@ -24,7 +25,7 @@ DRIVER := .venvs/driver/bin/python
 export ORT_DISABLE_TELEMETRY := 1
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help python environments demo test check manifests images client-wheel benchmarks benchmark-training \
+.PHONY: help python environments demo test test-images check manifests images client-wheel benchmarks benchmark-training \
 	benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies \
 	benchmark-gate benchmark-round benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock clean
 
@@ -70,6 +71,9 @@ demo: environments
 
 test: environments
 	@exec $(DRIVER) -m tests.everywhere $(TEST_FLAGS)
+
+test-images: environments
+	@exec $(DRIVER) -m pytest -q -s -m images -o faulthandler_timeout=5400 tests/architecture/test_containers.py $(TEST_FLAGS)
 
 # TESTS=follow leaves the manifests' tests to a `make test` that follows and runs them among all others.
 check: environments

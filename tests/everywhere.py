@@ -43,7 +43,7 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
     junit, log = results / f"{name}.xml", results / f"{name}.log"
     junit.unlink(missing_ok=True)
     python = REPOSITORY / ".venvs" / environment / "bin" / "python"
-    chosen = arguments if "-m" in arguments else ["-m", "not slow and not gpu", *arguments]
+    chosen = arguments if "-m" in arguments else ["-m", "not slow and not gpu and not images", *arguments]
     if not any(Path(argument.partition("::")[0]).exists() for argument in arguments):
         chosen += ["tests", *(_files_with_examples(environment) if part in ("", "rest") else ())]
     command = [str(python), "-m", "pytest", "-q", "--color=no", f"--junitxml={junit}", *chosen]
