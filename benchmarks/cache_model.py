@@ -40,7 +40,7 @@ def write_models(repository: Path, network: str, *, world: World, scratch: Path)
     weights, graph = scratch / f"weights {network}", scratch / f"graph {network}"
     table = write_initial_model(weights, config, workflow.slot_sizes, seed=0).table
     graph.mkdir()
-    write_graph(graph, workflow, table, network=read_network(weights / NETWORK_FILE), name=network)
+    write_graph(graph, workflow, [table], network=read_network(weights / NETWORK_FILE), name=network)
     rows = drawn_features(world, 1, seed=9)
     golden = GoldenRows(
         features=CRITEO, dense=rows.dense, categorical=rows.categorical, expected=np.zeros(1, np.float32)

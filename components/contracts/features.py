@@ -53,7 +53,11 @@ _WHOLE = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class CategoricalOptions:
-    """What a categorical feature holds."""
+    """What a categorical feature holds.
+
+    Raises:
+        ContractError: `embed` is below 1.
+    """
 
     type: Literal["int64", "string"] = "int64"
     """`int64`: whole numbers; `string`: texts, or whole numbers and truth values as texts. A number from 0 to 2^52 - 1
@@ -63,6 +67,13 @@ class CategoricalOptions:
     The network learns from the real values how much they mattered, and what was shown where is then no reason to show
     it there again. The gate judges by this value as well, and the mean score of the rows so served is their click
     rate. A request may leave the feature out; a row that is logged without it teaches nothing of it."""
+    embed: int | None = None
+    """Length of the vectors of its categories, at least 1; null = the model's `embedding_dim`. Of `dcn` trained with
+    PyTorch: a network that multiplies vectors with each other needs all of one length."""
+
+    def __post_init__(self) -> None:
+        """Refuses vectors without a number."""
+        _require_width(self.embed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +81,7 @@ class ListOptions:
     """What becomes of a list of categories, of which a row may have none.
 
     Raises:
-        ContractError: `max` is below 1, or a type is stated beside a table.
+        ContractError: `max` or `embed` is below 1, or a type or `embed` is stated beside a table.
     """
 
     type: Literal["int64", "string"] = "int64"
@@ -83,16 +94,26 @@ class ListOptions:
     """How the vectors of a row's elements become one; of no elements it is zero."""
     table: str | None = None
     """The categorical feature whose categories and vectors the list uses; without it the list has its own."""
+    embed: int | None = None
+    """Length of the vectors of its elements, as of a categorical feature. With `table` it is that feature's."""
 
     def __post_init__(self) -> None:
-        """Refuses a list without room, and elements of two types."""
+        """Refuses a list without room, elements of two types, and vectors of two lengths."""
         if self.max < 1:
             raise ContractError(f"max is {self.max}, expected at least 1")
+        _require_width(self.embed)
+        if self.table is not None and self.embed is not None:
+            raise ContractError(f"embed is {self.embed} beside table {self.table!r}, expected the table's embed alone")
         if self.table is not None and self.type != _LIST_TYPE:
             raise ContractError(f"type is {self.type!r} beside table {self.table!r}, expected the table's type alone")
 
 
 _LIST_TYPE = ListOptions.type
+
+
+def _require_width(embed: int | None) -> None:
+    if embed is not None and embed < 1:
+        raise ContractError(f"embed is {embed}, expected at least 1")
 
 
 class PooledPlaces(NamedTuple):
@@ -139,6 +160,8 @@ class NumericOptions:
     many rows of the first round, or missing, each with a vector in place of the dense input. Quantiles that are equal
     leave fewer buckets; later rounds keep them as they keep a scaling. They are exact, NumPy's by its method `higher`:
     the first round holds 12 bytes for each distinct value of the column."""
+    embed: int | None = None
+    """Length of the buckets' vectors, as of a categorical feature."""
 
     def __post_init__(self) -> None:
         """Refuses what could not be computed; writes equal options alike."""
@@ -151,8 +174,13 @@ class NumericOptions:
                 f"transform holds {wrong!r}, which is not supported, expected clip(least), clip(least..largest), "
                 "log1p, standardize, minmax or quantile_buckets(n)"
             )
+        _require_width(self.embed)
         if "buckets" in kinds:
             self._expect_buckets(kinds)
+        elif self.embed is not None:
+            raise ContractError(
+                f"embed is {self.embed} without quantile_buckets, expected none: a number has no vector"
+            )
         if [kind for kind in _STEPS if kind in kinds] != kinds:
             raise ContractError(
                 f"transform is {list(self.transform)}, expected each of clip, log1p and one scaling at most once, in "
@@ -303,6 +331,15 @@ class Features:
             options = self.list_options_of(name)
             return options.type if options.table is None else self.type_of(options.table)
         return self.categorical_options.get(name, _CATEGORICAL_DEFAULTS).type
+
+    def embed_of(self, name: str) -> int | None:
+        """Length of the vectors of the categorical or bucketed feature or list `name`; None = the model's."""
+        if name in self.numeric:
+            return self.options_of(name).embed
+        if name in self.lists:
+            options = self.list_options_of(name)
+            return options.embed if options.table is None else self.embed_of(options.table)
+        return self.categorical_options.get(name, _CATEGORICAL_DEFAULTS).embed
 
     @property
     def served_as(self) -> dict[int, int]:

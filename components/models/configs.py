@@ -7,7 +7,7 @@ imported when a network is built (`network.build_network`): this file needs no t
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from typing import Any, ClassVar
 
@@ -24,7 +24,8 @@ class NetworkConfig:
     logit_weights: ClassVar[tuple[str, ...]] = ()
     """The parameters, by `state_dict` name, that multiply the logit where they are all multiplied; without `bias`.
     Empty where the logit is not linear in parameters of its own."""
-
+    takes_widths: ClassVar[bool] = False
+    """Whether the vectors of a row may have different widths."""
     takes_new_vectors_at_zero: ClassVar[bool] = False
     """Whether the vectors of a column that is added to a trained network must be zero for its logits to stay as they
     are. Where not, zero weights at the column's places do that, and its vectors start as in a fresh network."""
@@ -35,6 +36,8 @@ class NetworkConfig:
     """Number of vectors in a row: of each categorical column one, of each list one."""
     embedding_dim: int = 16
     """Width of a category's vector."""
+    widths: tuple[int, ...] = ()
+    """Width of each of a row's vectors, where not all have `embedding_dim`; else empty."""
     tower: tuple[int, ...] = (128, 64)
     """Widths of the tower's hidden layers."""
     dropout: float = 0.0
@@ -46,6 +49,12 @@ class NetworkConfig:
         _require_at_least(0, "num_categorical", self.num_categorical)
         _require_at_least(1, "num_dense + num_categorical", self.num_dense + self.num_categorical)
         _require_at_least(1, "embedding_dim", self.embedding_dim)
+        if self.widths and (len(self.widths) != self.num_categorical or min(self.widths) < 1):
+            raise ContractError(f"widths are {self.widths}, expected {self.num_categorical} of at least 1")
+        if self.widths and not self.takes_widths:
+            raise ContractError(
+                f"widths are {self.widths}, expected vectors of one width: {self.network} multiplies them"
+            )
         if not self.tower or min(self.tower) < 1:
             raise ContractError(f"tower is {self.tower}, expected one or more widths of at least 1")
         if not 0.0 <= self.dropout < 1.0:
@@ -54,7 +63,12 @@ class NetworkConfig:
     @property
     def input_width(self) -> int:
         """Number of values in a row's vectors and dense values together."""
-        return self.num_categorical * self.embedding_dim + self.num_dense
+        return (sum(self.widths) or self.num_categorical * self.embedding_dim) + self.num_dense
+
+    @property
+    def table_widths(self) -> tuple[int, ...]:
+        """The widths that there are, ascending: each has a table of its own (`components.models.files`)."""
+        return tuple(sorted(set(self.widths))) or (self.embedding_dim,)
 
     def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
         """The dense parameters whose shapes depend on the columns: by name, the axis, and whose each position is.
@@ -69,7 +83,7 @@ class NetworkConfig:
 
     def as_document(self) -> dict[str, Any]:
         """The configuration as JSON-ready values."""
-        return {"network": self.network, **asdict(self), "tower": list(self.tower)}
+        return {"network": self.network, **asdict(self), "widths": list(self.widths), "tower": list(self.tower)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +92,7 @@ class DcnConfig(NetworkConfig):
 
     network = "dcn"
     logit_weights = ("final_tower", "final_cross")
+    takes_widths = True
     num_cross_layers: int = 3
     """Number of cross layers."""
     projection_dim: int = 0
@@ -91,7 +106,8 @@ class DcnConfig(NetworkConfig):
 
     def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
         """See `NetworkConfig`: every layer that takes or gives a value for each one of x0."""
-        x0: list[Hashable] = [*product(vectors, range(self.embedding_dim)), *dense]
+        widths = self.widths or [self.embedding_dim] * len(vectors)
+        x0: list[Hashable] = [*((name, i) for name, width in zip(vectors, widths) for i in range(width)), *dense]
         cross = {"cross_u": 1, "cross_v": 2} if self.projection_dim else {"cross_weight": 1}
         axes = {**cross, "cross_bias": 1, "tower.0.weight": 1, "final_cross": 1}
         return {name: (axis, x0) for name, axis in axes.items()}
@@ -166,10 +182,22 @@ def network_config(recommender: Recommender) -> NetworkConfig:
     settings = dict(recommender.settings.get("model", {}))
     kind = _config_class(settings.pop("kind", DcnConfig.network))
     features = recommender.features
-    widths = {"num_dense": len(features.dense_inputs), "num_categorical": len(features.vector_names)}
-    if stated := settings.keys() & widths.keys():
+    counts = {"num_dense": len(features.dense_inputs), "num_categorical": len(features.vector_names)}
+    if stated := settings.keys() & {*counts, "widths"}:
         raise ContractError(f"model.{min(stated)} is no setting: the features decide it")
-    return settings_of(kind, {**widths, **settings}, path="model")
+    usual = settings_of(kind, {**counts, **settings}, path="model")
+    embeds = {name: features.embed_of(name) for name in features.vector_names}
+    widths = {name: embed or usual.embedding_dim for name, embed in embeds.items()}
+    if len(set(widths.values())) > 1:
+        if not kind.takes_widths:
+            name = next(name for name, width in widths.items() if width != usual.embedding_dim)
+            place = next(kind for kind in ("numeric", "categorical", "lists") if name in getattr(features, kind))
+            raise ContractError(
+                f"features.{place}.{name}.embed is {widths[name]}, expected {usual.embedding_dim}, the model's "
+                f"embedding_dim: model.kind {kind.network} multiplies vectors with each other"
+            )
+        return replace(usual, widths=tuple(widths.values()))
+    return replace(usual, embedding_dim=next(iter(widths.values()), usual.embedding_dim))
 
 
 def config_from_document(document: Mapping[str, Any]) -> NetworkConfig:
@@ -182,7 +210,7 @@ def config_from_document(document: Mapping[str, Any]) -> NetworkConfig:
     kind = _config_class(document.get("network"))
     if wrong := settings.keys() ^ {each.name for each in fields(kind)}:
         raise ContractError(f"settings of network {kind.network!r} have unknown or missing names {sorted(wrong)}")
-    return kind(**{**settings, "tower": tuple(settings["tower"])})
+    return kind(**{**settings, "widths": tuple(settings["widths"]), "tower": tuple(settings["tower"])})
 
 
 def _config_class(network: object) -> type[NetworkConfig]:

@@ -2,8 +2,9 @@
 
 Joins training, which writes them, to evaluation, deployment and the next incremental round, which read them. The
 weights file holds the embedding table of all slots as `embeddings` and the dense parameters under their `state_dict`
-names; the optimizer file holds Adam's two moments of each tensor as `<name>.exp_avg` and `<name>.exp_avg_sq`, and the
-number of steps in its metadata. The table's rows are `offset[slot] + id`, `offset` the running sum of the slot sizes.
+names; where slots have vectors of different widths, there is a table of each width, such as `embeddings/8`. The
+optimizer file holds Adam's two moments of each tensor as `<name>.exp_avg` and `<name>.exp_avg_sq`, and the number of
+steps in its metadata. A table's rows are `offset[slot] + id`, `offset` the running sum of its slots' sizes.
 
 Both files are mapped, for reading and for writing: a table that is larger than the memory can be copied piece by piece,
 and no table is held twice. They are written here and not by the library, which takes whole tensors only; the library
@@ -14,15 +15,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.features import Places, PooledPlaces
 from components.runtime.errors import ContractError, PermanentError
 
 WEIGHTS_FILE = "weights.safetensors"
@@ -35,16 +37,37 @@ ROWS_PER_CHUNK = 1 << 16
 _HEADER_ALIGNMENT = 64
 
 FloatArray = NDArray[np.float32]
+Columns = NDArray[np.int64] | slice
 
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
     """One number for each parameter of a model: its weights, or one of Adam's moments."""
 
-    table: FloatArray
-    """[sum of the slot sizes, embedding_dim]."""
+    tables: tuple[FloatArray, ...]
+    """One for each width of vectors, ascending; [sum of its slots' sizes, width]."""
     dense: dict[str, FloatArray]
     """By `state_dict` name."""
+
+    @property
+    def table(self) -> FloatArray:
+        """The only table, where all vectors have one width."""
+        (table,) = self.tables
+        return table
+
+    def slots(self, slot_sizes: Sequence[int], tables: Sequence[Table]) -> list[FloatArray]:
+        """The vectors of each slot [size, width], as parts of the tables.
+
+        Raises:
+            ContractError: the tables have other numbers of rows.
+        """
+        require_rows(self.tables, tables, slot_sizes)
+        found: dict[int, FloatArray] = {}
+        for values, table in zip(self.tables, tables):
+            sizes = table.sizes(slot_sizes)
+            parts = zip(table.slots, slot_offsets(sizes).tolist(), sizes)
+            found |= {slot: values[offset : offset + size] for slot, offset, size in parts}
+        return [found[slot] for slot in sorted(found)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,8 +87,9 @@ class StoredModel:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor of the weights file, the table's first."""
-        return {TABLE: self.weights.table.shape, **{name: each.shape for name, each in self.weights.dense.items()}}
+        """Shape of each tensor of the weights file, those of the tables first."""
+        tables = table_shapes([each.shape for each in self.weights.tables])
+        return {**tables, **{name: each.shape for name, each in self.weights.dense.items()}}
 
 
 def open_model(folder: Path, slot_sizes: Sequence[int]) -> StoredModel:
@@ -78,12 +102,12 @@ def open_model(folder: Path, slot_sizes: Sequence[int]) -> StoredModel:
             the weights'.
     """
     tensors, _ = _open_tensors(folder / WEIGHTS_FILE)
-    if TABLE not in tensors:
+    shapes = {name: each.shape for name, each in tensors.items() if _is_table(name)}
+    if not shapes:
         raise ContractError(f"model file {folder / WEIGHTS_FILE} has no tensor {TABLE!r}")
-    if tensors[TABLE].ndim != 2 or len(tensors[TABLE]) != sum(slot_sizes):
-        raise ContractError(
-            f"table of {folder / WEIGHTS_FILE} has shape {tensors[TABLE].shape}, expected {sum(slot_sizes)} rows"
-        )
+    if any(len(each) != 2 for each in shapes.values()) or sum(each[0] for each in shapes.values()) != sum(slot_sizes):
+        found = ", ".join(map(str, shapes.values()))
+        raise ContractError(f"table of {folder / WEIGHTS_FILE} has shape {found}, expected {sum(slot_sizes)} rows")
     path = folder / OPTIMIZER_FILE
     if not path.exists():
         return StoredModel(weights=_split(tensors), moments=None, step=0)
@@ -105,7 +129,7 @@ def new_model(
 
     A folder that must not be seen half is written inside `durable.whole_directory`, which also flushes it to disk.
 
-    `shapes` has the shape of each tensor, among them the table's as `embeddings`. An absent folder is created.
+    `shapes` has the shape of each tensor, among them the `table_shapes`. An absent folder is created.
 
     Raises:
         PermanentError: the disk has no room for them.
@@ -159,8 +183,98 @@ def slot_offsets(slot_sizes: Sequence[int]) -> NDArray[np.int64]:
     return np.cumsum([0, *slot_sizes])[:-1]
 
 
+def table_shapes(shapes: Sequence[tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The tables' shapes, which have different widths, by the names of their tensors.
+
+    >>> table_shapes([(12, 4)]), table_shapes([(9, 4), (3, 8)])
+    ({'embeddings': (12, 4)}, {'embeddings/4': (9, 4), 'embeddings/8': (3, 8)})
+    """
+    return {TABLE if len(shapes) == 1 else f"{TABLE}/{each[1]}": tuple(each) for each in shapes}
+
+
+class Table(NamedTuple):
+    """What lies in one table, the vectors of one width, and who looks them up."""
+
+    slots: tuple[int, ...]
+    """The slots whose vectors it holds, one after another."""
+    columns: tuple[int, ...]
+    """The columns of ids that look up here."""
+    places: Places
+    """These columns' places alone; their slots are positions in `slots`."""
+    vectors: tuple[int, ...]
+    """Which of a row's vectors they become."""
+
+    def sizes(self, slot_sizes: Sequence[int]) -> list[int]:
+        """Of `slots`, from the sizes of all."""
+        return [slot_sizes[slot] for slot in self.slots]
+
+    def offsets(self, slot_sizes: Sequence[int]) -> NDArray[np.int64]:
+        """The table's row of id 0 of the slot of each of `columns`."""
+        return slot_offsets(self.sizes(slot_sizes))[list(self.places.slots)]
+
+
+def one_each(slot_sizes: Sequence[int]) -> Places:
+    """The places of rows that look every slot up once."""
+    return Places(tuple(range(len(slot_sizes))), ())
+
+
+def tables_of(places: Places, widths: Sequence[int] = ()) -> tuple[Table, ...]:
+    """The tables by width, ascending; `widths` are those of a row's vectors, without them there is one table.
+
+    >>> places = Places(slots=(0, 1, 1, 1), lists=(PooledPlaces(2, 4, "sum"),))  # user, item, the last two items
+    >>> for table in tables_of(places, [8, 4, 4]):
+    ...     print(table.slots, table.columns, table.places.slots, table.vectors)
+    (1,) (1, 2, 3) (0, 0, 0) (1, 2)
+    (0,) (0,) (0,) (0,)
+    """
+    lists_at = {each.start: each for each in places.lists}
+    spans: list[tuple[int, int, str | None]] = []
+    while (start := spans[-1][1] if spans else 0) < len(places.slots):
+        spans.append(lists_at.get(start, (start, start + 1, None)))
+    widths = widths or [0] * len(spans)
+    tables = []
+    for width in sorted(set(widths)) or [0]:
+        vectors = tuple(i for i, each in enumerate(widths) if each == width)
+        columns = tuple(place for i in vectors for place in range(*spans[i][:2]))
+        slots = tuple(sorted({places.slots[place] for place in columns}))
+        lists, at = [], 0
+        for start, stop, pool in (spans[i] for i in vectors):
+            if pool is not None:
+                lists.append(PooledPlaces(at, at + stop - start, pool))
+            at += stop - start
+        own = Places(tuple(slots.index(places.slots[place]) for place in columns), tuple(lists))
+        tables.append(Table(slots, columns, own, vectors))
+    return tuple(tables)
+
+
+def num_rows(tables: Sequence[Table], slot_sizes: Sequence[int]) -> list[int]:
+    """Rows of each table."""
+    return [sum(table.sizes(slot_sizes)) for table in tables]
+
+
+def require_rows(values: Sequence[Sized], tables: Sequence[Table], slot_sizes: Sequence[int]) -> None:
+    """Returns if the `values` have the tables' numbers of rows.
+
+    Raises:
+        ContractError: they have others.
+    """
+    if (found := [len(each) for each in values]) != (expected := num_rows(tables, slot_sizes)):
+        said = (" and ".join(map(str, each)) for each in (found, expected))
+        raise ContractError("embeddings have {} rows, expected {} from the vocabularies".format(*said))
+
+
+def columns_of(tables: Sequence[Table]) -> list[Columns]:
+    """What takes each table's columns from those of all; the only table's without a copy."""
+    return [slice(None)] if len(tables) == 1 else [np.array(table.columns) for table in tables]
+
+
+def _is_table(name: str) -> bool:
+    return name.partition("/")[0] == TABLE
+
+
 def _split(tensors: dict[str, FloatArray]) -> Tensors:
-    return Tensors(tensors[TABLE], {name: each for name, each in tensors.items() if name != TABLE})
+    tables = sorted((each for name, each in tensors.items() if _is_table(name)), key=lambda each: each.shape[1])
+    return Tensors(tuple(tables), {name: each for name, each in tensors.items() if not _is_table(name)})
 
 
 def _open_tensors(path: Path, mode: Literal["c", "r+"] = "c") -> tuple[dict[str, FloatArray], dict[str, str]]:

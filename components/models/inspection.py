@@ -7,7 +7,7 @@ numbers that are not finite are judged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from components.contracts.manifests import Model
 from components.contracts.workflow import FeatureWorkflow
 from components.models.configs import config_from_document
-from components.models.files import MOMENTS, StoredModel, chunks, open_model, slot_offsets
+from components.models.files import MOMENTS, FloatArray, StoredModel, Table, chunks, open_model, tables_of
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError
 
@@ -50,7 +50,8 @@ def inspect_model(folder: Path) -> Inspection:
         ContractError: the folder has no manifest.
     """
     manifest = Model.read(folder / Model.MANIFEST)
-    settings = config_from_document(manifest.config).as_document()
+    config = config_from_document(manifest.config)
+    settings = config.as_document()
     network = settings.pop("network")
     parent = manifest.parent_model_id or "none"
     faults = []
@@ -59,7 +60,7 @@ def inspect_model(folder: Path) -> Inspection:
         f"model    {manifest.model_id} of backend {manifest.backend}, parent {parent}, seed {manifest.seed}",
         f"rows     {manifest.num_train_rows:,} up to {manifest.last_learned_time}, created {manifest.created_at}",
         f"steps    {manifest.optimizer_step:,} of the optimizer, over all rounds",
-        f"network  {network}: " + ", ".join(f"{name} {value}" for name, value in settings.items()),
+        f"network  {network}: " + ", ".join(f"{name} {value}" for name, value in settings.items() if value != []),
     ]
     for part, promised in manifest.sha256.items():
         found = sha256_tree(folder / part) if (folder / part).exists() else "absent"
@@ -71,7 +72,8 @@ def inspect_model(folder: Path) -> Inspection:
         stored = open_model(folder / Model.WEIGHTS, manifest.slot_sizes)
     except ContractError as error:
         return Inspection(lines=lines, faults=[*faults, str(error)])
-    slots = list(_slot_figures(stored, workflow))
+    tables = tables_of(workflow.features.id_places, config.widths)
+    slots = list(_slot_figures(stored, workflow, tables))
     dense = list(_dense_figures(stored))
     lines += ["", *_format_table([_SLOT_HEAD, *slots]), "", *_format_table([_DENSE_HEAD, *dense])]
     if stored.moments is None:
@@ -81,19 +83,22 @@ def inspect_model(folder: Path) -> Inspection:
     return Inspection(lines=lines, faults=faults)
 
 
-def _slot_figures(stored: StoredModel, workflow: FeatureWorkflow) -> Iterator[tuple[Cell, ...]]:
+def _slot_figures(
+    stored: StoredModel, workflow: FeatureWorkflow, tables: Sequence[Table]
+) -> Iterator[tuple[Cell, ...]]:
     """A line of `_SLOT_HEAD` for each slot; norms are of rows with finite values only."""
     names, sizes = workflow.features.slots, workflow.slot_sizes
-    for column, offset, size, num_tombstones in zip(names, slot_offsets(sizes).tolist(), sizes, workflow.tombstones):
-        norms = np.concatenate([_row_norms(stored, part) for part in chunks(offset, offset + size)], axis=1)
+    parts_of_slots = zip(*(tensors.slots(sizes, tables) for tensors in stored.parts))
+    for column, parts, size, num_tombstones in zip(names, parts_of_slots, sizes, workflow.tombstones):
+        norms = np.concatenate([_row_norms(parts, rows) for rows in chunks(0, size)], axis=1)
         finite = norms[:, np.isfinite(norms).all(axis=0)]
         figures = [float(finite[0].max()), *finite.mean(axis=1).tolist()] if finite.size else []
         yield column, size, num_tombstones, int((norms[0] == 0).sum()), size - finite.shape[1], *figures
 
 
-def _row_norms(stored: StoredModel, rows: slice) -> NDArray[np.float64]:
+def _row_norms(parts: Sequence[FloatArray], rows: slice) -> NDArray[np.float64]:
     """L2 norm of each row of each part, in float64: squares of large float32 values overflow in their own type."""
-    return np.stack([np.linalg.norm(tensors.table[rows].astype(np.float64), axis=1) for tensors in stored.parts])
+    return np.stack([np.linalg.norm(vectors[rows].astype(np.float64), axis=1) for vectors in parts])
 
 
 def _dense_figures(stored: StoredModel) -> Iterator[tuple[Cell, ...]]:

@@ -25,7 +25,7 @@ from components.runtime.errors import ContractError
 OPSET = 17
 """ONNX operators of the export, and of the served graph around it."""
 DENSE_INPUT, EMBEDDINGS_INPUT, LOGIT_OUTPUT = "dense", "embeddings", "logit"
-"""Tensors of the exported graph: [rows, D], [rows, F, E] and [rows]."""
+"""Tensors of the exported graph: [rows, D], [rows, F, E] and [rows]; see `Network.forward`."""
 
 
 class Network(nn.Module):
@@ -40,7 +40,10 @@ class Network(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, dense_BD: Tensor, embeddings_BFE: Tensor) -> Tensor:
-        """Logits [B]; both inputs are float32, the dense values normalised."""
+        """Logits [B]; both inputs are float32, the dense values normalised.
+
+        Vectors of different widths, which a network takes whose configuration says so, come as one: F is 1.
+        """
         raise NotImplementedError
 
 
@@ -98,10 +101,8 @@ def export_onnx(network: Network, config: NetworkConfig) -> bytes:
     (IR version 8) is read by older ONNX Runtimes too, such as those of NVIDIA's Triton images.
     """
     rows = 2
-    example = (
-        torch.zeros(rows, config.num_dense),
-        torch.zeros(rows, config.num_categorical, config.embedding_dim),
-    )
+    vectors = (1, sum(config.widths)) if config.widths else (config.num_categorical, config.embedding_dim)
+    example = torch.zeros(rows, config.num_dense), torch.zeros(rows, *vectors)
     content = io.BytesIO()
     was_training = network.training
     try:

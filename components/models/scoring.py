@@ -1,4 +1,4 @@
-"""Click probabilities of encoded rows: a network with its table of vectors.
+"""Click probabilities of encoded rows: a network with its tables of vectors.
 
 Used by training to score rows before it learns them and by evaluation to judge a candidate, whatever engine made it.
 """
@@ -17,7 +17,7 @@ from torch.nn.functional import embedding
 from components.contracts.features import Places
 from components.contracts.workflow import PADDING_ID
 from components.models.configs import NetworkConfig
-from components.models.files import open_model, slot_offsets
+from components.models.files import Table, columns_of, one_each, open_model, require_rows, tables_of
 from components.models.network import Network, build_network, load_dense
 from components.runtime.errors import ContractError
 
@@ -25,20 +25,26 @@ BATCH_ROWS = 2048
 
 
 class Scorer:
-    """Scores rows with a network and a table, where both lie."""
+    """Scores rows with a network and tables, where all lie."""
 
     def __init__(
-        self, network: Network, table: Tensor, slot_sizes: Sequence[int], *, places: Places | None = None
+        self, network: Network, values: Sequence[Tensor], tables: Sequence[Table], *, slot_sizes: Sequence[int]
     ) -> None:
-        """Takes the network and the table as they are; both may change between calls.
+        """Takes the network and the `values` of the `tables` as they are; they may change between calls.
 
-        `table` holds the vectors of all slots, [sum(slot_sizes), E]. Without `places` each slot is looked up once.
+        Raises:
+            ContractError: the values have not as many rows as the tables.
         """
-        self._network, self._table = network, table
-        self._places = places or Places(tuple(range(len(slot_sizes))), ())
-        slots = list(self._places.slots)
-        self._sizes = torch.tensor(slot_sizes, dtype=torch.int64, device=table.device)[slots]
-        self._offsets = torch.from_numpy(slot_offsets(slot_sizes)[slots]).to(table.device)
+        require_rows(values, tables, slot_sizes)
+        self._network, self._values, self._tables = network, values, tables
+        self._device = values[0].device
+        self._num_places = sum(len(table.columns) for table in tables)
+        self._columns = columns_of(tables)
+        self._sizes = [
+            torch.tensor(table.sizes(slot_sizes), dtype=torch.int64, device=self._device)[list(table.places.slots)]
+            for table in tables
+        ]
+        self._offsets = [torch.from_numpy(table.offsets(slot_sizes)).to(self._device) for table in tables]
 
     @torch.no_grad()
     def probabilities(
@@ -54,9 +60,9 @@ class Scorer:
         Raises:
             ContractError: dense values and ids have not as many rows, or ids not one column per place.
         """
-        if len(dense) != len(ids) or ids.shape[1:] != (len(self._sizes),):
+        if len(dense) != len(ids) or ids.shape[1:] != (self._num_places,):
             raise ContractError(
-                f"dense and ids have shapes {dense.shape} and {ids.shape}, expected [n, D] and [n, {len(self._sizes)}]"
+                f"dense and ids have shapes {dense.shape} and {ids.shape}, expected [n, D] and [n, {self._num_places}]"
             )
         probabilities = np.empty(len(dense), dtype=np.float32)
         was_training = self._network.training
@@ -70,13 +76,15 @@ class Scorer:
         return probabilities
 
     def _logits(self, dense: NDArray[np.float32], ids: NDArray[np.integer]) -> Tensor:
-        device = self._table.device
-        dense_BD = torch.from_numpy(np.ascontiguousarray(dense, np.float32)).to(device)
-        ids_BP = torch.from_numpy(np.ascontiguousarray(ids, np.int64)).to(device)
-        known_BP = (ids_BP >= 0) & (ids_BP < self._sizes)
-        vectors_BPE = embedding(torch.where(known_BP, ids_BP, 0) + self._offsets, self._table)
-        vectors_BPE = vectors_BPE * known_BP.unsqueeze(-1)
-        return self._network(dense_BD, pooled(vectors_BPE, ids_BP != PADDING_ID, self._places)).float()
+        dense_BD = torch.from_numpy(np.ascontiguousarray(dense, np.float32)).to(self._device)
+        found = []
+        for number, (values, table) in enumerate(zip(self._values, self._tables)):
+            ids_BP = torch.from_numpy(np.ascontiguousarray(ids[:, self._columns[number]], np.int64)).to(self._device)
+            known_BP = (ids_BP >= 0) & (ids_BP < self._sizes[number])
+            vectors_BPE = embedding(torch.where(known_BP, ids_BP, 0) + self._offsets[number], values)
+            vectors_BPE = vectors_BPE * known_BP.unsqueeze(-1)
+            found.append(pooled(vectors_BPE, ids_BP != PADDING_ID, table.places))
+        return self._network(dense_BD, side_by_side(found, self._tables)).float()
 
 
 def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, places: Places) -> Tensor:
@@ -93,26 +101,37 @@ def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, places: Places) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def load_network(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int]) -> tuple[Network, Tensor]:
-    """The network whose weights lie in `folder`, and its table, which is mapped from the file.
+def side_by_side(found: Sequence[Tensor], tables: Sequence[Table]) -> Tensor:
+    """What a network takes: the vectors [B, F, E] of the only table; of more, all in their order as one, [B, 1, X]."""
+    if len(found) == 1:
+        return found[0]
+    vectors = {i: each for part, table in zip(found, tables) for i, each in zip(table.vectors, part.unbind(1))}
+    return torch.cat([vectors[i] for i in range(len(vectors))], dim=1).unsqueeze(1)
+
+
+def load_network(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int]) -> tuple[Network, list[Tensor]]:
+    """The network whose weights lie in `folder`, and its tables, which are mapped from the file.
 
     Raises:
         ContractError: a file is absent or damaged, or the weights are of another network.
     """
     weights = open_model(folder, slot_sizes).weights
-    if weights.table.shape[1] != config.embedding_dim:
-        raise ContractError(f"vectors in {folder} have width {weights.table.shape[1]}, expected {config.embedding_dim}")
+    widths = tuple(each.shape[1] for each in weights.tables)
+    if widths != config.table_widths:
+        found, expected = (", ".join(map(str, each)) for each in (widths, config.table_widths))
+        raise ContractError(f"vectors in {folder} have width {found}, expected {expected}")
     network = build_network(config)
     load_dense(network, weights.dense)
-    return network.eval(), torch.from_numpy(weights.table)
+    return network.eval(), [torch.from_numpy(each) for each in weights.tables]
 
 
 def load_scorer(
     folder: Path, config: NetworkConfig, slot_sizes: Sequence[int], *, places: Places | None = None
 ) -> Scorer:
-    """The scorer of the model in `folder`; `places` as `Scorer` takes them.
+    """The scorer of the model in `folder`; without `places` each slot is looked up once.
 
     Raises:
         ContractError: as `load_network`.
     """
-    return Scorer(*load_network(folder, config, slot_sizes), slot_sizes, places=places)
+    network, values = load_network(folder, config, slot_sizes)
+    return Scorer(network, values, tables_of(places or one_each(slot_sizes), config.widths), slot_sizes=slot_sizes)

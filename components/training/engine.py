@@ -90,6 +90,12 @@ def require_backend(
         raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
     if backend == "hugectr" and not config.num_categorical:
         raise ContractError("num_categorical is 0, expected at least 1: backend hugectr reads no rows without keys")
+    if backend == "hugectr" and config.widths:
+        names = features.vector_names if features else range(config.num_categorical)
+        raise ContractError(
+            f"embed gives {dict(zip(names, config.widths))}, expected one length of all vectors with backend hugectr: "
+            "HugeCTR has one per embedding, and the network that it is given has one embedding"
+        )
     if backend == "hugectr" and features and features.lists:
         raise ContractError(
             f"features.lists are {list(features.lists)}, expected none with backend hugectr: NVIDIA's converter to "

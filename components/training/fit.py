@@ -223,7 +223,12 @@ class _Fit:
             self._folder.keep_weights(
                 START,
                 lambda folder: write_initial(
-                    folder, job.config, job.training_set.slot_sizes, click_rate=rate, seed=job.settings.seed
+                    folder,
+                    job.config,
+                    job.training_set.slot_sizes,
+                    click_rate=rate,
+                    seed=job.settings.seed,
+                    places=job.training_set.recommender.features.id_places,
                 ),
             )
         num_old = len(self._rows) - self._num_new

@@ -23,12 +23,24 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
+from components.contracts.features import Features, Places
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.models.configs import NetworkConfig, config_from_document
-from components.models.files import TABLE, StoredModel, add_to_bias, chunks, new_model, open_model, slot_offsets
+from components.models.files import (
+    StoredModel,
+    Table,
+    Tensors,
+    add_to_bias,
+    chunks,
+    new_model,
+    num_rows,
+    one_each,
+    open_model,
+    table_shapes,
+    tables_of,
+)
 from components.runtime.durable import whole_directory
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
@@ -50,22 +62,32 @@ def log_odds_correction(negative_rate: float) -> float:
     return math.log(negative_rate)
 
 
-def write_initial(folder: Path, config: NetworkConfig, slot_sizes: list[int], *, click_rate: float, seed: int) -> None:
+def write_initial(
+    folder: Path,
+    config: NetworkConfig,
+    slot_sizes: list[int],
+    *,
+    click_rate: float,
+    seed: int,
+    places: Places | None = None,
+) -> None:
     """Writes fresh weights into `folder`, without optimizer state; the same ones for the same seed.
 
     The dense parameters are the network's own initial ones; its bias is the log-odds of `click_rate` (a share in
     (0, 1)), since small data would need hundreds of steps to get there. Vectors are U(+-1/sqrt(slot size)) per slot, as
-    HugeCTR initialises them.
+    HugeCTR initialises them. Without `places` each slot is looked up once.
     """
     dense = _fresh_dense(config, seed)
-    shapes = {TABLE: (sum(slot_sizes), config.embedding_dim), **{name: each.shape for name, each in dense.items()}}
+    tables = tables_of(places or one_each(slot_sizes), config.widths)
+    shapes = table_shapes(list(zip(num_rows(tables, slot_sizes), config.table_widths)))
+    shapes |= {name: each.shape for name, each in dense.items()}
     random = np.random.default_rng(seed)
     with new_model(folder, shapes, with_moments=False) as fresh:
         for name, values in dense.items():
             fresh.weights.dense[name][:] = values
         fresh.weights.dense["bias"][:] = np.log(click_rate / (1 - click_rate))
-        for offset, size in zip(slot_offsets(slot_sizes).tolist(), slot_sizes):
-            _write_fresh_rows(fresh.weights.table, slice(offset, offset + size), random)
+        for vectors in fresh.weights.slots(slot_sizes, tables):
+            _write_fresh_rows(vectors, random)
 
 
 def read_parent(training_set: TrainingSet) -> Model | None:
@@ -128,6 +150,11 @@ class ModelLayout(NamedTuple):
     network: NetworkConfig
 
     @property
+    def tables(self) -> tuple[Table, ...]:
+        """See `tables_of`."""
+        return tables_of(self.workflow.features.id_places, self.network.widths)
+
+    @property
     def column_axes(self) -> dict[str, tuple[int, list[Hashable]]]:
         """See `NetworkConfig.column_axes`."""
         features = self.workflow.features
@@ -155,8 +182,9 @@ def grow(stored: StoredModel, before: ModelLayout, now: ModelLayout, *, into: Pa
         _refuse_new_lists_of_known_vectors(features, features_before)
     axes_before, axes = before.column_axes, now.column_axes
     fresh = {} if axes == axes_before else _fresh_dense(now.network, seed)
-    shapes = {name: each.shape for name, each in (fresh or stored.weights.dense).items()}
-    shapes = {TABLE: (sum(now.workflow.slot_sizes), stored.weights.table.shape[1]), **shapes}
+    rows = num_rows(now.tables, now.workflow.slot_sizes)
+    shapes = table_shapes(list(zip(rows, now.network.table_widths)))
+    shapes |= {name: each.shape for name, each in (fresh or stored.weights.dense).items()}
     with new_model(into, shapes, step=stored.step, with_moments=stored.moments is not None) as grown:
         for old, new in zip(stored.parts, grown.parts):
             for name, values in new.dense.items():
@@ -168,7 +196,7 @@ def grow(stored: StoredModel, before: ModelLayout, now: ModelLayout, *, into: Pa
                 elif new is grown.weights:
                     values[:] = fresh[name]
             random = np.random.default_rng(seed) if new is grown.weights else None
-            _carry_table(old.table, new.table, before=before, now=now, random=random)
+            _carry_tables(old, new, before=before, now=now, random=random)
 
 
 def _fresh_dense(config: NetworkConfig, seed: int) -> dict[str, NDArray[np.float32]]:
@@ -200,41 +228,36 @@ def _carry_positions(
     np.moveaxis(new, new_axis[0], 0)[here] = np.moveaxis(old, old_axis[0], 0)[there]
 
 
-def _carry_table(
-    old: NDArray[np.float32],
-    new: NDArray[np.float32],
-    *,
-    before: ModelLayout,
-    now: ModelLayout,
-    random: np.random.Generator | None,
+def _carry_tables(
+    old: Tensors, new: Tensors, *, before: ModelLayout, now: ModelLayout, random: np.random.Generator | None
 ) -> None:
     """Copies the rows of each slot that was there into zeros, see `grow`; `random` starts weights, None moments."""
-    workflow, slots_before, sizes_before = now.workflow, before.workflow.features.slots, before.workflow.slot_sizes
-    parts_before = dict(zip(slots_before, zip(slot_offsets(sizes_before).tolist(), sizes_before)))
-    changes, offsets = vocabulary_changes(before.workflow, workflow), slot_offsets(workflow.slot_sizes).tolist()
-    for name, offset, change, vocabulary in zip(workflow.features.slots, offsets, changes, workflow.vocabularies):
-        if name in parts_before:
-            old_offset, size = parts_before[name]
-            for part in chunks(0, size):
-                new[offset + part.start : offset + part.stop] = old[old_offset + part.start : old_offset + part.stop]
-            new[offset + change.entered] = 0 if random is None else new[offset + OOV_ID]
+    kept = dict(zip(before.workflow.features.slots, old.slots(before.workflow.slot_sizes, before.tables)))
+    slots, changes = new.slots(now.workflow.slot_sizes, now.tables), vocabulary_changes(before.workflow, now.workflow)
+    for name, vectors, change, vocabulary in zip(
+        now.workflow.features.slots, slots, changes, now.workflow.vocabularies
+    ):
+        if name in kept:
+            for part in chunks(0, len(kept[name])):
+                vectors[part] = kept[name][part]
+            vectors[change.entered] = 0 if random is None else vectors[OOV_ID]
         elif random is not None and not now.network.takes_new_vectors_at_zero:
-            _write_fresh_rows(new, slice(offset, offset + FIRST_ID + len(vocabulary)), random)
-        new[offset + FIRST_ID + np.flatnonzero(vocabulary == TOMBSTONE)] = 0
+            _write_fresh_rows(vectors, random)
+        vectors[FIRST_ID + np.flatnonzero(vocabulary == TOMBSTONE)] = 0
 
 
-def _write_fresh_rows(table: NDArray[np.float32], slot: slice, random: np.random.Generator) -> None:
-    """Writes the vectors of a slot of so many rows, U(+-1/sqrt(rows))."""
-    size = slot.stop - slot.start
-    for part in chunks(slot.start, slot.stop):
-        table[part] = random.uniform(-(size**-0.5), size**-0.5, (part.stop - part.start, table.shape[1]))
+def _write_fresh_rows(vectors: NDArray[np.float32], random: np.random.Generator) -> None:
+    """Writes the vectors of a slot, U(+-1/sqrt(rows))."""
+    bound = len(vectors) ** -0.5
+    for part in chunks(0, len(vectors)):
+        vectors[part] = random.uniform(-bound, bound, vectors[part].shape)
 
 
 def _network_before(parent: Model, config: NetworkConfig) -> NetworkConfig:
-    """The parent's network, which differs from `config` in its numbers of columns at most."""
+    """The parent's network, which differs from `config` in its columns at most."""
     network = config_from_document(parent.config)
     kept, asked = network.as_document(), config.as_document()
-    columns = ("num_dense", "num_categorical")
+    columns = ("num_dense", "num_categorical", "widths")
     if other := {name: value for name, value in asked.items() if kept.get(name) != value and name not in columns}:
         raise ContractError(
             f"network of this run has {other}, expected the parent {parent.model_id}'s "

@@ -16,7 +16,7 @@ from components.runtime.docstrings import field_docstrings
 from pipelines.recommender import section_classes
 from pipelines.recommender_file.form import FORMAT, OPTIONS
 
-OF_FEATURES = ("num_dense", "num_categorical")
+OF_FEATURES = ("num_dense", "num_categorical", "widths")
 """Fields of a network that the features decide; nobody sets them."""
 _HEAD = f"""# The recommender's file
 

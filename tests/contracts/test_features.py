@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from components.contracts.features import MAX_CATEGORY, Features, NumericOptions, category_of
+from components.contracts.features import MAX_CATEGORY, CategoricalOptions, Features, NumericOptions, category_of
 from components.runtime.errors import ContractError
 
 BEFORE = Features(numeric=("price", "age"), categorical=("item", "shop"))
@@ -42,6 +42,10 @@ def test_names_there_twice_and_no_names_are_refused():
         (
             replace(BEFORE, numeric_options={"age": NumericOptions(fill=1)}),
             r"change the options of \['age'\], expected what the parent m1 learned from; .* parent=none",
+        ),
+        (
+            replace(BEFORE, categorical_options={"shop": CategoricalOptions(embed=8)}),
+            r"change the options of \['shop'\], expected what the parent m1 learned from; .* parent=none",
         ),
         (Features(numeric=("cost",), categorical=()), r"have none of \['price', 'age', 'item', 'shop'\]"),
     ],

@@ -232,7 +232,7 @@ def test_the_served_graph_scores_known_rows_bit_for_bit_alike_directly_after_gro
         columns.append(random.choice(np.r_[-1, old[lives_on]], 400))
     inputs = {DENSE_INPUT: random.random((400, 13), np.float32), CATEGORICAL_INPUT: np.stack(columns, 1)}
     first, second = (
-        open_built(workflow, stored.weights.table, network_of(stored)).run(None, inputs)[0]
+        open_built(workflow, [stored.weights.table], network_of(stored)).run(None, inputs)[0]
         for workflow, stored in ((before.workflow, before.weights()), (now.workflow, grown))
     )
     assert np.ptp(first) > 0.1

@@ -1,4 +1,5 @@
-"""A recommender with lists and a bucketed number, from a file to the served graph: all six steps, in two rounds."""
+"""A recommender with lists, a bucketed number and vectors of different widths, from a file to the served graph: all six
+steps, in two rounds."""
 
 from __future__ import annotations
 
@@ -27,12 +28,12 @@ format: evergreen/recommender/1
 name: shop
 data: {label: clicked, request_id: shown, event_time: ts}
 features:
-  numeric: {price: , rate: {transform: [clip(0), quantile_buckets(8)]}}
+  numeric: {price: , rate: {transform: [clip(0), quantile_buckets(8)], embed: 6}}
   categorical:
     user: {served_as: 7}
-    item: {type: string}
+    item: {type: string, embed: 24}
   lists:
-    tags: {type: string, max: 3, keep: oldest}
+    tags: {type: string, max: 3, keep: oldest, embed: 4}
     last: {table: item, max: 4, pool: sum}
 """
 PLACES = {"user": 1, "item": 1, "tags": 3, "last": 4}

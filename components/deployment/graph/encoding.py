@@ -29,6 +29,7 @@ from components.contracts.features import MISSING_CATEGORY
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.deployment.graph.parts import Parts
+from components.models.files import Table
 from components.runtime.errors import ContractError
 
 PREFIX = "network/"
@@ -147,8 +148,8 @@ def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
     return parts.constant(name, array[0] if (array == array[0]).all() else array)
 
 
-def encode_categorical(parts: Parts, workflow: FeatureWorkflow) -> str:
-    """Adds `table_rows` [n, `Features.id_places`]: the row of the fused table (slot offset + id) of each category.
+def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence[Table]) -> str:
+    """Adds `table_rows` [n, `Features.id_places`]: the row of the slot's table (slot offset + id) of each category.
 
     In the places of a list that hold no element the row is any: `graph.export` leaves it out.
 
@@ -181,7 +182,9 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow) -> str:
     starts = parts.constant("slot_keys", slots * keys_of.spread + keys_of.first)
     keys = parts.node("Add", [clipped, starts], "keys")
     distances = _look_up(parts, keys, build_table(*_entries(workflow, keys_of)), width=len(names))
-    offsets = np.cumsum([0, *workflow.slot_sizes[:-1]])[slots]
+    offsets = np.zeros(len(names), np.int64)
+    for table in tables:
+        offsets[list(table.columns)] = table.offsets(workflow.slot_sizes)
     unknown = np.where(np.isin(names, workflow.excluded), MISSING_ID, OOV_ID)
     return parts.node("Add", [distances, parts.constant("oov_rows", offsets + unknown)], "table_rows")
 

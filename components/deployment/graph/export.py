@@ -12,6 +12,7 @@ the table while it writes it, then the server's, then `graph.encoding.MAX_KEYS` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,77 +27,130 @@ from components.contracts.serving import CATEGORICAL_INPUT, PROBABILITY_OUTPUT, 
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.encoding import DENSE, PREFIX, encode_categorical, encode_dense
 from components.deployment.graph.parts import OPSET, Parts
-from components.models.files import NETWORK_FILE, open_model
+from components.models.files import NETWORK_FILE, Table, open_model, require_rows, tables_of
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError, first_line
 from components.storage.uris import local_path
 
 EMBEDDINGS, LOGIT = f"{PREFIX}embeddings", f"{PREFIX}logit"
-"""Tensors of the network in the served graph: [n, F, E] and [n]; its dense input is `DENSE`."""
+"""Tensors of the network in the served graph: as `Network.forward` takes them, and [n]; its dense input is `DENSE`."""
 
 
 def write_graph(
-    folder: Path, workflow: FeatureWorkflow, table: NDArray[np.float32], *, network: Any, name: str
+    folder: Path,
+    workflow: FeatureWorkflow,
+    values: Sequence[NDArray[np.float32]],
+    *,
+    network: Any,
+    name: str,
+    widths: Sequence[int] = (),
 ) -> None:
     """Writes encoding, look-up and network into `folder` as one graph; the same arguments give the same bytes.
 
     Args:
         folder: Where the graph's files go.
         workflow: The fitted feature workflow.
-        table: Vectors of all its ids.
+        values: Vectors of all its ids: the tables of `tables_of`.
         network: See `read_network`.
         name: The recommender's.
+        widths: Of a row's vectors, see `tables_of`.
 
     Raises:
-        ContractError: the table does not fit the workflow, or is beyond what a graph can hold.
+        ContractError: the tables do not fit the workflow, or are beyond what a graph can hold.
     """
-    if len(table) != sum(workflow.slot_sizes):
-        raise ContractError(
-            f"embeddings have {len(table)} rows, expected {sum(workflow.slot_sizes)} from the workflow's vocabularies"
-        )
+    tables = tables_of(workflow.features.id_places, widths)
+    require_rows(values, tables, workflow.slot_sizes)
     parts = Parts(input_tensors(workflow.features))
     encode_dense(parts, workflow)
-    encode_categorical(parts, workflow)
-    # An empty table is no entry of `model.data`: ONNX Runtime maps no bytes.
-    vectors = parts.table("embeddings", table) if len(table) else parts.constant("embeddings", table)
-    if workflow.features.lists:
-        _pool(parts, parts.node("Gather", [vectors, "table_rows"], "vectors", axis=0), workflow)
-    else:
-        parts.node("Gather", [vectors, "table_rows"], EMBEDDINGS, axis=0)
+    encode_categorical(parts, workflow, tables)
+    _add_vectors(parts, workflow, values, tables=tables)
     _add_network(parts, network)
     parts.write(folder, name)
 
 
-def _pool(parts: Parts, vectors: str, workflow: FeatureWorkflow) -> None:
-    """Adds the network's vectors [n, F, E] from those of the places: as they are, then pooled per list.
+def _add_vectors(
+    parts: Parts, workflow: FeatureWorkflow, values: Sequence[NDArray[np.float32]], *, tables: Sequence[Table]
+) -> None:
+    """Adds the network's vectors: [n, F, E] of the only table; of more, all in their order as one, [n, 1, X]."""
+    weights = _add_weights(parts, workflow) if workflow.features.lists else ""
+    if len(tables) == 1:
+        _look_up(parts, values[0], tables[0], weights=weights, rows="table_rows", output=EMBEDDINGS)
+        return
+    flat, at, positions = [], 0, {}
+    for value, table in zip(values, tables):
+        width = value.shape[1]
+        columns = parts.constant(f"columns/{width}", np.array(table.columns))
+        rows = parts.node("Gather", ["table_rows", columns], f"table_rows/{width}", axis=1)
+        of_lists = ""
+        if table.places.lists:
+            raw = np.array([each for each in table.columns if each < len(workflow.features.place_names)])
+            of_lists = parts.node(
+                "Gather", [weights, parts.constant(f"raw_columns/{width}", raw)], f"weights/{width}", axis=1
+            )
+        found = _look_up(
+            parts, value, table, weights=of_lists, rows=rows, output=f"vectors/{width}", suffix=f"/{width}"
+        )
+        shape = parts.constant(f"flat_shape/{width}", np.array([-1, len(table.vectors) * width]))
+        flat.append(parts.node("Reshape", [found, shape], f"flat_vectors/{width}"))
+        for vector in table.vectors:
+            positions[vector] = np.arange(at, at := at + width)
+    order = parts.constant("vector_order", np.concatenate([positions[vector] for vector in range(len(positions))]))
+    by_width = parts.node("Concat", flat, "vectors_by_width", axis=1)
+    in_order = parts.node("Gather", [by_width, order], "vectors_in_order", axis=1)
+    parts.node("Unsqueeze", [in_order, parts.constant("one_vector", np.array([1]))], EMBEDDINGS)
 
-    A weight matrix [n, 1, places] times the vectors; a place without an element has weight 0 whatever its row holds.
-    """
-    features = workflow.features
-    axis, one = parts.constant("places_axis", np.array([1])), parts.constant("one_element", np.array(1, np.float32))
+
+def _add_weights(parts: Parts, workflow: FeatureWorkflow) -> str:
+    """Adds the weight of each place in a list's sum [n, places]: 0 without an element, whatever its row holds."""
     missing = parts.constant("no_element", np.array(MISSING_CATEGORY))
     absent = parts.node("Equal", [CATEGORICAL_INPUT, missing], "is_absent")
-    excluded = parts.constant("places_excluded", np.isin(features.place_features, workflow.excluded))
+    excluded = parts.constant("places_excluded", np.isin(workflow.features.place_features, workflow.excluded))
     present = parts.node("Not", [parts.node("Or", [absent, excluded], "is_left_out")], "is_present")
-    weights = parts.node("Cast", [present], "weights", to=TensorProto.FLOAT)
+    return parts.node("Cast", [present], "weights", to=TensorProto.FLOAT)
+
+
+def _look_up(
+    parts: Parts,
+    value: NDArray[np.float32],
+    table: Table,
+    *,
+    weights: str,
+    rows: str,
+    output: str,
+    suffix: str = "",
+) -> str:
+    """Adds the vectors [n, F, E] of one table as `output`: of its places as they are, then pooled per list.
+
+    A list's weights, a matrix [n, 1, places], times its vectors. `rows` and `weights` are the tensors of the table's
+    places; `suffix` tells its inner tensors from another table's.
+    """
+    # An empty table is no entry of `model.data`: ONNX Runtime maps no bytes.
+    add = parts.table if len(value) else parts.constant
+    vectors = add(f"embeddings{suffix}", value)
+    if not table.places.lists:
+        return parts.node("Gather", [vectors, rows], output, axis=0)
+    vectors = parts.node("Gather", [vectors, rows], f"place_vectors{suffix}", axis=0)
+    axis = parts.constant(f"places_axis{suffix}", np.array([1]))
+    one = parts.constant(f"one_element{suffix}", np.array(1, np.float32))
 
     def places(source: str, name: str, part: slice) -> str:
         ends = [parts.constant(f"{name}_{end}", np.array([getattr(part, end)])) for end in ("start", "stop")]
         return parts.node("Slice", [source, *ends, axis], name)
 
-    pieces = [places(vectors, "own_vectors", slice(0, len(features.categorical)))]
-    for i, (start, stop, pool) in enumerate(features.places.lists):
-        of_list = places(weights, f"weights_{i}", slice(start, stop))
+    pieces = [places(vectors, f"own_vectors{suffix}", slice(0, table.places.lists[0].start))]
+    for i, (start, stop, pool) in enumerate(table.places.lists):
+        name = f"{i}{suffix}"
+        of_list = places(weights, f"weights_{name}", slice(start, stop))
         if pool == "mean":
-            count = parts.node("ReduceSum", [of_list, axis], f"count_{i}", keepdims=1)
-            divisor = parts.node("Max", [count, one], f"divisor_{i}")
-            of_list = parts.node("Div", [of_list, divisor], f"shares_{i}")
-        row = parts.node("Unsqueeze", [of_list, axis], f"row_{i}")
-        of_vectors = places(vectors, f"vectors_{i}", slice(start, stop))
-        pieces.append(parts.node("MatMul", [row, of_vectors], f"pooled_{i}"))
-    if features.bucketed:
-        pieces.append(places(vectors, "bucket_vectors", slice(features.places.lists[-1].stop, len(features.id_names))))
-    parts.node("Concat", pieces, EMBEDDINGS, axis=1)
+            count = parts.node("ReduceSum", [of_list, axis], f"count_{name}", keepdims=1)
+            divisor = parts.node("Max", [count, one], f"divisor_{name}")
+            of_list = parts.node("Div", [of_list, divisor], f"shares_{name}")
+        row = parts.node("Unsqueeze", [of_list, axis], f"row_{name}")
+        of_vectors = places(vectors, f"vectors_{name}", slice(start, stop))
+        pieces.append(parts.node("MatMul", [row, of_vectors], f"pooled_{name}"))
+    if stop < len(table.columns):
+        pieces.append(places(vectors, f"bucket_vectors{suffix}", slice(stop, len(table.columns))))
+    return parts.node("Concat", pieces, output, axis=1)
 
 
 def export(model: Model, folder: Path) -> None:
@@ -118,8 +172,14 @@ def export(model: Model, folder: Path) -> None:
             f"model {model.model_id} has slot sizes {model.slot_sizes}, its workflow {workflow.slot_sizes}"
         )
     weights = stored / Model.WEIGHTS
-    table = open_model(weights, model.slot_sizes).weights.table
-    write_graph(folder, workflow, table, network=read_network(weights / NETWORK_FILE), name=model.recommender.name)
+    write_graph(
+        folder,
+        workflow,
+        open_model(weights, model.slot_sizes).weights.tables,
+        network=read_network(weights / NETWORK_FILE),
+        name=model.recommender.name,
+        widths=model.config.get("widths", ()),  # of whatever network
+    )
 
 
 def read_network(path: Path) -> Any:

@@ -10,8 +10,8 @@ divides sqrt(v) by sqrt(1 - b2^t) before it adds its epsilon, so it is this one 
 eps / sqrt(1 - b2^t) in step t. Rows of the table that a batch does not touch keep weights and moments: HugeCTR's
 `Update_t.Local`, and torch.optim.SparseAdam.
 
-Shape suffixes: as in `components.models.network`; P places (`contracts.features.Places`), U distinct
-table rows of a batch.
+Shape suffixes: as in `components.models.network`; P places of a table (`components.models.files.Table`), U distinct
+rows of it in a batch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,20 @@ from torch.optim.adam import adam
 
 from components.contracts.features import Places
 from components.models.configs import NetworkConfig
-from components.models.files import TABLE, chunks, new_model, open_model, slot_offsets
+from components.models.files import (
+    Columns,
+    chunks,
+    columns_of,
+    new_model,
+    num_rows,
+    one_each,
+    open_model,
+    table_shapes,
+    tables_of,
+)
 from components.models.network import build_network, load_dense
-from components.models.scoring import Scorer, pooled
+from components.models.scoring import Scorer, pooled, side_by_side
+from components.runtime.errors import ContractError
 from components.training.config import TrainingSettings
 from components.training.engine import Rate
 from components.training.pytorch.batches import Batch, assemble, made_ahead
@@ -57,7 +68,7 @@ class PytorchEngine:
         device: str | None = None,
         places: Places | None = None,
     ) -> None:
-        """Makes an engine whose table is zero everywhere; `restore` gives it weights.
+        """Makes an engine whose tables are zero everywhere; `restore` gives it weights.
 
         `device` is torch's name of it; None = the GPU where there is one. Without `places` a row looks every slot up.
         """
@@ -68,16 +79,21 @@ class PytorchEngine:
         self._network = build_network(config).to(self._device)
         self._dense = dict(self._network.named_parameters())
         self._dense_moments = [[torch.zeros_like(each) for each in self._dense.values()] for _ in range(2)]
-        self._rows = _zeros((sum(slot_sizes), 3, config.embedding_dim), self._device)
-        """Vector, m and v of each row of the table. Side by side they are fetched and stored at once: 1.6 ms of one
+        self._tables = tables_of(places or one_each(slot_sizes), config.widths)
+        self._rows = [
+            _zeros((count, 3, width), self._device)
+            for count, width in zip(num_rows(self._tables, slot_sizes), config.table_widths)
+        ]
+        """Vector, m and v of each row of each table. Side by side they are fetched and stored at once: 1.6 ms of one
         core for the 34,000 distinct rows of a batch from 10 million, where three tables took 3.2."""
-        self._places = places or Places(tuple(range(len(slot_sizes))), ())
-        self._offsets = slot_offsets(slot_sizes)[list(self._places.slots)]
-        """The first row of each place's slot, which is that of padding."""
-        self._paddings = torch.from_numpy(self._offsets).to(self._device)
-        self._shape_PE = len(self._offsets), config.embedding_dim
+        self._lookups: list[tuple[Columns, NDArray[np.int64]]] = [
+            (columns, table.offsets(slot_sizes)) for table, columns in zip(self._tables, columns_of(self._tables))
+        ]
+        """Of each table the columns of ids, and the first row of each one's slot, which is that of padding."""
+        self._paddings = [torch.from_numpy(offsets).to(self._device) for _, offsets in self._lookups]
         self._rate: Rate = lambda step: settings.learning_rate
-        self._scorer = Scorer(self._network, self._rows[:, 0], slot_sizes, places=places)
+        vectors = [rows[:, 0] for rows in self._rows]
+        self._scorer = Scorer(self._network, vectors, self._tables, slot_sizes=slot_sizes)
         self.num_steps = 0
 
     @torch.no_grad()
@@ -85,26 +101,31 @@ class PytorchEngine:
         """See `Engine`."""
         stored = open_model(weights, self._slot_sizes)
         load_dense(self._network, stored.weights.dense)
+        shapes = [(len(rows), rows.shape[2]) for rows in self._rows]
+        if (found := [each.shape for each in stored.weights.tables]) != shapes:
+            raise ContractError(f"tables in {weights} have shapes {found}, expected {shapes}")
         for number, into in enumerate(self._dense_moments):
             for name, target in zip(self._dense, into):
                 target.copy_(torch.from_numpy(stored.moments[number].dense[name])) if stored.moments else target.zero_()
-        self._rows.zero_()
-        for part in chunks(0, len(self._rows)):
-            for number, tensors in enumerate(stored.parts):
-                self._rows[part, number] = torch.from_numpy(tensors.table[part]).to(self._device)
+        for at, rows in enumerate(self._rows):
+            rows.zero_()
+            for part in chunks(0, len(rows)):
+                for number, tensors in enumerate(stored.parts):
+                    rows[part, number] = torch.from_numpy(tensors.tables[at][part]).to(self._device)
         self.num_steps = stored.step
 
     def save(self, folder: Path) -> None:
         """See `Engine`."""
-        shapes = {TABLE: (len(self._rows), self._rows.shape[2])}
+        shapes = table_shapes([(len(rows), rows.shape[2]) for rows in self._rows])
         shapes |= {name: tuple(each.shape) for name, each in self._dense.items()}
         dense = [[each.detach() for each in self._dense.values()], *self._dense_moments]
         with new_model(folder, shapes, step=self.num_steps) as stored:
             for number, tensors in enumerate(stored.parts):
                 for name, values in zip(self._dense, dense[number]):
                     tensors.dense[name][:] = values.cpu().numpy()
-                for part in chunks(0, len(self._rows)):
-                    tensors.table[part] = self._rows[part, number].cpu().numpy()
+                for rows, table in zip(self._rows, tensors.tables):
+                    for part in chunks(0, len(rows)):
+                        table[part] = rows[part, number].cpu().numpy()
 
     def segment_batches(self, batch_size: int) -> int:
         """See `Engine`."""
@@ -120,7 +141,7 @@ class PytorchEngine:
         if rows.weights is not None:
             weights = rows.weights
             parts = (part for part in parts if weights[part].any())
-        batches = (self._on_device(assemble(rows, part, self._offsets)) for part in parts)
+        batches = (self._on_device(assemble(rows, part, self._lookups)) for part in parts)
         self._network.train()
         # Dropout draws from torch's generators, which are the caller's again afterwards.
         with (
@@ -147,35 +168,45 @@ class PytorchEngine:
 
     def _step(self, batch: Batch) -> Tensor:
         """The batch's mean loss in nats (binary cross entropy), after a step against its gradient."""
-        taken_U3E = self._rows.index_select(0, batch.table_rows)
-        vectors_BPE = taken_U3E[:, 0].index_select(0, batch.lookups).view(len(batch.labels), *self._shape_PE)
-        vectors_BPE.requires_grad_()
-        vectors_BFE = self._pooled(vectors_BPE, batch) if self._places.lists else vectors_BPE
+        taken = [rows.index_select(0, of.table_rows) for rows, of in zip(self._rows, batch.lookups)]
+        vectors = [
+            taken_U3E[:, 0].index_select(0, of.taken).view(len(batch.labels), len(table.columns), rows.shape[2])
+            for taken_U3E, rows, of, table in zip(taken, self._rows, batch.lookups, self._tables)
+        ]
+        for each in vectors:
+            each.requires_grad_()
+        pooled_vectors = [self._pooled(number, each, batch) for number, each in enumerate(vectors)]
+        vectors_BFE = side_by_side(pooled_vectors, self._tables)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._settings.precision == "bfloat16"):
             logits_B = self._network(batch.dense, vectors_BFE)
         if batch.weights is None:
             loss = binary_cross_entropy_with_logits(logits_B.float(), batch.labels)
         else:
             loss = binary_cross_entropy_with_logits(logits_B.float(), batch.labels, batch.weights, reduction="sum")
-        to_vectors_BPE, *to_dense = torch.autograd.grad(loss, [vectors_BPE, *self._dense.values()])
+        gradients = torch.autograd.grad(loss, [*vectors, *self._dense.values()])
+        to_vectors, to_dense = gradients[: len(vectors)], list(gradients[len(vectors) :])
         self.num_steps += 1
         with torch.no_grad():
             dense_m, dense_v = self._dense_moments
             self._adam(list(self._dense.values()), to_dense, m=dense_m, v=dense_v)
-            if not len(batch.table_rows):  # no categorical columns
-                return loss.detach()
-            # Lookups sorted by row make each row's gradients one bag: 0.06 ms for 2048 x 26 lookups of width 16, where
-            # index_add_ took 0.3.
-            to_lookups = to_vectors_BPE.reshape(-1, self._rows.shape[2])
-            gradient_UE = embedding_bag(batch.order, to_lookups, batch.starts, mode="sum")
-            vectors_UE, m_UE, v_UE = (part.contiguous() for part in taken_U3E.unbind(1))
-            self._adam([vectors_UE], [gradient_UE], m=[m_UE], v=[v_UE])
-            self._rows.index_copy_(0, batch.table_rows, torch.stack([vectors_UE, m_UE, v_UE], dim=1))
+            for rows, of, taken_U3E, to_vectors_BPE in zip(self._rows, batch.lookups, taken, to_vectors):
+                if not len(of.table_rows):  # no categorical columns
+                    continue
+                # Lookups sorted by row make each row's gradients one bag: 0.06 ms for 2048 x 26 lookups of width 16,
+                # where index_add_ took 0.3.
+                gradient_UE = embedding_bag(of.order, to_vectors_BPE.flatten(0, 1), of.starts, mode="sum")
+                vectors_UE, m_UE, v_UE = (part.contiguous() for part in taken_U3E.unbind(1))
+                self._adam([vectors_UE], [gradient_UE], m=[m_UE], v=[v_UE])
+                rows.index_copy_(0, of.table_rows, torch.stack([vectors_UE, m_UE, v_UE], dim=1))
         return loss.detach()
 
-    def _pooled(self, vectors_BPE: Tensor, batch: Batch) -> Tensor:
-        rows_BP = batch.table_rows.index_select(0, batch.lookups).view(len(batch.labels), -1)
-        return pooled(vectors_BPE, rows_BP != self._paddings, self._places)
+    def _pooled(self, number: int, vectors_BPE: Tensor, batch: Batch) -> Tensor:
+        """The vectors of one table's places, those of a list pooled."""
+        if not self._tables[number].places.lists:
+            return vectors_BPE
+        of = batch.lookups[number]
+        rows_BP = of.table_rows.index_select(0, of.taken).view(len(batch.labels), -1)
+        return pooled(vectors_BPE, rows_BP != self._paddings[number], self._tables[number].places)
 
     def _adam(self, weights: list[Tensor], gradients: list[Tensor], *, m: list[Tensor], v: list[Tensor]) -> None:
         """Moves `weights`, `m` and `v`, in place, in step number `num_steps`."""

@@ -39,7 +39,7 @@ def bits(values):
 @pytest.fixture(scope="module")
 def served():
     toy = toy_model(WORKFLOW, scale=0.05)
-    session = open_built(WORKFLOW, toy.table, toy.network())
+    session = open_built(WORKFLOW, [toy.table], toy.network())
     return toy, lambda *rows: run_graph(session, *rows)[0]
 
 
@@ -85,7 +85,7 @@ def encoder(workflow):
     """Dense [n, 13] and rows of the fused table [n, 26], as the graph has them inside."""
     toy = toy_model(workflow, embedding_dim=1, hidden=2)
     names = [DENSE, "table_rows"]
-    session = open_built(workflow, toy.table, toy.network(), names=names)
+    session = open_built(workflow, [toy.table], toy.network(), names=names)
     return lambda *rows: run_graph(session, *rows, names)
 
 
@@ -184,7 +184,7 @@ def test_graph_is_valid_onnx_of_the_promised_versions_and_tensors(make_parts, wr
     assert [i.name for i in model.graph.input] == [DENSE_INPUT, CATEGORICAL_INPUT]
     assert [o.name for o in model.graph.output] == [PROBABILITY_OUTPUT.name]
     with pytest.raises(ContractError, match=r"embeddings have \d+ rows, expected \d+ from"):
-        write_graph(tmp_path, workflow, toy.table[:-1], network=toy.network(), name=MODEL_NAME)
+        write_graph(tmp_path, workflow, [toy.table[:-1]], network=toy.network(), name=MODEL_NAME)
 
 
 def renamed(network):
@@ -237,7 +237,7 @@ def written(make_parts, tmp_path):
 
     def write(name="graph", seed=1):
         workflow, toy = make_parts(seed)
-        write_graph(tmp_path / name, workflow, toy.table, network=toy.network(), name=MODEL_NAME)
+        write_graph(tmp_path / name, workflow, [toy.table], network=toy.network(), name=MODEL_NAME)
         return tmp_path / name
 
     return write
@@ -299,7 +299,7 @@ def test_a_table_beyond_two_gigabytes_is_written_and_scored(tmp_path, make_parts
     vocabularies = [np.arange(11_000, dtype=np.int64) for _ in range(26)]
     workflow, toy = make_parts(1, vocabularies, embedding_dim=2048, hidden=4)
     assert toy.table.nbytes > 2**31
-    write_graph(tmp_path, workflow, toy.table, network=toy.network(), name=MODEL_NAME)
+    write_graph(tmp_path, workflow, [toy.table], network=toy.network(), name=MODEL_NAME)
     dense, categorical = raw_rows(20, 1)
     categorical[::2] = np.random.default_rng(0).integers(0, 11_000, categorical[::2].shape)
     found = run_graph(open_graph(tmp_path / GRAPH_FILE), dense, categorical)[0].ravel()

@@ -91,7 +91,7 @@ def test_graph_scores_rows_of_any_columns_as_workflow_and_network_do(features, e
     network = network_of(features)
     weights = numpy_helper.to_array(network.graph.initializer[1])
     table = np.random.default_rng(2).normal(0, 0.5, (sum(workflow.slot_sizes), DIM)).astype(np.float32)
-    write_graph(tmp_path, workflow, table, network=network, name="shop")
+    write_graph(tmp_path, workflow, [table], network=network, name="shop")
     dense, categorical = rows_of(features)
     inputs = named_inputs(dense, categorical)
     session = open_graph(tmp_path / GRAPH_FILE)
@@ -135,7 +135,7 @@ def test_graph_computes_numeric_columns_as_their_options_say(excluded, tmp_path)
     write_graph(
         tmp_path,
         workflow,
-        np.ones((sum(workflow.slot_sizes), DIM), np.float32),
+        [np.ones((sum(workflow.slot_sizes), DIM), np.float32)],
         network=network_of(EVERY_KIND),
         name="shop",
     )
@@ -170,7 +170,7 @@ def test_graph_finds_the_bucket_of_every_float_beside_a_boundary(tmp_path):
     dense[:, 1] = random.normal(size=len(dense))
     categorical = random.choice([7, 2**40, 5, -1], (len(dense), 1))
     table = np.ones((sum(workflow.slot_sizes), DIM), np.float32)
-    write_graph(tmp_path, workflow, table, network=network_of(features), name="shop")
+    write_graph(tmp_path, workflow, [table], network=network_of(features), name="shop")
     session = onnxruntime.InferenceSession(with_inner_values(tmp_path / GRAPH_FILE, [DENSE, "table_rows"]))
     (plain, found), rows = session.run([DENSE, "table_rows"], named_inputs(dense, categorical)), 5
     np.testing.assert_allclose(plain, np.log1p(np.maximum(dense[:, 1:2], 0)), rtol=0, atol=1e-6)
@@ -207,7 +207,7 @@ def test_a_column_that_is_served_as_one_value_has_it_in_every_row(excluded, tmp_
     network, random = network_of(SHOP), np.random.default_rng(2)
     weights = numpy_helper.to_array(network.graph.initializer[1])
     table = random.normal(0, 0.5, (sum(workflow.slot_sizes), DIM)).astype(np.float32)
-    write_graph(tmp_path, workflow, table, network=network, name="shop")
+    write_graph(tmp_path, workflow, [table], network=network, name="shop")
     dense, categorical = rows_of(SHOP)
     scores = open_graph(tmp_path / GRAPH_FILE).run(["probability"], named_inputs(dense, categorical))[0]
     categorical[:, :2] = 2**32 - 1, 5
@@ -223,7 +223,7 @@ def test_categories_of_52_bits_are_found_and_no_other_number_is_taken_for_one(tm
     known = [each for each in EDGES if each < 2**52]
     workflow = workflow_of([known[::2], known[1::2]], Features(numeric=(), categorical=("item", "user")))
     table = np.random.default_rng(0).normal(size=(sum(workflow.slot_sizes), DIM)).astype(np.float32)
-    write_graph(tmp_path, workflow, table, network=network_of(workflow.features), name="shop")
+    write_graph(tmp_path, workflow, [table], network=network_of(workflow.features), name="shop")
     raw = [*EDGES, *(-each for each in EDGES), 2**63 - 1, -(2**63), 2**62, *(each + 2**34 for each in known)]
     rows = np.array([(left, right) for left in raw for right in (raw[0], raw[-1], left)])
     session = onnxruntime.InferenceSession(with_inner_values(tmp_path / GRAPH_FILE, ["table_rows"]))
@@ -238,4 +238,4 @@ def test_too_many_columns_of_wide_categories_are_refused(tmp_path):
     with pytest.raises(
         ContractError, match="1024 categorical columns are too many for one graph, expected at most 1023"
     ):
-        write_graph(tmp_path, workflow, np.zeros((4096, DIM), np.float32), network=network_of(SHOP), name="shop")
+        write_graph(tmp_path, workflow, [np.zeros((4096, DIM), np.float32)], network=network_of(SHOP), name="shop")

@@ -6,6 +6,7 @@ A bucketed number lies behind them.
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -16,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, embedding, emb
 from components.contracts.features import Features, ListOptions, NumericOptions
 from components.contracts.workflow import FIRST_ID
 from components.models.configs import DcnConfig
-from components.models.files import open_model, slot_offsets
+from components.models.files import Tensors, open_model, tables_of
 from components.models.network import build_network, export_onnx, load_dense
 from components.runtime.errors import ContractError
 from components.training.config import TrainingSettings
@@ -43,6 +44,8 @@ SLOTS = [0, 1, *[1] * 4, *[2] * 3, 3, 4]
 """Of each place, by hand."""
 LISTS = [(2, 6, "sum"), (6, 9, "mean"), (9, 10, "sum")]
 CONFIG = DcnConfig(num_dense=1, num_categorical=6, embedding_dim=4, tower=(8,), num_cross_layers=2)
+WIDTHS = [(), (8, 3, 3, 8, 4, 8), (3, 8, 8, 3, 3, 8)]
+"""Of the vectors of user, item, last, tags, words and age; empty = all of one width."""
 SETTINGS = TrainingSettings()
 
 
@@ -68,26 +71,28 @@ def encoded(workflow, dense, categorical):
     return workflow.encode_dense(dense), workflow.encode_categorical(workflow.with_buckets(dense, categorical))
 
 
-def bagged(table, ids, sizes):
-    """Vectors [n, 6, E]: EmbeddingBag skips id 0, and divides a mean by the number of the others."""
-    offsets = slot_offsets(sizes).tolist()
-    parts = [embedding(ids[:, place], table[offsets[SLOTS[place]] :])[:, None] for place in (0, 1, 10)]
+def bagged(slots, ids):
+    """All vectors of a row side by side: EmbeddingBag skips id 0, and divides a mean by the number of the others."""
+    parts = [embedding(ids[:, place], slots[SLOTS[place]]) for place in (0, 1, 10)]
     bucket = parts.pop()
     for start, stop, mode in LISTS:
-        of_slot = table[offsets[SLOTS[start]] :]
-        parts.append(embedding_bag(ids[:, start:stop], of_slot, mode=mode, padding_idx=0)[:, None])
-    return torch.cat([*parts, bucket], dim=1)
+        parts.append(embedding_bag(ids[:, start:stop], slots[SLOTS[start]], mode=mode, padding_idx=0))
+    return torch.cat([*parts, bucket], dim=1)[:, None]
 
 
-@pytest.fixture
-def initial(tmp_path):
-    """Fresh weights, also in the rows of padding, which nothing may look at."""
-    sizes = workflow_without().slot_sizes
-    write_initial(tmp_path / "initial", CONFIG, sizes, click_rate=0.3, seed=1)
+def of_slots(tensors, widths, sizes):
+    return tensors.slots(sizes, tables_of(FEATURES.id_places, widths))
+
+
+@pytest.fixture(params=WIDTHS, ids=["one width", "three widths", "two widths"])
+def initial(request, tmp_path):
+    """Configuration and network with fresh weights, and the vectors of each slot."""
+    config, sizes = replace(CONFIG, widths=request.param), workflow_without().slot_sizes
+    write_initial(tmp_path / "initial", config, sizes, click_rate=0.3, seed=1, places=FEATURES.id_places)
     weights = open_model(tmp_path / "initial", sizes).weights
-    network = build_network(CONFIG)
+    network = build_network(config)
     load_dense(network, weights.dense)
-    return network, torch.tensor(weights.table)
+    return config, network, [torch.tensor(each) for each in of_slots(weights, config.widths, sizes)]
 
 
 def test_ids_are_those_of_the_places_slots_and_padding_where_nothing_is():
@@ -98,16 +103,17 @@ def test_ids_are_those_of_the_places_slots_and_padding_where_nothing_is():
 
 
 def test_a_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
-    network, table = initial
+    config, network, slots = initial
     workflow = workflow_without()
     sizes, (dense, ids) = workflow.slot_sizes, encoded(workflow, *raw_rows())
     labels = (np.random.default_rng(3).random(len(ids)) < 0.3).astype(np.float32)
-    table.requires_grad_()
-    logits = network(torch.tensor(dense), bagged(table, torch.tensor(ids), sizes))
+    for each in slots:
+        each.requires_grad_()
+    logits = network(torch.tensor(dense), bagged(slots, torch.tensor(ids)))
     loss = binary_cross_entropy_with_logits(logits, torch.tensor(labels))
-    expected = torch.autograd.grad(loss, [table, *network.parameters()])
+    expected = torch.autograd.grad(loss, [*slots, *network.parameters()])
     rows = Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
-    engine = make_engine("pytorch", CONFIG, sizes, settings=SETTINGS, scratch=tmp_path, features=FEATURES)
+    engine = make_engine("pytorch", config, sizes, settings=SETTINGS, scratch=tmp_path, features=FEATURES)
     with closing(engine):
         engine.restore(tmp_path / "initial")
         np.testing.assert_allclose(engine.score(rows), torch.sigmoid(logits).detach(), atol=1e-6)
@@ -118,22 +124,31 @@ def test_a_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
     # The first moment after one step tells the gradient.
     first = after.moments[0]
     scale = 1 - SETTINGS.beta1
-    np.testing.assert_allclose(first.table / scale, expected[0], atol=1e-7)
-    for (name, _), gradient in zip(network.named_parameters(), expected[1:]):
+    for moments, gradient in zip(of_slots(first, config.widths, sizes), expected):
+        np.testing.assert_allclose(moments / scale, gradient, atol=1e-7)
+    for (name, _), gradient in zip(network.named_parameters(), expected[len(slots) :]):
         np.testing.assert_allclose(first.dense[name] / scale, gradient, atol=1e-6)
-    padding = slot_offsets(sizes)
-    np.testing.assert_array_equal(after.weights.table[padding], before.weights.table[padding])
+    for kept, moved in zip(*(of_slots(each.weights, config.widths, sizes) for each in (before, after))):
+        np.testing.assert_array_equal(moved[0], kept[0])  # of padding
+        assert (moved != kept).any()
 
 
 @pytest.mark.parametrize("excluded", [(), ("tags",), ("item", "last")], ids=["all learnt", "own table", "shared table"])
 def test_the_graph_scores_as_embedding_bags_do(initial, excluded):
-    network, _ = initial
+    config, network, _ = initial
     workflow, (dense, categorical) = workflow_without(*excluded), raw_rows()
-    table = torch.randn((sum(workflow.slot_sizes), 4), generator=torch.Generator().manual_seed(1))
-    values, ids = map(torch.tensor, encoded(workflow, dense, categorical))
+    tables, sizes = tables_of(FEATURES.id_places, config.widths), workflow.slot_sizes
+    generator = torch.Generator().manual_seed(1)
+    values = [
+        torch.randn((sum(table.sizes(sizes)), width), generator=generator).numpy()
+        for table, width in zip(tables, config.table_widths)
+    ]
+    slots = [torch.tensor(each) for each in Tensors(tuple(values), {}).slots(sizes, tables)]
+    inputs, ids = map(torch.tensor, encoded(workflow, dense, categorical))
     with torch.no_grad():
-        expected = torch.sigmoid(network(values, bagged(table, ids, workflow.slot_sizes)))
-    session = open_built(workflow, table.numpy(), onnx.load_from_string(export_onnx(network, CONFIG)))
+        expected = torch.sigmoid(network(inputs, bagged(slots, ids)))
+    graph = onnx.load_from_string(export_onnx(network, config))
+    session = open_built(workflow, values, graph, widths=config.widths)
     (found,) = run_graph(session, dense, categorical)
     assert expected.std() > 0.01
     np.testing.assert_allclose(found[:, 0], expected, rtol=0, atol=1e-6)
@@ -154,6 +169,13 @@ def test_lists_without_room_or_with_a_table_that_is_none_are_refused():
         ListOptions(max=0)
     with pytest.raises(ContractError, match="table of last is 'tags', expected a categorical feature"):
         Features(numeric=(), categorical=(), lists=("last", "tags"), list_options={"last": ListOptions(table="tags")})
+
+
+def test_hugectr_refuses_vectors_of_different_widths_by_name(tmp_path):
+    features, config = Features(numeric=("price",), categorical=("user", "item")), replace(CONFIG, num_categorical=2)
+    asked = {"settings": SETTINGS, "scratch": tmp_path, "features": features}
+    with pytest.raises(ContractError, match="embed gives {'user': 8, 'item': 4}, expected one length .* hugectr"):
+        make_engine("hugectr", replace(config, widths=(8, 4)), [5, 6], **asked)
 
 
 def test_hugectr_refuses_lists_by_name(tmp_path):

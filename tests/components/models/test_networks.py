@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -12,6 +13,8 @@ import onnxruntime
 import pytest
 import torch
 
+from components.contracts.features import CategoricalOptions, Features, ListOptions
+from components.contracts.recommender import Recommender
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.models.configs import config_from_document, network_config
 from components.models.files import TABLE, new_model, slot_offsets
@@ -137,7 +140,7 @@ def served(request):
             parameter *= 0.5
     table = np.random.default_rng(1).normal(0, 0.3, (sum(workflow.slot_sizes), config.embedding_dim))
     table = table.astype(np.float32)
-    session = open_built(workflow, table, onnx.load_from_string(export_onnx(network, config)))
+    session = open_built(workflow, [table], onnx.load_from_string(export_onnx(network, config)))
     return config, network, workflow, table, session
 
 
@@ -207,11 +210,36 @@ def test_parameters_of_another_network_are_refused():
         ("dcn", {"num_cross_layers": 0}, "num_cross_layers is 0, expected at least 1"),
         ("dlrm", {"tower": ()}, r"tower is \(\), expected one or more widths"),
         ("dlrm", {"dropout": 1.0}, r"dropout is 1.0, expected a share in \[0, 1\)"),
+        ("dcn", {"widths": [8] * 26}, "model.widths is no setting: the features decide it"),
     ],
 )
 def test_what_no_network_has_is_refused_by_name(network, settings, message):
     with pytest.raises(ContractError, match=message):
         network_config(criteo_with(model={"kind": network, **settings}))
+
+
+@pytest.mark.parametrize("network", ["deepfm", "dlrm"])
+def test_a_network_that_multiplies_vectors_refuses_those_of_another_width_by_name(network):
+    options = {"item": CategoricalOptions(embed=8)}
+    features = Features(numeric=(), categorical=("user", "item"), lists=("last",), categorical_options=options)
+    shop = Recommender(name="shop", features=features, settings={"model": {"kind": network}})
+    with pytest.raises(
+        ContractError, match=f"^features.categorical.item.embed is 8, expected 16, .* {network} multipl"
+    ):
+        network_config(shop)
+    same = {name: CategoricalOptions(embed=16) for name in features.categorical}
+    assert network_config(replace(shop, features=replace(features, categorical_options=same))).widths == ()
+
+
+def test_one_width_of_all_columns_is_the_models_and_a_list_has_its_tables():
+    lists = {"last": ListOptions(table="item"), "tags": ListOptions(embed=4)}
+    for embeds, expected in (({"user": 8, "item": 32}, (16, (8, 32, 32, 4))), ({"user": 4, "item": 4}, (4, ()))):
+        options = {name: CategoricalOptions(embed=embed) for name, embed in embeds.items()}
+        of_lists = {"list_options": lists, "categorical_options": options}
+        features = Features(numeric=("price",), categorical=("user", "item"), lists=("last", "tags"), **of_lists)
+        config = network_config(Recommender(name="shop", features=features))
+        assert (config.embedding_dim, config.widths) == expected
+        assert config.input_width == 1 + sum(expected[1] or [4] * 4)
 
 
 @pytest.mark.parametrize(("num_dense", "num_categorical"), [(3, 0), (0, 1)])

@@ -8,14 +8,16 @@ such columns as the workflow does is in `components/preprocessing/test_columns`,
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import load_file
 
-from components.contracts.features import Features, NumericOptions
+from components.contracts.features import CategoricalOptions, Features, NumericOptions
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
@@ -25,7 +27,7 @@ from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.export import export
 from components.deployment.graph.parity import open_graph
 from components.models.configs import config_from_document
-from components.models.files import open_model, slot_offsets
+from components.models.files import WEIGHTS_FILE, open_model
 from components.models.scoring import load_scorer
 from components.runtime.flags import run_flags
 from components.storage.uris import local_path
@@ -34,7 +36,7 @@ from components.training.__main__ import main
 from tests.support import networks
 
 ROWS = 600
-EDGES = [(1, 0), (0, 1), (3, 0), (0, 3), (1, 1), (2, 198)]
+EDGES = [(1, 0), (0, 1), (3, 0), (0, 3), (1, 1), (2, 2), (2, 198)]
 """Numbers of numeric and categorical columns that run by default."""
 OPTIONS = [
     NumericOptions(),
@@ -76,12 +78,19 @@ CASES = [
 ]
 
 
+EMBEDS = [CategoricalOptions(embed=8), CategoricalOptions(), CategoricalOptions(embed=3)]
+"""Of columns one after another, where the network takes vectors of different widths."""
+
+
 def recommender_of(num_numeric, num_categorical, kind):
     numeric = tuple(f"x{i}" for i in range(num_numeric))
     model = {"kind": kind.split()[0], "embedding_dim": 4, "tower": [8], **MODELS[kind]}
+    categorical = tuple(f"c{i}" for i in range(num_categorical))
+    embeds = {name: EMBEDS[i % len(EMBEDS)] for i, name in enumerate(categorical)}
     features = Features(
         numeric=numeric,
-        categorical=tuple(f"c{i}" for i in range(num_categorical)),
+        categorical=categorical,
+        categorical_options=embeds if kind in ("dcn", "dcn v2") else {},
         numeric_options={name: OPTIONS[(i + num_numeric) % len(OPTIONS)] for i, name in enumerate(numeric)},
     )
     training = {"batch_size": 64, "min_batch_size": 64, "passes": 1}
@@ -115,6 +124,27 @@ def raw_rows(workflow, random):
     columns = [random.choice(np.append(each, [-1, 77]), ROWS) for each in vocabularies]
     categorical = np.array(columns, np.int64).reshape(len(columns), ROWS).T
     return dense, np.ascontiguousarray(categorical)
+
+
+def with_more_categories(workflow):
+    """The workflow of a next round: each categorical column has one category more."""
+    num = len(workflow.features.categorical)
+    more = tuple(np.append(each, 2**34) for each in workflow.vocabularies[:num])
+    return replace(workflow, vocabularies=more + workflow.vocabularies[num:])
+
+
+def vectors_of(weights, features, sizes, ids):
+    """The vectors of rows, side by side where their widths differ: from the tables of the weights file."""
+    tables, starts, found = load_file(weights / WEIGHTS_FILE), defaultdict(int), []
+    embeds = [features.embed_of(name) or 4 for name in features.id_names]
+    for width, size, of_column in zip(embeds, sizes, ids.T):
+        table = tables["embeddings" if len(set(embeds)) == 1 else f"embeddings/{width}"]
+        assert table.shape[1] == width
+        found.append(table[starts[width] + of_column])
+        starts[width] += size
+    if len(set(embeds)) > 1:
+        return np.concatenate(found, axis=1)[:, None]
+    return np.stack(found, axis=1) if found else np.zeros((len(ids), 0, 4), np.float32)
 
 
 def encoded_set(folder, recommender, workflow, *, dense, ids):
@@ -167,18 +197,21 @@ def test_a_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_
     assert main(flags) == 0
     model = Model.read(tmp_path / "model.json")
     assert model.optimizer_step >= 3
-    replace(training_set, parent_model_uri=model.uri).write(tmp_path / "training_set.json")
+    more = with_more_categories(workflow)
+    more.save(tmp_path / "more")
+    grown = {"slot_sizes": more.slot_sizes, "workflow_uri": (tmp_path / "more").as_uri()}
+    replace(training_set, parent_model_uri=model.uri, **grown).write(tmp_path / "training_set.json")
     assert main([*flags, "--run", "r2", "--output", str(tmp_path / "next.json")]) == 0
     assert Model.read(tmp_path / "next.json").optimizer_step > model.optimizer_step
     if any(map(len, workflow.boundaries.values())):
         moved = {name: boundaries + 1 for name, boundaries in workflow.boundaries.items()}
-        replace(workflow, boundaries=moved).save(tmp_path / "rows" / "workflow")
+        replace(more, boundaries=moved).save(tmp_path / "more")
         assert main([*flags, "--run", "r3"]) == 2
         assert "boundaries of x" in capsys.readouterr().err
     config, weights = config_from_document(model.config), local_path(model.uri) / Model.WEIGHTS
     scores = load_scorer(weights, config, model.slot_sizes).probabilities(encoded, ids)
     stored = open_model(weights, model.slot_sizes).weights
-    vectors = stored.table[ids + slot_offsets(model.slot_sizes)]
+    vectors = vectors_of(weights, recommender.features, model.slot_sizes, ids)
     by_formula = networks.logits(config, stored.dense, encoded[:50], vectors[:50])
     np.testing.assert_allclose(scores[:50], 1 / (1 + np.exp(-by_formula)), rtol=0, atol=1e-5)
     assert scores.std() > 1e-4

@@ -13,6 +13,7 @@ from components.training.rows import Rows
 
 SIZES = np.array([4 + i % 7 for i in range(26)])
 OFFSETS = np.cumsum([0, *SIZES[:-1]])
+EVERY = slice(None)
 
 
 @pytest.fixture
@@ -27,23 +28,23 @@ def rows():
 
 @pytest.mark.parametrize("numbers", [[7], [3, 3, 3], list(range(49, -1, -1))], ids=["one", "repeated", "all"])
 def test_a_batch_leads_from_table_rows_to_lookups_and_back(rows, numbers):
-    batch = assemble(rows, np.array(numbers), OFFSETS)
+    batch = assemble(rows, np.array(numbers), [(EVERY, OFFSETS)])
     keys = (rows.ids[numbers] + OFFSETS).ravel()
     np.testing.assert_array_equal(batch.labels, rows.labels[numbers])
     np.testing.assert_array_equal(batch.dense, rows.dense[numbers])
-    np.testing.assert_array_equal(batch.table_rows, np.unique(keys))
-    np.testing.assert_array_equal(batch.table_rows[batch.lookups], keys)
-    ends = [*batch.starts.tolist()[1:], len(keys)]
-    for row, start, end in zip(batch.table_rows.tolist(), batch.starts.tolist(), ends):
+    (found,) = batch.lookups
+    np.testing.assert_array_equal(found.table_rows, np.unique(keys))
+    np.testing.assert_array_equal(found.table_rows[found.taken], keys)
+    ends = [*found.starts.tolist()[1:], len(keys)]
+    for row, start, end in zip(found.table_rows.tolist(), found.starts.tolist(), ends):
         # In the order of the rows, so that sums always add up in the same order.
-        np.testing.assert_array_equal(batch.order[start:end], np.flatnonzero(keys == row))
+        np.testing.assert_array_equal(found.order[start:end], np.flatnonzero(keys == row))
 
 
 def test_keys_of_a_table_beyond_32_bits_do_not_collide(rows):
     offsets = OFFSETS + 2**40
-    np.testing.assert_array_equal(
-        assemble(rows, np.arange(50), offsets).table_rows, np.unique((rows.ids + offsets).ravel())
-    )
+    (found,) = assemble(rows, np.arange(50), [(EVERY, offsets)]).lookups
+    np.testing.assert_array_equal(found.table_rows, np.unique((rows.ids + offsets).ravel()))
 
 
 def test_what_a_source_raises_comes_after_the_items_before_it():

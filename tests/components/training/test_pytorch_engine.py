@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import torch
 
 from components.models.files import open_model, slot_offsets
 from components.models.network import build_network, load_dense
+from components.models.scoring import load_scorer
+from components.runtime.errors import ContractError
 from components.training.config import TrainingSettings
 from components.training.pytorch.engine import PytorchEngine
 from components.training.start import write_initial
@@ -61,6 +64,20 @@ def assert_same_bits(one, other):
         np.testing.assert_array_equal(mine.table, its.table)
         for name, values in mine.dense.items():
             np.testing.assert_array_equal(values, its.dense[name])
+
+
+def test_tables_of_other_widths_are_refused_though_the_network_takes_as_many_values(tmp_path, world):
+    write_initial(tmp_path, CONFIG, world.slot_sizes, click_rate=0.3, seed=0)
+    dim = CONFIG.embedding_dim
+    other = replace(CONFIG, widths=(dim - 1, dim + 1) * 13)
+    shapes = r"have shapes \[\(\d+, \d+\)\], expected \[\(\d+, \d+\), \("
+    with (
+        closing(PytorchEngine(other, world.slot_sizes, SETTINGS)) as engine,
+        pytest.raises(ContractError, match=shapes),
+    ):
+        engine.restore(tmp_path)
+    with pytest.raises(ContractError, match=f"have width {dim}, expected {dim - 1}, {dim + 1}"):
+        load_scorer(tmp_path, other, world.slot_sizes)
 
 
 @every_network

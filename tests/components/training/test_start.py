@@ -16,7 +16,7 @@ from components.contracts.manifests import Model
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.models import files
 from components.models.files import add_to_bias, new_model, open_model
-from components.models.scoring import Scorer, load_network, load_scorer, pooled
+from components.models.scoring import Scorer, load_network, load_scorer, pooled, side_by_side
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
@@ -32,6 +32,7 @@ NETWORKS = {
         name: shaped(name, {"embedding_dim": 4, "tower": (8,)}, num_dense=13, num_categorical=26)
         for name in ("deepfm", "dlrm")
     },
+    "dcn of two widths": dcn(widths=(4, 8) * 13, num_cross_layers=2, tower=(8,)),
 }
 SIZES = [1, 2, 3, *(50 * (i + 1) for i in range(23))]
 
@@ -76,13 +77,13 @@ def churned(seed):
     return workflow_of(before), workflow_of(now)
 
 
-def write_random(folder, slot_sizes, *, config=CONFIG, seed=0, with_moments=True, step=77):
+def write_random(folder, slot_sizes, *, config=CONFIG, seed=0, with_moments=True, step=77, places=None):
     """A model of random numbers for these slots."""
-    write_initial(folder / "shapes", config, slot_sizes, click_rate=0.3, seed=seed)
+    write_initial(folder / "shapes", config, slot_sizes, click_rate=0.3, seed=seed, places=places)
     shapes, random = open_model(folder / "shapes", slot_sizes).shapes, np.random.default_rng(seed)
     with new_model(folder / "weights", shapes, step=step, with_moments=with_moments) as stored:
         for tensors in stored.parts:
-            for values in (tensors.table, *tensors.dense.values()):
+            for values in (*tensors.tables, *tensors.dense.values()):
                 values[:] = np.abs(random.normal(0, 0.3, values.shape))
     return folder / "weights"
 
@@ -157,7 +158,7 @@ def test_neither_drawing_nor_growing_holds_a_table_in_memory(tmp_path, monkeypat
     tracemalloc.start()
     try:
         write_initial(tmp_path / "fresh", config, before.slot_sizes, click_rate=0.5, seed=0)
-        grown(folder, before, now)
+        grown(folder, before, now, config)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -281,6 +282,10 @@ def layout_of(name, features, *, more=False, **shape):
         boundaries=dict.fromkeys(features.bucketed, np.arange(1, 4, dtype=np.float32)),
     )
     vectors, dense = len(features.vector_names), len(features.dense_inputs)
+    if "widths" in shape:
+        shape = shape | {
+            "widths": tuple(3 if each in ("item", "last", "user") else 5 for each in features.vector_names)
+        }
     config = shaped(name, {"embedding_dim": 4, "tower": (8, 5), **shape}, num_dense=dense, num_categorical=vectors)
     return ModelLayout(workflow, config)
 
@@ -301,22 +306,29 @@ def scores(folder, layout, rows):
 def fit_twice(folder, layout, rows):
     """Takes two steps of plain gradient descent on the weights in `folder`, towards clicks on no row."""
     features = layout.workflow.features
-    network, table = load_network(folder, layout.network, layout.workflow.slot_sizes)
+    network, values = load_network(folder, layout.network, layout.workflow.slot_sizes)
     dense, ids = map(torch.from_numpy, rows_of(features, rows))
-    offsets = torch.from_numpy(files.slot_offsets(layout.workflow.slot_sizes)[list(features.id_places.slots)])
-    table.requires_grad_()
+    offsets = [torch.from_numpy(each.offsets(layout.workflow.slot_sizes)) for each in layout.tables]
+    for each in values:
+        each.requires_grad_()
     for _ in range(2):
-        vectors = pooled(torch.nn.functional.embedding(ids + offsets, table), ids != 0, features.id_places)
+        found = []
+        for of, value, offset in zip(layout.tables, values, offsets):
+            here = ids[:, list(of.columns)]
+            found.append(pooled(torch.nn.functional.embedding(here + offset, value), here != 0, of.places))
+        vectors = side_by_side(found, layout.tables)
         torch.nn.functional.softplus(network(dense, vectors)).mean().backward()
         with torch.no_grad():
-            for each in (table, *network.parameters()):
+            for each in (*values, *network.parameters()):
                 each -= 0.1 * each.grad
                 each.grad = None
-    return Scorer(network, table.detach(), layout.workflow.slot_sizes, places=features.id_places)
+    return Scorer(network, [each.detach() for each in values], layout.tables, slot_sizes=layout.workflow.slot_sizes)
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("dcn", {}), ("dcn", {"projection_dim": 2}), ("deepfm", {}), ("dlrm", {})], ids=str
+    ("name", "shape"),
+    [("dcn", {}), ("dcn", {"widths": True}), ("dcn", {"projection_dim": 2}), ("deepfm", {}), ("dlrm", {})],
+    ids=str,
 )
 def test_columns_that_come_change_no_score_and_are_learned_from_and_go_without_a_trace(name, shape, tmp_path):
     before, now, after = (layout_of(name, *each, more=more, **shape) for *each, more in ((FEW, 0), (MORE, 1), (FEW, 1)))
@@ -324,7 +336,7 @@ def test_columns_that_come_change_no_score_and_are_learned_from_and_go_without_a
     names = (*MORE.dense_inputs, *MORE.id_names)
     rows = {each: random.normal(size=50) if each in MORE.dense_inputs else random.integers(0, 6, 50) for each in names}
     other = rows | {each: np.roll(rows[each], 1) for each in ("user", "rate", "rate/missing", "tags/0", "tags/1")}
-    first = write_random(tmp_path, before.workflow.slot_sizes, config=before.network)
+    first = write_random(tmp_path, before.workflow.slot_sizes, config=before.network, places=FEW.id_places)
     add_to_bias(first, -float(np.median(logit(scores(first, before, rows)))))
     stored, more, few = open_model(first, before.workflow.slot_sizes), tmp_path / "more", tmp_path / "few"
     grow(stored, before, now, into=more, seed=3)
@@ -332,7 +344,7 @@ def test_columns_that_come_change_no_score_and_are_learned_from_and_go_without_a
         np.testing.assert_allclose(scores(more, now, each), scores(first, before, rows), rtol=0, atol=2e-6)
     grown = open_model(more, now.workflow.slot_sizes)
     user = slice(0, now.workflow.slot_sizes[0])
-    assert [np.ptp(part.table[user]) > 0 for part in grown.parts] == [name != "deepfm", False, False]
+    assert [np.ptp(part.tables[0][user]) > 0 for part in grown.parts] == [name != "deepfm", False, False]
     assert grown.step == stored.step
 
     grow(grown, now, after, into=few)

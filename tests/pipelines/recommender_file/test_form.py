@@ -75,6 +75,22 @@ def test_a_file_says_name_columns_and_settings():
             "lists: {tags: {table: item, type: string}}",
             "7: features.lists.tags: type is 'string' beside table 'item', expected the table's type alone",
         ),
+        ("numeric: [price]", "lists: {tags: {embed: 0}}", "7: features.lists.tags: embed is 0, expected at least 1"),
+        (
+            "numeric: [price]",
+            "lists: {tags: {table: item, embed: 4}}",
+            "7: features.lists.tags: embed is 4 beside table 'item', expected the table's embed alone",
+        ),
+        (
+            "- item\n    - C1..C3",
+            "item: {embed: 4}\n    shop:\nmodel: {kind: dlrm}",
+            "9: features.categorical.item.embed is 4, expected 16, the model's embedding_dim: model.kind dlrm",
+        ),
+        (
+            "[price]",
+            "{price: {embed: 4}}",
+            "7: features.numeric.price: embed is 4 without quantile_buckets, expected none",
+        ),
         ("[price]", "{price: 5}", "7: features.numeric.price is 5, expected keys with values"),
         ("[price]", "{price: false}", "7: features.numeric.price is False, expected keys with values"),
         ("[price]", "{price: {fill: 1e39}}", "7: features.numeric.price: fill is 1e+39, expected a finite float32"),
