@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.command import benchmark_parser, documented
+from components.contracts.metrics import roc_auc
 from components.drift_statistics.effects import wilson_interval
 from monitoring.deciding.policies import PolicySettings, RelativeDropPolicy, SequentialPolicy, ThresholdPolicy
 from monitoring.deciding.policy import MaturedRows, Policy
-from tests.support.click_streams import ClickTraffic, Windows, draw, first_run, joined, pooled_auc
+from tests.support.click_streams import ClickTraffic, Windows, draw, first_run, joined
 
 GOOD, FALLEN = 0.80, 0.70
 THRESHOLD = 0.74
@@ -145,9 +146,19 @@ def study(case: PolicyCase, *, streams: int, falls: int, seed: int) -> dict[str,
     }
 
 
+def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> float:
+    """The AUC over all pairs of such traffic, as a gate would measure it; exact without users, else from a sample."""
+    if not traffic.user_spread:
+        return auc
+    drawn = draw(np.random.default_rng(2**32), traffic, rows=rows, auc=auc)
+    measured = roc_auc(drawn.labels, drawn.scores)
+    assert measured is not None
+    return measured
+
+
 def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
     """False alarms of one bet per request and of one per row, both at the edge: the gate measured the pooled AUC."""
-    gate = pooled_auc(traffic, GOOD)
+    gate = _pooled_auc(traffic, GOOD)
     policy = _sequential(EDGE_ALPHA, 0.0)
     alarms: dict[str, list[int | None]] = {"by request": [], "by row": []}
     for number in range(streams):

@@ -11,7 +11,6 @@ from benchmarks.quality import (
     OURS,
     ContestantScores,
     Split,
-    criteo_file,
     figures,
     folds,
     lightgbm_table,
@@ -48,15 +47,6 @@ def test_a_contestant_that_knows_the_truth_is_calibrated_and_ahead_of_one_that_k
     assert result["differences"][LIGHTGBM]["auc"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
     assert result["best_possible"]["auc"].most > 0.6
     assert result["best_possible"]["auc_short_of_it"] == (0.0, 0.0, 0.0)
-
-
-def test_a_criteo_file_keeps_its_gaps(tmp_path):
-    fields = ["1", *(str(i) for i in range(12)), "", *(f"{i:08x}" for i in range(25)), ""]
-    (tmp_path / "train.txt").write_text("\t".join(fields) + "\n")
-    read = criteo_file(tmp_path / "train.txt")
-    assert read.label.tolist() == [1]
-    assert np.isnan(read.dense[0]).tolist() == [False] * 12 + [True]
-    assert read.categorical[0].tolist() == [*range(25), -1]
 
 
 def test_lightgbm_gets_a_list_as_how_often_it_holds_each_id_and_padding_is_none():

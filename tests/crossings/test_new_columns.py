@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import random
 from datetime import datetime, timedelta, timezone
 
 import numpy as np
 import onnxruntime
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
@@ -62,10 +62,7 @@ def rounds(chain_of):
         chain.recommender = parse_recommender(text, source="shop.yaml")
         accept_into(chain.root / "store", chain.recommender)
         rows = list(clicks(day, n))
-        with open(path := chain.root / f"{day}.csv", "w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        pacsv.write_csv(pa.Table.from_pylist(rows), path := chain.root / f"{day}.csv")
         flags = ["--store", str(chain.root / "store"), "--data", str(path), "--lake", str(chain.root / "lake")]
         assert ingest(flags) == 0
         chain.turn(f"round-{day}")

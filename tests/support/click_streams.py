@@ -16,7 +16,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.metrics import auc_estimate, roc_auc
+from components.contracts.metrics import auc_estimate
 from monitoring.deciding.policies import PolicySettings, SequentialPolicy
 from monitoring.deciding.policy import Action, Baseline, Evidence, MaturedRows, Policy
 from monitoring.measures.kpis import Kpis
@@ -49,16 +49,6 @@ def draw(random: Generator, traffic: ClickTraffic, *, rows: int, auc: float) -> 
         labels = random.random(rows, np.float32) < np.float32(traffic.rate)
     scores += shift * labels
     return MaturedRows(labels=labels.astype(np.uint8), scores=scores, groups=groups)
-
-
-def pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> float:
-    """The AUC over all pairs of such traffic, as a gate would measure it; exact without users, else from a sample."""
-    if not traffic.user_spread:
-        return auc
-    drawn = draw(np.random.default_rng(2**32), traffic, rows=rows, auc=auc)
-    measured = roc_auc(drawn.labels, drawn.scores)
-    assert measured is not None
-    return measured
 
 
 def joined(first: MaturedRows, second: MaturedRows) -> MaturedRows:

@@ -31,7 +31,6 @@ SEGMENT_ROWS = 1024
 """Few, so that a small pass has several places to stop at."""
 
 CONFIG = dcn(embedding_dim=8, num_cross_layers=2, tower=(32,))
-SMALL = dcn(embedding_dim=4, num_cross_layers=2, tower=(8,), dropout=0.2)
 FAST = TrainingSettings(batch_size=512)
 
 
