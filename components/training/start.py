@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from components.contracts.features import Features, Places
 from components.contracts.manifests import Model, TrainingSet
-from components.contracts.vocabulary_changes import vocabulary_changes
+from components.contracts.vocabulary_changes import VocabularyChange, vocabulary_changes
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.models.configs import NetworkConfig, config_from_document
 from components.models.files import (
@@ -180,6 +180,7 @@ def grow(stored: StoredModel, before: ModelLayout, now: ModelLayout, *, into: Pa
     features_before, features = before.workflow.features, now.workflow.features
     if now.network.takes_new_vectors_at_zero:
         _refuse_new_lists_of_known_vectors(features, features_before)
+    changes = vocabulary_changes(before.workflow, now.workflow)
     axes_before, axes = before.column_axes, now.column_axes
     fresh = {} if axes == axes_before else _fresh_dense(now.network, seed)
     rows = num_rows(now.tables, now.workflow.slot_sizes)
@@ -196,7 +197,7 @@ def grow(stored: StoredModel, before: ModelLayout, now: ModelLayout, *, into: Pa
                 elif new is grown.weights:
                     values[:] = fresh[name]
             random = np.random.default_rng(seed) if new is grown.weights else None
-            _carry_tables(old, new, before=before, now=now, random=random)
+            _carry_tables(old, new, before=before, now=now, changes=changes, random=random)
 
 
 def _fresh_dense(config: NetworkConfig, seed: int) -> dict[str, NDArray[np.float32]]:
@@ -229,11 +230,17 @@ def _carry_positions(
 
 
 def _carry_tables(
-    old: Tensors, new: Tensors, *, before: ModelLayout, now: ModelLayout, random: np.random.Generator | None
+    old: Tensors,
+    new: Tensors,
+    *,
+    before: ModelLayout,
+    now: ModelLayout,
+    changes: Sequence[VocabularyChange],
+    random: np.random.Generator | None,
 ) -> None:
     """Copies the rows of each slot that was there into zeros, see `grow`; `random` starts weights, None moments."""
     kept = dict(zip(before.workflow.features.slots, old.slots(before.workflow.slot_sizes, before.tables)))
-    slots, changes = new.slots(now.workflow.slot_sizes, now.tables), vocabulary_changes(before.workflow, now.workflow)
+    slots = new.slots(now.workflow.slot_sizes, now.tables)
     for name, vectors, change, vocabulary in zip(
         now.workflow.features.slots, slots, changes, now.workflow.vocabularies
     ):
