@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -36,6 +38,18 @@ class ModelAbsent(PermanentError):
 
 class BadReply(PermanentError):
     """The server's answer is not one probability per row."""
+
+
+class UnusableScores(BadReply):
+    """A model gave some rows no probability. `scores` has them as NaN, [n] float32; `model_version` is whose they are.
+
+    The request is logged without being answered, so that the monitor learns of it.
+    """
+
+    def __init__(self, message: str, *, scores: NDArray[np.float32], model_version: int) -> None:
+        super().__init__(message)
+        self.scores = scores
+        self.model_version = model_version
 
 
 class BadRequest(ContractError):

@@ -29,6 +29,7 @@ from components.logs.event_log import Publisher
 from components.logs.locations import open_publisher
 from components.runtime.errors import ContractError
 from components.store.recommenders import recommender_at
+from inference_client.errors import UnusableScores
 from inference_client.publisher import (
     MAX_ROWS_PER_RECORD,
     Outcome,
@@ -234,7 +235,7 @@ class RecommenderClient:
         """
         features = feature_rows(rows, self.recommender.features)
         request_id, logs = self._checked_id(request_id), self._logs(len(features), log)
-        scored = await self._score(features, request_id, key)
+        scored = await self._score(features, request_id, key, logs=logs)
         now = self._timing.clock()
         return ScoredRows(
             request_id=request_id,
@@ -281,7 +282,7 @@ class RecommenderClient:
         check_share(explore)
         features = _candidate_rows(candidates, context, self.recommender.features)
         request_id, logs = self._checked_id(request_id), self._logs(min(k, len(features)), log)
-        scored = await self._score(features, request_id, key)
+        scored = await self._score(features, request_id, key, logs=logs)
         best = np.argsort(-scored.scores, kind="stable")[:k]
         best, propensities = explored(best, explore, self._timing.chance())
         logged = logs and self._record(
@@ -357,12 +358,19 @@ class RecommenderClient:
             )
         return True
 
-    async def _score(self, features: FeatureRows, request_id: str, key: str | None) -> Scored:
+    async def _score(self, features: FeatureRows, request_id: str, key: str | None, *, logs: bool) -> Scored:
+        """The scores; a request some of whose rows got none is logged, if it is to be, and fails."""
         if self._scorer is None or not self._is_open:
             raise ContractError("the client is not open, expected `async with RecommenderClient(...)`")
         self._in_flight += 1
         try:
             return await self._scorer.score(features.dense, features.categorical, request_id=request_id, key=key)
+        except UnusableScores as error:
+            # Of a request that was split, only a part's scores are known.
+            if logs and len(error.scores) == len(features):
+                failed = Scored(error.scores, error.model_version)
+                self._record(features, failed, request_id=request_id, time=self._timing.clock())
+            raise
         finally:
             self._in_flight -= 1
             self._idle.set()

@@ -37,6 +37,7 @@ from inference_client.errors import (
     ModelAbsent,
     Overloaded,
     ServerUnavailable,
+    UnusableScores,
     VersionsMixed,
 )
 from inference_client.timing import Timing
@@ -390,9 +391,14 @@ def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
             f"expected float32 {[num_rows, PROBABILITY_OUTPUT.width]}"
         )
     flat = scores[:, 0]
-    # NaN fails both comparisons.
-    if len(bad := flat[~((flat >= 0) & (flat <= 1))]):
-        raise BadReply(f"server {server} sent {len(bad)} scores outside [0, 1], the first is {bad[0]}")
     if not version.isdigit():
         raise BadReply(f"server {server} names its version {version!r}, expected a number")
+    # NaN fails both comparisons.
+    is_usable = (flat >= 0) & (flat <= 1)
+    if len(bad := flat[~is_usable]):
+        raise UnusableScores(
+            f"server {server} sent {len(bad)} scores outside [0, 1], the first is {bad[0]}",
+            scores=np.where(is_usable, flat, np.float32(np.nan)),
+            model_version=int(version),
+        )
     return Scored(flat, int(version))

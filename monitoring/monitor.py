@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from components.contracts.features import Features
@@ -19,13 +20,14 @@ from components.logs.event_log import Delivery, Subscriber
 from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, TemporaryError
 from monitoring.acting.acting import Acting
+from monitoring.acting.new_versions import NewVersions
 from monitoring.acting.trigger import Trigger
 from monitoring.deciding.policy import DecisionPoint
 from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
 from monitoring.measuring import Measuring
 from monitoring.memory.archive import Archive
-from monitoring.memory.intake import read_record
+from monitoring.memory.intake import UnusableScores, read_record
 from monitoring.memory.join import mature_request
 from monitoring.memory.kept_watch import KeptWatch
 from monitoring.memory.store import Store
@@ -128,6 +130,13 @@ class Monitor:
             recipe=self._settings.judging.recipe,
             notify_only=self._settings.judging.policies.notify_only,
             recommender=self._recommender.name,
+            new_versions=NewVersions(
+                self._settings.judging.baking,
+                store=self._settings.store,
+                documents=self._store,
+                journal=self.journal,
+                rows_of=self._store.num_rows_of,
+            ),
             documents=self._store,
             archive=self._archive,
             trigger=trigger,
@@ -224,9 +233,14 @@ class Monitor:
         predictions: list[tuple[PredictionBatch, bytes]] = []
         outcomes: list[OutcomeBatch] = []
         bad: list[tuple[Delivery, str]] = []
+        unscored: Counter[int] = Counter()
         for delivery in deliveries:
             try:
                 record = read_record(delivery.payload, now=now, form=self._form, recommender=self._recommender.name)
+            except UnusableScores as error:
+                bad.append((delivery, str(error)))
+                unscored[error.version] += error.rows
+                continue
             except ContractError as error:
                 bad.append((delivery, str(error)))
                 continue
@@ -247,6 +261,8 @@ class Monitor:
                 self._take_in(half, now)
             return
         self._drift.observe(added)
+        if unscored:
+            self.acting.new_versions.count_unusable(unscored)
         # At once: the next steps may fail for now, and what is stored is not delivered again.
         self._note_predictions([batch for batch, _ in predictions], now)
         self._checkpoint("intake.stored")

@@ -27,30 +27,30 @@ class ReleasedModels:
         self._store = store
 
     def baseline(self, version: int) -> Baseline | None:
-        """The gate's AUC of `version`; None where there is no release, no verdict, or the gate had no AUC."""
+        """What the gate measured of `version`; None where there is no release, no verdict, or the gate had no AUC."""
         try:
-            model_id = self._model_id(version)
-            path = None if model_id is None else verdict_paths(self._store, model_id)[0]
+            release = self._release(version)
+            path = None if release is None else verdict_paths(self._store, release.model_id)[0]
             gate = Verdict.read(path).candidate if path is not None and path.exists() else None
         except (ContractError, OSError) as error:
             logger.warning("no baseline of version %d: %s", version, error)
             return None
-        if gate is None or gate.auc is None or gate.auc_low is None or gate.auc_high is None:
+        if release is None or gate is None or gate.auc is None or gate.auc_low is None or gate.auc_high is None:
             return None
-        return Baseline(auc=gate.auc, low=gate.auc_low, high=gate.auc_high)
+        before = release.previous_version
+        return Baseline(auc=gate.auc, low=gate.auc_low, high=gate.auc_high, previous_version=before)
 
     def reference(self, version: int) -> ReferenceStatistics | None:
         """The training statistics of `version`; None where it was never released here, or has none."""
         try:
-            model_id = self._model_id(version)
-            path = None if model_id is None else model_folder(self._store, model_id) / Model.REFERENCE
-            if model_id is None or path is None or not path.exists():
+            if (release := self._release(version)) is None:
                 return None
-            return read_reference(path, scores=scores_path(self._store, model_id))
+            path = model_folder(self._store, release.model_id) / Model.REFERENCE
+            return read_reference(path, scores=scores_path(self._store, release.model_id)) if path.exists() else None
         except (ContractError, OSError) as error:
             logger.warning("no drift is measured of model version %d: %s", version, error)
             return None
 
-    def _model_id(self, version: int) -> str | None:
+    def _release(self, version: int) -> Release | None:
         path = release_path(self._store, version)
-        return Release.read(path).model_id if path.exists() else None
+        return Release.read(path) if path.exists() else None

@@ -38,7 +38,9 @@ class StoredJudge:
         kept = store.read_document("judge")
         self._mark: int | None = None if kept is None else kept["mark"]
         baselines = ReleasedModels(model_store).baseline
-        self.judge = Judge(settings.judge, make_policies(settings.policies), baseline=baselines, memory=kept)
+        self.judge = Judge(
+            settings.judge, make_policies(settings.policies, settings.baking), baseline=baselines, memory=kept
+        )
         self._newest: DecisionPoint | None = None
 
     def restore(self, requests: Sequence[MaturedRequest]) -> None:

@@ -50,10 +50,10 @@ ROOMS = {
     "forget": ("pipelines.forget", (), "name, or remove, all that holds a user; name the models that learnt it"),
     "verify": ("components.deployment.verify", (), "prove offline that a version answered as it was released"),
     "canary": ("components.deployment.canary", (), "give a new version a growing share of traffic, or take it back"),
-    "watchdog": (
-        "components.deployment.watchdog",
+    "controller": (
+        "components.deployment.controller",
         (),
-        "probe every server with golden rows; reload one that answers wrongly",
+        "probe every server with golden rows, reload one that answers wrongly, take a bad release back",
     ),
     "rollback": ("components.deployment.rollback", (), "make an earlier version live again"),
     "promote": ("components.deployment.promote", (), "make a model live although the gate refused it"),

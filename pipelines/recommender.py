@@ -6,7 +6,7 @@ The classes of the sections are their rooms'; which run has which description is
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from components.contracts.features import Features
 from components.contracts.recommender import Recommender, parse_settings
@@ -18,7 +18,7 @@ from components.preprocessing.settings import PreprocessingSettings
 from components.store.recommenders import accepted
 from components.training.config import TrainingSettings
 from components.validation.rules import ValidationSettings
-from monitoring.backtest.settings import JudgingSettings, judging_settings
+from monitoring.backtest.settings import judging_settings, own_parts
 
 SECTION_CLASSES: dict[str, type[Any]] = {
     "extraction": ExtractionSettings,
@@ -29,7 +29,7 @@ SECTION_CLASSES: dict[str, type[Any]] = {
     "release": RolloutSettings,
 }
 """Of the sections that one dataclass reads. `model` is read by the class of its `kind` (`components.models.configs`),
-`monitor` by the parts of `monitoring.backtest.settings.JudgingSettings`."""
+`monitor` by `monitoring.backtest.settings.own_parts`."""
 
 
 def section_classes(section: str) -> list[type[Any]]:
@@ -37,7 +37,7 @@ def section_classes(section: str) -> list[type[Any]]:
     if section == "model":
         return list(NETWORKS.values())
     if section == "monitor":
-        return list(get_type_hints(JudgingSettings).values())
+        return list(own_parts().values())
     return [SECTION_CLASSES[section]]
 
 

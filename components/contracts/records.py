@@ -50,7 +50,7 @@ class PredictionBatch:
     categorical: NDArray[np.int64]
     """[n, c], -1 = missing."""
     scores: NDArray[np.float32]
-    """[n] probabilities."""
+    """[n] probabilities; NaN = the model gave none, and the caller got no scores at all."""
     positions: NDArray[np.int32] | None = None
     """[n] place in the ranked list that the request showed, from 1; None where it showed none."""
     propensities: NDArray[np.float64] | None = None
@@ -94,9 +94,11 @@ class PredictionBatch:
             _check_array("shadow_scores", self.shadow_scores, np.float32, shape=(n,))
         if self.shadow_version is not None:
             _check_version("shadow_version", self.shadow_version)
-        for name in ("scores", "shadow_scores", "propensities"):
+        # NaN is the minimum of whatever holds one, and fails both comparisons; of scores it is passed over.
+        if np.fmin.reduce(self.scores) < 0 or np.fmax.reduce(self.scores) > 1:
+            raise ContractError(f"prediction batch {self.request_id} has scores outside [0, 1]")
+        for name in ("shadow_scores", "propensities"):
             values = getattr(self, name)
-            # NaN is the minimum of whatever holds one, and neither.
             if values is not None and not (np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= 1):
                 raise ContractError(f"prediction batch {self.request_id} has {name} outside [0, 1]")
 

@@ -156,13 +156,19 @@ def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *
 
     Raises:
         ContractError: the live version is of another kind of server.
-        Refused: a canary is at work, and the candidate did not pass.
+        Refused: a canary is at work, and the candidate did not pass; or the candidate was taken back before.
         StaleVerdict: the live model is not the one that the verdict compared with.
     """
     if (verdict.decision != PASS or override is not None) and (canary := canary_at_work(site.store)):
         raise Refused(
             f"version {canary.version} is a canary and goes on; expected a candidate that passes the gate, or the "
             "canary released or ended first"
+        )
+    bars = promotion_journal.barred(site.store)
+    if override is None and (bar := bars.get(verdict.candidate_model_id)) is not None:
+        raise Refused(
+            f"model {verdict.candidate_model_id} was taken back at {bar.time} ({bar.reason}), expected another "
+            "model, or a promotion with --override"
         )
     live = site.live
     if override is None and verdict.champion_reference == CURRENT:

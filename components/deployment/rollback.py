@@ -18,7 +18,7 @@ from components.deployment.command_line import add_site_flags, change_reason, si
 from components.deployment.repository.triton_config import ServingOptions, read_options
 from components.deployment.site import Site, SiteSettings, opened
 from components.deployment.switch import make_live
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, Refused
 from components.runtime.exit_codes import exits_with_code
 from components.storage.uris import local_path
 from components.store import promotion_journal
@@ -28,15 +28,19 @@ from components.store.promotion_journal import Promotion
 logger = logging.getLogger(__name__)
 
 
-def rollback(settings: SiteSettings, *, to_version: int | None = None, reason: str) -> Promotion:
+def rollback(
+    settings: SiteSettings, *, to_version: int | None = None, reason: str, of: Promotion | None = None
+) -> Promotion:
     """The journal's entry that made the version live; an older entry where withdrawing a killed deployment was enough.
 
     Args:
         settings: Where, and for whom.
         to_version: The version wanted; None = see the module.
         reason: Why, for the journal.
+        of: The line that made the live version live, where nobody but the controller asks: its model is barred.
 
     Raises:
+        Refused: another version than that of `of` is live by now.
         ContractError: there is no such version, its graph is damaged, or no copy of it is left.
         TemporaryError: a server does not answer, or a deployment is at work; what was live is live.
         PermanentError: a server refused the version or answered wrongly; what was live is live.
@@ -45,10 +49,13 @@ def rollback(settings: SiteSettings, *, to_version: int | None = None, reason: s
         live = site.live
         if live is None:
             raise ContractError(f"model store {settings.store} has no release, expected one to roll back")
-        if site.recovered and to_version in (None, live.version):
+        if of is not None and live != of:
+            raise Refused(f"version {live.version} is live since {live.time}, expected {of.version} since {of.time}")
+        if site.recovered and of is None and to_version in (None, live.version):
             return live
         target = _target_release(site, live, to_version if to_version is not None else _replaced_by(live))
         line = site.entry(promotion_journal.ROLLBACK, target, reason=reason)
+        line = replace(line, barred_model_id=of.model_id if of else None)
         line = make_live(site, target, line, options=options_for(site, target.version))
         logger.info("rolled back from version %d to %d: %s", live.version, line.version, reason)
         return line

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from components.contracts.baking import BakingSettings
 from components.contracts.serving import AUTO, ROLLOUTS
 from components.runtime.errors import ContractError
 
@@ -49,8 +50,8 @@ class ServingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutSettings(ServingSettings):
-    """How an accepted model becomes the one that is served, and how it is served then.
+class RolloutSettings(ServingSettings, BakingSettings):
+    """How an accepted model becomes the one that is served, how it is served then, and what takes it back.
 
     Raises:
         ContractError: no such rollout, or a value that no server takes.
@@ -63,6 +64,7 @@ class RolloutSettings(ServingSettings):
 
     def __post_init__(self) -> None:
         """Refuses a rollout that there is not."""
-        super().__post_init__()
+        ServingSettings.__post_init__(self)
+        BakingSettings.__post_init__(self)
         if self.rollout not in ROLLOUTS:
             raise ContractError(f"rollout is {self.rollout!r}, expected one of {', '.join(ROLLOUTS)}")

@@ -73,6 +73,10 @@ class SiteSettings:
     checkpoint: Callable[[str], None] = no_checkpoint
     """Called with the name of each step that a crash may follow."""
 
+    def now(self) -> str:
+        """The time, ISO 8601 UTC."""
+        return self.clock().astimezone(timezone.utc).isoformat()
+
     def open_repository(self) -> ModelRepository:
         """The model repository, for reading without the servers; changes need its lock.
 
@@ -149,7 +153,7 @@ class Site:
 
     def now(self) -> str:
         """The time, ISO 8601 UTC."""
-        return self.settings.clock().astimezone(timezone.utc).isoformat()
+        return self.settings.now()
 
     def fallback(self) -> Fallback | None:
         """The live version of the journal, if the repository holds it."""

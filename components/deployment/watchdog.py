@@ -1,8 +1,8 @@
 """The watchdog: probes every Triton with golden rows of what the journal calls live, and reloads what answers wrongly.
 
-`python -m components.deployment.watchdog --store S`. It exists because a server's own word cannot be trusted: with its
-Python stub dead, Triton (before 26.01) stays "ready" and refuses all requests. And a replica that started in the middle
-of a release, unseen by it, goes on serving what it read.
+One part of the release controller (`deployment.controller`). It exists because a server's own word cannot be trusted:
+with its Python stub dead, Triton (before 26.01) stays "ready" and refuses all requests. And a replica that started in
+the middle of a release, unseen by it, goes on serving what it read.
 
 It heals under the deployment's lock and never waits for it: while a release is at work, the release decides what is
 served. A release that was killed is taken back (`site.opened`), so that the configuration names again what the journal
@@ -11,28 +11,19 @@ names. A server that does not answer at all is left to its supervisor to restart
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
-import signal
-import threading
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 
 from components.contracts.serving import QUEUE_REFUSALS
-from components.deployment.command_line import add_site_flags, site_of
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import read_options
 from components.deployment.servers import addresses_of, probe, wait_until_ready
 from components.deployment.site import SiteSettings, opened
 from components.deployment.triton_client import Triton
-from components.runtime.durable import write_whole
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.runtime.exit_codes import exits_with_code
+from components.runtime.errors import PermanentError, TemporaryError
 from components.store import promotion_journal
 
 logger = logging.getLogger(__name__)
@@ -76,6 +67,8 @@ class Watchdog:
     site: SiteSettings
     counts: Counter[str] = field(default_factory=Counter)
     """How often each finding was made, since the start."""
+    reloads: Counter[int] = field(default_factory=Counter)
+    """How often a server was made to reload each version, since the start."""
     num_recovered: int = 0
     """Killed deployments that were taken back."""
 
@@ -192,6 +185,7 @@ class Watchdog:
         # A load alone keeps a version answering that is merely another; it does nothing for a dead stub: to the server
         # nothing has changed.
         for unload in (True,) if _DEAD_STUB in trouble else (False, True):
+            self.reloads[version] += 1
             trouble = self._trouble(server, name, version, load=True, unload=unload)
             if trouble is None:
                 return HEALED, "reloaded"
@@ -211,70 +205,3 @@ class Watchdog:
         except (TemporaryError, PermanentError) as error:
             return str(error)
         return None
-
-
-def watch(
-    watchdog: Watchdog, interval_seconds: float, wait: Callable[[float], bool], *, status: Path | None = None
-) -> None:
-    """Looks repeatedly until `wait(seconds)` returns True; a round that fails is logged, and the next one follows.
-
-    Args:
-        watchdog: Who looks.
-        interval_seconds: Between the end of a round and the next.
-        wait: Waits seconds; True = stop.
-        status: JSON file with the last round's findings, the counts, and why the round failed, if it did; written after
-            each round, so that its age distinguishes a running loop from one that hangs; None = none.
-    """
-    while True:
-        findings: dict[str, str] = {}
-        problem = None
-        try:
-            findings = watchdog.look()
-        except (ContractError, PermanentError, TemporaryError, OSError) as error:
-            problem = str(error)
-            logger.error("this round failed: %s", error)
-        if status is not None:
-            _write_status(watchdog, findings, problem, status=status)
-        if wait(interval_seconds):
-            return
-
-
-def _write_status(watchdog: Watchdog, findings: dict[str, str], problem: str | None, *, status: Path) -> None:
-    counts = {finding: watchdog.counts[finding] for finding in FINDINGS}
-    document = {"servers": findings, "counts": counts, "recovered": watchdog.num_recovered, "problem": problem}
-    try:
-        write_whole(status, json.dumps(document) + "\n")
-    except OSError as error:
-        logger.error("the status cannot be written: %s", error)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The watchdog's flags."""
-    parser = argparse.ArgumentParser(prog="evergreen watchdog", description=__doc__)
-    add_site_flags(parser)
-    parser.add_argument("--interval-seconds", type=float, default=5.0, help="between rounds (default: %(default)s)")
-    parser.add_argument(
-        "--status", type=Path, help="JSON file with the last round's findings or failure, and the counts"
-    )
-    return parser
-
-
-@exits_with_code
-def main(argv: list[str] | None = None) -> int:
-    """Watches until SIGTERM or Ctrl-C."""
-    arguments = build_parser().parse_args(argv)
-    if arguments.interval_seconds <= 0:
-        raise ContractError(f"interval is {arguments.interval_seconds} s, expected more than 0")
-    site = site_of(arguments)
-    if not site.triton_urls:
-        raise ContractError("triton urls are none, expected at least one")
-    # The event ends the wait between rounds, never a call: a cancelled call can crash Triton 2.51.
-    stop = threading.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: stop.set())
-    watch(Watchdog(site=site), arguments.interval_seconds, stop.wait, status=arguments.status)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

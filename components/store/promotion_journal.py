@@ -30,10 +30,12 @@ CANARY = "canary"
 """`version` answers the share `share` of the traffic beside the live one."""
 CANARY_ENDED = "canary_ended"
 """`version` answers nothing any more; the live one answers all."""
+BAKED = "baked"
+"""`version` is live, and nothing bad was found for as long as it was watched after its release (`store.baking`)."""
 
 LIVE_ACTIONS = (RELEASE, ROLLBACK, PROMOTE)
 """After these `version` is the live one."""
-ACTIONS = (INTENT, *LIVE_ACTIONS, WITHDRAWN, CANARY, CANARY_ENDED)
+ACTIONS = (INTENT, *LIVE_ACTIONS, WITHDRAWN, CANARY, CANARY_ENDED, BAKED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +66,16 @@ class Promotion:
     """The version's hashes as in its `Release`."""
     share: float | None = None
     """Share of the traffic, for `canary` and the intent before its first one."""
+    barred_model_id: str | None = None
+    """For a `rollback` that nobody asked for: the model that was taken back, which is not released again unless a
+    person overrides it."""
     config: str | None = None
     """Text of Triton's configuration before an `intent`, which is restored where it is interrupted; None = there was
     none."""
+
+    def baked(self, time: str, who: str, reason: str) -> Promotion:
+        """The line that ends the baking of the version that this one made live."""
+        return replace(self, action=BAKED, time=time, who=who, reason=reason, share=None, config=None)
 
 
 def read_entries(store: Path) -> list[Promotion]:
@@ -124,6 +133,17 @@ def current(store: Path) -> Promotion | None:
     """The promotion that made the live version live; None where nothing is."""
     promotions = read_journal(store)
     return promotions[-1] if promotions else None
+
+
+def barred(store: Path) -> dict[str, Promotion]:
+    """The models that were taken back by themselves, each with the line that did it; a promotion lifts the bar."""
+    found: dict[str, Promotion] = {}
+    for entry in read_journal(store):
+        if entry.barred_model_id is not None:
+            found[entry.barred_model_id] = entry
+        elif entry.action == PROMOTE:
+            found.pop(entry.model_id, None)
+    return found
 
 
 def interrupted(store: Path) -> Promotion | None:

@@ -19,10 +19,12 @@ from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError
 from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger
 from monitoring.acting.local_trigger import LocalTrigger
+from monitoring.acting.new_versions import NewVersions
 from monitoring.acting.notifications import DRIFT, LOG, NotificationSettings, Notifier, Outbox
 from monitoring.acting.retraining import IDLE, RUNNING, Retraining
 from monitoring.acting.trigger import Trigger
 from monitoring.deciding import restraint
+from monitoring.deciding.baking import BAKING
 from monitoring.deciding.policies import split_names
 from monitoring.deciding.policy import Action, Decision
 from monitoring.deciding.request import RecipeSettings
@@ -110,6 +112,7 @@ class Acting:
         recipe: RecipeSettings,
         notify_only: str,
         recommender: str,
+        new_versions: NewVersions,
         documents: Database,
         archive: Archive,
         trigger: Trigger | None,
@@ -127,6 +130,7 @@ class Acting:
         self._journal = journal
         self._notify_only = split_names(notify_only)
         self._has_trigger = trigger is not None
+        self.new_versions = new_versions
         self.retraining = Retraining(
             documents=documents,
             archive=archive,
@@ -156,6 +160,12 @@ class Acting:
             now: Seconds since the epoch.
             data_until: Event time up to which every row is matured.
         """
+        for each in decisions:
+            if each.policy == BAKING:
+                self.new_versions.consider(each, now=now)
+        if decision.action is Action.ROLLBACK:
+            # The version before comes back first; whether that one needs a successor is for its own rows to say.
+            return decision
         confirmed = [each for each in decisions if each.action is Action.RETRAIN]
         acted = [self._act(each, now, data_until) for each in confirmed]
         if acted and all(each.action is Action.HELD for each in acted):
@@ -166,6 +176,8 @@ class Acting:
     def step(self, now: float, *, log_problem: str | None = None) -> None:
         """Advances what is under way without waiting; `log_problem`: why nothing can arrive from the record log."""
         self._report_log(log_problem, now)
+        if self.new_versions.step(now):
+            self.retraining.rest_after(restraint.TAKEN_BACK, now)
         self.notifier.step(now)
         self.retraining.step(now)
 

@@ -33,6 +33,7 @@ INCIDENTS, OUTBOX = "incidents", "outbox"
 DRIFT = "drift"
 LOG = "log"
 DEAD_LETTER = "dead_letter"
+RELEASE = "release"
 """Names of the incidents."""
 MAX_WAITING = 100
 """Messages that wait at most."""
@@ -77,6 +78,8 @@ _RULES = {
     "canary": _Rule(DRIFT, "A new version runs beside the live one", "its canary decides", is_of_run=True),
     "refused": _Rule(DRIFT, "The new model was refused", "the live version stays live", is_of_run=True),
     "failed": _Rule(DRIFT, "A retraining run failed", "it is tried again after a pause", is_of_run=True),
+    "bad_release": _Rule(RELEASE, "A new version is bad", "it is taken back", is_of_run=True),
+    "taken_back": _Rule(RELEASE, "A new version was taken back", "the version before is live again", is_of_run=True),
     "log_down": _Rule(LOG, "The record log cannot be reached"),
     "dead_letter": _Rule(DEAD_LETTER, "Messages could not be used", "kept as dead letters, with their bytes"),
 }

@@ -122,6 +122,10 @@ class Retraining:
         elif self.progress.phase == RUNNING and is_time:
             self._follow_run(self._trigger, now)
 
+    def rest_after(self, outcome: str, now: float) -> None:
+        """Begins the cool-down that follows what others did: a version that was taken back."""
+        self._store(self.progress, memory=restraint.ended(self.memory, outcome, self._restraint, now=now))
+
     def _request(self) -> RetrainRequest:
         assert self.progress.request is not None
         return RetrainRequest(**self.progress.request)

@@ -46,7 +46,7 @@ def judge_requests(
     With the memory of a judge that stopped at `judged`, requests up to there fill the windows and those after are
     judged.
     """
-    judge = Judge(settings.judge, make_policies(settings.policies), baseline=baseline, memory=memory)
+    judge = Judge(settings.judge, make_policies(settings.policies, settings.baking), baseline=baseline, memory=memory)
     stream = _Stream(judge, DriftWatch(reference, settings.drift, features=features), settings)
     # At least once in each bucket of the drift watch, which holds few open at a time.
     step = settings.drift.drift_bucket_seconds or settings.judge.decide_seconds

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
+from components.contracts.baking import BakingSettings
 from components.contracts.recommender import Recommender, nearest, settings_of
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
@@ -35,6 +36,8 @@ class JudgingSettings:
     restraint: RestraintSettings = RestraintSettings()
     drift: DriftSettings = DriftSettings()
     recipe: RecipeSettings = RecipeSettings()
+    baking: BakingSettings = BakingSettings()
+    """Of the section `release`: what takes a new version back."""
 
     def __post_init__(self) -> None:
         """Refuses a window that is never judged, and a grace of more buckets than a replay could hold open at once."""
@@ -50,20 +53,28 @@ class JudgingSettings:
             )
 
 
+def own_parts() -> dict[str, type[Any]]:
+    """The parts of `JudgingSettings` that the section `monitor` sets, by name."""
+    return {part: kind for part, kind in get_type_hints(JudgingSettings).items() if kind is not BakingSettings}
+
+
 def judging_settings(recommender: Recommender) -> JudgingSettings:
-    """The section `monitor` of a recommender, which names the settings of all parts in one flat list.
+    """The section `monitor` of a recommender, one flat list of its parts' settings, and limits of its `release`.
 
     Raises:
         ContractError: a setting is unknown, of another type, or out of range; the message has its path.
     """
-    values, hints = recommender.settings.get("monitor", {}), get_type_hints(JudgingSettings)
-    known = list(flat_names(JudgingSettings))
+    values, kinds = recommender.settings.get("monitor", {}), own_parts()
+    known = [name for kind in kinds.values() for name in flat_names(kind)]
     if unknown := [name for name in values if name not in known]:
         raise ContractError(f"monitor.{unknown[0]} is no setting{nearest(unknown[0], known)}")
-    parts = {
+    parts: dict[str, Any] = {
         part: settings_of(kind, {name: values[name] for name in flat_names(kind) if name in values}, path="monitor")
-        for part, kind in hints.items()
+        for part, kind in kinds.items()
     }
+    release = recommender.settings.get("release", {})
+    limits = {name: release[name] for name in flat_names(BakingSettings) if name in release}
+    parts["baking"] = settings_of(BakingSettings, limits, path="release")
     try:
         return JudgingSettings(**parts)
     except ContractError as error:

@@ -26,6 +26,7 @@ from monitoring.deciding.policy import (
     FeatureDrift,
     MaturedRows,
     Policy,
+    Predecessor,
     combine,
 )
 from monitoring.flags import expect
@@ -104,7 +105,8 @@ class Judge:
         self._timeline.last = tuple(known["last_prediction"]) if known.get("last_prediction") else None
         self._matured_total = int(known.get("matured_total", 0))
         self._memories: dict[str, dict[str, Any]] = dict(known.get("policies", {}))
-        self._baselines: dict[str, dict[str, float] | None] = dict(known.get("baselines", {}))
+        self._baselines: dict[str, dict[str, Any] | None] = dict(known.get("baselines", {}))
+        self._predecessors: dict[str, dict[str, float | None] | None] = dict(known.get("predecessors", {}))
         self._drift = [
             FeatureDrift(**{**each, "drifted": tuple(each["drifted"])})  # JSON has no tuples
             for each in known.get("drift", ())
@@ -143,6 +145,7 @@ class Judge:
             "matured_total": self._matured_total,
             "policies": dict(self._memories),
             "baselines": dict(self._baselines),
+            "predecessors": dict(self._predecessors),
         }
 
     def note_prediction(self, time: float, version: int, *, is_canary: bool) -> None:
@@ -220,6 +223,7 @@ class Judge:
             rows=matured_rows(requests),
             matured_total=self._matured_total,
             baseline=self._remembered_baseline(version),
+            predecessor=self._remembered_predecessor(version),
             drift=self._drift_until(point, version),
         )
         decisions = []
@@ -245,6 +249,22 @@ class Judge:
                 del self._baselines[next(iter(self._baselines))]
         known = self._baselines[key]
         return Baseline(**known) if known else None
+
+    def _remembered_predecessor(self, version: int) -> Predecessor | None:
+        """What was measured of the version before, once: its last rows mature before the first of `version`."""
+        key = str(version)
+        if key not in self._predecessors:
+            baseline = self._remembered_baseline(version)
+            before = baseline.previous_version if baseline else None
+            found = None
+            if before is not None and before in self._windows:
+                kpis = measure(before, self._windows[before])
+                found = {"auc_low": kpis.auc_low, "click_rate": kpis.ctr}
+            self._predecessors[key] = found
+            if len(self._predecessors) > MAX_VERSIONS:
+                del self._predecessors[next(iter(self._predecessors))]
+        known = self._predecessors[key]
+        return Predecessor(**known) if known else None
 
     def _drift_until(self, point: int, version: int) -> tuple[FeatureDrift, ...]:
         """Takes the buckets closed by now, and returns those of `version`.

@@ -2,7 +2,8 @@
 
 `threshold` and `relative_drop` judge one window of rows at a time: their false alarms are bounded for a single look,
 not over months. `sequential` is bounded over all time (`monitoring.deciding.betting`). `data_drift` needs no labels,
-`schedule` watches the calendar. How soon a run may be requested again is left to `monitoring.deciding.restraint`.
+`schedule` watches the calendar. New versions are judged by `monitoring.deciding.baking`. How soon a run may be
+requested again is left to `monitoring.deciding.restraint`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from components.contracts.baking import BakingSettings
 from components.runtime.errors import ContractError
+from monitoring.deciding.baking import BakingPolicy
 from monitoring.deciding.betting import EProcess
 from monitoring.deciding.policy import Action, Baseline, Decision, Evidence, FeatureDrift, Policy, PolicyMemory
 from monitoring.flags import expect
@@ -318,9 +321,10 @@ POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
 """The policies by name."""
 
 
-def make_policies(settings: PolicySettings) -> list[Policy]:
-    """The policies that the settings name, in their order."""
-    return [POLICIES[name](settings) for name in policy_names(settings.policies)]
+def make_policies(settings: PolicySettings, baking: BakingSettings | None = None) -> list[Policy]:
+    """The policies that the settings name, in their order, and the one that judges new versions by `baking`."""
+    judges: list[Policy] = [BakingPolicy(baking)] if baking is not None and baking.bake_rows else []
+    return [*(POLICIES[name](settings) for name in policy_names(settings.policies)), *judges]
 
 
 def policy_names(text: str) -> list[str]:

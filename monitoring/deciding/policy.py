@@ -40,6 +40,18 @@ class Baseline:
     """Lower end of the 95 % interval."""
     high: float
     """Upper end of the 95 % interval."""
+    previous_version: int | None = None
+    """The version that it replaced; None where it was the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predecessor:
+    """What was measured of the version before, when the new one began to serve."""
+
+    auc_low: float | None
+    """Lower end of the 95 % interval of the AUC over its last window; None where that does not exist."""
+    click_rate: float | None
+    """Clicks per row of that window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +85,8 @@ class Evidence:
     """Rows judged so far, of all versions; never decreases."""
     baseline: Baseline | None
     """None where the model store holds no verdict on the version, or the gate measured no AUC."""
+    predecessor: Predecessor | None = None
+    """None where the version replaced none, or no row of the one before is known."""
     drift: tuple[FeatureDrift, ...]
     """The closed buckets of the serving version that no decision has seen yet, oldest first."""
 
@@ -102,6 +116,8 @@ class Action(str, Enum):
     """Confirmed, but `deciding.restraint` forbids a run now; no policy returns this."""
     RETRAIN = "retrain"
     """Confirmed: something has to be done, by default a run of the pipeline."""
+    ROLLBACK = "rollback"
+    """A version that was released lately is bad, and has to be taken back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,14 +192,14 @@ class DecisionPoint:
 
 
 def combine(decisions: tuple[Decision, ...]) -> Decision:
-    """The decision that counts: the first that says RETRAIN, else the first that says BREACH, else the first.
+    """The decision that counts: ROLLBACK before RETRAIN before BREACH, else the first.
 
     >>> one = Decision(policy="a", action=Action.UNDECIDABLE, reason="few rows", numbers={"version": 1})
     >>> two = Decision(policy="b", action=Action.RETRAIN, reason="old", numbers={"version": 1})
     >>> combine((one, two)).policy
     'b'
     """
-    for action in (Action.RETRAIN, Action.BREACH):
+    for action in (Action.ROLLBACK, Action.RETRAIN, Action.BREACH):
         for decision in decisions:
             if decision.action is action:
                 return decision

@@ -13,7 +13,14 @@ from monitoring.deciding.policy import Action, Decision
 from monitoring.flags import expect
 
 DAY_SECONDS = 86_400.0
-_ENDED_WELL = {"released": "a release", "canary": "a canary's start", "notified": "a notification"}
+TAKEN_BACK = "taken_back"
+"""A new version turned out to be bad, and the one before it is live again."""
+_ENDED_WELL = {
+    "released": "a release",
+    "canary": "a canary's start",
+    "notified": "a notification",
+    TAKEN_BACK: "a new version was taken back",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +93,9 @@ def ended(
 ) -> RunMemory:
     """The memory after a run with this `parent` ended as `released`, `canary`, `refused` or `failed`.
 
-    Also after people were `notified` in place of a run. A release or a notification is followed by the cool-down,
-    anything else by a back-off, longer each time. A canary counts as a release: the gate did not refuse the model, and
-    what becomes of it is for the canary to decide.
+    Also after people were `notified` in place of a run, or a version was `TAKEN_BACK`. These and a release are followed
+    by the cool-down, anything else by a back-off, longer each time. A canary counts as a release: the gate did not
+    refuse the model, and what becomes of it is for the canary to decide.
 
     >>> settings = RestraintSettings(cooldown_seconds=0.0)
     >>> once = ended(RunMemory(), "failed", settings, now=0.0)
@@ -102,7 +109,7 @@ def ended(
             blocked_by=f"cool-down after {_ENDED_WELL[outcome]}",
             failures=0,
             failed=0,
-            releases_since_full=0 if parent == NONE else memory.releases_since_full + 1,
+            releases_since_full=0 if parent == NONE else memory.releases_since_full + (outcome != TAKEN_BACK),
             refusals=0,
         )
     refusals = memory.refusals

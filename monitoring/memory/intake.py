@@ -6,12 +6,23 @@ them is left to `monitoring.memory.store`, the order of storing and acknowledgin
 
 from __future__ import annotations
 
+import numpy as np
+
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import PredictionBatch, Record
 from components.runtime.errors import ContractError
 
 MAX_FUTURE_SECONDS = 86_400.0
 """A record from further ahead has a broken clock; it would wait in the join for as long."""
+
+
+class UnusableScores(ContractError):
+    """A prediction some of whose rows got no probability from their model; counted, beside being a dead letter."""
+
+    def __init__(self, *, request_id: str, version: int, rows: int) -> None:
+        super().__init__(f"{rows} rows of request {request_id} have no score by model version {version}")
+        self.version = version
+        self.rows = rows
 
 
 def read_record(payload: bytes, *, now: float, form: RecordFormat, recommender: str) -> Record:
@@ -24,10 +35,13 @@ def read_record(payload: bytes, *, now: float, form: RecordFormat, recommender: 
         recommender: Its name.
 
     Raises:
+        UnusableScores: a model gave no probability.
         ContractError: not decodable, a time far ahead, or a prediction of another recommender.
     """
     record = form.decode(payload, recommender=recommender)
     newest = record.time if isinstance(record, PredictionBatch) else max(record.time, float(record.times.max()))
     if newest > now + MAX_FUTURE_SECONDS:
         raise ContractError(f"time is {newest}, expected at most a day from now ({now:.0f})")
+    if isinstance(record, PredictionBatch) and (rows := int(np.isnan(record.scores).sum())):
+        raise UnusableScores(request_id=record.request_id, version=record.model_version, rows=rows)
     return record

@@ -181,6 +181,11 @@ class Store(FileTables):
         for predicted_at, version, canary in self._connection.execute(query, (-1.0 if time is None else time,)):
             yield predicted_at, version, bool(canary)
 
+    def num_rows_of(self, version: int) -> int:
+        """Rows that a model version has scored, of the requests held."""
+        query = "SELECT coalesce(sum(num_rows), 0) FROM predictions WHERE model_version = ?"
+        return int(self._connection.execute(query, (version,)).fetchone()[0])
+
     def prediction_mark(self) -> int:
         """Number of the prediction stored last; 0 = none. Numbers only grow."""
         return int(self._connection.execute("SELECT coalesce(max(rowid), 0) FROM predictions").fetchone()[0])

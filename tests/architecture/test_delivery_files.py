@@ -333,7 +333,7 @@ def test_roll_out_gives_every_image_of_ours_the_revision_and_waits_for_what_can_
     assert told[2][:5] == ["--namespace", "evergreen", "rollout", "status", "deployment"]
     selector = told[2][told[2].index("--selector") + 1]
     waited = {m["metadata"]["name"] for m in deployments(settings.parent) if selected(m, selector)}
-    assert waited == {"monitor", "watchdog"} | ({"triton"} if ready else set())
+    assert waited == {"monitor", "release-controller"} | ({"triton"} if ready else set())
     ours = {image for image in images_of(render(settings.parent)) if "/evergreen-" in image}
     assert {image.rpartition(":")[2] for image in ours} == {REVISION}
 

@@ -226,7 +226,6 @@ def test_batch_of_64_rows_fits_far_below_the_limit():
         {"canary": 1},
         {"recommender": ""},
         {"scores": np.array([0.1, 0.2, 1.5], np.float32)},
-        {"scores": np.array([0.1, 0.2, np.nan], np.float32)},
         {"scores": np.zeros(0, np.float32)},
         {"propensities": np.array([0.5, 1.5, 0.5])},
         {"propensities": np.array([0.5, 0.5])},

@@ -182,7 +182,7 @@ def test_a_second_recommender_has_a_log_a_disk_a_store_and_a_lake_of_its_own_on_
             {settings.log, str(settings.store), uploader.lake, claim, settings.acting.kubeflow.kubeflow_experiment}
         )
         (canary,) = pod_spec(find(objects, "CronJob", f"canary{suffix}"))["containers"]
-        asked = container(find(objects, "Deployment", f"watchdog{suffix}"), "watchdog")["args"]
+        asked = container(find(objects, "Deployment", f"release-controller{suffix}"), "release-controller")["args"]
         assert f"--store={settings.store}" in asked
         assert f"--store={settings.store}" in canary["args"]
         assert variables(objects, canary)["LAKE"] == uploader.lake

@@ -70,21 +70,21 @@ class Flow(NamedTuple):
 NEEDED = {
     *(
         Flow(each, "dns", 53, protocol)
-        for each in ("triton", "monitor", "watchdog", "canary")
+        for each in ("triton", "monitor", "release-controller", "canary")
         for protocol in (TCP, UDP)
     ),
-    *(Flow(each, "node dns", 53, UDP) for each in ("triton", "monitor", "watchdog", "canary")),
+    *(Flow(each, "node dns", 53, UDP) for each in ("triton", "monitor", "release-controller", "canary")),
     Flow("client", "triton", 8000),
     Flow("client", "triton", 8001),
     Flow("deployment step", "triton", 8001),
-    *(Flow(each, "triton", port) for each in ("watchdog", "canary") for port in (8001, 8002)),
+    *(Flow(each, "triton", port) for each in ("release-controller", "canary") for port in (8001, 8002)),
     Flow("prometheus", "triton", 8002),
     Flow("prometheus", "monitor", 9464),
     Flow("monitor", "kubeflow api", 8888),
 }
 ON_GOOGLE = {
     Flow(each, *where)
-    for each in ("triton", "monitor", "watchdog", "canary")
+    for each in ("triton", "monitor", "release-controller", "canary")
     for where in (("internet", 443), ("google privately", 443), ("metadata", 80), ("metadata by calico", 988))
 }
 NEEDED_OF = {
@@ -132,11 +132,11 @@ def test_every_flow_that_is_needed_is_let_through(case):
 
 
 TOLERATED = {
-    *(Flow(each, "node dns", 53, TCP) for each in ("triton", "monitor", "watchdog", "canary")),
+    *(Flow(each, "node dns", 53, TCP) for each in ("triton", "monitor", "release-controller", "canary")),
     # What GKE's data planes listen on beside the ports that are needed everywhere: 8080 and Cloud DNS, 987.
     *(
         Flow(each, *where)
-        for each in ("triton", "monitor", "watchdog", "canary")
+        for each in ("triton", "monitor", "release-controller", "canary")
         for where in (("metadata", 8080), ("metadata", 53), ("metadata", 53, UDP), ("metadata by calico", 987))
     ),
     # Addresses of Google's lie among the public ones.

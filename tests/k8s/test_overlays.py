@@ -104,7 +104,7 @@ def test_on_gke_models_are_in_the_bucket_and_each_account_is_the_projects(overla
     assert accounts == {
         name: f"evergreen-{name.removeprefix('evergreen-')}@shop-7.iam.gserviceaccount.com" for name in accounts
     }
-    assert {"triton", "monitor", "watchdog", "evergreen-pipeline"} <= set(accounts)
+    assert {"triton", "monitor", "release-controller", "evergreen-pipeline"} <= set(accounts)
 
 
 def test_triton_loads_the_recommender_and_is_ready_with_it(overlay, changed):

@@ -124,7 +124,7 @@ def test_what_a_release_writes_can_be_read_by_triton_who_is_another_user(
     users = {
         spec.get("securityContext", {}).get("runAsUser")
         for workload, spec in workloads(rendered("cpu"))
-        if workload["metadata"]["name"] in ("triton", "watchdog")
+        if workload["metadata"]["name"] in ("triton", "release-controller")
     }
     assert len(users) == 2
 

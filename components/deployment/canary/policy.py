@@ -31,7 +31,13 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.metrics import auc_difference, group_numbers, grouped_deviation, row_log_losses
+from components.contracts.metrics import (
+    auc_difference,
+    group_numbers,
+    grouped_deviation,
+    row_log_losses,
+    sequential_binomial,
+)
 from components.runtime.errors import ContractError
 
 HOLD, GROW, ABORT = "hold", "grow", "abort"
@@ -341,26 +347,3 @@ def measure_differences(pairs: Pairs) -> tuple[ArmDifference, ArmDifference] | N
     if auc is None or deviation is None:
         return None
     return ArmDifference(auc.auc, auc.standard_error), ArmDifference(float(more.mean()), deviation.standard_error)
-
-
-def sequential_binomial(failures: int, requests: int, allowed: float) -> float:
-    """A p-value of `failures` among `requests` against a rate of at most `allowed`, valid at every look.
-
-    The mean of likelihood ratios of higher rates is, under the rate allowed, a nonnegative martingale, so it ever
-    exceeds 1 / p with probability p at most (Ville 1939). The rate allowed is taken as known.
-
-    >>> sequential_binomial(0, 1000, 0.01), sequential_binomial(1000, 1000, 1.0)
-    (1.0, 1.0)
-    >>> sequential_binomial(50, 1000, 0.01) < 1e-6 < 0.05 < sequential_binomial(15, 1000, 0.01)
-    True
-    """
-    if allowed >= 1:
-        return 1.0
-    logs = []
-    for halvings in range(11):
-        # From just above the rate allowed to nearly all.
-        rate = min(allowed + (1 - allowed) * 0.5**halvings, 0.999)
-        logs.append(failures * math.log(rate / allowed) + (requests - failures) * math.log((1 - rate) / (1 - allowed)))
-    largest = max(logs)
-    log_mean = largest + math.log(sum(math.exp(value - largest) for value in logs) / len(logs))
-    return math.exp(min(-log_mean, 0.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.deployment import promote, rollback, verify, watchdog
+from components.deployment import controller, promote, rollback, verify
 from components.deployment.canary import __main__ as canary_command
 from pipelines.__main__ import main as evergreen
 
@@ -12,7 +12,7 @@ COMMANDS = {
     "rollback": (rollback.main, ["--reason", "why"]),
     "promote": (promote.main, ["--model-id", "m", "--override", "why"]),
     "canary": (canary_command.main, ["status"]),
-    "watchdog": (watchdog.main, []),
+    "controller": (controller.main, []),
     "verify": (lambda words: verify.main(["1", "--lake", ".", *words]), []),
     "models": (lambda words: evergreen(["models", *words]), []),
     "live-at": (lambda words: evergreen(["live-at", "2026-01-01", *words]), []),

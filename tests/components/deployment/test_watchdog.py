@@ -17,12 +17,14 @@ import pytest
 
 from components.contracts.manifests import Release
 from components.deployment import watchdog as module
+from components.deployment.baking import Baking
+from components.deployment.controller import Controller, control, main
 from components.deployment.release import release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.site import opened
 from components.deployment.triton_client import Triton
-from components.deployment.watchdog import BUSY, GONE, HEALED, ILL, SKIPPED, SUSPECT, WELL, Watchdog, main, watch
+from components.deployment.watchdog import BUSY, GONE, HEALED, ILL, SKIPPED, SUSPECT, WELL, Watchdog
 from components.runtime.errors import PermanentError, TemporaryError
 from components.storage.locations import open_objects
 from components.store.models import release_path
@@ -282,7 +284,8 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, s
         journal.write_bytes(b"not a promotion\n" if len(waits) == 1 else whole)
         return len(waits) == 3
 
-    watch(watchdog, 7.0, wait, status=tmp_path / "status.json")
+    controller = Controller(watchdog=watchdog, baking=Baking(site=settings), status=tmp_path / "status.json")
+    control(controller, 7.0, wait)
     assert waits == [7.0] * 3
     assert told[1]["servers"] == {}
     assert str(journal) in told[1]["problem"] or "not a promotion" in told[1]["problem"]
@@ -291,6 +294,7 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, s
         "servers": {f"{settings.triton_urls[0]} {MODEL_NAME}": WELL},
         "counts": {**dict.fromkeys(module.FINDINGS, 0), WELL: 2},
         "recovered": 0,
+        "baking": {"action": "none", "reason": "version 1 does not bake", "version": 1},
         "problem": None,
     }
 
@@ -300,7 +304,7 @@ def test_as_a_command_it_heals_until_sigterm_ends_it(deploy, settings, triton, t
     status = tmp_path / "status.json"
     flags = ["--store", settings.store.as_uri(), "--repository", settings.repository, "--interval-seconds", "0.1"]
     flags += ["--triton-urls", triton.grpc_url, "--status", str(status)]
-    command = [sys.executable, "-m", "components.deployment.watchdog", *flags]
+    command = [sys.executable, "-m", "components.deployment.controller", *flags]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[3], stderr=subprocess.DEVNULL)
 
     def count(finding):

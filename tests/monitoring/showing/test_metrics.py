@@ -44,7 +44,7 @@ def test_outcomes_are_frozen():
     assert REQUEST_OUTCOMES == ("started", "released", "canary", "refused", "failed", "notified")
     refusals = ("gate_failed", "gate_inconclusive", "blocked_by_data", "refused_at_deployment")
     assert ("released", "canary", *refusals, "failed") == VERDICTS
-    assert PROMOTIONS == ("release", "rollback", "promote", "withdrawn", "canary", "canary_ended")
+    assert PROMOTIONS == ("release", "rollback", "promote", "withdrawn", "canary", "canary_ended", "baked")
 
 
 def test_an_undefined_auc_is_absent_and_a_defined_one_labelled():

@@ -1,4 +1,4 @@
-"""The watchdog and the canary's steps as the manifests start them: real processes, the manifest's own words.
+"""The release controller and the canary's steps as the manifests start them: real processes, the manifest's own words.
 
 What they find and heal with real servers is tested with the deployment step; here, that a cluster starts them right.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from components.deployment.canary.__main__ import build_parser as canary_parser
+from components.deployment.controller import build_parser as controller_parser
 from components.deployment.servers import parse_urls
-from components.deployment.watchdog import build_parser as watchdog_parser
 from pipelines.images import image_name
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_for
@@ -42,7 +42,7 @@ def command_line(container: Manifest, variables: dict[str, str], replaced: dict[
 
 def says_yes(container: Manifest, probe: str, status: Path) -> bool:
     """What the kubelet hears from the container's probe."""
-    words = [word.replace("/tmp/watchdog.json", str(status)) for word in container[probe]["exec"]["command"]]
+    words = [word.replace("/tmp/controller.json", str(status)) for word in container[probe]["exec"]["command"]]
     return subprocess.run(words, capture_output=True).returncode == 0
 
 
@@ -54,13 +54,14 @@ def share(tmp_path) -> Path:
 
 
 @pytest.mark.e2e
-def test_the_watchdog_starts_before_any_release_turns_green_and_ends_when_told(rendered, share):
-    container = only_container(find(rendered("cpu"), "Deployment", "watchdog"))
-    status = share.parent / "watchdog.json"
+def test_the_controller_starts_before_any_release_turns_green_and_ends_when_told(rendered, share):
+    container = only_container(find(rendered("cpu"), "Deployment", "release-controller"))
+    status = share.parent / "controller.json"
     places = {
         "/evergreen/store": str(share / "store"),
-        "/tmp/watchdog.json": str(status),
+        "/tmp/controller.json": str(status),
         "dns:///triton-headless.evergreen.svc.cluster.local:8001": NOBODY,
+        "dns:///triton-headless.evergreen.svc.cluster.local:8002": NOBODY,
     }
     words = command_line(container, {"MODEL_REPOSITORY": str(share / "repository")}, places)
     assert not says_yes(container, "livenessProbe", status), "it is called alive before it looked"
@@ -87,19 +88,20 @@ def test_the_watchdog_starts_before_any_release_turns_green_and_ends_when_told(r
 
 
 def test_flags_are_ones_that_the_commands_take_and_addresses_ones_that_they_resolve(variant):
-    watchdog = only_container(find(variant, "Deployment", "watchdog"))
+    controller = only_container(find(variant, "Deployment", "release-controller"))
     canary = only_container(find(variant, "CronJob", "canary"))
-    assert [watchdog["command"][2], canary["command"][2]] == [
-        "components.deployment.watchdog",
+    assert [controller["command"][2], canary["command"][2]] == [
+        "components.deployment.controller",
         "components.deployment.canary",
     ]
-    for container in (watchdog, canary):
+    for container in (controller, canary):
         assert container["image"].rsplit("/", 1)[-1].split(":")[0] == image_name("deployment")
-    parsed = watchdog_parser().parse_args(watchdog["args"])
+    parsed = controller_parser().parse_args(controller["args"])
     step = canary_parser().parse_args([*canary["command"][3:], *canary["args"]])
     assert step.command == "step"
     services = {m["metadata"]["name"] for m in variant if m["kind"] == "Service"}
-    for url in [*parse_urls(parsed.triton_urls), *parse_urls(step.triton_urls), *parse_urls(step.metrics_urls)]:
+    urls = [url for each in (parsed, step) for url in (each.triton_urls, each.metrics_urls)]
+    for url in parse_urls(",".join(urls)):
         host = url.removeprefix("dns:///").rsplit(":", 1)[0]
         assert host.split(".")[:3] == ["triton-headless", "evergreen", "svc"]
         assert host.split(".")[0] in services

@@ -1,0 +1,215 @@
+"""The live version while it bakes: what the servers count of it and what the monitor found, and the way back.
+
+From its release on, each version is held to the limits of its recommender (`contracts.baking`). What the servers count
+is judged here: failures by a test that stays valid however often it is looked at, time in the model by the ratio of
+means (Triton's quantiles are each server's own and cannot be added up), and how often the watchdog had to reload it.
+What live traffic says is the monitor's to judge; its findings are read from the store. A breach rolls back to the
+version before and bars the model: it is released again by a person's word alone. Otherwise the version is `baked` after
+its time and its rows.
+
+All that a round knows is in the journal, the findings and `baking/counters.json`, so each round may be lost, and one
+that was missed is made up for by the next. Two controllers do no harm: both transitions are made under the deployment's
+lock, by whoever finds the version live and baking still.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from components.contracts.baking import BAD, WELL
+from components.contracts.metrics import sequential_binomial
+from components.contracts.retrain_request import CURRENT
+from components.deployment.canary.evidence import COUNTERS, Fetch, counted, fetch
+from components.deployment.canary.policy import STEADY_MEAN, ArmCounts, CanaryPolicy
+from components.deployment.repository.model_repository import ModelRepository
+from components.deployment.rollback import rollback
+from components.deployment.servers import addresses
+from components.deployment.settings import RolloutSettings
+from components.deployment.site import SiteSettings
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError, Refused, TemporaryError
+from components.store import promotion_journal
+from components.store.baking import baking, findings_path, read_findings, seconds_since
+from components.store.promotion_journal import BAKED, Promotion
+from components.store.recommenders import accepted
+from components.store.traffic_plan import Arm
+
+logger = logging.getLogger(__name__)
+
+COUNTERS_FILE = "counters.json"
+"""Beside the findings: what the servers counted of the last versions, and of each server what it said last."""
+KEPT_VERSIONS = 4
+NONE, BAKES, TAKEN_BACK = "none", "bakes", "taken_back"
+_RULES = CanaryPolicy()
+"""Its `min_requests` and `error_alpha` hold here too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BakingStep:
+    """What one round found or did."""
+
+    action: str
+    """`none` (no version bakes), `bakes`, `baked` or `taken_back`."""
+    reason: str
+    version: int | None = None
+
+
+@dataclass(kw_only=True)
+class Baking:
+    """The versions of one site as they bake; one call of `step` is one round."""
+
+    site: SiteSettings
+    metrics: tuple[str, ...] = ()
+    """Metrics ports of all servers, host:port or dns:///name:port; none = what they count is not judged."""
+    fetch: Fetch = fetch
+    _reloads_seen: Counter[int] = field(default_factory=Counter)
+
+    def step(self, reloads: Mapping[int, int]) -> BakingStep:
+        """Counts, judges, and takes the version back or ends its baking.
+
+        Args:
+            reloads: How often the watchdog of this process had servers reload each version.
+
+        Raises:
+            ContractError: the journal or the recommender is damaged.
+            TemporaryError: the version cannot be taken back now; what was live is live, and the next round tries again.
+            PermanentError: as `rollback`.
+        """
+        store = self.site.store
+        if (live := promotion_journal.current(store)) is None:
+            return BakingStep(action=NONE, reason="nothing is live")
+        counts = self._count(live.version, reloads)
+        if (line := baking(store)) is None:
+            return BakingStep(action=NONE, reason=f"version {live.version} does not bake", version=live.version)
+        limits = accepted(store, CURRENT).section("release", RolloutSettings)
+        if not limits.bakes:
+            return self._end(line, "versions of this recommender do not bake")
+        found = read_findings(store, line.version)
+        bad = f"the monitor: {found.reason}" if found is not None and found.state == BAD else None
+        bad = bad or judge_counts(
+            counts.get(line.version, VersionCounts()), counts.get(line.previous_version or 0), limits
+        )
+        if bad is not None:
+            return self._take_back(line, bad)
+        seconds = seconds_since(line, self.site.clock())
+        is_judged = limits.bake_rows == 0 or (found is not None and found.state == WELL)
+        if is_judged and seconds >= limits.bake_seconds:
+            return self._end(line, f"{found.reason if found and limits.bake_rows else 'nothing bad was counted'}")
+        waits = f"{seconds:.0f} of {limits.bake_seconds:.0f} s"
+        if not is_judged:
+            waits += f"; {found.reason if found else 'the monitor has said nothing yet'}"
+        return BakingStep(action=BAKES, reason=waits, version=line.version)
+
+    def _take_back(self, line: Promotion, reason: str) -> BakingStep:
+        try:
+            rollback(self.site, to_version=line.previous_version, reason=reason, of=line)
+        except Refused as error:
+            return BakingStep(action=NONE, reason=str(error), version=line.version)
+        logger.error("version %d was taken back: %s", line.version, reason)
+        return BakingStep(action=TAKEN_BACK, reason=reason, version=line.version)
+
+    def _end(self, line: Promotion, reason: str) -> BakingStep:
+        repository: ModelRepository = self.site.open_repository()
+        with repository.locked():
+            if baking(self.site.store) != line or promotion_journal.interrupted(self.site.store):
+                return BakingStep(action=NONE, reason="a deployment was at work meanwhile", version=line.version)
+            promotion_journal.append_promotion(self.site.store, line.baked(self.site.now(), self.site.who, reason))
+        logger.info("version %d is baked: %s", line.version, reason)
+        return BakingStep(action=BAKED, reason=reason, version=line.version)
+
+    def _count(self, version: int, reloads: Mapping[int, int]) -> dict[int, VersionCounts]:
+        """What is known of each version, the newest counts of the live one included."""
+        path = findings_path(self.site.store, 0).with_name(COUNTERS_FILE)
+        kept = _read_counters(path)
+        counts = {int(name): VersionCounts(**values) for name, values in kept["counts"].items()}
+        before = counts.pop(version, VersionCounts())
+        seen: dict[str, dict[str, float]] = {}
+        growth = dict.fromkeys(COUNTERS, 0.0)
+        arm = Arm(model_name=self.site.open_repository().names.model, version=version)
+        try:
+            for address in addresses(self.metrics, self.site.resolve) if self.metrics else ():
+                key = f"{address} {version}"
+                seen[key] = counted(self.fetch(address), {"live": arm}, source=address)["live"]
+                last = kept["seen"].get(key)
+                # The first account of a server, and the one after its restart, hold warm-ups, which are slow.
+                if last is not None and all(seen[key][name] >= last[name] for name in COUNTERS):
+                    growth = {name: growth[name] + seen[key][name] - last[name] for name in COUNTERS}
+        except TemporaryError as error:
+            logger.warning("%s", error)
+        new_reloads = reloads.get(version, 0) - self._reloads_seen[version]
+        counts[version] = before.plus(growth, reloads=new_reloads)
+        counts = dict(list(counts.items())[-KEPT_VERSIONS:])
+        # A server that did not answer this time goes on from what it said last.
+        seen = {**{key: last for key, last in kept["seen"].items() if key.endswith(f" {version}")}, **seen}
+        document = {"counts": {str(each): asdict(known) for each, known in counts.items()}, "seen": seen}
+        if document != kept:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(document) + "\n")
+        self._reloads_seen[version] += new_reloads
+        return counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionCounts:
+    """What all servers counted of one version while it was live, their warm-ups left out."""
+
+    success: float = 0.0
+    failure: float = 0.0
+    infer_us: float = 0.0
+    cache_hits: float = 0.0
+    reloads: int = 0
+    """How often a server had to reload it because it answered wrongly or not at all."""
+
+    @property
+    def arm(self) -> ArmCounts:
+        """The servers' counters."""
+        return ArmCounts(self.success, self.failure, self.infer_us, self.cache_hits)
+
+    def plus(self, growth: Mapping[str, float], *, reloads: int) -> VersionCounts:
+        """With what was counted since."""
+        counters = {name: getattr(self, name) + growth[name] for name in COUNTERS}
+        return VersionCounts(**counters, reloads=self.reloads + reloads)
+
+
+def judge_counts(version: VersionCounts, before: VersionCounts | None, limits: RolloutSettings) -> str | None:
+    """Why a version must be taken back by what was counted of it and of the version before; None = it need not.
+
+    Where too little is known of the version before, no failures are forgiven beyond the margin, and time is not judged.
+
+    >>> slow = VersionCounts(success=2000, infer_us=9e6)
+    >>> judge_counts(slow, VersionCounts(success=2000, infer_us=3e6), RolloutSettings())
+    'mean time in the model is 4.5 ms, 3.00 times the 1.5 ms of the version before, expected at most 2 times'
+    >>> judge_counts(VersionCounts(success=50, failure=20), None, RolloutSettings(max_reloads=0)) is None
+    False
+    """
+    if version.reloads > limits.max_reloads:
+        return f"servers had to reload it {version.reloads} times, expected at most {limits.max_reloads}"
+    arm, other = version.arm, before.arm if before else ArmCounts(0.0, 0.0, 0.0)
+    usual = other.failure / other.requests if other.requests >= _RULES.min_requests else 0.0
+    allowed = min(usual + limits.max_failure_margin, 1.0)
+    if sequential_binomial(int(arm.failure), int(arm.requests), allowed) < _RULES.error_alpha:
+        return f"{arm.failure:.0f} of {arm.requests:.0f} requests failed, expected at most {allowed:.2%}"
+    timed = min(arm.computed, other.computed)
+    if timed >= STEADY_MEAN * _RULES.min_requests and arm.mean_ms and other.mean_ms:
+        ratio = arm.mean_ms / other.mean_ms
+        if ratio > limits.max_latency_ratio:
+            return (
+                f"mean time in the model is {arm.mean_ms:.3g} ms, {ratio:.2f} times the {other.mean_ms:.3g} ms of the "
+                f"version before, expected at most {limits.max_latency_ratio:g} times"
+            )
+    return None
+
+
+def _read_counters(path: Any) -> dict[str, Any]:
+    try:
+        known = json.loads(path.read_bytes())
+        return {"counts": dict(known["counts"]), "seen": dict(known["seen"])}
+    except FileNotFoundError:
+        return {"counts": {}, "seen": {}}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ContractError(f"{path} cannot be read: {error}, expected the controller's counters; remove it") from error

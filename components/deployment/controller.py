@@ -1,0 +1,118 @@
+"""The release controller: looks after what is served between releases, with the right to change it.
+
+`python -m components.deployment.controller --store S`. Each round the watchdog probes every Triton and heals what
+answers wrongly (`deployment.watchdog`), then the version that bakes is judged, and taken back where it is bad
+(`deployment.baking`). A canary is grown by commands of its own (`deployment.canary`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from components.deployment.baking import Baking, BakingStep
+from components.deployment.command_line import add_site_flags, site_of
+from components.deployment.servers import parse_urls
+from components.deployment.watchdog import FINDINGS, Watchdog
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.exit_codes import exits_with_code
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Controller:
+    """What one process does, round by round; `status` is written after each, so that its age tells a hanging loop."""
+
+    watchdog: Watchdog
+    baking: Baking
+    status: Path | None = None
+    """JSON file with the last round: findings by server, their counts, the baking version, and why it failed; None =
+    none."""
+
+    def round(self) -> None:
+        """Probes, heals, judges; a part that fails is logged, and the next round comes."""
+        findings: dict[str, str] = {}
+        baked: BakingStep | None = None
+        problem = None
+        try:
+            findings = self.watchdog.look()
+            baked = self.baking.step(self.watchdog.reloads)
+        except (ContractError, PermanentError, TemporaryError, OSError) as error:
+            problem = str(error)
+            logger.error("this round failed: %s", error)
+        if self.status is not None:
+            self._write_status(self.status, findings, baked=baked, problem=problem)
+
+    def _write_status(
+        self, path: Path, findings: dict[str, str], *, baked: BakingStep | None, problem: str | None
+    ) -> None:
+        document: dict[str, Any] = {
+            "servers": findings,
+            "counts": {finding: self.watchdog.counts[finding] for finding in FINDINGS},
+            "recovered": self.watchdog.num_recovered,
+            "baking": asdict(baked) if baked else None,
+            "problem": problem,
+        }
+        try:
+            write_whole(path, json.dumps(document) + "\n")
+        except OSError as error:
+            logger.error("the status cannot be written: %s", error)
+
+
+def control(controller: Controller, interval_seconds: float, wait: Callable[[float], bool]) -> None:
+    """Rounds until `wait(seconds)`, called with the seconds from one round's end to the next, returns True."""
+    while True:
+        controller.round()
+        if wait(interval_seconds):
+            return
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The controller's flags."""
+    parser = argparse.ArgumentParser(prog="evergreen controller", description=__doc__)
+    add_site_flags(parser)
+    parser.add_argument(
+        "--metrics-urls",
+        default="",
+        help="host:metrics_port or dns:///name:metrics_port of every server; default: their counters take nothing back",
+    )
+    parser.add_argument("--interval-seconds", type=float, default=5.0, help="between rounds (default: %(default)s)")
+    parser.add_argument(
+        "--status", type=Path, help="JSON file with the last round's findings or failure, and the counts"
+    )
+    return parser
+
+
+@exits_with_code
+def main(argv: list[str] | None = None) -> int:
+    """Looks after the site until SIGTERM or Ctrl-C."""
+    arguments = build_parser().parse_args(argv)
+    if arguments.interval_seconds <= 0:
+        raise ContractError(f"interval is {arguments.interval_seconds} s, expected more than 0")
+    site = site_of(arguments)
+    if not site.triton_urls:
+        raise ContractError("triton urls are none, expected at least one")
+    # The event ends the wait between rounds, never a call: a cancelled call can crash Triton 2.51.
+    stop = threading.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: stop.set())
+    baking = Baking(site=site, metrics=parse_urls(arguments.metrics_urls))
+    control(
+        Controller(watchdog=Watchdog(site=site), baking=baking, status=arguments.status),
+        arguments.interval_seconds,
+        stop.wait,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
