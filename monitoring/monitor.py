@@ -27,7 +27,7 @@ from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
 from monitoring.measuring import Measuring
 from monitoring.memory.archive import Archive
-from monitoring.memory.intake import UnusableScores, read_record
+from monitoring.memory.intake import UnscoredRows, read_record
 from monitoring.memory.join import mature_request
 from monitoring.memory.kept_watch import KeptWatch
 from monitoring.memory.store import Store
@@ -237,7 +237,7 @@ class Monitor:
         for delivery in deliveries:
             try:
                 record = read_record(delivery.payload, now=now, form=self._form, recommender=self._recommender.name)
-            except UnusableScores as error:
+            except UnscoredRows as error:
                 bad.append((delivery, str(error)))
                 unscored[error.version] += error.rows
                 continue

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class Controller:
+class ReleaseController:
     """What one process does, round by round; `status` is written after each, so that its age tells a hanging loop."""
 
     watchdog: Watchdog
@@ -68,7 +68,7 @@ class Controller:
             logger.error("the status cannot be written: %s", error)
 
 
-def control(controller: Controller, interval_seconds: float, wait: Callable[[float], bool]) -> None:
+def control(controller: ReleaseController, interval_seconds: float, wait: Callable[[float], bool]) -> None:
     """Rounds until `wait(seconds)`, called with the seconds from one round's end to the next, returns True."""
     while True:
         controller.round()
@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(each, lambda *_: stop.set())
     baking = Baking(site=site, metrics=parse_urls(arguments.metrics_urls))
     control(
-        Controller(watchdog=Watchdog(site=site), baking=baking, status=arguments.status),
+        ReleaseController(watchdog=Watchdog(site=site), baking=baking, status=arguments.status),
         arguments.interval_seconds,
         stop.wait,
     )

@@ -107,7 +107,7 @@ class BakingPolicy:
             process.update(rows, enough)
             state["auc"] = process.memory()
             found[f"an AUC below {least:.3f}"] = process.value
-        state["sums"] = _add_terms(rows, state["sums"], settings.max_calibration_ratio, state["least_rate"])
+        state["sums"] = self._add_terms(rows, state)
         names = {
             _UNDER: f"more than {settings.max_calibration_ratio:g} times the clicks that are predicted",
             _OVER: f"less than 1/{settings.max_calibration_ratio:g} of the clicks that are predicted",
@@ -132,6 +132,25 @@ class BakingPolicy:
         strongest = f"; strongest evidence {state['evidence']:.3g} of {enough:g} of {worst}" if worst else ""
         return {**state, "reason": f"{text} of {settings.bake_rows}, {served:.0f} s{strongest}"}
 
+    def _add_terms(self, rows: MaturedRows, state: Mapping[str, Any]) -> dict[str, list[float]]:
+        """The sums after these rows: of what exceeds each limit, of its squares, and clicks or clicks expected."""
+        ratio, least_rate = self._settings.max_calibration_ratio, state["least_rate"]
+        clicks = np.bincount(rows.groups, rows.labels)
+        predicted = np.bincount(rows.groups, rows.scores.astype(np.float64))
+        # Expected at the limit, so that a model whose clicks do not come at all is judged too.
+        terms = {
+            _UNDER: (clicks - ratio * predicted, float((clicks > 0).sum())),
+            _OVER: (predicted / ratio - clicks, float(np.minimum(predicted / ratio, 1.0).sum())),
+        }
+        if least_rate is not None:
+            expected = least_rate * np.bincount(rows.groups)
+            terms[_RATE] = (expected - clicks, float(np.minimum(expected, 1.0).sum()))
+        added = {}
+        for name, (excess, weight) in terms.items():
+            total, squares, number = state["sums"].get(name, (0.0, 0.0, 0.0))
+            added[name] = [total + float(excess.sum()), squares + float((excess**2).sum()), number + weight]
+        return added
+
     def _decision(self, evidence: Evidence, state: Mapping[str, Any]) -> Decision:
         actions = {BAKES: Action.UNDECIDABLE, WELL: Action.OK, BAD: Action.ROLLBACK}
         numbers = {
@@ -147,24 +166,3 @@ class BakingPolicy:
 def state_of(decision: Decision) -> str:
     """What a decision of `BakingPolicy` says of its version, one of `components.contracts.baking.STATES`."""
     return {Action.ROLLBACK: BAD, Action.OK: WELL}.get(decision.action, BAKES)
-
-
-def _add_terms(
-    rows: MaturedRows, sums: Mapping[str, Any], ratio: float, least_rate: float | None
-) -> dict[str, list[float]]:
-    """The sums after these rows: of what exceeds each limit, of its squares, and clicks or clicks expected."""
-    clicks = np.bincount(rows.groups, rows.labels)
-    predicted = np.bincount(rows.groups, rows.scores.astype(np.float64))
-    # Expected at the limit, so that a model whose clicks do not come at all is judged too.
-    terms = {
-        _UNDER: (clicks - ratio * predicted, float((clicks > 0).sum())),
-        _OVER: (predicted / ratio - clicks, float(np.minimum(predicted / ratio, 1.0).sum())),
-    }
-    if least_rate is not None:
-        expected = least_rate * np.bincount(rows.groups)
-        terms[_RATE] = (expected - clicks, float(np.minimum(expected, 1.0).sum()))
-    added = {}
-    for name, (excess, weight) in terms.items():
-        total, squares, number = sums.get(name, (0.0, 0.0, 0.0))
-        added[name] = [total + float(excess.sum()), squares + float((excess**2).sum()), number + weight]
-    return added

@@ -16,7 +16,7 @@ MAX_FUTURE_SECONDS = 86_400.0
 """A record from further ahead has a broken clock; it would wait in the join for as long."""
 
 
-class UnusableScores(ContractError):
+class UnscoredRows(ContractError):
     """A prediction some of whose rows got no probability from their model; counted, beside being a dead letter."""
 
     def __init__(self, *, request_id: str, version: int, rows: int) -> None:
@@ -35,7 +35,7 @@ def read_record(payload: bytes, *, now: float, form: RecordFormat, recommender: 
         recommender: Its name.
 
     Raises:
-        UnusableScores: a model gave no probability.
+        UnscoredRows: a model gave no probability.
         ContractError: not decodable, a time far ahead, or a prediction of another recommender.
     """
     record = form.decode(payload, recommender=recommender)
@@ -43,5 +43,5 @@ def read_record(payload: bytes, *, now: float, form: RecordFormat, recommender: 
     if newest > now + MAX_FUTURE_SECONDS:
         raise ContractError(f"time is {newest}, expected at most a day from now ({now:.0f})")
     if isinstance(record, PredictionBatch) and (rows := int(np.isnan(record.scores).sum())):
-        raise UnusableScores(request_id=record.request_id, version=record.model_version, rows=rows)
+        raise UnscoredRows(request_id=record.request_id, version=record.model_version, rows=rows)
     return record

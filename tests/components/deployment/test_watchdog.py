@@ -18,7 +18,7 @@ import pytest
 from components.contracts.manifests import Release
 from components.deployment import watchdog as module
 from components.deployment.baking import Baking
-from components.deployment.controller import Controller, control, main
+from components.deployment.controller import ReleaseController, control, main
 from components.deployment.release import release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
@@ -284,7 +284,7 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, s
         journal.write_bytes(b"not a promotion\n" if len(waits) == 1 else whole)
         return len(waits) == 3
 
-    controller = Controller(watchdog=watchdog, baking=Baking(site=settings), status=tmp_path / "status.json")
+    controller = ReleaseController(watchdog=watchdog, baking=Baking(site=settings), status=tmp_path / "status.json")
     control(controller, 7.0, wait)
     assert waits == [7.0] * 3
     assert told[1]["servers"] == {}
