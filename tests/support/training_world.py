@@ -78,26 +78,26 @@ def write_workflow(folder: Path, slot_sizes, start=0) -> Path:
     return folder
 
 
+def training_set_of(folder: Path, num_rows: int, *, workflow: Path, **changes) -> TrainingSet:
+    """The manifest of the encoded rows in `folder`, which are those to learn and those held out."""
+    values = {
+        "train_uri": folder.as_uri(), "holdout_uri": folder.as_uri(), "num_train_rows": num_rows,
+        "num_holdout_rows": num_rows, "new_categories": [0] * 26, "workflow_uri": workflow.as_uri(),
+        "raw_digest": "digest", "last_event_time": "2026-01-02T03:04:05+00:00", "parent_model_uri": None,
+        "last_learned_time": "2026-01-02T03:04:04+00:00", "recommender": CRITEO_RECOMMENDER,
+    }  # fmt: skip
+    return TrainingSet(**{**values, **changes})
+
+
 def training_sets(root: Path):
     """`make` writes rows, workflow and manifest below `root` and gives the TrainingSet."""
 
     def make(labels, dense, ids, slot_sizes=SLOT_SIZES, name="set", workflow_start=0, num_files=2):
         folder = root / "work with space" / name
         train = write_folder(folder / "train", labels, dense, ids, num_files)
-        return TrainingSet(
-            train_uri=train.as_uri(),
-            holdout_uri=train.as_uri(),
-            num_train_rows=len(labels),
-            num_holdout_rows=len(labels),
-            slot_sizes=list(slot_sizes),
-            new_categories=[0] * 26,
-            workflow_uri=write_workflow(folder / "workflow", slot_sizes, workflow_start).as_uri(),
-            raw_digest=f"digest of {name}",
-            last_event_time="2026-01-02T03:04:05+00:00",
-            last_learned_time="2026-01-02T03:04:04+00:00",
-            parent_model_uri=None,
-            recommender=CRITEO_RECOMMENDER,
-        )
+        workflow, sizes = write_workflow(folder / "workflow", slot_sizes, workflow_start), list(slot_sizes)
+        digest = f"digest of {name}"
+        return training_set_of(train, len(labels), workflow=workflow, slot_sizes=sizes, raw_digest=digest)
 
     return make
 

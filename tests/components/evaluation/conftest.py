@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from components.contracts import criteo, raw_rows
-from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import Model, RawDataset, Release, TrainingSet
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
 from components.models.configs import DcnConfig
@@ -23,6 +22,7 @@ from components.models.files import TABLE, new_model
 from components.runtime.durable import sha256_file, sha256_tree
 from tests.support.recommenders import criteo_with
 from tests.support.releases import keep_model, make_live, release
+from tests.support.training_world import training_set_of
 from tests.support.validation_models import make_dataset
 from tests.support.workflows import workflow_of
 
@@ -287,19 +287,13 @@ def make_round(raw_table, tmp_path):
             categorical=categorical,
             labels=labels,
             raw=replace(make_dataset(root, 1, digest="digest"), holdout_uri=holdout.as_uri(), num_holdout_rows=n),
-            training_set=TrainingSet(
-                train_uri=root.as_uri(),
-                holdout_uri=encoded.as_uri(),
-                num_train_rows=1,
-                num_holdout_rows=n,
+            training_set=training_set_of(
+                encoded,
+                n,
+                workflow=root / "workflow",
                 slot_sizes=workflow.slot_sizes,
                 new_categories=new,
-                workflow_uri=(root / "workflow").as_uri(),
-                raw_digest="digest",
-                last_event_time="",
-                last_learned_time="",
                 parent_model_uri=(root / "parent").as_uri(),
-                recommender=CRITEO_RECOMMENDER,
             ),
             model=Model.read(model_folder / Model.MANIFEST),
         )

@@ -34,22 +34,18 @@ def rows(n, *, candidate=1.0, champion=1.0, seed=0, click_rate=0.3):
     return labels, score(candidate), score(champion)
 
 
-def test_better_candidate_passes():
-    answer = judge(*rows(20_000, candidate=1.2), settings=SETTINGS)
-    assert answer.decision == "pass"
-    assert answer.estimates.difference.low > 0
-
-
-def test_equal_candidate_passes_with_enough_rows():
-    answer = judge(*rows(20_000), settings=SETTINGS)
-    assert answer.decision == "pass"
-    assert answer.estimates.difference.low < 0 < answer.estimates.difference.high
-
-
-def test_worse_candidate_fails_although_it_is_above_the_floor():
-    answer = judge(*rows(20_000, candidate=0.9), settings=SETTINGS)
-    assert answer.decision == "fail"
+@pytest.mark.parametrize(
+    ("num_rows", "quality", "decision"),
+    [(20_000, 1.2, "pass"), (20_000, 1.0, "pass"), (20_000, 0.9, "fail"), (400, 1.0, "inconclusive")],
+    ids=["better", "equal", "worse", "few rows"],
+)
+def test_a_candidate_above_the_floor_is_judged_by_the_interval_of_its_lead(num_rows, quality, decision):
+    answer = judge(*rows(num_rows, candidate=quality, seed=2), settings=SETTINGS)
+    assert answer.decision == decision
     assert answer.estimates.candidate.low > SETTINGS.min_auc
+    assert (answer.estimates.difference.low > 0) == (quality == 1.2)
+    assert (answer.estimates.difference.high > 0) == (quality >= 1.0)
+    assert ("may be a loss of more than 0.01" in answer.reason) == (decision == "inconclusive")
 
 
 @pytest.mark.parametrize(
@@ -72,13 +68,6 @@ def test_failed_floor_outweighs_a_passed_comparison():
     assert "a loss of at most 0.01" in answer.reason
 
 
-def test_tiny_holdout_is_inconclusive():
-    labels, candidate, champion = rows(400, seed=2)
-    answer = judge(labels, candidate, champion, settings=SETTINGS)
-    assert answer.decision == "inconclusive"
-    assert "may be a loss of more than 0.01" in answer.reason
-
-
 def resample(sample, n, seed):
     drawn = np.random.default_rng(seed).integers(0, len(sample[0]), n)
     return [column[drawn] for column in sample]
@@ -91,7 +80,6 @@ def resample(sample, n, seed):
         (0, 50, "clicks come from 0 requests"),
         (50, 0, "rows without a click come from 0 requests"),
         (1, 50, "clicks come from 1 requests"),
-        (5, 45, "clicks come from 5 requests"),
     ],
 )
 def test_too_few_of_a_class_is_inconclusive(clicks, others, said):
@@ -101,8 +89,7 @@ def test_too_few_of_a_class_is_inconclusive(clicks, others, said):
     answer = judge(labels, scores, -scores, settings=SETTINGS)
     assert answer.decision == "inconclusive"
     assert said in answer.reason
-    if min(clicks, others) < 2:
-        assert answer.estimates == (None, None, None)
+    assert answer.estimates == (None, None, None)
 
 
 def test_gate_lets_a_candidate_worse_by_the_margin_pass_in_one_of_forty_tries():

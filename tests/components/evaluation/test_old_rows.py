@@ -44,13 +44,8 @@ def test_candidate_and_champion_are_measured_on_old_rows_too(forgetful):
     assert old.difference.auc == pytest.approx(old.candidate.auc - old.champion.auc, abs=1e-9)
     assert old.difference.high < -0.01, "the candidate has forgotten"
     assert (old.num_rows, old.num_clicks) == (1500, labels.sum())
-
-
-def test_what_is_forgotten_does_not_change_the_verdict(forgetful):
-    made, *_ = forgetful()
-    assert main(made.flags()) == 0
     verdict = verdict_of(made)
-    assert (verdict.decision, verdict.num_rows) == ("pass", 2000)
+    assert (verdict.decision, verdict.num_rows) == ("pass", 2000), "what is forgotten does not change it"
     assert "old rows" not in verdict.reason
 
 

@@ -49,12 +49,6 @@ def test_the_manifest_states_window_and_digest(lake, run_step):
     assert (dataset.num_malformed, dataset.malformed_uri, dataset.num_duplicates) == (0, None, 0)
 
 
-def test_the_same_rows_have_the_same_digest_and_others_another(lake, run_step):
-    first = run_step(lake)
-    assert run_step(lake).digest == first.digest
-    assert run_step(lake, TimeSpan(None, parse_time("end", "2026-03-02T12:00:00"))).digest != first.digest
-
-
 def test_a_retried_task_replaces_what_it_finds(lake, run_step, tmp_path):
     run = tmp_path / "wo rk" / "run"
     (run / "extraction" / "train").mkdir(parents=True)

@@ -196,19 +196,6 @@ def test_a_bad_flag_is_told_in_one_line(tmp_path, criteo_rows, write_text, run_i
     assert f"error: {message}" in error
 
 
-def test_files_of_mixed_forms_are_read_in_order(tmp_path, criteo_rows, write_text, truth, run_ingest):
-    folder = tmp_path / "mixed"
-    write_text(folder / "a.csv", criteo_rows(30, seed=1), delimiter=",")
-    write_text(folder / "b.tsv.gz", criteo_rows(30, seed=2))
-    rows = truth(criteo_rows(30, seed=3))
-    columns = zip(*rows)
-    table = pa.table({n: pa.array(v) for n, v in zip((raw_rows.LABEL, *criteo.FEATURES), columns)})
-    pq.write_table(table, folder / "c.parquet")
-    run_ingest(folder)
-    expected = truth(criteo_rows(30, seed=1)) + truth(criteo_rows(30, seed=2)) + rows
-    assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == expected
-
-
 @pytest.mark.parametrize("num_rows", [60, 1500, 30_000])
 @pytest.mark.parametrize("other", ["day_0.gz", "day_1.csv", "day_2.parquet"])
 def test_a_file_that_begins_with_another_ones_rows_is_refused_and_both_are_named(

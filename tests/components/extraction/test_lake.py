@@ -144,14 +144,6 @@ def test_row_groups_outside_the_window_are_not_read(tmp_path, four_days, write_l
     assert len(read_lake(folder_lake(lake), TimeSpan(FIRST + DAY // 2, FIRST + DAY))[0]) == 250
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all"])
-def test_a_corrupt_file_is_refused_by_name(tmp_path, four_days, write_lake, read_lake, content):
-    lake = write_lake(tmp_path / "lake", four_days)
-    (lake / "day=2026-03-03" / "part-0.parquet").write_bytes(content)
-    with pytest.raises(ContractError, match="day=2026-03-03/part-0.parquet is not a readable Parquet file"):
-        read_lake(folder_lake(lake))
-
-
 def test_a_file_that_lacks_columns_is_refused_by_name(tmp_path, four_days, write_lake, read_lake):
     lake = write_lake(tmp_path / "lake", four_days.drop_columns(["label", "row"]))
     with pytest.raises(ContractError, match=r"part-0.parquet lacks the columns \['label', 'row'\]"):

@@ -49,8 +49,3 @@ def test_garbage_stops_before_the_end_of_a_large_file(tmp_path):
         malformed.count(tmp_path / "bad", JUDGED_FROM_ROWS - 1)
         with pytest.raises(ContractError, match=r"bad: 1 of 10000 rows are malformed \(0.01%\)"):
             malformed.count(tmp_path / "bad", 1)
-
-
-def test_no_file_is_written_for_sound_rows(tmp_path, criteo_rows, write_text, read):
-    read(find_reader(write_text(tmp_path / "day_0", criteo_rows(5))))
-    assert not (tmp_path / "read.jsonl").exists()

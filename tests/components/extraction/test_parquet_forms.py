@@ -79,12 +79,6 @@ def test_a_column_of_another_type_is_refused_by_name(tmp_path, criteo_rows, trut
         read(find_reader(tmp_path / "day_0.parquet"))
 
 
-def test_raw_schema_comes_back_as_written(tmp_path, raw_table, read, clicks):
-    table = raw_table(500)
-    pq.write_table(table, tmp_path / "part.parquet", row_group_size=70)
-    assert read(RawParquet(path=tmp_path / "part.parquet", features=criteo.CRITEO)) == (clicks(table), [])
-
-
 def test_raw_rows_without_identity_or_time_are_set_aside(tmp_path, raw_table, read):
     table = raw_table(20)
     for name, at in ((raw_rows.REQUEST_ID, 3), (raw_rows.ROW, 5), (raw_rows.EVENT_TIME, 7)):

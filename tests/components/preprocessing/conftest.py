@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
-from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import Model, RawDataset, TrainingSet
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.__main__ import main
@@ -21,6 +20,7 @@ from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
 from components.store.models import model_folder
 from tests.support.releases import keep_model
+from tests.support.validation_models import make_dataset
 
 
 @pytest.fixture
@@ -37,23 +37,9 @@ def write_raw(tmp_path):
             for file, table in tables.items():
                 pq.write_table(table, folder / file, row_group_size=row_group_size)
             counts[part] = sum(table.num_rows for table in tables.values())
-        manifest = RawDataset(
-            source_uri="/lake",
-            window_start=None,
-            window_end=None,
-            first_event_time="2025-10-09T00:00:00+00:00",
-            last_event_time=last_event_time,
-            last_learned_time=last_event_time,
-            train_uri=(tmp_path / name / "train").as_uri(),
-            holdout_uri=(tmp_path / name / "holdout").as_uri(),
-            num_train_rows=counts["train"],
-            num_holdout_rows=counts["holdout"],
-            num_malformed=0,
-            malformed_uri=None,
-            num_duplicates=0,
-            digest="0" * 64,
-            recommender=CRITEO_RECOMMENDER,
-        )
+        dataset = make_dataset(tmp_path / name / "train", counts["train"], last_event_time=last_event_time)
+        held_out = {"holdout_uri": (tmp_path / name / "holdout").as_uri(), "num_holdout_rows": counts["holdout"]}
+        manifest = replace(dataset, **held_out)
         path = tmp_path / name / "raw dataset.json"
         manifest.write(path)
         return path

@@ -38,20 +38,12 @@ def validation_report(tmp_path):
     (folder / "statistics.pb").write_bytes(b"statistics")
     (folder / "schema.pbtxt").write_text("schema")
     (folder / "reference.json").write_text("reference")
+    names = {"statistics": "statistics.pb", "schema": "schema.pbtxt", "reference": "reference.json"}
+    names |= {"report": "report.html", "json": "report.json"}
+    uris = {f"{part}_uri": (folder / name).as_uri() for part, name in names.items()} | {"parent_statistics_uri": None}
     return ValidationReport(
-        decision="pass",
-        reasons=[],
-        findings=[],
-        drift=[],
-        num_rows=1,
-        statistics_uri=(folder / "statistics.pb").as_uri(),
-        schema_uri=(folder / "schema.pbtxt").as_uri(),
-        report_uri=(folder / "report.html").as_uri(),
-        json_uri=(folder / "report.html").as_uri(),
-        parent_statistics_uri=None,
-        raw_digest="digest",
-        reference_uri=(folder / "reference.json").as_uri(),
-    )
+        decision="pass", reasons=[], findings=[], drift=[], num_rows=1, raw_digest="digest", **uris
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -18,12 +18,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from components.contracts.features import CategoricalOptions, Features, NumericOptions
-from components.contracts.manifests import Model, TrainingSet
+from components.contracts.manifests import Model
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import PredictionBatch
 from components.contracts.serving import named_inputs
-from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.export import export
 from components.deployment.graph.parity import open_graph
 from components.models.configs import config_from_document
@@ -34,6 +33,8 @@ from components.storage.uris import local_path
 from components.store.models import GRAPH_FILE
 from components.training.__main__ import main
 from tests.support import networks
+from tests.support.training_world import training_set_of
+from tests.support.workflows import workflow_of
 
 ROWS = 600
 EDGES = [(1, 0), (0, 1), (3, 0), (0, 3), (1, 1), (2, 2), (2, 198)]
@@ -97,19 +98,16 @@ def recommender_of(num_numeric, num_categorical, kind):
     return Recommender(name="shop", features=features, settings={"model": model, "training": training})
 
 
-def workflow_of(features, random):
+def random_workflow(features, random):
     num_buckets = {name: features.options_of(name).num_buckets for name in features.bucketed}
     drawn = [random.choice(2**33, int(random.integers(0, 9)), replace=False) for _ in features.categorical]
-    return FeatureWorkflow(
-        features=features,
-        vocabularies=(*drawn, *map(np.arange, num_buckets.values())),
-        boundaries={
-            name: np.unique(random.normal(0, 2, int(random.integers(n))).astype(np.float32))
-            for name, n in num_buckets.items()
-        },
+    buckets = {n: np.unique(random.normal(0, 2, int(random.integers(k)))) for n, k in num_buckets.items()}
+    return workflow_of(
+        (*drawn, *map(np.arange, num_buckets.values())),
+        features,
+        boundaries={name: boundaries.astype(np.float32) for name, boundaries in buckets.items()},
         means=random.normal(size=len(features.numeric)).astype(np.float32),
         stds=random.uniform(0.5, 3, len(features.numeric)).astype(np.float32),
-        frequency_threshold=1,
     )
 
 
@@ -155,20 +153,8 @@ def encoded_set(folder, recommender, workflow, *, dense, ids):
     pq.write_table(pa.table({name: np.ascontiguousarray(each) for name, each in table.items()}), folder / "p.parquet")
     (folder / "_file_list.txt").write_text("1\np.parquet\n")
     workflow.save(folder / "workflow")
-    return TrainingSet(
-        train_uri=folder.as_uri(),
-        holdout_uri=folder.as_uri(),
-        num_train_rows=ROWS,
-        num_holdout_rows=ROWS,
-        slot_sizes=workflow.slot_sizes,
-        new_categories=[0] * len(ids.T),
-        workflow_uri=(folder / "workflow").as_uri(),
-        raw_digest="digest",
-        last_event_time="2026-01-02T03:04:05+00:00",
-        last_learned_time="2026-01-02T03:04:04+00:00",
-        parent_model_uri=None,
-        recommender=recommender,
-    )
+    facts = {"slot_sizes": workflow.slot_sizes, "new_categories": [0] * len(ids.T), "recommender": recommender}
+    return training_set_of(folder, ROWS, workflow=folder / "workflow", **facts)
 
 
 @pytest.mark.parametrize(("num_numeric", "num_categorical", "kind"), CASES)
@@ -177,7 +163,7 @@ def test_a_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_
 ):
     random = np.random.default_rng(1000 * num_numeric + num_categorical)
     recommender = recommender_of(num_numeric, num_categorical, kind)
-    workflow = workflow_of(recommender.features, random)
+    workflow = random_workflow(recommender.features, random)
     dense, categorical = raw_rows(workflow, random)
     encoded = workflow.encode_dense(dense)
     ids = workflow.encode_categorical(workflow.with_buckets(dense, categorical))

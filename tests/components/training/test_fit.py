@@ -106,15 +106,8 @@ def test_the_last_tenth_of_a_pass_is_scored_before_it_is_learned_and_those_score
 )
 def test_another_rate_is_chosen_only_if_it_is_better_by_more_than_chance(gains, best):
     losses = [[0.5] * len(gains[0]), *([0.5 - gain for gain in each] for each in gains)]
-    assert (
-        best_of(
-            [
-                Judgement(scores={}, row_losses=np.tile(np.array(each, float), 10 if len(each) > 1 else 1))
-                for each in losses
-            ]
-        )
-        == best
-    )
+    repeated = [np.tile(np.array(each, float), 10 if len(each) > 1 else 1) for each in losses]
+    assert best_of([Judgement(scores={}, row_losses=each) for each in repeated]) == best
 
 
 @pytest.mark.parametrize("rows_a_request", [1, 64])

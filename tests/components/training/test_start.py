@@ -10,9 +10,8 @@ import pytest
 import torch
 from scipy.special import logit
 
-from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
+from components.contracts.criteo import CATEGORICAL
 from components.contracts.features import Features, ListOptions, NumericOptions
-from components.contracts.manifests import Model
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.models import files
 from components.models.files import add_to_bias, new_model, open_model
@@ -22,6 +21,7 @@ from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.training.start import ModelLayout, continue_from, grow, write_initial
 from tests.support.networks import shaped
+from tests.support.releases import keep_model
 from tests.support.training_world import dcn
 from tests.support.workflows import workflow_of
 
@@ -176,13 +176,8 @@ def parent(tmp_path, make_training_set, world):
     old = make_training_set(*world.rows(20)[:3], name="old", slot_sizes=BEFORE)
     new = make_training_set(*world.rows(20)[:3], name="new", slot_sizes=NOW)
     local_path(old.workflow_uri).rename(tmp_path / "parent" / "workflow")
-    model = Model(
-        model_id="p", uri=(tmp_path / "parent").as_uri(), backend="pytorch", config=CONFIG.as_document(),
-        slot_sizes=BEFORE, parent_model_id=None, seed=1, num_train_rows=20, optimizer_step=77, progressive={},
-        last_event_time="", last_learned_time="", raw_digest=old.raw_digest, sha256={}, created_at="",
-        recommender=CRITEO_RECOMMENDER,
-    )  # fmt: skip
-    return model, new
+    stated = {"uri": (tmp_path / "parent").as_uri(), "config": CONFIG.as_document(), "slot_sizes": BEFORE}
+    return keep_model(tmp_path / "store", "p", optimizer_step=77, raw_digest=old.raw_digest, **stated), new
 
 
 @pytest.fixture
@@ -218,10 +213,7 @@ def test_a_parent_gives_weights_moments_and_step_count_and_stays_as_it_was(paren
 
 def test_another_network_is_refused_naming_both(parent, into):
     for config, message in (
-        (
-            replace(CONFIG, tower=(9,)),
-            r"has {'tower': \[9\]}, expected .* p's {'tower': \[8\]}; .* parent=none",
-        ),
+        (replace(CONFIG, tower=(9,)), r"has {'tower': \[9\]}, expected .* p's {'tower': \[8\]}; .* parent=none"),
         (NETWORKS["dlrm"], "has {'network': 'dlrm'}, expected the parent p's {'network': 'dcn'}"),
     ):
         with pytest.raises(ContractError, match=message):
@@ -273,14 +265,8 @@ MORE = Features(
 def layout_of(name, features, *, more=False, **shape):
     """The layout of columns whose every slot has as many categories as its name has letters, and some more."""
     vocabularies = tuple(np.arange(4 if n in features.bucketed else len(n) + 3 * more) for n in features.slots)
-    workflow = FeatureWorkflow(
-        features=features,
-        vocabularies=vocabularies,
-        means=np.zeros(len(features.numeric), np.float32),
-        stds=np.ones(len(features.numeric), np.float32),
-        frequency_threshold=1,
-        boundaries=dict.fromkeys(features.bucketed, np.arange(1, 4, dtype=np.float32)),
-    )
+    boundaries = dict.fromkeys(features.bucketed, np.arange(1, 4, dtype=np.float32))
+    workflow = workflow_of(vocabularies, features, boundaries=boundaries)
     vectors, dense = len(features.vector_names), len(features.dense_inputs)
     if "widths" in shape:
         shape = shape | {
@@ -368,17 +354,11 @@ def test_a_new_list_of_known_vectors_is_refused_where_no_weight_of_its_own_could
         grow(stored, before, now, into=tmp_path / "now")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("means", np.full(13, 0.5, np.float32)),
-        ("stds", np.full(13, 0.5, np.float32)),
-    ],
-)
-def test_other_transforms_of_the_dense_columns_are_refused(parent, into, name, value):
+@pytest.mark.parametrize("name", ["means", "stds"])
+def test_other_transforms_of_the_dense_columns_are_refused(parent, into, name):
     model, training_set = parent
     folder = local_path(training_set.workflow_uri)
-    replace(FeatureWorkflow.load(folder), **{name: value}).save(folder)
+    replace(FeatureWorkflow.load(folder), **{name: np.full(13, 0.5, np.float32)}).save(folder)
     with pytest.raises(ContractError, match=f"does not go on from the parent p's: {name} "):
         continue_from(model, training_set, CONFIG, into=into)
     assert not into.exists()

@@ -217,13 +217,7 @@ def test_waiting_threads_sleep_because_the_policy_is_set_before_torch_loads(
 def test_hugectr_without_its_library_says_so(world, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "hugectr", None)
     with pytest.raises(PermanentError, match="hugectr"):
-        make_engine(
-            "hugectr",
-            dcn(),
-            world.slot_sizes,
-            settings=TrainingSettings(),
-            scratch=tmp_path,
-        )
+        make_engine("hugectr", dcn(), world.slot_sizes, settings=TrainingSettings(), scratch=tmp_path)
 
 
 def evicted(training_set):

@@ -88,7 +88,9 @@ def frame(files):
 
 @pytest.mark.parametrize("processes", [1, 3])
 def test_counts_and_moments_are_the_truth_whatever_the_number_of_processes(files, frame, processes):
-    found = summarize_files(files, RowLabels(), processes=processes)
+    counter = RowLabels()
+    found = summarize_files(files, counter, processes=processes)
+    assert [counter.labels[i] for i in range(9000)] == frame["label"].tolist(), "each row once, with its number"
     assert num_rows(found) == 9000
     features = by_feature(found)
     assert list(features) == list(judged_columns(criteo.CRITEO))
@@ -130,17 +132,6 @@ class RowLabels:
     def merge(self, other):
         assert not set(self.labels) & set(other.labels)
         self.labels |= other.labels
-
-
-@pytest.mark.parametrize("processes", [1, 3])
-def test_a_counter_is_given_every_row_once_with_its_number(files, frame, processes):
-    counter = RowLabels()
-    summarize_files(files, counter, processes=processes)
-    assert [counter.labels[i] for i in range(9000)] == frame["label"].tolist()
-
-
-def test_no_files_give_zero_rows():
-    assert num_rows(summarize_files([], RowLabels(), processes=3)) == 0
 
 
 class KilledAtTheLastShare(RowLabels):
