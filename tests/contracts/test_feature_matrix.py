@@ -25,9 +25,3 @@ def test_values_of_another_type_are_refused_and_not_cut_to_fit():
     batch = pa.record_batch({"C1": pa.array([1.5])})
     with pytest.raises(pa.ArrowInvalid):
         raw_rows.feature_matrix(batch, ["C1"], "int64", missing=MISSING_CATEGORY)
-
-
-def test_no_columns_make_an_array_without_columns():
-    batch = pa.record_batch({"C1": pa.array([1, 2])})
-    found = raw_rows.feature_matrix(batch, [], "int64", missing=MISSING_CATEGORY)
-    assert (found.shape, found.dtype) == ((2, 0), np.int64)

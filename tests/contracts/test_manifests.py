@@ -65,14 +65,6 @@ def test_manifest_survives_the_disk(manifest, path):
     assert type(manifest).read(path) == manifest
 
 
-def test_absent_number_stays_none(path):
-    verdict = dataclasses.replace(
-        example(manifests.Verdict), champion=None, difference=None, candidate=manifests.ModelQuality()
-    )
-    verdict.write(path)
-    assert manifests.Verdict.read(path) == verdict
-
-
 @pytest.mark.parametrize("version", [4, "3", None])
 def test_unknown_format_version_is_refused(path, version):
     with pytest.raises(ContractError, match=f"format_version {version}, expected 3"):

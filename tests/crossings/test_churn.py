@@ -1,12 +1,11 @@
-"""Fifty rounds of a world whose categories come and go: ids, table and state stay as small as the world is.
+"""Fifty rounds of a world whose categories come and go: ids and state stay as small as the world is.
 
-Preprocessing's vocabularies, the workflow's folder, training's growth and the served graph, without their libraries: a
-round's rows are counted by hand, and a fit is noise on the rows that it met.
+Preprocessing's vocabularies and the workflow's folder, without NVTabular: a round's rows are counted by hand. How a
+table grows with them is `components/training/test_start`'s.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,21 +14,13 @@ import numpy as np
 import pytest
 
 from components.contracts.criteo import NUM_CATEGORICAL
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
-from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
-from components.models.files import TABLE, WEIGHTS_FILE, new_model, open_model
+from components.contracts.vocabulary_changes import vocabulary_changes
+from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
 from components.preprocessing.parent import ADMISSION_FILE, load_columns, save_columns
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import next_column, unseen_column
-from components.runtime.durable import sha256_tree
-from components.training.start import ModelLayout, grow
-from tests.support.graphs import open_built
-from tests.support.networks import shaped
-from tests.support.toy_models import ToyModel, toy_model
 from tests.support.workflows import workflow_of
 
-DIM = 2
-CONFIG = shaped("dcn", {"embedding_dim": DIM}, num_dense=13, num_categorical=NUM_CATEGORICAL)
 DAY = 86_400_000_000
 ROUNDS = 50
 CHURNING = 3
@@ -65,17 +56,14 @@ class World:
 
 @dataclass
 class Round:
-    """One round's model folder, and what it knew."""
+    """One round's folder, and what it knew."""
 
     folder: Path
     workflow: FeatureWorkflow
 
-    def weights(self):
-        return open_model(self.folder / "weights", self.workflow.slot_sizes)
-
 
 def run_round(parent: Round | None, number: int, rows, folder: Path) -> Round:
-    """A model folder made from the parent's folder alone: vocabularies, growth, and noise for a fit."""
+    """A folder made from the parent's alone, whose ids go on from the parent's."""
     columns = [unseen_column(np.zeros(0, np.int64))] * NUM_CATEGORICAL
     if parent:
         features = FeatureWorkflow.load(parent.folder / "workflow")
@@ -87,43 +75,8 @@ def run_round(parent: Round | None, number: int, rows, folder: Path) -> Round:
     workflow.save(folder / "workflow")
     save_columns(columns, folder / "workflow")
     if parent:
-        grow(
-            parent.weights(), ModelLayout(parent.workflow, CONFIG), ModelLayout(workflow, CONFIG), into=folder / "grown"
-        )
-    else:
-        first = toy_model(workflow, embedding_dim=DIM)
-        write(folder / "grown", [(first.table, first.dense)])
-    fit(folder, workflow, rows, number)
+        vocabulary_changes(parent.workflow, workflow)  # refuses an id that means another category
     return Round(folder, workflow)
-
-
-def write(folder, parts):
-    """A model whose first parts are these; the others are zero."""
-    table, dense = parts[0]
-    shapes = {TABLE: table.shape, **{name: values.shape for name, values in dense.items()}}
-    with new_model(folder, shapes) as stored:
-        for tensors, (table, dense) in zip(stored.parts, parts):
-            tensors.table[:] = table
-            for name, values in dense.items():
-                tensors.dense[name][:] = values
-
-
-def fit(folder, workflow, rows, seed):
-    """Noise on the rows that the fit met, and on nothing else, as sparse Adam does."""
-    stored = open_model(folder / "grown", workflow.slot_sizes)
-    met = np.unique(workflow.encode_categorical(rows) + offsets(workflow))
-    random = np.random.default_rng(1000 + seed)
-    for tensors in stored.parts:
-        tensors.table[met] += random.random((len(met), DIM)).astype(np.float32)
-    write(folder / "weights", [(tensors.table, tensors.dense) for tensors in stored.parts])
-
-
-def network_of(stored):
-    return ToyModel(stored.weights.table, stored.weights.dense).network()
-
-
-def offsets(workflow):
-    return np.cumsum([0, *workflow.slot_sizes[:-1]])
 
 
 @pytest.fixture(scope="module")
@@ -139,14 +92,6 @@ def history(tmp_path_factory):
     return rounds, rows
 
 
-def test_an_id_keeps_its_category_as_long_as_that_lives(history):
-    rounds, _ = history
-    for before, now in zip(rounds, rounds[1:]):
-        for old, new in zip(before.workflow.vocabularies, now.workflow.vocabularies):
-            kept, lived = new[: len(old)], old != TOMBSTONE
-            assert (kept[lived & (kept != TOMBSTONE)] == old[lived & (kept != TOMBSTONE)]).all()
-
-
 def test_the_live_categories_are_those_of_the_last_windows(history):
     rounds, rows = history
     for number, this in enumerate(rounds):
@@ -158,7 +103,7 @@ def test_the_live_categories_are_those_of_the_last_windows(history):
             assert set(vocabulary[vocabulary != TOMBSTONE].tolist()) == known & seen
 
 
-def test_ids_tables_and_state_are_bounded_by_the_worlds_rate(history):
+def test_ids_and_state_are_bounded_by_the_worlds_rate(history):
     rounds, _ = history
     # Alive at once: what is active, and what was born for one window each of the time to live. Between two rounds
     # as many ids more are needed as enter before those that leave are free.
@@ -172,95 +117,9 @@ def test_ids_tables_and_state_are_bounded_by_the_worlds_rate(history):
         assert max(sizes[:CHURNING]) <= most_ids < unbounded / 4
         columns = load_columns(this.folder / "workflow", this.workflow)
         assert max(len(c.candidates.categories) for c in columns[:CHURNING]) <= most_candidates
-        rows = CHURNING * most_ids + steady * (FIRST_ID + 5)
-        assert (this.folder / "weights" / WEIGHTS_FILE).stat().st_size <= 4 * DIM * rows + 10_000
-        numbers = rows + 3 * CHURNING * most_candidates
+        numbers = CHURNING * most_ids + steady * (FIRST_ID + 5) + 3 * CHURNING * most_candidates
         names = 4 * NUM_CATEGORICAL * 400  # the archive's own headers, per array
         assert (this.folder / "workflow" / ADMISSION_FILE).stat().st_size <= 8 * numbers + names
     assert rounds[-1].workflow.slot_sizes[:CHURNING] == rounds[ROUNDS // 2].workflow.slot_sizes[:CHURNING]
     sizes = [sum(path.stat().st_size for path in this.folder.rglob("*") if path.is_file()) for this in rounds]
     assert max(sizes) <= 1.02 * sizes[ROUNDS // 2], "of everything that a round keeps"
-
-
-def test_every_row_is_carried_started_afresh_or_empty(history):
-    rounds, _ = history
-    entered = cleared = 0
-    for before, now in zip(rounds, rounds[1:]):
-        was = before.weights()
-        grown = open_model(now.folder / "grown", now.workflow.slot_sizes)
-        for column, (old, new) in enumerate(zip(before.workflow.vocabularies, now.workflow.vocabularies)):
-            old_at, new_at = offsets(before.workflow)[column], offsets(now.workflow)[column]
-            for position, category in enumerate(new.tolist()):
-                row, then = new_at + FIRST_ID + position, old[position] if position < len(old) else TOMBSTONE
-                moments = np.array([moment.table[row] for moment in grown.moments])
-                if category == TOMBSTONE:
-                    assert not grown.weights.table[row].any()
-                    assert not moments.any()
-                    cleared += then != TOMBSTONE
-                elif category == then:
-                    assert (grown.weights.table[row] == was.weights.table[old_at + FIRST_ID + position]).all()
-                    assert (moments == [m.table[old_at + FIRST_ID + position] for m in was.moments]).all()
-                else:
-                    assert then == TOMBSTONE
-                    assert (grown.weights.table[row] == was.weights.table[old_at + OOV_ID]).all()
-                    assert not moments.any()
-                    entered += 1
-    assert entered > (ROUNDS - 5) * CHURNING * BORN
-    assert cleared > (ROUNDS - 10) * CHURNING * BORN
-
-
-def test_ids_are_used_again_and_not_in_the_round_that_freed_them(history):
-    rounds, _ = history
-    reused = 0
-    for before, now in zip(rounds, rounds[1:]):
-        for old, new in zip(before.workflow.vocabularies[:CHURNING], now.workflow.vocabularies):
-            kept = new[: len(old)]
-            reused += ((old == TOMBSTONE) & (kept != TOMBSTONE)).sum()
-            if (kept[old == TOMBSTONE] == TOMBSTONE).any():
-                assert len(new) == len(old), "an id was appended while another was free"
-    assert reused > (ROUNDS - 15) * CHURNING * BORN
-
-
-@pytest.mark.parametrize("number", [1, 20, 49])
-def test_the_served_graph_scores_known_rows_bit_for_bit_alike_directly_after_growth(history, number):
-    rounds, _ = history
-    before, now = rounds[number - 1], rounds[number]
-    grown = open_model(now.folder / "grown", now.workflow.slot_sizes)
-    random, columns = np.random.default_rng(number), []
-    for old, new in zip(before.workflow.vocabularies, now.workflow.vocabularies):
-        lives_on = (old != TOMBSTONE) & (old == new[: len(old)])
-        columns.append(random.choice(np.r_[-1, old[lives_on]], 400))
-    inputs = {DENSE_INPUT: random.random((400, 13), np.float32), CATEGORICAL_INPUT: np.stack(columns, 1)}
-    first, second = (
-        open_built(workflow, [stored.weights.table], network_of(stored)).run(None, inputs)[0]
-        for workflow, stored in ((before.workflow, before.weights()), (now.workflow, grown))
-    )
-    assert np.ptp(first) > 0.1
-    np.testing.assert_array_equal(first.view(np.int32), second.view(np.int32))
-
-
-def test_a_category_that_returns_is_counted_again_and_gets_a_fresh_row(history, tmp_path):
-    rounds, rows = history
-    gone, last = int(World().active(1, 0)[0]), rounds[-1]
-    assert gone in rounds[2].workflow.vocabularies[0]
-    assert gone not in last.workflow.vocabularies[0]
-    for turn, sightings in enumerate((THRESHOLD - 1, 1)):
-        back = rows[-1].copy()
-        back[:sightings, 0] = gone
-        last = run_round(last, ROUNDS + turn, back, tmp_path / str(turn))
-        assert (gone in last.workflow.vocabularies[0]) == (turn == 1)
-    id_ = FIRST_ID + int(np.flatnonzero(last.workflow.vocabularies[0] == gone)[0])
-    grown = open_model(last.folder / "grown", last.workflow.slot_sizes)
-    before = Round(tmp_path / "0", FeatureWorkflow.load(tmp_path / "0" / "workflow"))
-    np.testing.assert_array_equal(grown.weights.table[id_], before.weights().weights.table[OOV_ID])
-    assert not any(moment.table[id_].any() for moment in grown.moments)
-
-
-def test_going_back_to_an_older_model_is_exact(history, tmp_path):
-    rounds, rows = history
-    kept = sha256_tree(rounds[30].folder)
-    moved = tmp_path / "restored"
-    shutil.copytree(rounds[30].folder, moved)
-    again = run_round(Round(moved, FeatureWorkflow.load(moved / "workflow")), 31, rows[31], tmp_path / "again")
-    assert sha256_tree(again.folder) == sha256_tree(rounds[31].folder)
-    assert sha256_tree(rounds[30].folder) == kept

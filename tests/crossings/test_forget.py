@@ -20,7 +20,6 @@ from components.contracts.raw_rows import ColumnNames
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import CONVERSION, PredictionBatch
-from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.parity import GoldenRows
 from components.extraction.__main__ import main as extraction
 from components.extraction.backfill import backfill
@@ -44,6 +43,7 @@ from tests.support.lakes import URI, open_storage, put
 from tests.support.monitors import Bench, clicks, publish
 from tests.support.recommenders import accept_into
 from tests.support.releases import keep_model, make_live, release
+from tests.support.workflows import workflow_of
 
 USER, OTHERS = "ann-9f3c", ("bob", "cy", "7")
 CATEGORY = category_of(USER)
@@ -120,9 +120,8 @@ def run_monitor(folder: Path) -> None:
 def keep_learnt(store: Path, model_id: str, known: str, *, rare: tuple[str, ...] = (), day: str = "", **more) -> None:
     """A stored model whose vocabulary of users is one user."""
     vocabularies = (np.array([5], np.int64), np.array([category_of(known)], np.int64))
-    nothing, folder, one = np.empty(0, np.int64), model_folder(store, model_id) / Model.WORKFLOW, np.ones(1, np.float32)
-    fitted = {"vocabularies": vocabularies, "means": one, "stds": one, "frequency_threshold": 1}
-    FeatureWorkflow(features=FEATURES, **fitted).save(folder)
+    nothing, folder = np.empty(0, np.int64), model_folder(store, model_id) / Model.WORKFLOW
+    workflow_of(vocabularies, FEATURES).save(folder)
     none = Candidates(categories=nothing, sightings=nothing, last_seen=nothing)
     some = replace(none, categories=np.array([category_of(each) for each in rare], np.int64))
     save_columns([Column(vocabulary=v, last_seen=v, candidates=c) for v, c in zip(vocabularies, (none, some))], folder)
@@ -139,13 +138,8 @@ def made(tmp_path_factory):
     accept_into(store, SHOP)
     fill_lake(folder / "lake", gone / "files")
     for run, start in (("r1", "2026-03-01"), ("r2", "2026-03-03")):
-        flags = {
-            "work": folder / "work",
-            "lake": folder / "lake",
-            "output": gone / f"{run}.json",
-            "window-start": start,
-        }
-        flags |= {"store": store, "run": run, "settings": "extraction.replay_days=0"}
+        flags = {"work": folder / "work", "lake": folder / "lake", "output": gone / f"{run}.json"}
+        flags |= {"store": store, "run": run, "window-start": start, "settings": "extraction.replay_days=0"}
         assert extraction([f"--{name}={value}" for name, value in flags.items()]) == 0
     rows = pq.read_table(folder / "work" / "r1" / "extraction" / "train" / "part-00000.parquet").slice(0, 9)
     (gone / "rows").mkdir()

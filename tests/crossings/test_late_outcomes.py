@@ -134,22 +134,3 @@ def test_labels_are_the_truth_of_the_stream_however_late_its_clicks_came(tmp_pat
     assert all(stream.kinds[kind] > 5 for kind in OTHERS)
     assert raw.num_late_clicks == late, "those told of in time were labels before"
     assert (raw.num_duplicates, raw.num_malformed) == (0, 0)
-
-
-def test_a_dataset_drawn_before_the_late_clicks_has_another_version_than_one_drawn_after(tmp_path):
-    stream, place = Stream(3), Place(tmp_path, str(tmp_path / "lake"))
-    soon = [(time, record) for time, record in stream.messages if time < BEGIN + 5 * NUM_REQUESTS + 60]
-    place.run(soon, until=BEGIN + 5 * NUM_REQUESTS + 400)
-    place.upload()
-    before, labels_before = extracted(tmp_path, tmp_path / "lake", run="before")
-    place.run(stream.messages[len(soon) :], until=BEGIN + 90_000)
-    place.end()
-    after, labels_after = extracted(tmp_path, tmp_path / "lake", run="after")
-    assert labels_before.keys() == labels_after.keys()
-    grown = {key for key in labels_after if labels_after[key] > labels_before[key]}
-    assert grown
-    assert {key for key, label in labels_after.items() if label} == stream.clicked
-    assert not {key for key in labels_after if labels_after[key] < labels_before[key]}
-    assert before.digest != after.digest
-    assert before.outcomes_digest != after.outcomes_digest
-    assert after.num_late_clicks - before.num_late_clicks == len(grown)

@@ -100,28 +100,16 @@ def test_every_row_arrives_once_in_its_day(extracted, rows, predictions):
     assert days == {"day=2025-12-31", "day=2026-01-01"}
 
 
-def test_integers_keep_their_bits_and_missing_ones_are_null(rows, predictions):
+def test_values_scores_versions_and_times_are_the_predictions_own_and_missing_values_null(rows, predictions):
     for prediction in predictions:
         for row in range(ROWS):
-            read = [rows[prediction.request_id, row][name] for name in criteo.DENSE]
-            sent = prediction.dense[row]
-            assert [value is None for value in read] == np.isnan(sent).tolist()
-            present = np.array([value for value in read if value is not None], np.float32)
+            read, sent = rows[prediction.request_id, row], prediction.dense[row]
+            numbers = [read[name] for name in criteo.DENSE]
+            assert [value is None for value in numbers] == np.isnan(sent).tolist()
+            present = np.array([value for value in numbers if value is not None], np.float32)
             assert present.tobytes() == sent[~np.isnan(sent)].tobytes()
-
-
-def test_categories_are_the_same_and_missing_ones_are_null(rows, predictions):
-    for prediction in predictions:
-        for row in range(ROWS):
-            read = [rows[prediction.request_id, row][name] for name in criteo.CATEGORICAL]
-            back = [MISSING_CATEGORY if value is None else value for value in read]
-            assert back == prediction.categorical[row].tolist()
-
-
-def test_scores_versions_and_times_are_the_predictions_own(rows, predictions):
-    for prediction in predictions:
-        for row in range(ROWS):
-            read = rows[prediction.request_id, row]
+            categories = [MISSING_CATEGORY if read[name] is None else read[name] for name in criteo.CATEGORICAL]
+            assert categories == prediction.categorical[row].tolist()
             assert np.float32(read[raw_rows.SCORE]) == prediction.scores[row]
             assert read[raw_rows.MODEL_VERSION] == prediction.model_version
             assert round(read[raw_rows.EVENT_TIME].timestamp() * 1e6) == round(prediction.time * 1e6)

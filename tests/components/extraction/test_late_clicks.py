@@ -81,23 +81,6 @@ def test_every_late_click_makes_its_rows_label_1_and_changes_nothing_else(lake, 
     assert (dataset.num_duplicates, dataset.num_malformed) == (before.num_duplicates, before.num_malformed) == (0, 0)
 
 
-def test_a_click_counts_to_the_microsecond_in_which_its_window_ends_and_no_longer(lake, table, run_step):
-    """A label must mean one thing: what the monitor calls no click must not be one in training."""
-    last, after = timedelta(seconds=1800), timedelta(seconds=1800, microseconds=1)
-    missed = [row for row in table.to_pylist() if not row["label"]][:90]
-    expected = set()
-    for i, row in enumerate(missed):
-        key = (row["request_id"], row["row"])
-        delays = [[last], [after], [after, last], [timedelta(days=3)], [timedelta(seconds=-5)]][i % 5]
-        for n, delay in enumerate(delays):
-            write_outcomes(lake, row["event_time"].date(), [key], name=f"part-{i}-{n}", time=row["event_time"] + delay)
-        if min(delays) <= last:
-            expected.add(key)
-    dataset = run_step(lake)
-    assert labels_of(dataset.train_uri, dataset.holdout_uri) == truth(table, expected)
-    assert dataset.num_late_clicks == len(expected) == 54
-
-
 def test_the_datasets_version_tells_new_late_clicks(lake, table, run_step):
     first = run_step(lake)
     assert (first.num_late_clicks, first.outcomes_digest) == (0, None)

@@ -49,9 +49,31 @@ def write_raw(tmp_path):
 
 def with_settings(raw_path, **settings):
     """Gives the recommender of a raw dataset these settings of preprocessing."""
-    raw = RawDataset.read(raw_path)
-    recommender = replace(raw.recommender, settings={"preprocessing": {"frequency_threshold": 2, **settings}})
-    replace(raw, recommender=recommender).write(raw_path)
+    described = RawDataset.read(raw_path).recommender
+    asked = {"preprocessing": {"frequency_threshold": 2, **settings}}
+    change_dataset(raw_path, recommender=replace(described, settings=asked))
+
+
+def change_dataset(path, **changes):
+    """Changes fields of the manifest at `path`; returns the path."""
+    replace(RawDataset.read(path), **changes).write(path)
+    return path
+
+
+@pytest.fixture
+def write_old_rows():
+    """Adds old rows, by the part that they are, to a raw dataset; returns the path of its manifest."""
+
+    def write(path, *, share=0.25, **tables):
+        changes = {"replay_share": share}
+        for part, table in tables.items():
+            folder = path.parent / part
+            folder.mkdir()
+            pq.write_table(table, folder / "part-00000.parquet", row_group_size=200)
+            changes |= {f"{part}_uri": folder.as_uri(), f"num_{part}_rows": table.num_rows}
+        return change_dataset(path, **changes)
+
+    return write
 
 
 @pytest.fixture
@@ -62,7 +84,7 @@ def run_step(tmp_path):
         if raw_path.exists():
             with_settings(raw_path, **settings)
         if parent:
-            replace(RawDataset.read(raw_path), parent_model_id=parent).write(raw_path)
+            change_dataset(raw_path, parent_model_id=parent)
         output = tmp_path / f"{run}.json"
         code = main(
             [
@@ -135,4 +157,5 @@ def reading():
         raw=read_raw_arrays,
         replace=replace_column,
         asked=with_settings,
+        change=change_dataset,
     )

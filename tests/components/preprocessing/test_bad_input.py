@@ -86,14 +86,6 @@ def test_fewer_rows_than_the_manifest_says(write_raw, refuses, raw_table, tmp_pa
     refuses(raw, "has 90 rows, expected the manifest's 100")
 
 
-def test_a_file_whose_footer_is_whole_and_whose_pages_are_not(write_raw, refuses, raw_table, tmp_path):
-    raw = write_raw(raw_table(100))
-    path = tmp_path / "raw" / "train" / "part-00000.parquet"
-    content = path.read_bytes()
-    path.write_bytes(content[:4] + b"\xff" * 2000 + content[2004:])
-    refuses(raw, "part-00000.parquet cannot be read as Parquet")
-
-
 @pytest.mark.parametrize(
     ("setting", "value", "expected"),
     [

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.features import Features, ListOptions, NumericOptions
-from components.contracts.manifests import RawDataset
 from components.contracts.recommender import Recommender
 from components.storage.uris import local_path
 from tests.support.numeric_columns import EVERY_KIND, scaling_of, unscaled, values_of
@@ -48,7 +47,7 @@ def table_of(features, n=400):
 def test_rows_of_any_columns_are_encoded_as_the_workflow_says(write_raw, run_step, reading, features):
     table = table_of(features)
     path = write_raw(table)
-    replace(RawDataset.read(path), recommender=Recommender(name="shop", features=features)).write(path)
+    reading.change(path, recommender=Recommender(name="shop", features=features))
     encoded_set = run_step(path)
     assert encoded_set.recommender.features == features
     workflow = reading.workflow(encoded_set)
@@ -78,7 +77,7 @@ def test_numeric_columns_become_what_their_options_say(count, excluded, write_ra
     )
     path = write_raw(table)
     shop = Recommender(name="shop", features=EVERY_KIND)
-    replace(RawDataset.read(path), recommender=shop, excluded_columns=excluded).write(path)
+    reading.change(path, recommender=shop, excluded_columns=excluded)
     encoded_set = run_step(path, partition_rows=100, processes=2)
     values |= dict.fromkeys(excluded, np.full(count, np.nan))
     workflow = reading.workflow(encoded_set)
@@ -94,15 +93,13 @@ def test_numeric_columns_become_what_their_options_say(count, excluded, write_ra
         np.testing.assert_array_equal(found[f"{name}/missing"].to_numpy(), np.isnan(values[name]))
 
 
-def test_a_round_with_other_options_than_its_parents_is_refused(write_raw, run_step, keep_as_model, capsys):
+def test_a_round_with_other_options_than_its_parents_is_refused(write_raw, run_step, reading, keep_as_model, capsys):
     features = Features(numeric=("price",), categorical=("item",))
     path = write_raw(table_of(features))
-    raw = RawDataset.read(path)
-    replace(raw, recommender=Recommender(name="shop", features=features)).write(path)
-    first = run_step(path)
+    first = run_step(reading.change(path, recommender=Recommender(name="shop", features=features)))
     keep_as_model(local_path(first.workflow_uri), first.slot_sizes, "m1")
     changed = replace(features, numeric_options={"price": NumericOptions(fill=1.0)})
-    replace(RawDataset.read(path), recommender=Recommender(name="shop", features=changed)).write(path)
+    reading.change(path, recommender=Recommender(name="shop", features=changed))
     run_step(path, run="run-2", parent="m1", expect=2)
     assert "change the options of ['price']" in capsys.readouterr().err
 
@@ -152,7 +149,7 @@ def test_bucketed_columns_become_numpys_quantile_buckets_and_later_rounds_keep_t
             table = table.append_column(name, pa.array(column, from_pandas=True))
         path = write_raw(table, name=f"raw {number}")
         shop = Recommender(name="shop", features=features)
-        replace(RawDataset.read(path), recommender=shop, excluded_columns=["left out"]).write(path)
+        reading.change(path, recommender=shop, excluded_columns=["left out"])
         encoded = run_step(path, run=f"r{number}", parent=parent, partition_rows=150, processes=2)
         workflow = reading.workflow(encoded)
         files = sorted(local_path(encoded.train_uri).glob("*.parquet"))
@@ -196,7 +193,7 @@ def test_lists_count_and_encode_the_elements_that_count_by_the_vocabulary_of_the
         table = table.append_column(name, pa.array(values, pa.list_(pa.int64())))
     path = write_raw(table)
     described = Recommender(name="shop", features=LISTS)
-    replace(RawDataset.read(path), recommender=described, excluded_columns=left_out).write(path)
+    reading.change(path, recommender=described, excluded_columns=left_out)
     encoded_set = run_step(path, partition_rows=90, processes=2)
     last, tags = ([each or [] for each in values] for values in lists)
     places = [[[each] for each in table["item"].to_pylist()], [each[:2] for each in last], [each[-3:] for each in tags]]

@@ -78,21 +78,6 @@ def test_columns_without_values(write_raw, run_step, raw_table, reading):
     assert (workflow.means[3], workflow.stds[3]) == (0.0, 1.0)
 
 
-def test_constant_column_has_std_one(write_raw, run_step, raw_table, reading):
-    table = reading.replace(raw_table(1200), "I7", np.full(1200, 7.0))
-    encoded_set = run_step(write_raw(table), partition_rows=600)
-    assert reading.workflow(encoded_set).stds[6] == 1.0
-    np.testing.assert_allclose(reading.encoded(encoded_set.train_uri).dense[:, 6], 0, atol=1e-6)
-
-
-def test_column_of_rare_values_has_an_empty_vocabulary(write_raw, run_step, raw_table, reading):
-    table = reading.replace(raw_table(400), "C9", np.arange(400) + 2**31, mask=np.arange(400) % 10 == 0)
-    encoded_set = run_step(write_raw(table))
-    assert encoded_set.slot_sizes[8] == FIRST_ID
-    expected = np.where(np.arange(400) % 10 == 0, MISSING_ID, OOV_ID)
-    np.testing.assert_array_equal(reading.encoded(encoded_set.train_uri).ids[:, 8], expected)
-
-
 def test_rows_keep_the_order_of_file_names(write_raw, run_step, raw_table, reading):
     # Sorted by the numbers in them, part-10 would come after part-9.
     tables = {f"part-{n}.parquet": raw_table(100 + n, seed=n) for n in (9, 10, 1, 100)}

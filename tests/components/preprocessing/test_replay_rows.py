@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
-import pyarrow.parquet as pq
-import pytest
 
-from components.contracts.manifests import RawDataset
 from components.contracts.workflow import OOV_ID
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
-
-
-@pytest.fixture
-def write_old_rows(tmp_path):
-    """Adds old rows to a raw dataset; returns the path of its manifest."""
-
-    def write(path, **tables):
-        changes = {"replay_share": 0.25}
-        for part, table in tables.items():
-            folder = path.parent / part
-            folder.mkdir()
-            pq.write_table(table, folder / "part-00000.parquet", row_group_size=200)
-            changes |= {f"{part}_uri": folder.as_uri(), f"num_{part}_rows": table.num_rows}
-        dataclasses.replace(RawDataset.read(path), **changes).write(path)
-        return path
-
-    return write
 
 
 def test_old_rows_are_encoded_with_the_rounds_workflow(write_raw, write_old_rows, run_step, raw_table, reading):

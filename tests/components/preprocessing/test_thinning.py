@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CRITEO
-from components.contracts.manifests import RawDataset
 from components.contracts.raw_rows import LABEL
 from components.preprocessing.thinning import kept_rows, thin
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-
-
-@pytest.fixture
-def with_rows():
-    """Gives a raw dataset rows to replay; returns the path of its manifest."""
-
-    def change(path, **changes):
-        dataclasses.replace(RawDataset.read(path), **changes).write(path)
-        return path
-
-    return change
 
 
 def kept(table, rate):
@@ -69,13 +55,10 @@ def test_the_copy_has_the_kept_rows_in_order(tmp_path, raw_table):
     assert copied.equals(expected.select(copied.column_names))
 
 
-def test_what_is_learnt_is_thinned_and_what_measures_is_not(write_raw, with_rows, run_step, raw_table, reading):
+def test_what_is_learnt_is_thinned_and_what_measures_is_not(write_raw, write_old_rows, run_step, raw_table, reading):
     train, holdout, old = raw_table(3_000, seed=1), raw_table(500, seed=2), raw_table(800, seed=3)
-    path = write_raw(train, holdout)
-    (path.parent / "replay").mkdir()
-    pq.write_table(old, path.parent / "replay" / "part-00000.parquet")
-    replay = {"replay_uri": (path.parent / "replay").as_uri(), "num_replay_rows": 800, "replay_share": 0.2}
-    encoded_set = run_step(with_rows(path, **replay), negative_rate=0.25, partition_rows=500)
+    path = write_old_rows(write_raw(train, holdout), replay=old)
+    encoded_set = run_step(path, negative_rate=0.25, partition_rows=500)
     workflow = reading.workflow(encoded_set)
     for uri, table in ((encoded_set.train_uri, train), (encoded_set.replay_uri, old)):
         truth = reading.raw([table.filter(pa.array(kept(table, 0.25)))])
@@ -91,21 +74,11 @@ def test_what_is_learnt_is_thinned_and_what_measures_is_not(write_raw, with_rows
     assert sorted(p.name for p in folder.iterdir()) == ["holdout", "replay", "train", "workflow"]
 
 
-def test_old_rows_none_of_which_is_kept_are_no_replay(write_raw, with_rows, run_step, raw_table):
-    path = write_raw(raw_table(500))
+def test_old_rows_none_of_which_is_kept_are_no_replay(write_raw, write_old_rows, run_step, raw_table):
     old = raw_table(40, seed=5)
     old = old.filter(pa.array((old[LABEL].to_numpy() == 0) & ~kept(old, 0.3)))
-    (path.parent / "replay").mkdir()
-    pq.write_table(old, path.parent / "replay" / "part-00000.parquet")
-    replay = {"replay_uri": (path.parent / "replay").as_uri(), "num_replay_rows": old.num_rows, "replay_share": 0.2}
-    encoded_set = run_step(with_rows(path, **replay), negative_rate=0.3)
+    encoded_set = run_step(write_old_rows(write_raw(raw_table(500)), replay=old), negative_rate=0.3)
     assert (encoded_set.replay_uri, encoded_set.num_replay_rows) == (None, 0)
-
-
-@pytest.mark.parametrize("rate", [0.0, 1.5])
-def test_a_rate_outside_its_range_is_refused(rate, write_raw, run_step, raw_table, capsys):
-    run_step(write_raw(raw_table(100)), negative_rate=rate, expect=2)
-    assert f"negative_rate is {rate}" in capsys.readouterr().err
 
 
 def test_rows_without_identity_or_of_other_types_cannot_be_thinned(tmp_path, raw_table):

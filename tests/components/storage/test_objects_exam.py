@@ -23,13 +23,6 @@ def refused(call):
     return False
 
 
-def test_what_is_written_is_read_back_with_its_generation(open_again):
-    written = open_again().write("click_model/1/model.onnx", b"graph\x00\r\n\xff")
-    stored = open_again().read("click_model/1/model.onnx")
-    assert stored.content == b"graph\x00\r\n\xff"
-    assert stored.generation == written != ABSENT
-
-
 def test_an_absent_object_is_none_and_cannot_be_downloaded(open_again, tmp_path):
     objects = open_again()
     assert objects.read("nothing") is None
