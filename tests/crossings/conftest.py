@@ -14,7 +14,6 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
@@ -22,7 +21,6 @@ from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import Model, RawDataset, Release, TrainingSet, ValidationReport, Verdict
 from components.contracts.raw_rows import LABEL
 from components.contracts.recommender import Recommender
-from components.storage.uris import local_path
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import Drift, World
 from pipelines.images import ENVIRONMENT_OF_STEP
@@ -30,6 +28,7 @@ from pipelines.local.environments import python_of
 from pipelines.local.plan import DemoSettings, Services, plan_for_world
 from pipelines.local.runner import LocalFolders
 from tests.crossings.warm_steps import WarmSteps
+from tests.support.lakes import table_in
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into, settings_text
 
@@ -219,11 +218,9 @@ def held_out_rows():
     """Reads the held-out raw rows as served tensors and labels, by pyarrow alone."""
 
     def read(raw: RawDataset):
-        files = sorted(local_path(raw.holdout_uri).glob("*.parquet"))
-        tables = [pq.ParquetFile(path).read() for path in files]
-        dense = np.concatenate([_matrix(t, DENSE, np.nan, np.float32) for t in tables])
-        categorical = np.concatenate([_matrix(t, CATEGORICAL, MISSING_CATEGORY, np.int64) for t in tables])
-        return dense, categorical, np.concatenate([t[LABEL].to_numpy() for t in tables])
+        table = table_in(raw.holdout_uri)
+        categorical = _matrix(table, CATEGORICAL, MISSING_CATEGORY, np.int64)
+        return _matrix(table, DENSE, np.nan, np.float32), categorical, table[LABEL].to_numpy()
 
     return read
 

@@ -16,13 +16,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from components.contracts.workflow import FeatureWorkflow
 from components.storage.uris import local_path
+from tests.support.lakes import table_in
 from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.timeout(300)
@@ -77,9 +76,9 @@ def _rows(turn):
     found = {"vocabularies": _digest(*workflow.vocabularies), "dense": _digest(workflow.means, workflow.stds)}
     for part in ("train_uri", "holdout_uri", "replay_uri", "replay_holdout_uri"):
         if getattr(encoded, part) is not None:
-            table = _table(getattr(encoded, part))
+            table = table_in(getattr(encoded, part))
             found[f"encoded {part}"] = _digest(*(table[name].to_numpy() for name in table.column_names))
-            features = _table(getattr(raw, part)).select(table.column_names)
+            features = table_in(getattr(raw, part)).select(table.column_names)
             found[f"raw {part}"] = hashlib.sha256(json.dumps(features.to_pydict()).encode()).hexdigest()
     return found
 
@@ -96,10 +95,6 @@ def _arithmetic(turn, held_out_rows):
     session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
     inputs = {DENSE_INPUT: dense, CATEGORICAL_INPUT: categorical}
     return {**found, "served scores": _digest(*session.run([PROBABILITY_OUTPUT.name], inputs))}
-
-
-def _table(uri):
-    return pa.concat_tables([pq.ParquetFile(path).read() for path in sorted(local_path(uri).glob("*.parquet"))])
 
 
 def _graph(path):

@@ -6,8 +6,6 @@ import asyncio
 import random
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
@@ -17,6 +15,7 @@ from inference_client import Outcome, RecommenderClient
 from inference_client.scoring import Scored
 from inference_client.timing import Timing
 from monitoring.uploader import Uploader
+from tests.support.lakes import table_in
 from tests.support.monitors import Bench
 
 pytestmark = pytest.mark.timeout(300)
@@ -66,8 +65,7 @@ def told(tmp_path, raw_table, chain_of):
     this = chain.turn_to_training("first")
     inputs = {"raw-dataset": this.paths["extraction"], "training-set": this.paths["preprocessing"]}
     verdict, _ = chain.step("evaluation", "first", {**inputs, "model": this.paths["training"]})
-    files = sorted(local_path(this.extraction.holdout_uri).glob("*.parquet"))
-    return asked, pa.concat_tables([pq.ParquetFile(path).read() for path in files]), verdict
+    return asked, table_in(this.extraction.holdout_uri), verdict
 
 
 def test_what_explored_lists_tell_of_the_candidate_stands_in_the_verdict(told):

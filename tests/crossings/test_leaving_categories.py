@@ -95,10 +95,3 @@ def test_the_released_graph_takes_a_category_that_left_for_unknown(leaving, held
         scores.append(session.run(None, {DENSE_INPUT: dense, CATEGORICAL_INPUT: raw})[0])
     np.testing.assert_array_equal(scores[0], scores[1])
     np.testing.assert_array_equal(scores[0], scores[2])
-
-
-def test_old_rows_of_categories_that_left_are_replayed_as_unknown(leaving):
-    fourth = leaving.rounds[-1]
-    assert fourth.extraction.num_replay_rows > 0
-    assert {entry["day"] for entry in fourth.extraction.replay_days} == {"2026-01-04", "2026-01-05", "2026-01-06"}
-    assert fourth.evaluation.old_distribution.num_rows == fourth.extraction.num_replay_holdout_rows

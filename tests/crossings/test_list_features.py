@@ -19,6 +19,7 @@ from components.contracts.workflow import FeatureWorkflow
 from components.extraction.ingest import main as ingest
 from components.storage.uris import local_path
 from pipelines.recommender_file.form import parse_recommender
+from tests.support.lakes import table_in
 from tests.support.recommenders import accept_into
 
 pytestmark = pytest.mark.timeout(300)
@@ -92,18 +93,13 @@ def rounds(chain_of):
     return chain.rounds, rows
 
 
-def requests_of(uri):
-    tables = [pq.ParquetFile(path).read(["request_id"]) for path in sorted(local_path(uri).glob("*.parquet"))]
-    return pa.concat_tables(tables)["request_id"].to_pylist()
-
-
 def test_lists_are_counted_learned_and_served_in_two_rounds(rounds):
     turns, rows = rounds
     seen = {name: Counter() for name in ("user", "item", "tags")}
     before = {name: [] for name in seen}
     for turn in turns:
         here = Counter()
-        for request in requests_of(turn.extraction.train_uri):
+        for request in table_in(turn.extraction.train_uri)["request_id"].to_pylist():
             for name, categories in places_of(rows[request]).items():
                 here.update(("item" if name == "last" else name, each) for each in categories)
         for (name, each), count in here.items():
@@ -122,7 +118,7 @@ def test_lists_are_counted_learned_and_served_in_two_rounds(rounds):
         assert {entry["feature"] for entry in turn.validation.drift} >= (
             {"tags", "last/length"} if turn is not turns[0] else set()
         )
-        held_out = [rows[request] for request in requests_of(turn.extraction.holdout_uri)]
+        held_out = [rows[request] for request in table_in(turn.extraction.holdout_uri)["request_id"].to_pylist()]
         categorical = [
             [each for name, size in PLACES.items() for each in [*found[name], *[-1] * size][:size]]
             for found in map(places_of, held_out)

@@ -9,13 +9,13 @@ import numpy as np
 import onnxruntime
 import pyarrow as pa
 import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.workflow import FeatureWorkflow
 from components.extraction.ingest import main as ingest
 from components.storage.uris import local_path
 from pipelines.recommender_file.form import parse_recommender
+from tests.support.lakes import table_in
 from tests.support.recommenders import accept_into
 
 pytestmark = pytest.mark.timeout(300)
@@ -78,9 +78,7 @@ def test_a_round_goes_on_with_new_columns_and_each_model_is_judged_by_its_own(ro
     assert now.vocabularies[1][: len(kept)].tolist() == kept.tolist()
     assert sorted(now.vocabularies[0].tolist()) == [0, 1, 2, 3]
 
-    table = pa.concat_tables(
-        pq.ParquetFile(path).read() for path in sorted(local_path(second.extraction.holdout_uri).glob("*.parquet"))
-    )
+    table = table_in(second.extraction.holdout_uri)
     inputs = {
         "dense": table["price"].to_numpy().reshape(-1, 1).astype(np.float32),
         "categorical": table["item"].to_numpy().reshape(-1, 1),

@@ -8,12 +8,10 @@ import subprocess
 import sys
 from datetime import date
 
-import pyarrow.parquet as pq
-
 from components.contracts.manifests import RawDataset
-from components.storage.uris import local_path
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import World
+from tests.support.lakes import table_in
 from tests.support.paths import REPOSITORY
 
 
@@ -28,9 +26,8 @@ def learn(chain, run, **rules):
     return this.extraction, RawDataset.read(this.paths["valid"]), this.preprocessing, this.training
 
 
-def requests_of(uri):
-    files = sorted(local_path(uri).glob("*.parquet"))
-    return [name for path in files for name in pq.read_table(path, columns=["request_id"])["request_id"].to_pylist()]
+def request_ids(uri):
+    return table_in(uri, "request_id")["request_id"].to_pylist()
 
 
 def evergreen(*words):
@@ -51,7 +48,7 @@ def test_later_steps_learn_from_the_rest_and_the_next_round_from_what_was_taken_
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=11)
     # Which requests a window's training rows hold is not known before the first look.
     raw, _ = own.step("extraction", "look", {"lake": own.uri("lake")})
-    before = requests_of(raw.train_uri)
+    before = request_ids(raw.train_uri)
     named = sorted(set(before))[:2]
     num_named = sum(name in named for name in before)
 
@@ -59,8 +56,8 @@ def test_later_steps_learn_from_the_rest_and_the_next_round_from_what_was_taken_
     raw, valid, encoded, model = learn(own, "round-3", actions=actions, request_ids=named)
     assert 0 < num_named < len(before)
     assert (valid.num_quarantined, encoded.num_train_rows) == (num_named, len(before) - num_named)
-    assert requests_of(valid.train_uri) == [name for name in before if name not in named]
-    assert sorted(requests_of(valid.quarantine_uri)) == sorted(name for name in before if name in named)
+    assert request_ids(valid.train_uri) == [name for name in before if name not in named]
+    assert sorted(request_ids(valid.quarantine_uri)) == sorted(name for name in before if name in named)
     assert encoded.raw_digest == model.raw_digest == valid.digest != raw.digest
     assert encoded.num_holdout_rows == raw.num_holdout_rows
 
@@ -73,7 +70,7 @@ def test_later_steps_learn_from_the_rest_and_the_next_round_from_what_was_taken_
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 7), seed=12)
     raw, valid, encoded, model = learn(own, "round-4")
     assert encoded.num_train_rows == raw.num_train_rows + num_named
-    assert requests_of(valid.train_uri)[:num_named] == requests_of(batch_rows(own, "round-3"))
+    assert request_ids(valid.train_uri)[:num_named] == request_ids(batch_rows(own, "round-3"))
     assert model.raw_digest == valid.digest
 
 

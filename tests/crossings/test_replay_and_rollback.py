@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
@@ -14,13 +12,9 @@ from components.contracts.workflow import FeatureWorkflow
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
 from components.store import promotion_journal
+from tests.support.lakes import table_in
 
 pytestmark = pytest.mark.timeout(900)
-
-
-def _rows(folder_uri):
-    files = sorted(local_path(folder_uri).glob("*.parquet"))
-    return pa.concat_tables([pq.ParquetFile(path).read() for path in files])
 
 
 def _ids(table):
@@ -37,7 +31,7 @@ def test_old_rows_are_the_lakes_and_reach_training_encoded_as_its_own(chain):
     workflow = FeatureWorkflow.load(local_path(encoded.workflow_uri))
     assert encoded.replay_share == raw.replay_share == 0.25
     for name in ("replay", "replay_holdout"):
-        old, rows = _rows(getattr(raw, f"{name}_uri")), _rows(getattr(encoded, f"{name}_uri"))
+        old, rows = table_in(getattr(raw, f"{name}_uri")), table_in(getattr(encoded, f"{name}_uri"))
         count = getattr(raw, f"num_{name}_rows")
         assert count == getattr(encoded, f"num_{name}_rows") == old.num_rows == rows.num_rows > 0
         assert max(old[raw_rows.EVENT_TIME].to_pylist()).isoformat() <= chain.rounds[0].extraction.last_learned_time
@@ -49,7 +43,7 @@ def test_old_rows_are_judged_by_candidate_and_live_model(chain):
     second = chain.rounds[1]
     old = second.evaluation.old_distribution
     assert old.num_rows == second.extraction.num_replay_holdout_rows
-    assert old.num_clicks == sum(_rows(second.extraction.replay_holdout_uri)[raw_rows.LABEL].to_pylist())
+    assert old.num_clicks == sum(table_in(second.extraction.replay_holdout_uri)[raw_rows.LABEL].to_pylist())
     assert 0.5 < old.candidate.auc < 1
     assert old.difference.auc == pytest.approx(old.candidate.auc - old.champion.auc)
 

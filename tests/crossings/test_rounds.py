@@ -21,6 +21,7 @@ from components.storage.uris import local_path
 from components.training.rows import RowFolder, open_rows
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import Drift, World
+from tests.support.lakes import keys_in, table_in
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -43,24 +44,15 @@ def three(chain, tmp_path_factory):
     return later, [*chain.rounds, later.turn_to_training("round-3")]
 
 
-def _keys(uri):
-    tables = [pq.ParquetFile(path).read([REQUEST_ID, ROW]) for path in sorted(local_path(uri).glob("*.parquet"))]
-    return [key for table in tables for key in zip(*(table[name].to_pylist() for name in (REQUEST_ID, ROW)))]
-
-
-def _rows(uri):
-    return pa.concat_tables([pq.ParquetFile(path).read() for path in sorted(local_path(uri).glob("*.parquet"))])
-
-
 def _learned(this, cache):
     """The identities of the rows that training reads of a round, which must be as many as it reads."""
     encoded = this.preprocessing
     features = encoded.recommender.features
     folder = RowFolder(path=local_path(encoded.train_uri), num_rows=encoded.num_train_rows, features=features)
     rows = open_rows([folder], encoded.slot_sizes, cache)
-    keys = _keys(this.extraction.train_uri)
+    keys = keys_in(this.extraction.train_uri)
     assert len(rows) == len(keys) == this.training.num_train_rows
-    np.testing.assert_array_equal(rows.labels, _rows(this.extraction.train_uri)["label"].to_numpy())
+    np.testing.assert_array_equal(rows.labels, table_in(this.extraction.train_uri)["label"].to_numpy())
     return keys
 
 
@@ -73,7 +65,7 @@ def _lake(chain):
 def test_a_line_learns_each_row_once_and_those_that_judged_a_round_in_the_next(three, tmp_path):
     chain, rounds = three
     learned = [_learned(this, tmp_path) for this in rounds]
-    judging = [_keys(this.extraction.holdout_uri) for this in rounds]
+    judging = [keys_in(this.extraction.holdout_uri) for this in rounds]
     assert set(Counter(key for keys in learned for key in keys).values()) == {1}
     for before, after in zip(judging, learned[1:]):
         assert len(before) > 100
@@ -93,7 +85,7 @@ def test_a_model_names_the_files_that_lay_in_the_lake_in_its_round(three):
 
 def test_late_rows_are_learnt_before_the_windows_and_encoded_as_these_are(three):
     _, (_, second, third) = three
-    raw = _rows(third.extraction.train_uri)
+    raw = table_in(third.extraction.train_uri)
     num_late = third.extraction.num_late_rows
     late = raw.slice(0, num_late)
     # Those that are newer than what the second round learned are among the window's.
@@ -105,7 +97,7 @@ def test_late_rows_are_learnt_before_the_windows_and_encoded_as_these_are(three)
     judged_before = second.extraction.num_holdout_rows
     assert third.training.num_train_rows == raw.num_rows
     assert raw.num_rows + third.extraction.num_holdout_rows == NUM_LATE + judged_before + 1000
-    encoded = _rows(third.preprocessing.train_uri)
+    encoded = table_in(third.preprocessing.train_uri)
     workflow = FeatureWorkflow.load(local_path(third.preprocessing.workflow_uri))
     values = np.stack([raw[n].fill_null(MISSING_CATEGORY).to_numpy() for n in CATEGORICAL], axis=1)
     ids = np.stack([encoded[name].to_numpy() for name in CATEGORICAL], axis=1)

@@ -17,6 +17,7 @@ from components.contracts.raw_rows import WEIGHT
 from components.extraction.ingest import main as ingest
 from components.storage.uris import local_path
 from pipelines.recommender_file.form import parse_recommender
+from tests.support.lakes import table_in
 from tests.support.recommenders import accept_into
 
 pytestmark = pytest.mark.timeout(300)
@@ -50,11 +51,6 @@ def rows_on(day, drawn, *, prefix):
     return pa.table({**columns, "event_time": pa.array(seconds * 1_000_000).cast(pa.timestamp("us", tz="UTC"))})
 
 
-def rows_of(uri, *names):
-    tables = [pq.ParquetFile(path).read(list(names)) for path in sorted(local_path(uri).glob("*.parquet"))]
-    return [pa.concat_tables(tables)[name].to_numpy() for name in names]
-
-
 def test_sampled_rows_with_weights_give_the_click_rate_of_all_rows(chain_of):
     chain = chain_of(
         recommender=parse_recommender(FILE, source="shop.yaml"),
@@ -71,7 +67,7 @@ def test_sampled_rows_with_weights_give_the_click_rate_of_all_rows(chain_of):
     assert ingest(["--store", store, "--data", str(chain.root / "clicks.csv"), "--lake", str(lake)]) == 0
     chain.settings["preprocessing"] = {"negative_rate": 0.5}  # of those that are left, weights as they are
     first = chain.turn("sampled")
-    labels, weights = rows_of(first.preprocessing.train_uri, "label", WEIGHT)
+    labels, weights = (each.to_numpy() for each in table_in(first.preprocessing.train_uri, "label", WEIGHT).columns)
     assert weights.tolist() == (10 - 9 * labels).tolist()
     unsampled = drawn(20_000, 3)
     check_click_rate(first, unsampled, num_clicks=int(click.sum()), num_others=int((kept & (click == 0)).sum()) / 2)
@@ -86,11 +82,12 @@ def test_sampled_rows_with_weights_give_the_click_rate_of_all_rows(chain_of):
     chain.settings["preprocessing"] = {}
     second = chain.turn("archived")
     assert second.training.parent_model_id == first.training.model_id
-    labels, requests, weights = rows_of(second.extraction.train_uri, "label", "request_id", WEIGHT)
+    rows_read = table_in(second.extraction.train_uri, "label", "request_id", WEIGHT)
+    labels, requests, weights = (each.to_numpy() for each in rows_read.columns)
     is_archived = np.char.startswith(requests.astype(str), "r")
     assert 0 < is_archived.sum() < len(labels)
     assert weights.tolist() == np.where(is_archived | (labels == 1), 1, 10).tolist()
-    assert rows_of(second.preprocessing.train_uri, WEIGHT)[0].tolist() == weights.tolist()
+    assert table_in(second.preprocessing.train_uri)[WEIGHT].to_pylist() == weights.tolist()
     check_click_rate(second, unsampled, num_clicks=int(rows[-1].sum()), num_others=LATER_ROWS)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.contracts import raw_rows
@@ -79,11 +80,15 @@ def cached(work: Path) -> dict[str, list[str]]:
     return found
 
 
+def table_in(uri: str, *columns: str) -> pa.Table:
+    """The rows of a folder of Parquet files, in their order; all columns by default."""
+    paths = sorted(local_path(uri).glob("*.parquet"))
+    return pa.concat_tables([pq.ParquetFile(path).read(list(columns) or None) for path in paths])
+
+
 def rows_in(*uris: str | None) -> list[dict]:
     """The rows of folders of Parquet files, in their order; None has none."""
-    folders = [local_path(uri) for uri in uris if uri]
-    paths = [path for folder in folders for path in sorted(folder.glob("*.parquet"))]
-    return [row for path in paths for row in pq.read_table(path, partitioning=None).to_pylist()]
+    return [row for uri in uris if uri and any(local_path(uri).glob("*")) for row in table_in(uri).to_pylist()]
 
 
 def keys_in(*uris: str | None) -> list[tuple[str, int]]:

@@ -2,7 +2,7 @@
 
 Labels are drawn from a planted linear logit over the raw features. A model is that logit plus noise on its weights:
 the candidate as stored weights (a DCN whose cross layers and tower are silent is a linear model), the champion as the
-ONNX graph of the same arithmetic on raw rows.
+served graph of a linear network.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from components.contracts.manifests import Model, RawDataset, Release, TrainingS
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
 from components.models.configs import DcnConfig
 from components.models.files import TABLE, new_model
-from components.runtime.durable import sha256_file, sha256_tree
+from components.runtime.durable import sha256_tree
+from components.store.models import GRAPH_FILE, graph_sha256
 from tests.support.recommenders import criteo_with
 from tests.support.releases import keep_model, make_live, release
 from tests.support.training_world import training_set_of
@@ -76,67 +77,47 @@ def logits(linear: Linear, workflow: FeatureWorkflow, dense, categorical) -> np.
     return total
 
 
-def write_candidate(folder: Path, linear: Linear, slot_sizes: list[int]) -> None:
+def table_of(linear: Linear) -> np.ndarray:
+    """A vector of one number for each id."""
     rows = np.concatenate([np.r_[np.zeros(FIRST_ID), weights] for weights in linear.categories])
-    assert len(rows) == sum(slot_sizes)
+    return rows[:, None].astype(np.float32)
+
+
+def write_candidate(folder: Path, linear: Linear) -> None:
+    rows = table_of(linear)
     shapes = {
         TABLE: (len(rows), 1), "cross_weight": (1, 39), "cross_bias": (1, 39), "tower.0.weight": (2, 39),
         "tower.0.bias": (2,), "final_tower": (1, 2), "final_cross": (1, 39), "bias": (1,),
     }  # fmt: skip
     with new_model(folder, shapes, with_moments=False) as stored:
-        stored.weights.table[:, 0] = rows
+        stored.weights.table[:] = rows
         stored.weights.dense["final_cross"][0] = np.r_[np.ones(26), linear.dense]
         stored.weights.dense["bias"][:] = BIAS
 
 
-GRAPH = """
+NETWORK = """
 <ir_version: 8, opset_import: ["": 17]>
-linear (float[n, 13] dense, int64[n, 26] categorical) => (float[n, 1] probability) {
-  is_missing = IsNaN(dense)
-  filled = Where(is_missing, zero, dense)
-  clipped = Max(filled, zero)
-  plus_one = Add(clipped, one)
-  logged = Log(plus_one)
-  centred = Sub(logged, mean)
-  normalised = Div(centred, std)
-  dense_logit = MatMul(normalised, dense_weights)
-  columns = Unsqueeze(categorical, last)
-  matches = Equal(columns, keys)
-  ones = Cast<to = 1>(matches)
-  one_hot = Reshape(ones, flat)
-  category_logit = MatMul(one_hot, category_weights)
-  both = Add(dense_logit, category_logit)
+linear (float[rows, 13] dense, float[rows, 26, 1] embeddings) => (float[rows] logit) {
+  products = MatMul(dense, weights)
+  of_dense = Squeeze(products, last)
+  of_categories = ReduceSum<keepdims = 0>(embeddings, all_but_first)
+  both = Add(of_dense, of_categories)
   logit = Add(both, bias)
-  probability = Sigmoid(logit)
 }"""
 
 
-def write_graph(path: Path, linear: Linear, workflow: FeatureWorkflow) -> None:
-    """ONNX: raw rows -> probability, the categories looked up by comparison with every known one."""
-    from onnx import checker, numpy_helper, parser, save
+def write_graph(folder: Path, linear: Linear, workflow: FeatureWorkflow) -> None:
+    """The served graph of the model, around a network that the product does not know."""
+    from onnx import numpy_helper, parser
 
-    widest = max(len(v) for v in workflow.vocabularies)
-    keys = np.full((1, 26, widest), -2, np.int64)
-    weights = np.zeros((26, widest), np.float32)
-    for column, (vocabulary, known) in enumerate(zip(workflow.vocabularies, linear.categories)):
-        keys[0, column, : len(vocabulary)], weights[column, : len(vocabulary)] = vocabulary, known
-    constants = {
-        "zero": np.zeros(1, np.float32),
-        "one": np.ones(1, np.float32),
-        "mean": workflow.means,
-        "std": workflow.stds,
-        "dense_weights": linear.dense[:, None],
-        "keys": keys,
-        "category_weights": weights.reshape(-1, 1),
-        "flat": np.array([-1, 26 * widest]),
-        "last": np.array([2]),
-        "bias": np.array([BIAS], np.float32),
-    }
-    model = parser.parse_model(GRAPH)
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
-    checker.check_model(model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save(model, path)
+    from components.deployment.graph import export
+
+    arrays = {"weights": linear.dense[:, None], "bias": np.array([BIAS], np.float32), "last": np.array([1])}
+    arrays["all_but_first"] = np.array([1, 2])
+    network = parser.parse_model(NETWORK)
+    network.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    folder.mkdir(parents=True, exist_ok=True)
+    export.write_graph(folder, workflow, [table_of(linear)], network=network, name="click_model")
 
 
 @dataclass
@@ -213,9 +194,9 @@ class Round:
         return labels, scores
 
     def release_champion(self, linear: Linear, model_id: str = "champion-model", version: int = 1) -> Release:
-        graph = self.root / "repository" / "click_model" / str(version) / "model.onnx"
-        write_graph(graph, linear, self.workflow)
-        hashes = {"graph": sha256_file(graph)}
+        folder = self.root / "repository" / "click_model" / str(version)
+        write_graph(folder, linear, self.workflow)
+        hashes, graph = {"graph": graph_sha256(folder)}, folder / GRAPH_FILE
         keep_model(self.store, model_id)
         made = release(self.store, version, model_id, graph_uri=graph.as_uri(), sha256=hashes)
         make_live(self.store, made)
@@ -270,7 +251,7 @@ def make_round(raw_table, tmp_path):
         replace(workflow, vocabularies=before).save(root / "parent" / Model.WORKFLOW)
 
         model_folder = root / "store" / "models" / "candidate"
-        write_candidate(model_folder / Model.WEIGHTS, planted.noisy(noise, 5), workflow.slot_sizes)
+        write_candidate(model_folder / Model.WEIGHTS, planted.noisy(noise, 5))
         keep_model(
             root / "store",
             "candidate",

@@ -28,7 +28,6 @@ from components.extraction.raw_schema import raw_schema
 from components.extraction.times import TimeSpan, parse_day, parse_time
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.objects import ObjectInfo
-from tests.support.full_disk import files_of_at_most
 from tests.support.lakes import OUTCOMES, URI, cached, extract_lake, fetched, is_fetch_of, open_storage, put
 from tests.support.processes import wait_for
 from tests.support.recommenders import accept_into
@@ -289,14 +288,6 @@ def test_what_no_run_needs_gives_way_before_the_disk_is_called_full(big_lake, tm
     window = TimeSpan(start + 86_400_000_000, None)
     extract_lake(URI, tmp_path / "work", window, replay_days=0, opened={"free": free})
     assert sorted(cached(tmp_path / "work")) == [part(2), part(3)]
-
-
-def test_a_disk_that_becomes_full_is_reported_and_the_next_run_goes_on(big_lake, tmp_path):
-    half = (big_lake / BIG).stat().st_size // 2
-    with files_of_at_most(half), pytest.raises(PermanentError, match=rf"{BIG}: File too large"):
-        extract_lake(URI, tmp_path / "work", TimeSpan())
-    found, expected = (extract_lake(uri, tmp_path / "work", TimeSpan()) for uri in (URI, str(big_lake)))
-    assert found.digest == expected.digest
 
 
 def test_a_run_waits_for_another_that_reads_through_the_same_cache(big_lake, tmp_path, caplog):

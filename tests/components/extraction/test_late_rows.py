@@ -74,26 +74,6 @@ def between(rows):
     return pick
 
 
-def test_rows_that_came_after_newer_ones_were_learnt_are_learnt_first_and_never_held_out(rounds, between):
-    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
-    rounds.turn()
-    late = between(20, 30, step=2)
-    rounds.add(late, "b.parquet")
-    rounds.add(between(30, 48), "c.parquet")
-    dataset = rounds.turn(holdout_fraction="0.1")
-    assert dataset.num_late_rows == late.num_rows == 50
-    assert keys_in(dataset.train_uri)[:50] == keys_of(late)
-    learned = keys_in(dataset.train_uri) + keys_in(dataset.holdout_uri)
-    assert learned[50:] == keys_of(between(30, 48))
-    assert dataset.num_train_rows == len(keys_in(dataset.train_uri)) == 50 + 162
-    assert dataset.num_holdout_rows == 18
-    assert dataset.window_start > "2026-03-02T05:48"
-    assert dataset.first_event_time.startswith("2026-03-02T06:00")
-    # Once accepted, they are known.
-    rounds.add(between(48, 60), "d.parquet")
-    assert rounds.turn().num_late_rows == 0
-
-
 def test_days_before_those_asked_for_are_left_and_off_is_off(rounds, between):
     rounds.add(between(0, 80, step=2, offset=1), "a.parquet")
     rounds.turn(late_days="3")
@@ -150,22 +130,6 @@ def test_a_row_whose_seen_copy_was_malformed_is_learnt_when_it_comes_in_order(ro
     rounds.add(between(30, 48), "c.parquet")
     dataset = rounds.turn()
     assert keys_in(dataset.train_uri)[: dataset.num_late_rows] == keys_of(good.slice(0, 1))
-
-
-def test_a_late_row_is_not_replayed_beside_itself(rounds, between):
-    rounds.add(between(0, 30, step=10, offset=9), "a.parquet")
-    rounds.turn()
-    late = between(0, 30, step=2)
-    rounds.add(late, "b.parquet")
-    rounds.add(between(30, 48), "c.parquet")
-    asked = {"replay_days": "3", "replay_share": "0.5"}
-    dataset = rounds.turn(**asked)
-    drawn = {*keys_in(dataset.replay_uri), *keys_in(dataset.replay_holdout_uri)}
-    assert drawn
-    assert drawn <= set(keys_of(between(0, 30, step=10, offset=9)))
-    # The next round may draw them: they are old rows then.
-    rounds.add(between(48, 60), "d.parquet")
-    assert set(keys_in(rounds.turn(**asked).replay_uri)) & set(keys_of(late))
 
 
 def test_malformed_late_rows_are_set_aside_once_and_judged(rounds, between):

@@ -127,12 +127,17 @@ def read_raw_arrays(tables) -> SimpleNamespace:
     )
 
 
-def read_encoded(uri) -> SimpleNamespace:
+def read_table(uri) -> pa.Table:
     """The encoded rows in the order of the file list."""
     folder = local_path(uri)
     lines = (folder / "_file_list.txt").read_text().splitlines()
     assert int(lines[0]) == len(lines) - 1
-    table = pa.concat_tables([pq.read_table(Path(line)) for line in lines[1:]])
+    return pa.concat_tables([pq.read_table(Path(line)) for line in lines[1:]])
+
+
+def read_encoded(uri) -> SimpleNamespace:
+    """Criteo's encoded rows."""
+    table = read_table(uri)
     columns = {name: table[name].to_numpy() for name in table.column_names}
     return SimpleNamespace(
         table=table,
@@ -153,6 +158,7 @@ def reading():
     """How tests read and change rows; an import would need packages below tests/."""
     return SimpleNamespace(
         workflow=load_workflow,
+        table=read_table,
         encoded=read_encoded,
         raw=read_raw_arrays,
         replace=replace_column,

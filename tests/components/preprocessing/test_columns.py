@@ -81,8 +81,7 @@ def test_numeric_columns_become_what_their_options_say(count, excluded, write_ra
     encoded_set = run_step(path, partition_rows=100, processes=2)
     values |= dict.fromkeys(excluded, np.full(count, np.nan))
     workflow = reading.workflow(encoded_set)
-    files = sorted(local_path(encoded_set.train_uri).glob("*.parquet"))
-    found = pa.concat_tables([pq.read_table(file) for file in files])
+    found = reading.table(encoded_set.train_uri)
     assert found.column_names == ["label", *values, "standard/missing", "constant/missing", "item"]
     for name, centre, scale in zip(values, workflow.means, workflow.stds, strict=True):
         before = unscaled(name, values[name])
@@ -152,8 +151,7 @@ def test_bucketed_columns_become_numpys_quantile_buckets_and_later_rounds_keep_t
         reading.change(path, recommender=shop, excluded_columns=["left out"])
         encoded = run_step(path, run=f"r{number}", parent=parent, partition_rows=150, processes=2)
         workflow = reading.workflow(encoded)
-        files = sorted(local_path(encoded.train_uri).glob("*.parquet"))
-        found = pa.concat_tables([pq.read_table(file) for file in files])
+        found = reading.table(encoded.train_uri)
         assert found.column_names == ["label", *features.dense_inputs, *others, *BUCKETED]
         assert encoded.slot_sizes[len(others) :] == [19, 19, 7, 11, 7, 3]
         values["left out"][:] = np.nan
@@ -200,8 +198,7 @@ def test_lists_count_and_encode_the_elements_that_count_by_the_vocabulary_of_the
     seen = [Counter(e for row in chain(*of) for e in row if e is not None) for of in (places[:2], places[2:])]
     vocabularies = [[] if name in left_out else frequent(counts) for name, counts in zip(("item", "tags"), seen)]
     assert [each.tolist() for each in reading.workflow(encoded_set).vocabularies] == vocabularies
-    files = sorted(local_path(encoded_set.train_uri).glob("*.parquet"))
-    found = pa.concat_tables([pq.read_table(file) for file in files])
+    found = reading.table(encoded_set.train_uri)
     assert found.column_names == ["label", "price", "item", "last/0", "last/1", "tags/0", "tags/1", "tags/2"]
     for name, rows, slot, width in zip(("item", *LISTS.lists), places, (0, 0, 1), (1, 2, 3)):
         known = {category: 3 + position for position, category in enumerate(vocabularies[slot])}

@@ -9,7 +9,6 @@ from components.contracts.manifests import RawDataset
 from components.runtime.errors import ContractError
 from components.validation.rules import ACTIONS, RULES, RuleSet, ValidationSettings, decide
 from components.validation.schema_command import main
-from components.validation.schema_versions import read_schema
 from tests.support.recommenders import criteo_with
 
 
@@ -92,18 +91,6 @@ def write_with_price(write_rows, raw_table):
         return manifest
 
     return write
-
-
-def test_a_column_that_nobody_agreed_on_is_reported_and_proposed(
-    step, write_rows, write_with_price, raw_table, release_model, tmp_path
-):
-    release_model(step(write_rows(raw_table(300)))[1])
-    code, report = step(write_with_price("raw2"), run="r2")
-    assert (code, report.decision) == (0, "warn")
-    assert [(f["feature"], f["rule"]) for f in report.findings if f["severity"] == "warn"] == [("price", "column_new")]
-    folder = tmp_path / "work place" / "r2" / "validation"
-    assert {f.name for f in read_schema(folder / "proposed_schema.pbtxt").feature} >= {"price", "I1"}
-    assert "price" not in {f.name for f in read_schema(folder / "schema.pbtxt").feature}
 
 
 def test_a_column_that_people_accepted_is_new_no_more_and_its_absence_is_no_fault(
