@@ -25,11 +25,11 @@ class BakingSettings:
 
     bake_seconds: float = 3600.0
     """How long a version bakes at least after it was released or promoted; with `bake_rows` 0 too, none ever does."""
-    bake_rows: int = 20_000
+    bake_rows: int = 100_000
     """Matured rows that end a version's baking; 0 = live traffic is not judged, only the servers' counters."""
     bake_alpha: float = 0.01
     """Highest probability of ever taking back, by its outcomes or scores, a version that is within the limits."""
-    max_auc_loss: float = 0.03
+    max_auc_loss: float = 0.02
     """AUC that the version may lose on live traffic against what the gate measured, or against its predecessor's live
     AUC where that was lower: each by the lower end of its 95 % interval."""
     max_calibration_ratio: float = 1.5

@@ -62,6 +62,8 @@ def mixture_evidence(total: float, squares: float) -> float:
     z = total / math.sqrt(width)
     if z > 30:
         return math.inf
+    if z < -30:  # where the two factors below leave the range of floats
+        return 2.0 * math.sqrt(TUNED_SQUARES / width) / (-z * math.sqrt(2.0 * math.pi))
     return 2.0 * math.sqrt(TUNED_SQUARES / width) * math.exp(z * z / 2.0) * NormalDist().cdf(z)
 
 

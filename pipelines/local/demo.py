@@ -1,7 +1,7 @@
 """The whole loop once, on this machine: what `make demo` does, stage by stage.
 
 Lake -> pipeline (first model) -> Triton, monitor, uploader, traffic -> drift -> the monitor finds it and asks for a run
--> incremental model, released under traffic -> AUC recovers -> rolled back and forward again -> everything stopped,
+-> incremental model, released under traffic -> AUC recovers -> a bad release is taken back by itself -> all stopped,
 every logged score recomputed, summary and report written. This file only sequences; sizes and command lines are
 `plan`'s, processes `stack`'s, numbers `summary`'s.
 """
@@ -49,9 +49,9 @@ from pipelines.local.report import write_report
 from pipelines.local.runner import LocalFolders
 from pipelines.local.stack import DIRECT, LOOPBACK, JsonLines, ProcessDied, Stack, last_word, printed_json
 from pipelines.local.summary import (
+    LiveChange,
     Observations,
     ReplayedDecisions,
-    RollbackWalk,
     VerifiedVersion,
     decision_sentences,
     failed_promises,
@@ -67,9 +67,19 @@ from pipelines.recommender_file.form import read_recommender
 
 PUBLISH_SECONDS = 2.0
 """How long after a line of traffic the records it counts may still be on their way into the log."""
-PREPARE_SECONDS, PROOF_SECONDS, ROLLBACK_SECONDS, ANSWER_SECONDS = 1800.0, 600.0, 120.0, 30.0
+PREPARE_SECONDS, PROOF_SECONDS, PROMOTE_SECONDS, TAKE_BACK_SECONDS = 1800.0, 600.0, 120.0, 120.0
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SHOWN_EVENTS = ("breach", "recovered", "decision", "held", "busy", "unreachable", "run_started", "run_ended")
+SHOWN_EVENTS = (
+    "breach",
+    "recovered",
+    "decision",
+    "held",
+    "busy",
+    "unreachable",
+    "run_started",
+    "run_ended",
+    "bad_release",
+)
 _MARKER = ".evergreen-demo"
 
 
@@ -266,7 +276,14 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
     with triton:
         with screen.stage("log", f"start the record log ({settings.log})"):
             log = start_log(settings.log, folders.root, stack)
-        services = Services(settings=settings, plan=plan, folders=folders, triton_url=triton.grpc_url, log=log)
+        services = Services(
+            settings=settings,
+            plan=plan,
+            folders=folders,
+            triton_url=triton.grpc_url,
+            metrics_url=triton.metrics_address,
+            log=log,
+        )
         demo = Demo(services=services, screen=screen, stack=stack, triton=triton)
         with screen.stage("compile", "accept the recommender, compile the pipeline"):
             _accept(folders, plan.recommender(), why="the demo's sizes")
@@ -278,15 +295,15 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
             _wait_for_window(demo, version=1)
         with screen.stage("drift", "the world changes"):
             fired = _change_world(demo)
-        walks: list[RollbackWalk] = []
+        planted: list[LiveChange] = []
         if fired:
             with screen.stage("retraining", "retrain on the new logs"):
                 released = _wait_for_run(demo)
             if released:
                 with screen.stage("recovery", "the new version serves"):
                     _wait_for_window(demo, version=2)
-                with screen.stage("rollback", "one command back to the old version, one forward again"):
-                    walks = _show_rollback(demo)
+                with screen.stage("bad_release", "someone promotes the old model past the gate"):
+                    planted = _plant_bad_release(demo)
         with screen.stage("drain", "stop and account for every record"):
             traffic = _stop_and_account(demo)
         with screen.stage("verify", "recompute every logged score offline, make every decision again"):
@@ -301,7 +318,7 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
         traffic=demo.traffic.lines,
         traffic_summary=traffic,
         stage_seconds=screen.seconds,
-        walks=walks,
+        planted=planted,
         verified=verified,
         replayed=replayed,
     )
@@ -432,6 +449,7 @@ def _start_services(demo: Demo) -> None:
     services = demo.services
     services.monitor_state.mkdir()
     services.archive.mkdir()
+    demo.stack.start("controller", services.controller_command())
     demo.stack.start("uploader", services.uploader_command())
     demo.stack.start("monitor", services.monitor_command(), variables=services.log_variables)
     port = services.monitor_state / "http.json"
@@ -492,6 +510,7 @@ def _stop_and_account(demo: Demo) -> dict[str, Any]:
     demo.stack.finish("replay", seconds=60)
     ended_at = time.time()
     demo.stack.wait_until(lambda: demo.settled(ended_at), what="the last labels", seconds=120, watch=demo.watch)
+    demo.stack.stop("controller", seconds=60)
     demo.stack.stop("monitor")
     demo.watch()
     demo.stack.stop("uploader", seconds=60)
@@ -499,38 +518,60 @@ def _stop_and_account(demo: Demo) -> dict[str, Any]:
     return summary
 
 
-def _show_rollback(demo: Demo) -> list[RollbackWalk]:
-    """Rolls back to the version before, then forward; empty where no traffic flows any more."""
-    live = promotion_journal.current(demo.folders.store)
-    if live is None or live.previous_version is None or demo.rows_ran_out():
+def _plant_bad_release(demo: Demo) -> list[LiveChange]:
+    """Makes the first model live again, which the changed world made bad, and waits until it is taken back.
+
+    The promotion and the way back; empty where no traffic flows any more, or where nobody was sure in time.
+    """
+    live, first = promotion_journal.current(demo.folders.store), promotion_journal.read_journal(demo.folders.store)[0]
+    if live is None or demo.rows_ran_out():
         return []
-    back = demo.services.rollback_command("the demo shows a rollback")
-    forward = demo.services.rollback_command("the demo goes back to the newest version")
-    return [
-        _roll_to(demo, live.previous_version, back),
-        _roll_to(demo, live.version, [*forward, "--to", str(live.version)]),
-    ]
+    started_at = time.time()
+    demo.stack.start("promote", demo.services.promote_command(first.model_id, "the demo plants a bad release"))
+    demo.stack.finish("promote", seconds=PROMOTE_SECONDS)
+    done_at = time.time()
+    demo.screen.print(f"  the model of version {first.version} is live after {done_at - started_at:.1f} s")
 
+    def taken_back() -> promotion_journal.Promotion | None:
+        line = promotion_journal.current(demo.folders.store)
+        return line if line is not None and line.barred_model_id == first.model_id else None
 
-def _roll_to(demo: Demo, version: int, command: list[str]) -> RollbackWalk:
-    """Makes `version` live by the rollback command, and waits until it alone answers."""
-    name = f"rollback_to_{version}"
-    started_at, started = time.time(), time.monotonic()
-    demo.stack.start(name, command)
-    demo.stack.finish(name, seconds=ROLLBACK_SECONDS)
-    seconds = time.monotonic() - started
-    demo.screen.print(f"  version {version} is live after {seconds:.1f} s")
+    demo.stack.wait_until(
+        lambda: taken_back() is not None or demo.traffic_has_ended(),
+        what="the way back",
+        seconds=TAKE_BACK_SECONDS,
+        watch=demo.watch,
+    )
+    if (line := taken_back()) is None:
+        demo.screen.print("  the rows ran out before anybody could be sure that it is bad", "yellow")
+        return []
+    back_at = promotion_journal.moment_of(line.time).timestamp()
+    demo.screen.print(f"  taken back after {back_at - done_at:.1f} s: {line.reason}")
+    version, before = line.previous_version or 0, line.version
 
     def answered_at() -> float | None:
-        return demo.answered_since(started_at + seconds, version)
+        return demo.answered_since(back_at, before)
 
     demo.stack.wait_until(
         lambda: answered_at() is not None or demo.rows_ran_out(),
-        what=f"an answer from version {version}",
-        seconds=ANSWER_SECONDS,
+        what=f"an answer from version {before}",
+        seconds=TAKE_BACK_SECONDS,
         watch=demo.watch,
     )
-    return RollbackWalk(version=version, started_at=started_at, seconds=round(seconds, 3), answered_at=answered_at())
+    made = LiveChange(
+        version=version,
+        started_at=started_at,
+        seconds=round(done_at - started_at, 3),
+        why="the demo plants a bad release",
+    )
+    taken = LiveChange(
+        version=before,
+        started_at=done_at,
+        seconds=round(back_at - done_at, 3),
+        answered_at=answered_at(),
+        why=line.reason,
+    )
+    return [made, taken]
 
 
 def _verify_scores(demo: Demo) -> list[VerifiedVersion]:

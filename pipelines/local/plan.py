@@ -39,6 +39,9 @@ NOTIFY_ONLY = "data_drift"
 POLICIES = ("sequential", NOTIFY_ONLY)
 """The monitor's: the first asks for a run, the other only tells people."""
 
+BAKE_SECONDS = 5.0
+"""A demo has no hour to watch a new version."""
+
 MIN_DATA_ROWS = 1_000
 """Fewest rows of a user's own; a held-out tenth of fewer has no AUC worth the name."""
 
@@ -102,6 +105,8 @@ class DemoPlan:
             {
                 "release.rollout": "full",
                 **{path: value for path, value in self.settings.items() if path not in named},
+                "release.bake_seconds": BAKE_SECONDS,
+                "release.bake_rows": self.window_rows // 2,
                 "monitor.window_rows": self.window_rows,
                 "monitor.min_clicks": self.min_clicks,
                 "monitor.min_rows_since_breach": self.min_rows_since_breach,
@@ -236,6 +241,8 @@ class Services:
     plan: DemoPlan
     folders: LocalFolders
     triton_url: str
+    metrics_url: str
+    """Triton's counters, host:port."""
     log: LogPlace | None = None
     """The record log; None = a SQLite file in the demo's folder."""
 
@@ -304,16 +311,19 @@ class Services:
         }
         return _command("monitoring", flags)
 
-    def rollback_command(self, reason: str) -> list[str]:
-        """Makes the version before the live one live again; `--to` names another."""
+    def controller_command(self) -> list[str]:
+        """Looks after what is served: heals servers, and takes back a new version that is bad."""
+        flags = {**self._site, "metrics-urls": self.metrics_url, "interval-seconds": 0.5}
+        return _command("components.deployment.controller", flags)
+
+    def promote_command(self, model_id: str, reason: str) -> list[str]:
+        """Makes a model live on a person's word."""
+        return _command("components.deployment.promote", {**self._site, "model-id": model_id, "override": reason})
+
+    @property
+    def _site(self) -> dict[str, object]:
         folders = self.folders
-        flags: dict[str, object] = {
-            "store": folders.store,
-            "repository": folders.repository,
-            "triton-urls": self.triton_url,
-            "reason": reason,
-        }
-        return _command("components.deployment.rollback", flags)
+        return {"store": folders.store, "repository": folders.repository, "triton-urls": self.triton_url}
 
     def verify_command(self, version: int) -> list[str]:
         """Recomputes what a version answered; its findings as JSON."""

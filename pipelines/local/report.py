@@ -143,9 +143,9 @@ def _number_boxes(summary: DemoSummary) -> str:
     if bayes.get("before") is not None:
         best = f"{number(bayes['before'])} / {number(bayes.get('after'))}"
         shown.insert(0, ("best possible AUC before / after drift", best))
-    if (rollback := summary.rollback) is not None:
-        failed = rollback.during.requests_failed
-        shown.append(("rollback / requests failed", f"{rollback.back.seconds:.1f} s / {failed}"))
+    if (bad := summary.bad_release) is not None:
+        failed = bad.during.requests_failed
+        shown.append(("bad release taken back after / requests failed", f"{bad.taken_back.seconds:.1f} s / {failed}"))
     for name, words in (("drift_to_detection", "drift to detection"), ("trigger_to_serving", "decision to serving")):
         if (seconds := summary.seconds[name]) is not None:
             shown.append((words, f"{number(seconds)} s"))
@@ -175,9 +175,10 @@ def _auc_chart(observed: Observations, events: Lines, summary: DemoSummary, *, s
     drifted = next((t["time"] for t in observed.traffic if t["phase"] != "before"), None)
     if drifted is not None:
         marks.append(Mark(x=drifted - start, text="drift", color="#dc2626"))
-    if (rollback := summary.rollback) is not None:
-        for walk, words in ((rollback.back, "rolled back"), (rollback.forward, "forward again")):
-            marks.append(Mark(x=walk.started_at - start, text=words, color="#6d28d9"))
+    if (bad := summary.bad_release) is not None:
+        back_at = bad.taken_back.started_at + bad.taken_back.seconds
+        for at, words in ((bad.made.started_at, "bad release"), (back_at, "taken back")):
+            marks.append(Mark(x=at - start, text=words, color="#6d28d9"))
     level = summary.auc.threshold
     levels = [] if level is None else [(level, f"threshold {level:.3f}")]
     return line_chart(lines, y_label="AUC", marks=marks, levels=levels) or "<p>No window was full.</p>"

@@ -20,8 +20,8 @@ from components.contracts import raw_rows
 from components.contracts.manifests import Model, Release, Verdict
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from components.store.models import learned_later
-from components.store.promotion_journal import INTENT, LIVE_ACTIONS, moment_of, read_entries
+from components.store.models import learned_later, release_path
+from components.store.promotion_journal import INTENT, LIVE_ACTIONS, RELEASE, moment_of, read_entries, read_journal
 from components.store.runs import read_notes, read_outcomes
 from k8s.scaling.traces import Trace
 from pipelines.local.plan import DemoPlan, read_verdicts
@@ -29,7 +29,7 @@ from pipelines.local.runner import LocalFolders
 
 MIN_REGAINED_SHARE = 0.7
 MAX_PARITY_DIFFERENCE = 1e-5
-MAX_ROLLBACK_SECONDS = 5.0
+MAX_TAKE_BACK_SECONDS = 60.0
 WIDE_INTERVAL = 0.06
 """Width of a 95 % interval of the AUC above which a measured AUC is called uncertain."""
 SECONDS_BESIDE_RELEASE = 10
@@ -40,16 +40,18 @@ Lines = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RollbackWalk:
-    """One rollback command under traffic; times are since the epoch."""
+class LiveChange:
+    """One change of the live version under traffic; times are since the epoch."""
 
     version: int
-    """Made live by it."""
+    """Live by it."""
     started_at: float
     seconds: float
-    """How long the command took."""
-    answered_at: float | None
-    """End of the first second in which this version alone answered; None where the traffic ended before it could."""
+    """How long it took."""
+    why: str
+    """The journal's reason."""
+    answered_at: float | None = None
+    """End of the first second in which this version alone answered; None where that was not awaited, or never came."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +102,8 @@ class Observations:
     """The replay's lines, one a second."""
     traffic_summary: Mapping[str, Any]
     stage_seconds: Mapping[str, float]
-    walks: Sequence[RollbackWalk] = ()
-    """The way back and the way forward; empty = no rollback was shown."""
+    planted: Sequence[LiveChange] = ()
+    """A bad release and the way back; empty = none was shown."""
     verified: Sequence[VerifiedVersion] = ()
     replayed: ReplayedDecisions | None = None
 
@@ -171,11 +173,12 @@ class ReleaseNumbers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RollbackNumbers:
-    """A rollback and the way forward again, and what callers felt from the first's start to the second's answer."""
+class BadReleaseNumbers:
+    """A bad release that was made on purpose, the way back, and what callers felt from its start to the end of it."""
 
-    back: RollbackWalk
-    forward: RollbackWalk
+    made: LiveChange
+    taken_back: LiveChange
+    """Begins when the bad version was live everywhere."""
     during: TrafficDuring
 
 
@@ -236,7 +239,7 @@ class DemoSummary:
     auc: AucNumbers
     versions: list[VersionNumbers]
     release: ReleaseNumbers | None
-    rollback: RollbackNumbers | None
+    bad_release: BadReleaseNumbers | None
     verified: list[VerifiedVersion]
     records: RecordNumbers
     trigger: TriggerNumbers
@@ -256,7 +259,8 @@ class DemoSummary:
 def summarize(observed: Observations) -> DemoSummary:
     """The numbers of one demo."""
     folders, traffic, drift_time = observed.folders, observed.traffic_summary, observed.drift_time
-    releases = [Release.read(p) for p in sorted((folders.store / "releases").glob("*.json"), key=lambda p: int(p.stem))]
+    by_a_run = {each.version for each in read_journal(folders.store) if each.action == RELEASE}
+    releases = [Release.read(release_path(folders.store, version)) for version in sorted(by_a_run)]
     decision = retrain_decision(observed.events)
     trigger = TriggerNumbers(
         reason=decision["text"] if decision else None,
@@ -273,7 +277,7 @@ def summarize(observed: Observations) -> DemoSummary:
         auc=auc_numbers(observed),
         versions=_version_numbers(releases, read_verdicts(folders)),
         release=release_numbers(folders.store, observed.traffic, releases[-1].version) if releases[1:] else None,
-        rollback=rollback_numbers(observed.walks, observed.traffic),
+        bad_release=bad_release_numbers(observed.planted, observed.traffic),
         verified=list(observed.verified),
         records=RecordNumbers(
             published=traffic["rows"],
@@ -294,14 +298,14 @@ def summarize(observed: Observations) -> DemoSummary:
 
 
 def auc_numbers(observed: Observations) -> AucNumbers:
-    """Live AUCs; the old version's answers after a rollback, when it was shown once more, are not counted."""
-    until = observed.walks[0].started_at if observed.walks else float("inf")
+    """Live AUCs; what was measured after a bad release was made on purpose is not counted."""
+    until = observed.planted[0].started_at if observed.planted else float("inf")
     drift_time, decision = observed.drift_time, retrain_decision(observed.events)
     measured = [line for line in observed.timeline if line["auc"] is not None]
     first = [line for line in measured if line["version"] == 1 and line["time"] <= until]
     before = [line["auc"] for line in first if drift_time is None or line["time"] <= drift_time]
     after = [line["auc"] for line in first if drift_time is not None and line["time"] > drift_time]
-    second = [line["auc"] for line in measured if line["version"] == 2]
+    second = [line["auc"] for line in measured if line["version"] == 2 and line["time"] <= until]
     baseline, trough = before[-1] if before else None, min(after, default=None)
     recovered = second[-1] if second else None
     regained = None
@@ -384,14 +388,14 @@ def release_numbers(store: Path, traffic: Lines, version: int) -> ReleaseNumbers
     )
 
 
-def rollback_numbers(walks: Sequence[RollbackWalk], traffic: Lines) -> RollbackNumbers | None:
-    """The way back and the way forward, and what callers felt meanwhile; None where no rollback was shown."""
-    if len(walks) != 2:
+def bad_release_numbers(planted: Sequence[LiveChange], traffic: Lines) -> BadReleaseNumbers | None:
+    """The bad release and the way back, and what callers felt meanwhile; None where none was shown."""
+    if len(planted) != 2:
         return None
-    back, forward = walks
-    until = forward.answered_at or forward.started_at + forward.seconds
-    during = _traffic_during(_overlapping(traffic, back.started_at, until))
-    return RollbackNumbers(back=back, forward=forward, during=during)
+    made, back = planted
+    until = back.answered_at or back.started_at + back.seconds
+    during = _traffic_during(_overlapping(traffic, made.started_at, until))
+    return BadReleaseNumbers(made=made, taken_back=back, during=during)
 
 
 def count_served_rows(lake: Path) -> int:
@@ -516,10 +520,10 @@ def serving_sentences(summary: DemoSummary) -> Iterator[str]:
             f"{release.during.requests_failed} requests failed; p99 of a second before, during, after: "
             f"{', '.join(map(_three_digits, p99))} ms"
         )
-    if (rollback := summary.rollback) is not None:
+    if (bad := summary.bad_release) is not None:
         yield (
-            f"rollback to version {rollback.back.version} in {rollback.back.seconds:.1f} s and forward again in "
-            f"{rollback.forward.seconds:.1f} s, {rollback.during.requests_failed} requests failed"
+            f"bad release of version {bad.made.version} taken back to version {bad.taken_back.version} by itself after "
+            f"{bad.taken_back.seconds:.1f} s, {bad.during.requests_failed} requests failed: {bad.taken_back.why}"
         )
     for found in summary.verified:
         yield (
@@ -569,12 +573,12 @@ def _serving_promises(summary: DemoSummary) -> Iterator[tuple[bool, str]]:
     if (release := summary.release) is not None:
         failed = release.during.requests_failed
         yield failed == 0, f"{failed} requests failed during the release, expected 0"
-    if (rollback := summary.rollback) is not None:
-        failed, slowest = rollback.during.requests_failed, max(rollback.back.seconds, rollback.forward.seconds)
-        yield failed == 0, f"{failed} requests failed while the version was rolled back, expected 0"
+    if (bad := summary.bad_release) is not None:
+        failed, seconds = bad.during.requests_failed, bad.taken_back.seconds
+        yield failed == 0, f"{failed} requests failed while a bad release came and went, expected 0"
         yield (
-            slowest < MAX_ROLLBACK_SECONDS,
-            f"a rollback took {slowest:.1f} s, expected less than {MAX_ROLLBACK_SECONDS:g}",
+            seconds < MAX_TAKE_BACK_SECONDS,
+            f"a bad release was taken back after {seconds:.1f} s, expected less than {MAX_TAKE_BACK_SECONDS:g}",
         )
     for found in summary.verified:
         wrong = ", ".join(found.wrong_checks) or "no hash"

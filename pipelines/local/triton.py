@@ -205,9 +205,14 @@ class TritonServer:
         return f"http://{LOOPBACK}:{self._listening.http}"
 
     @property
+    def metrics_address(self) -> str:
+        """Where the counters are, host:port."""
+        return f"{LOOPBACK}:{self._listening.metrics}"
+
+    @property
     def metrics_url(self) -> str:
         """URL of the Prometheus text."""
-        return f"http://{LOOPBACK}:{self._listening.metrics}/metrics"
+        return f"http://{self.metrics_address}/metrics"
 
     @property
     def pid(self) -> int | None:

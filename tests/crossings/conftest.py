@@ -235,4 +235,10 @@ def services(tmp_path):
     """The demo's programs, none of which is started."""
     settings = DemoSettings(folder=tmp_path / "a demo")
     folders = LocalFolders(root=settings.folder)
-    return Services(settings=settings, plan=plan_for_world(settings), folders=folders, triton_url="127.0.0.1:8001")
+    return Services(
+        settings=settings,
+        plan=plan_for_world(settings),
+        folders=folders,
+        triton_url="127.0.0.1:8001",
+        metrics_url="127.0.0.1:8002",
+    )

@@ -126,7 +126,9 @@ def test_demos_log_is_one_file_to_client_and_monitor_whatever_its_folder_is_call
     settings = DemoSettings(folder=tmp_path / name)
     settings.folder.mkdir()
     folders = LocalFolders(root=settings.folder)
-    url = Services(settings=settings, plan=plan_for_world(settings), folders=folders, triton_url="").log_url
+    url = Services(
+        settings=settings, plan=plan_for_world(settings), folders=folders, triton_url="", metrics_url=""
+    ).log_url
     for log in (open_log(url), open_log(url)):
         log.close()
     assert [path.name for path in tmp_path.iterdir()] == [name]

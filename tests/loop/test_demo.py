@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from components.store.promotion_journal import read_journal
+from components.store.promotion_journal import INTENT, read_entries
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +55,21 @@ def test_release_under_traffic_failed_no_request_and_its_p99_is_told(turned):
     assert min(release["p99_ms_before"], release["during"]["p99_ms"], release["p99_ms_after"]) > 0
 
 
-def test_rollback_under_traffic_was_answered_by_the_old_version_and_failed_no_request(turned):
+def test_a_bad_release_under_traffic_was_taken_back_by_itself_and_failed_no_request(turned):
     folder, _, summary = turned
-    rollback = summary["rollback"]
-    assert (rollback["back"]["version"], rollback["forward"]["version"]) == (1, 2)
-    assert rollback["back"]["answered_at"] < rollback["forward"]["started_at"] < rollback["forward"]["answered_at"]
-    assert rollback["during"]["requests_failed"] == 0
-    lived = [(entry.action, entry.version) for entry in read_journal(folder / "store")]
-    assert lived == [("release", 1), ("release", 2), ("rollback", 1), ("rollback", 2)]
+    bad = summary["bad_release"]
+    assert (bad["made"]["version"], bad["taken_back"]["version"]) == (3, 2)
+    assert bad["made"]["started_at"] < bad["taken_back"]["started_at"] < bad["taken_back"]["answered_at"]
+    assert bad["during"]["requests_failed"] == 0
+    lived = [(entry.action, entry.version) for entry in read_entries(folder / "store") if entry.action != INTENT]
+    assert lived == [("release", 1), ("release", 2), ("baked", 2), ("promote", 3), ("rollback", 2)]
+    told = [event["kind"] for event in map(json.loads, (folder / "monitor" / "events.jsonl").read_text().splitlines())]
+    assert (told.count("bad_release"), told.count("taken_back")) == (1, 1)
 
 
 def test_every_archived_score_was_recomputed_and_is_the_one_that_was_served(turned):
     _, _, summary = turned
-    assert [found["version"] for found in summary["verified"]] == [1, 2]
+    assert [found["version"] for found in summary["verified"]] == [1, 2, 3]
     assert all(found["same"] and found["max_abs_diff"] <= 1e-6 for found in summary["verified"])
     assert sum(found["num_rows"] for found in summary["verified"]) == summary["records"]["archived"]
 
@@ -98,7 +100,7 @@ def test_report_needs_no_network(turned):
     folder, _, _ = turned
     page = (folder / "report.html").read_text()
     assert "newer ones, learned by version 2" in page
-    assert "rolled back" in page
+    assert "taken back" in page
     assert "logged scores recomputed offline" in page
     assert "decisions replayed from the lake, " in page
     assert "rows from before its window, version 2 has an auc of" in page

@@ -26,11 +26,11 @@ from pipelines.local.summary import (
     AucNumbers,
     DemoSummary,
     FeatureDriftNumbers,
+    LiveChange,
     Observations,
     RecordNumbers,
     ReleaseNumbers,
     ReplayedDecisions,
-    RollbackWalk,
     RunNumbers,
     TrafficDuring,
     TriggerNumbers,
@@ -49,21 +49,16 @@ def traffic_line(second, version, *, p99=4.0, failed=0):
     }  # fmt: skip
 
 
-WALKS = [
-    RollbackWalk(
-        version=version,
-        started_at=START + started,
-        seconds=seconds,
-        answered_at=START + answered,
-    )
-    for version, started, seconds, answered in ((1, 200.2, 1.2, 203.0), (2, 203.2, 1.5, 206.0))
+PLANTED = [
+    LiveChange(version=3, started_at=START + 200.2, seconds=1.2, why="planted"),
+    LiveChange(version=2, started_at=START + 201.4, seconds=3.1, why="the AUC is low", answered_at=START + 206.0),
 ]
 QUIET = TrafficDuring(requests_sent=31, requests_failed=0, p99_ms=6.0)
 RELEASE = ReleaseNumbers(
     version=2, seconds=0.5,
     during=QUIET, p99_ms_before=4.0, p99_ms_after=None,
 )  # fmt: skip
-ROLLBACK = numbers.rollback_numbers(WALKS, [traffic_line(second, 1) for second in range(198, 208)])
+BAD_RELEASE = numbers.bad_release_numbers(PLANTED, [traffic_line(second, 1) for second in range(198, 208)])
 VERIFIED = [
     VerifiedVersion(version=n, same=True, num_rows=320, num_different=0, max_abs_diff=1e-7, wrong_checks=[])
     for n in (1, 2)
@@ -82,7 +77,7 @@ VERSIONS = [
 GOOD = DemoSummary(
     created_at="", bayes_auc=None, requests={"sent": 10, "failed": 0}, latency_ms={}, drift={},
     auc=AucNumbers(threshold=0.7, baseline=0.78, recovered=0.77, regained_share=0.9),
-    versions=VERSIONS, release=RELEASE, rollback=ROLLBACK, verified=VERIFIED,
+    versions=VERSIONS, release=RELEASE, bad_release=BAD_RELEASE, verified=VERIFIED,
     records=RecordNumbers(published=640, archived=640, duplicates=0, dead_letters=0),
     trigger=TriggerNumbers(reason="low", runs=1), policies={},
     feature_drift=FeatureDriftNumbers(buckets_before=0, seconds=None, columns={}),
@@ -104,7 +99,7 @@ def changed(path, value, summary=GOOD):
 
 def test_good_run_fails_no_promise_and_what_was_not_shown_promised_nothing():
     assert numbers.failed_promises(GOOD, simulated=True) == []
-    bare = replace(GOOD, release=None, rollback=None, verified=[], decisions=None)
+    bare = replace(GOOD, release=None, bad_release=None, verified=[], decisions=None)
     assert numbers.failed_promises(bare, simulated=True) == []
 
 
@@ -129,9 +124,8 @@ def test_decisions_that_did_not_know_a_late_record_may_differ_and_the_report_say
         ("auc.regained_share", None, "regained None"),
         ("decisions.equal", False, "decision"),
         ("release.during.requests_failed", 3, "3 requests failed during the release, expected 0"),
-        ("rollback.during.requests_failed", 3, "3 requests failed while the version was rolled back"),
-        ("rollback.back.seconds", 5.1, "a rollback took 5.1 s, expected less than 5"),
-        ("rollback.forward.seconds", 5.0, "a rollback took 5.0 s"),
+        ("bad_release.during.requests_failed", 3, "3 requests failed while a bad release came and went"),
+        ("bad_release.taken_back.seconds", 60.5, "taken back after 60.5 s, expected less than 60"),
         ("verified.0.num_rows", 319, "639 logged scores were recomputed, expected the 640"),
         ("verified.1.same", False, "version 2 is not what was released: 0 of 320 logged scores, and no hash differ"),
         ("records.published", 641, "640 records archived, expected the 641 published"),
@@ -315,22 +309,22 @@ def test_release_is_described_by_the_seconds_that_it_overlaps(store):
     )  # fmt: skip
 
 
-def test_rollback_counts_the_requests_from_its_start_to_the_last_answer():
+def test_a_bad_release_counts_the_requests_from_its_start_to_the_answer_of_the_version_before():
     traffic = [traffic_line(200, 2, failed=9), traffic_line(201, {"2": 1000, "1": 984})]
     traffic += [traffic_line(202, 1), traffic_line(203, 1), traffic_line(204, {"1": 984, "2": 1000}, p99=7.5)]
     traffic += [traffic_line(205, 2), traffic_line(206, 2), traffic_line(207.5, 2, failed=9)]
-    found = numbers.rollback_numbers(WALKS, traffic)
-    assert (found.back, found.forward) == tuple(WALKS)
+    found = numbers.bad_release_numbers(PLANTED, traffic)
+    assert (found.made, found.taken_back) == tuple(PLANTED)
     # The last line begins at 206, the moment of the answer: it is counted, as the window is closed.
     assert found.during == TrafficDuring(requests_sent=7 * 31, requests_failed=9, p99_ms=7.5)
-    assert numbers.rollback_numbers([], traffic) is None
+    assert numbers.bad_release_numbers([], traffic) is None
 
 
 def test_sentences_state_each_number_and_none_where_there_is_none():
-    release, rollback, first, second = numbers.serving_sentences(GOOD)
+    release, bad, first, second = numbers.serving_sentences(GOOD)
     assert "version 2 under traffic: 0.5 s, 0 requests failed" in release
     assert release.endswith("4, 6, none ms")
-    assert rollback == "rollback to version 1 in 1.2 s and forward again in 1.5 s, 0 requests failed"
+    assert bad.startswith("bad release of version 3 taken back to version 2 by itself after 3.1 s, 0 requests failed: ")
     assert first == "version 1: 320 logged scores recomputed offline, 0 differ, largest difference 1e-07"
     assert second.startswith("version 2")
     still, replayed = numbers.decision_sentences(GOOD)

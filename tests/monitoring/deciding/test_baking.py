@@ -22,14 +22,14 @@ BEFORE = Predecessor(auc_low=AUC, click_rate=RATE)
 def traffic(seed, *, rows, calibration=1.0, noise=0.0, user_spread=0.0, per_request=8):
     """Rows whose clicks come `calibration` times as often as predicted; `noise` in the scores' logits costs AUC.
 
-    Rows of a request share how ready their user is to click, `user_spread` in log-odds.
+    Rows of a request share how ready their user is to click: a share `user_spread` more or less often.
     """
     random = np.random.default_rng(seed)
     groups = np.repeat(np.arange(rows // per_request), per_request)
-    logits = random.normal(np.log(RATE) - 0.5, 1.0, len(groups))
-    user = random.normal(0.0, user_spread, groups[-1] + 1)[groups] if user_spread else 0.0
+    logits = np.minimum(random.normal(np.log(RATE) - 0.5, 1.0, len(groups)), -1.1)
+    readiness = (1 + user_spread * random.choice([-1.0, 1.0], groups[-1] + 1))[groups]
     truth = 1 / (1 + np.exp(-logits))
-    clicks = random.random(len(groups)) < calibration * truth * np.exp(user - user_spread**2 / 2)
+    clicks = random.random(len(groups)) < calibration * truth * readiness
     scores = 1 / (1 + np.exp(-(logits + random.normal(0.0, noise, len(groups)) - noise**2 / 2)))
     return MaturedRows(labels=clicks.astype(np.uint8), scores=scores.astype(np.float32), groups=groups)
 
@@ -78,25 +78,24 @@ def test_a_version_that_is_bad_on_live_traffic_is_asked_back_within_stated_rows(
 
 
 def _share_taken_back(planted, runs, *, rows=20_000):
-    settings = BakingSettings(bake_alpha=0.25, max_calibration_ratio=1.5, max_auc_loss=0.0)
+    settings = BakingSettings(bake_alpha=0.25, bake_rows=10**7)
     streams = (traffic(seed, rows=rows, **planted) for seed in range(runs))
     return sum(taken_back(each, settings=settings, gate=None)[0] is not None for each in streams) / runs
 
 
-@pytest.mark.parametrize("runs", [20, pytest.param(1_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "planted",
     [
         {"calibration": 1.5},
         {"calibration": 1 / 1.5},
-        {"calibration": 1.5, "user_spread": 1.0},
-        {"calibration": 1 / 1.5, "user_spread": 1.0},
+        {"calibration": 1.5, "user_spread": 0.8},
+        {"calibration": 1 / 1.5, "user_spread": 0.8},
     ],
     ids=str,
 )
-def test_a_version_at_the_very_limit_is_asked_back_with_a_probability_of_at_most_alpha(planted, runs):
+def test_a_version_at_the_very_limit_is_asked_back_with_a_probability_of_at_most_alpha(planted):
     """At the limit itself, and by one test of five: a twentieth of the runs by an alpha of a quarter."""
-    assert _share_taken_back(planted, runs) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / runs)
+    assert _share_taken_back(planted, 500) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 500)
 
 
 def test_a_version_as_good_as_promised_is_baked_after_its_rows_and_its_time():
@@ -132,8 +131,8 @@ def test_the_evidence_has_a_mean_of_one_under_terms_without_a_mean():
     """By quadrature over half-normal bets: 1 for no data, and growing with the sum alone."""
     from scipy import integrate, stats
 
-    bets = np.linspace(0.0, 3.0, 20_001)
+    bets = np.linspace(0.0, 3.0, 200_001)
     weights = stats.halfnorm(scale=1 / np.sqrt(50.0)).pdf(bets)
-    for total, squares in ((3.0, 10.0), (-5.0, 40.0), (20.0, 80.0)):
+    for total, squares in ((3.0, 10.0), (-5.0, 40.0), (20.0, 80.0), (-400.0, 50.0)):
         by_hand = integrate.simpson(np.exp(bets * total - bets**2 * squares / 2) * weights, x=bets)
-        assert mixture_evidence(total, squares) == pytest.approx(by_hand, rel=1e-6)
+        assert mixture_evidence(total, squares) == pytest.approx(by_hand, rel=1e-3)
