@@ -18,7 +18,7 @@ from components.contracts.recommender import Recommender
 from components.contracts.records import OutcomeBatch, PredictionBatch
 from components.runtime.errors import ContractError, TemporaryError
 from inference_client import Outcome, PublisherSettings, RecommenderClient, SyncRecommenderClient, Unpublished
-from inference_client.errors import ModelAbsent, ServerUnavailable
+from inference_client.errors import BadReply, ModelAbsent, ServerUnavailable
 from inference_client.rows import FeatureRows, feature_rows
 from inference_client.scoring import ClientSettings, Scored, shadow_of
 from inference_client.timing import Timing
@@ -116,6 +116,25 @@ def test_rows_by_name_are_scored_and_logged_as_the_model_takes_them(server, log,
     assert (record.recommender, record.recommender_digest) == ("click_model", CRITEO_RECOMMENDER.digest)
     for name, expected in (("dense", dense), ("categorical", categorical), ("scores", scored.scores)):
         np.testing.assert_array_equal(getattr(record, name), expected)
+
+
+def test_a_request_that_got_no_probability_for_some_rows_fails_and_is_logged_so_that_the_monitor_learns_of_it(
+    server, log, make_rows, score_rows, read_log
+):
+    server.scoring.reply_scores = lambda scores: np.where(np.arange(5)[:, None] % 2, scores, np.float32([[np.nan]]))
+    dense, categorical = make_rows(5)
+
+    async def talk():
+        async with connect(server.url, log=f"sqlite:///{log}") as client:
+            for logged in (True, False):
+                with pytest.raises(BadReply, match=r"3 scores outside \[0, 1\], the first is nan"):
+                    await client.score(by_name(dense, categorical), request_id=f"r{logged}", log=logged)
+
+    asyncio.run(talk())
+    [record] = read_log(log)
+    assert record.request_id == "rTrue"
+    expected = np.where(np.arange(5) % 2, score_rows(dense, categorical), np.nan)
+    np.testing.assert_array_equal(record.scores, expected.astype(np.float32))
 
 
 def test_a_rankings_log_holds_what_was_shown_and_the_click_on_it(server, log, make_rows, score_rows, read_log):

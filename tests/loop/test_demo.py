@@ -89,7 +89,7 @@ def test_every_decision_was_made_again_from_the_lake_and_is_the_one_that_was_mad
 def test_every_policys_say_is_kept_and_only_one_of_them_asked_for_a_run(turned):
     _, _, summary = turned
     said = {each["policy"]: each for each in summary["trigger"]["policies"]}
-    assert list(said) == ["sequential", "data_drift"]
+    assert list(said) == ["sequential", "data_drift", "baking"]
     assert said["sequential"]["action"] == "retrain"
     assert any(summary["trigger"]["reason"].startswith(each["reason"]) for each in said.values())
     # Sure of the change, and of nothing before it.

@@ -66,7 +66,7 @@ def make_live(store: Path, made: Release) -> None:
             time=made.published_at,
             action=RELEASE,
             version=made.version,
-            previous_version=None,
+            previous_version=made.previous_version,
             model_id=made.model_id,
             model_uri=made.model_uri,
             release_uri=release_path(store, made.version).as_uri(),

@@ -1,0 +1,213 @@
+"""New versions on the real tritonserver while they bake: bad ones are taken back once, good ones are baked once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import timedelta
+
+import pytest
+
+from components.contracts.baking import BAD, BAKES, WELL, Findings
+from components.deployment.baking import BAKES as STILL
+from components.deployment.baking import COUNTERS_FILE, NONE, TAKEN_BACK, Baking
+from components.deployment.controller import ReleaseController
+from components.deployment.release import release
+from components.deployment.triton_client import Triton
+from components.deployment.watchdog import Watchdog
+from components.runtime.errors import PermanentError, Refused
+from components.store.baking import baking, write_findings
+from components.store.promotion_journal import BAKED, INTENT, PROMOTE, RELEASE, ROLLBACK, barred, read_entries
+from tests.support.processes import wait_for
+from tests.support.real_servers import live_version
+from tests.support.recommenders import accept_into, criteo_with
+from tests.support.served_names import MODEL_NAME
+
+pytestmark = pytest.mark.e2e
+
+FAULT = "    def _fault(self, tensors: Tensors) -> str | None:\n"
+
+
+@pytest.fixture(autouse=True)
+def running(triton):
+    if not triton.alive():
+        triton.start()
+
+
+@pytest.fixture
+def bakes(settings, triton):
+    """A round of a controller that was just started, `later` seconds from now, over a recommender's limits."""
+    accept_into(settings.store, criteo_with(release={"bake_seconds": 60.0, "bake_rows": 1000}))
+
+    def make(later=0.0, **changes):
+        now = settings.clock
+        site = dataclasses.replace(settings, clock=lambda: now() + timedelta(seconds=later), **changes)
+        return Baking(site=site, metrics=(triton.metrics_address,))
+
+    return make
+
+
+def say(settings, state, *, version=2, reason="said by a test"):
+    found = Findings(version=version, state=state, reason=reason, found_at="2026-01-01T00:00:00+00:00", rows=9)
+    write_findings(settings.store, found)
+
+
+def told(settings):
+    """What the journal says, intents left out."""
+    return [(line.action, line.version) for line in read_entries(settings.store) if line.action != INTENT]
+
+
+def change_code(triton, version, old, new):
+    """Plants another behaviour in a released version, and makes the server read it."""
+    code = triton.repository / MODEL_NAME / str(version) / "model.py"
+    assert old in code.read_text()
+    code.write_text(code.read_text().replace(old, new))
+    client = Triton(triton.grpc_url)
+    client.unload(MODEL_NAME)
+    client.load(MODEL_NAME)
+    wait_for(lambda: client.is_ready(MODEL_NAME, version))
+    client.close()
+
+
+def test_a_good_version_is_baked_once_after_its_time_and_its_rows(deploy, settings, bakes):
+    deploy(1)
+    assert bakes().step({}).action == NONE, "the first version has nothing before it"
+    deploy(2)
+    assert bakes(later=61).step({}).action == STILL, "the monitor has said nothing"
+    say(settings, BAKES)
+    assert bakes(later=61).step({}).action == STILL
+    say(settings, WELL)
+    assert bakes(later=59).step({}).action == STILL
+    assert [bakes(later=61).step({}).action for _ in range(2)] == [BAKED, NONE]
+    assert told(settings) == [(RELEASE, 1), (RELEASE, 2), (BAKED, 2)]
+    say(settings, BAD)
+    assert bakes(later=62).step({}).action == NONE, "it is baked"
+
+
+def test_what_the_monitor_found_takes_a_version_back_and_bars_its_model_until_a_person_overrides_it(
+    deploy, settings, bakes, client, raw_rows, make_candidate
+):
+    deploy(1)
+    candidate = make_candidate(settings.store, 2)
+    release(*candidate, settings=settings)
+    say(settings, BAD, reason="evidence 503 of 500 of an AUC below 0.738")
+    # Whoever was away acts on what it missed; a second one finds nothing to do.
+    assert [bakes(later=9_999).step({}).action for _ in range(2)] == [TAKEN_BACK, NONE]
+    assert live_version(client, raw_rows(3)) == 1
+    assert told(settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
+    line = barred(settings.store)["model-2"]
+    assert "an AUC below 0.738" in line.reason
+    with pytest.raises(Refused, match=r"model-2 was taken back at .* expected another model, or a promotion"):
+        release(*candidate, settings=settings)
+    deploy(3)
+    assert live_version(client, raw_rows(3)) == 3, "another model may be released"
+    promoted = release(*candidate, settings=settings, override="the clients were at fault")
+    assert (told(settings)[-1], barred(settings.store)) == ((PROMOTE, promoted.version), {})
+
+
+def test_of_two_controllers_that_saw_the_same_one_takes_the_version_back(deploy, settings, bakes):
+    deploy(1), deploy(2)
+    line = baking(settings.store)
+    say(settings, BAD)
+    assert bakes().step({}).action == TAKEN_BACK
+    late = bakes()._take_back(line, "seen before the other acted")
+    assert (late.action, "version 1 is live" in late.reason) == (NONE, True)
+    assert told(settings)[-1] == (ROLLBACK, 1)
+    assert bakes()._end(line, "seen before the other acted").action == NONE
+    assert told(settings)[-1] == (ROLLBACK, 1)
+
+
+@pytest.mark.parametrize("place", ["intent written", "config written", "loaded", "probed", "journal written"])
+def test_a_way_back_that_is_killed_anywhere_is_finished_by_the_next_controller_once(deploy, settings, bakes, place):
+    deploy(1), deploy(2)
+    say(settings, BAD)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(name):
+        if name == place:
+            raise Killed
+
+    with pytest.raises(Killed):
+        bakes(checkpoint=kill).step({})
+    bakes().step({})
+    assert [action for action, _ in told(settings)].count(ROLLBACK) - _withdrawn(settings) == 1
+    assert bakes().step({}).action == NONE
+
+
+def _withdrawn(settings):
+    """Rollbacks whose line was written before the kill was noticed, and taken back."""
+    lines = [line for line in read_entries(settings.store) if line.action != INTENT]
+    return sum(a.action == ROLLBACK and b.action == "withdrawn" for a, b in zip(lines, lines[1:]))
+
+
+def _round(controller, times=1):
+    for _ in range(times):
+        controller.round()
+    return json.loads(controller.status.read_text())["baking"]
+
+
+@pytest.fixture
+def controller(settings, bakes, tmp_path):
+    return ReleaseController(watchdog=Watchdog(site=settings), baking=bakes(), status=tmp_path / "status.json")
+
+
+def test_a_version_five_times_as_slow_is_taken_back_after_a_thousand_requests(
+    deploy, controller, triton, client, raw_rows
+):
+    rows, answer = raw_rows(8), "        scores = self._session.run([self._output], batch)[0]\n"
+
+    def ask():
+        controller.round()
+        for _ in range(1_010):
+            client.infer(MODEL_NAME, *rows)
+        return _round(controller)
+
+    deploy(1)
+    ask()
+    deploy(2)
+    change_code(triton, 2, answer, answer.replace("scores =", "__import__('time').sleep(0.003); scores ="))
+    found = ask()
+    assert (found["action"], "times the" in found["reason"]) == (TAKEN_BACK, True), found
+    assert live_version(client, rows) == 1
+
+
+def test_a_version_whose_stub_dies_of_an_odd_row_is_taken_back_after_three_reloads(
+    deploy, settings, controller, triton, client, raw_rows
+):
+    deploy(1), deploy(2)
+    change_code(triton, 2, FAULT, FAULT + "        if (tensors['dense'] == 4242.0).any():\n            os._exit(1)\n")
+    dense, categorical = raw_rows(3)
+    odd = dense.copy()
+    odd[0, 0] = 4242.0
+    for reloads in (1, 2, 3):
+        with pytest.raises(PermanentError):
+            client.infer(MODEL_NAME, odd, categorical)
+        found = _round(controller)
+        assert found["action"] == (TAKEN_BACK if reloads == 3 else STILL), found
+    assert "reload it 3 times, expected at most 2" in found["reason"]
+    assert live_version(client, (dense, categorical)) == 1
+
+
+def test_a_version_that_fails_requests_is_taken_back(deploy, controller, triton, client, raw_rows):
+    deploy(1), deploy(2)
+    change_code(triton, 2, FAULT, FAULT + "        if (tensors['dense'] == 4242.0).any():\n            raise OSError\n")
+    controller.round()
+    dense, categorical = raw_rows(3)
+    dense[0, 0] = 4242.0
+    for _ in range(40):
+        with pytest.raises(PermanentError):
+            client.infer(MODEL_NAME, dense, categorical)
+    found = _round(controller)
+    assert (found["action"], "40 of 4" in found["reason"]) == (TAKEN_BACK, True), found
+
+
+def test_counters_that_are_damaged_end_the_round_with_their_name_and_nothing_else(deploy, settings, controller):
+    deploy(1), deploy(2)
+    controller.round()
+    (settings.store / "baking" / COUNTERS_FILE).write_text("{")
+    controller.round()
+    status = json.loads(controller.status.read_text())
+    assert COUNTERS_FILE in status["problem"]
+    assert status["servers"], "the watchdog has looked all the same"

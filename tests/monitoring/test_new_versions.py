@@ -1,0 +1,110 @@
+"""A version that bakes, as the running monitor sees it: findings for the controller, one word to people, a rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import numpy as np
+import pytest
+
+from components.contracts.baking import BAD, BakingSettings
+from components.contracts.manifests import ModelQuality, Verdict
+from components.store.baking import baking, read_findings
+from components.store.models import verdict_paths
+from components.store.promotion_journal import ROLLBACK, append_promotion
+from tests.support.monitors import DRIFT, WINDOW, Bench, prediction, publish, traffic
+from tests.support.releases import make_live, passing_verdict, release
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture
+def two_versions(bench, tmp_path):
+    """A monitor of a store where version 2 has just replaced version 1, both of 0.9 AUC at the gate."""
+    b: Bench = bench(**{**DRIFT, "consecutive_breaches": 8}, bake_rows=8000, bake_seconds=0.0, max_auc_loss=0.1)
+    quality = replace(ModelQuality(), auc=0.9, auc_low=0.89, auc_high=0.91)
+    for version in (1, 2):
+        made = release(b.settings.store, version, f"m{version}", previous_version=version - 1 or None)
+        verdict: Verdict = passing_verdict(f"m{version}", tmp_path / "none", num_rows=1, candidate=quality)
+        verdict.write(verdict_paths(b.settings.store, f"m{version}")[0])
+        make_live(b.settings.store, made)
+    b.start()
+    return b
+
+
+def take_back(b: Bench) -> None:
+    """What the controller writes."""
+    line = baking(b.settings.store)
+    time = datetime.fromtimestamp(b.clock.now, timezone.utc).isoformat()
+    back = replace(line, time=time, action=ROLLBACK, version=1, previous_version=2, model_id="m1", reason="it is bad")
+    append_promotion(b.settings.store, replace(back, barred_model_id="m2"))
+
+
+def test_a_version_that_live_traffic_shows_to_be_bad_is_named_once_and_starts_no_run(two_versions):
+    b = two_versions
+    traffic(b, "before", auc="good")
+    b.turn(2, WINDOW)
+    assert read_findings(b.settings.store, 2) is None
+    for number in range(12):
+        traffic(b, f"after-{number}", auc="bad", version=2)
+        b.turn(2, WINDOW)
+        if number == 1:
+            b.start()  # as after a kill
+    found = read_findings(b.settings.store, 2)
+    assert (found.state, "of an AUC below 0.79" in found.reason) == (BAD, True), found
+    assert b.kinds().count("bad_release") == 1
+    assert b.trigger.requests == [], "going back comes first"
+    take_back(b)
+    b.turn(3, 20.0)
+    assert b.kinds().count("taken_back") == 1
+    b.start()
+    b.turn(2, 20.0)
+    assert b.kinds().count("taken_back") == 1
+    # The version before is as bad by now: a run is asked for, but not within the rest after the way back.
+    assert b.monitor.retraining.memory.blocked_by == "cool-down after a new version was taken back"
+    for number in range(14):
+        traffic(b, f"again-{number}", auc="bad", version=1)
+        b.turn(2, 1.0)
+    assert (b.trigger.requests, b.kinds().count("held")) == ([], 1)
+
+
+def test_a_version_that_gives_some_rows_no_probability_is_named_before_any_label_is_known(two_versions):
+    b = two_versions
+    for number in range(6):
+        scores = np.linspace(0.1, 0.9, 8)
+        publish(b.log, prediction(f"good-{number}", version=2, scores=scores))
+        scores[:4] = np.nan
+        publish(b.log, prediction(f"bad-{number}", version=2, scores=scores))
+    b.turn(1, 1.0)
+    found = read_findings(b.settings.store, 2)
+    assert found.state == BAD
+    assert found.reason == (
+        "24 of 72 rows have a score that is no probability, expected at most 0.10%: model version 2"
+    )
+    assert b.kinds().count("bad_release") == 1
+    assert b.store.counters["dead_letter"] == 6, "kept, with their bytes"
+    b.turn(2, WINDOW)
+    assert b.store.counters["matured"] == 6 * 8, "the others are judged"
+
+
+def test_one_request_without_a_score_among_thousands_takes_nothing_back(two_versions):
+    b = two_versions
+    publish(b.log, *(prediction(f"r-{number}", 64, version=2) for number in range(60)))
+    publish(b.log, prediction("odd", 2, version=2, scores=[0.5, np.nan]))
+    b.turn(2, 1.0)
+    assert read_findings(b.settings.store, 2) is None
+
+
+def test_a_version_that_does_not_bake_is_nobodys_finding(two_versions):
+    b = two_versions
+    take_back(b)
+    publish(b.log, prediction("bad", version=2, scores=np.full(8, np.nan)))
+    b.turn(2, 1.0)
+    assert read_findings(b.settings.store, 2) is None
+
+
+@pytest.mark.parametrize("name", ["bake_alpha", "max_calibration_ratio"])
+def test_limits_that_would_take_every_version_back_or_none_are_refused(name):
+    with pytest.raises(Exception, match=f"{name} is 1000"):
+        BakingSettings(**{name: 1000.0})
