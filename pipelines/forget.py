@@ -48,7 +48,7 @@ from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.version_files import GOLDEN_FILE
 from components.extraction.day_versions import base_name, replace_file
 from components.extraction.lineage import find_lineages
-from components.extraction.raw_schema import BATCH_ROWS, TIME_TYPE, categories, nan_to_null, open_parquet, unreadable
+from components.extraction.raw_schema import BATCH_ROWS, TIME_TYPE, categories, nan_to_null, open_parquet
 from components.extraction.times import to_iso
 from components.extraction.window import watermark
 from components.preprocessing.parent import load_columns
@@ -59,6 +59,7 @@ from components.storage.downloads import local_copy
 from components.storage.locations import open_objects
 from components.storage.objects import ObjectInfo, Objects
 from components.storage.uris import is_bucket_uri, local_path, typed_folder, typed_uri
+from components.store.archived_rows import reading_parquet
 from components.store.models import graph_folder, model_folder, read_serving_place, release_path
 from components.store.recommenders import accepted
 from components.validation.quarantine_store import quarantine_folder
@@ -157,10 +158,8 @@ class User:
         if not {self.column, REQUEST_ID, ROW, EVENT_TIME} <= names:
             return 0
         for batch in _batches(path, [self.column, REQUEST_ID, ROW, EVENT_TIME]):
-            try:
+            with reading_parquet(path):
                 rows = batch.filter(self.rows(batch))
-            except pa.ArrowException as error:
-                raise unreadable(path, error) from error
             num_rows += rows.num_rows
             self.keys.update(zip(rows.column(REQUEST_ID).to_pylist(), rows.column(ROW).to_pylist()))
             for time in rows.column(EVENT_TIME).cast(TIME_TYPE).cast(pa.int64()).drop_null().to_pylist():
@@ -177,12 +176,9 @@ class Found(NamedTuple):
 
 
 def _batches(path: Path, columns: list[str] | None = None) -> Iterator[Any]:
-    try:
-        with pq.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
-                yield from file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns)
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable(path, error) from error
+    with reading_parquet(path), pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            yield from file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns)
 
 
 def _at(objects: Objects, info: ObjectInfo) -> Path | str:

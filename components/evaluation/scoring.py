@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,9 +37,10 @@ from components.contracts.serving import PROBABILITY_OUTPUT, ColumnMap, named_in
 from components.contracts.workflow import OOV_ID, FeatureWorkflow
 from components.models.configs import config_from_document
 from components.runtime.durable import sha256_tree
-from components.runtime.errors import ContractError, first_line
+from components.runtime.errors import ContractError
 from components.runtime.onnx_runtime import silent_onnxruntime
 from components.storage.uris import local_path
+from components.store.archived_rows import reading_parquet
 from components.store.models import graph_sha256
 
 logger = logging.getLogger(__name__)
@@ -347,7 +347,7 @@ def encoded_batches(folder: Path, features: Features, batch_rows: int = BATCH_RO
 def _num_rows(folder: Path) -> int:
     num_rows = 0
     for path in parquet_files(folder):
-        with _readable(path):
+        with reading_parquet(path):
             num_rows += pq.read_metadata(path).num_rows
     return num_rows
 
@@ -359,19 +359,10 @@ def column_batches(folder: Path, columns: list[str], batch_rows: int = BATCH_ROW
         ContractError: a file is unreadable or lacks a column.
     """
     for path in parquet_files(folder):
-        with _readable(path), pq.ParquetFile(path) as file:
+        with reading_parquet(path), pq.ParquetFile(path) as file:
             if absent := set(columns) - set(file.schema_arrow.names):
                 raise ContractError(f"{path} lacks the columns {sorted(absent)}")
             yield from file.iter_batches(batch_rows, columns=columns)
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turns pyarrow's failures over `path` into ContractError."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise ContractError(f"held-out rows {path} cannot be read: {first_line(error)}") from error
 
 
 def _labels(batch: Any) -> NDArray[np.int8]:

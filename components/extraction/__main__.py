@@ -12,6 +12,12 @@ from components.contracts.retrain_request import CURRENT
 from components.runtime.exit_codes import exits_with_code
 
 STEP = "extraction"
+COUNTS = (
+    *("train_rows", "holdout_rows", "straddling_rows", "replay_rows", "replay_holdout_rows", "late_rows"),
+    *("late_clicks", "malformed", "duplicates"),
+)
+TIMES = ("first_event_time", "last_event_time", "last_learned_time")
+"""What the run's note tells of a `RawDataset`: numbers, without their `num_`, and times."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -96,20 +102,10 @@ def _extract_window(arguments: argparse.Namespace) -> None:
         note.facts = {
             "recommender": recommender.digest,
             "settings": changes,
-            "train_rows": dataset.num_train_rows,
-            "holdout_rows": dataset.num_holdout_rows,
-            "replay_rows": dataset.num_replay_rows,
-            "replay_holdout_rows": dataset.num_replay_holdout_rows,
-            "malformed": dataset.num_malformed,
-            "duplicates": dataset.num_duplicates,
-            "first_event_time": dataset.first_event_time,
-            "last_event_time": dataset.last_event_time,
-            "last_learned_time": dataset.last_learned_time,
-            "straddling_rows": dataset.num_straddling_rows,
             "parent": dataset.parent_model_id,
             "champion": dataset.champion_model_id,
-            "late_clicks": dataset.num_late_clicks,
-            "late_rows": dataset.num_late_rows,
+            **{name: getattr(dataset, f"num_{name}") for name in COUNTS},
+            **{name: getattr(dataset, name) for name in TIMES},
         }
 
 

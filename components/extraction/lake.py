@@ -28,13 +28,14 @@ from components.extraction.day_versions import base_name
 from components.extraction.lake_files import LakeFiles
 from components.extraction.late_clicks import LateClicks
 from components.extraction.malformed_rows import MalformedRows
-from components.extraction.raw_schema import TIME_TYPE, lake_schema, open_parquet, raw_schema, unreadable
+from components.extraction.raw_schema import TIME_TYPE, lake_schema, open_parquet, raw_schema
 from components.extraction.readers.parquet import RawParquet, group_times, within
 from components.extraction.times import TimeSpan, day_span
 from components.extraction.window import SeenFiles
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 from components.storage.objects import ObjectInfo
+from components.store.archived_rows import reading_parquet
 
 logger = logging.getLogger(__name__)
 
@@ -61,10 +62,8 @@ def newest_time(path: Path, day: TimeSpan) -> int | None:
     file = open_parquet(path)
     if EVENT_TIME not in file.schema_arrow.names:
         raise ContractError(f"{path} lacks the column {EVENT_TIME}, expected the raw schema")
-    try:
+    with reading_parquet(path):
         times = file.read(columns=[EVENT_TIME]).column(0).cast(TIME_TYPE)
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable(path, error) from error
     newest: int | None = pc.max(times.filter(within(times, day)).cast(pa.int64())).as_py()
     return newest
 

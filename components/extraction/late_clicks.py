@@ -31,11 +31,11 @@ from components.contracts.raw_rows import (
 )
 from components.contracts.records import CLICK
 from components.extraction.lake_files import LakeFiles
-from components.extraction.raw_schema import open_parquet, unreadable
+from components.extraction.raw_schema import open_parquet
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 from components.storage.objects import ObjectInfo
-from components.store.archived_rows import arrow_schema
+from components.store.archived_rows import arrow_schema, reading_parquet
 
 logger = logging.getLogger(__name__)
 
@@ -113,10 +113,8 @@ class LateClicks:
         if missing := [name for name in _SCHEMA.names if name not in file.schema_arrow.names]:
             raise ContractError(f"{path} lacks the columns {missing}, expected late outcomes")
         self._hashes[info.name] = sha256_file(path)
-        try:
+        with reading_parquet(path):
             table = file.read(columns=_SCHEMA.names).select(_SCHEMA.names).cast(_SCHEMA)
-        except (pa.ArrowException, OSError) as error:
-            raise unreadable(path, error) from error
         return table.filter(pc.equal(table.column(EVENT), CLICK)).drop_null()
 
 

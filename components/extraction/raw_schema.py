@@ -1,7 +1,6 @@
 """The raw schema as Arrow types, and the row checks that every Parquet form shares.
 
-Takes its facts from `contracts.raw_rows`. Opening Parquet lives here too, so that pyarrow's exceptions are translated
-once.
+Takes its facts from `contracts.raw_rows`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from components.contracts import raw_rows
 from components.contracts.features import MAX_CATEGORY, Features, category_of
 from components.extraction.columns import is_list
 from components.extraction.malformed_rows import MalformedRows
-from components.runtime.errors import ContractError, first_line
-from components.store.archived_rows import arrow_schema
+from components.store.archived_rows import arrow_schema, reading_parquet
 
 BATCH_ROWS = 65_536
 """Rows of a batch in memory and of a row group on disk."""
@@ -57,15 +55,8 @@ def open_parquet(path: Path) -> Any:
     Raises:
         ContractError: not a whole Parquet file.
     """
-    try:
+    with reading_parquet(path):
         return pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable(path, error) from error
-
-
-def unreadable(path: Path, error: Exception) -> ContractError:
-    """The refusal of a file that pyarrow could not read."""
-    return ContractError(f"{path} is not a readable Parquet file: {first_line(error)}")
 
 
 def raw_batch(columns: dict[str, Any], schema: Any) -> Any:

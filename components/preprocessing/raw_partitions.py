@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.raw_rows import LABEL, WEIGHT, list_matrix, raw_types
-from components.runtime.errors import ContractError, first_line
-from components.store.archived_rows import arrow_schema, is_alike
+from components.runtime.errors import ContractError
+from components.store.archived_rows import arrow_schema, is_alike, reading_parquet
 
 
 class Partition(NamedTuple):
@@ -102,15 +102,13 @@ def read_partition(partition: Partition, *, first_rows: int | None = None) -> An
     types = read_types(features, weighted=weighted)
     names = [name for name in (LABEL, *features.names) if name not in excluded]
     names += [WEIGHT] if weighted else []
-    try:
+    with reading_parquet(path):
         file = pq.ParquetFile(path)
         if first_rows is None:
             table = file.read_row_groups(list(groups), columns=names)
         else:
             batches = file.iter_batches(batch_size=first_rows, row_groups=list(groups), columns=names)
             table = pa.Table.from_batches([next(batches)])
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable(path, error) from error
     columns = {
         name: table[name].to_numpy().astype(types[name], copy=False) for name in names if name not in features.lists
     }
@@ -152,18 +150,11 @@ def open_raw(path: Path, features: Features, columns: Iterable[str]) -> Any:
     Raises:
         ContractError: the file is damaged, or one of the columns is absent or of another type.
     """
-    try:
+    with reading_parquet(path):
         file = pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable(path, error) from error
     schema, types = file.schema_arrow, raw_types(features, weighted=True)
     for name in columns:
         found = schema.field(name).type if name in schema.names else None
         if found is None or not is_alike(found, arrow_schema({name: types[name]}).field(0).type):
             raise ContractError(f"column {name} of {path} is {found or 'absent'}, expected {types[name]}")
     return file
-
-
-def unreadable(path: str | Path, error: Exception) -> ContractError:
-    """The refusal of a file that pyarrow could not read."""
-    return ContractError(f"raw file {path} cannot be read as Parquet: {first_line(error)}")

@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 from components.contracts.features import Features
 from components.contracts.raw_rows import LABEL, REQUEST_ID, ROW, WEIGHT
 from components.contracts.row_hash import row_identities, uniforms
-from components.preprocessing.raw_partitions import open_raw, raw_files, unreadable
+from components.preprocessing.raw_partitions import open_raw, raw_files
 from components.runtime.errors import ContractError
+from components.store.archived_rows import reading_parquet
 
 SALT = 0x5EED0F7415
 """Another than replay's (its salt is a time), so that the rows drawn to be replayed are thinned like all others."""
@@ -62,7 +63,7 @@ def thin(
     with ExitStack() as stack:
         writer = None
         for path in raw_files(source):
-            try:
+            with reading_parquet(path):
                 for batch in open_raw(path, features, columns).iter_batches(batch_size=GROUP_ROWS, columns=columns):
                     kept = pa.Table.from_batches([batch]).filter(pa.array(kept_rows(batch, negative_rate)))
                     num_read, num_rows = num_read + batch.num_rows, num_rows + kept.num_rows
@@ -70,8 +71,6 @@ def thin(
                         table = kept.select(copied)
                         writer = writer or stack.enter_context(pq.ParquetWriter(into / "part.parquet", table.schema))
                         writer.write_table(table)
-            except (pa.ArrowException, OSError) as error:
-                raise unreadable(path, error) from error
     if num_read != expected_rows:
         raise ContractError(f"raw folder {source} has {num_read} rows, expected the manifest's {expected_rows}")
     return num_rows

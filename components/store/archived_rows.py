@@ -1,5 +1,7 @@
 """The Parquet files of an archive or a lake: which of them hold served rows, and each opened for reading.
 
+What is no readable Parquet file, anywhere, is told by `reading_parquet`.
+
 Every reader of archived rows goes through here: the backtest, the canary's evidence, the verification of a version and
 validation's skew. The files are those that `monitoring.memory.archive` wrote and its uploader moved,
 `day=YYYY-MM-DD/*.parquet` in the types of `contracts.raw_rows`, in a folder or a bucket. A later version of a day
@@ -19,6 +21,15 @@ from components.contracts.raw_rows import DAY_PARTITION, is_visible
 from components.runtime.errors import ContractError, TemporaryError, first_line
 from components.storage.downloads import local_copy
 from components.storage.objects import ObjectInfo, Objects
+
+
+@contextmanager
+def reading_parquet(name: object) -> Iterator[None]:
+    """Turns the errors of reading a Parquet file into `ContractError`, which calls the file `name`."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise ContractError(f"{name} is not a readable Parquet file: {first_line(error)}") from error
 
 
 class MovedAway(TemporaryError):
@@ -56,14 +67,12 @@ class ArchivedFile:
             ContractError: it is no Parquet file, is damaged, or does not have what the caller reads of it; names it.
             TemporaryError, PermanentError: it cannot be fetched.
         """
-        with local_copy(self.archive, self.info.name) as path:
+        with local_copy(self.archive, self.info.name) as path, reading_parquet(self.uri):
             try:
                 with pq.ParquetFile(path) as file:
                     yield file
             except FileNotFoundError as error:
                 raise MovedAway(f"{self.uri} has moved away since it was listed") from error
-            except (pa.ArrowException, OSError) as error:
-                raise ContractError(f"{self.uri} is not a readable Parquet file: {first_line(error)}") from error
 
 
 def archived_files(

@@ -14,7 +14,6 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,8 @@ from numpy.typing import NDArray
 from components.contracts.features import Features
 from components.contracts.hugectr_folder import listed_files
 from components.contracts.raw_rows import LABEL, WEIGHT
-from components.runtime.errors import ContractError, PermanentError, first_line
+from components.runtime.errors import ContractError, PermanentError
+from components.store.archived_rows import reading_parquet
 
 _DECODED_ROWS = 1 << 14
 """Rows decoded at a time by each thread: 4 MB of columns. Half as many took a twentieth longer."""
@@ -163,7 +163,7 @@ def _decode_folder(folder: RowFolder, into: Rows, slot_sizes: list[int]) -> None
 
 
 def _read_metadata(path: Path, folder: RowFolder) -> Any:
-    with _unreadable_is_contract_error(path):
+    with reading_parquet(path):
         metadata = pq.read_metadata(path, memory_map=True)
     if missing := set(folder.columns) - set(metadata.schema.names):
         raise ContractError(f"{path} has no columns {sorted(missing)}")
@@ -183,19 +183,11 @@ def _decode_group(group: _RowGroup, slot_sizes: list[int]) -> None:
 def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
     # Mapped: else each column's compressed pages of a whole row group are copied first (290 against 140 MB).
     with (
-        _unreadable_is_contract_error(group.path),
+        reading_parquet(group.path),
         pq.ParquetFile(group.path, metadata=group.metadata, memory_map=True) as file,
     ):
         columns, numbers = group.folder.columns, [group.number]
         yield from file.iter_batches(_DECODED_ROWS, row_groups=numbers, columns=columns, use_threads=False)
-
-
-@contextmanager
-def _unreadable_is_contract_error(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        raise ContractError(f"training rows {path} cannot be read: {first_line(error)}") from error
 
 
 def _decode(batch: Any, into: Rows, slot_sizes: list[int], *, features: Features, source: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +11,8 @@ import pyarrow.parquet as pq
 
 from components.contracts import raw_rows
 from components.contracts.features import Features
-from components.runtime.errors import ContractError, first_line
+from components.runtime.errors import ContractError
+from components.store.archived_rows import reading_parquet
 
 BATCH_ROWS = 65_536
 """Rows in memory at a time: 10 MB where there are 39 features."""
@@ -32,15 +32,6 @@ def parquet_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise ContractError(f"training rows {folder} is not a folder")
     return sorted(folder.glob("*.parquet"))
-
-
-@contextmanager
-def reading_parquet(path: Path) -> Iterator[None]:
-    """Turns the errors of reading `path` as Parquet into `ContractError`."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise ContractError(f"{path} cannot be read as Parquet: {first_line(error)}") from error
 
 
 class FilePart(NamedTuple):

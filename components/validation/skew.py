@@ -34,8 +34,8 @@ from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
 from components.storage.objects import Objects
 from components.storage.uris import is_bucket_uri, local_path
-from components.store.archived_rows import archived_files, arrow_schema, is_alike
-from components.validation.rows import BATCH_ROWS, reading_parquet
+from components.store.archived_rows import archived_files, arrow_schema, is_alike, reading_parquet
+from components.validation.rows import BATCH_ROWS
 from components.validation.rules import ValidationSettings
 from components.validation.windows import Ints
 

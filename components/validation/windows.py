@@ -91,20 +91,12 @@ class ColumnSummary:
             sums = self.sums + other.sums
         else:
             values = np.union1d(self.values, other.values)
-            both = find_sums(values, self.values, self.sums) + find_sums(values, other.values, other.sums)
-            values, sums, dropped = most_frequent(values, both, LISTED)
+            sums = find_sums(values, self.values, self.sums) + find_sums(values, other.values, other.sums)
+            values, sums, dropped = most_frequent(values, sums, LISTED)
             floor = dropped + self.floor + other.floor
-        return ColumnSummary(
-            values=values,
-            sums=sums,
-            present=self.present + other.present,
-            present_sizes=self.present_sizes + other.present_sizes,
-            present_requests=self.present_requests + other.present_requests,
-            missing=self.missing + other.missing,
-            place_squares=self.place_squares + other.place_squares,
-            place_products=self.place_products + other.place_products,
-            floor=floor,
-        )
+        added = ("present", "present_sizes", "present_requests", "missing", "place_squares", "place_products")
+        both = {name: getattr(self, name) + getattr(other, name) for name in added}
+        return ColumnSummary(values=values, sums=sums, floor=floor, **both)
 
 
 def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:

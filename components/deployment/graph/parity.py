@@ -118,8 +118,9 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
     Raises:
         ContractError: there are no rows, or rows and scores do not belong together.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
+
+    from components.store.archived_rows import reading_parquet
 
     path = local_path(verdict.scores_uri)
     scores = _read_arrays(path, "scores", ("candidate",))["candidate"].astype(np.float32).ravel()
@@ -130,14 +131,11 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
     features = raw.recommender.features
     dense, categorical, count = [], [], 0
     for file in sorted(local_path(raw.holdout_uri).glob("*.parquet")):
-        try:
-            with pq.ParquetFile(file) as rows:
-                for batch in rows.iter_batches(columns=list(features.names)):
-                    dense.append(feature_matrix(batch, features.numeric, "float32", missing=np.nan))
-                    categorical.append(category_matrix(batch, features))
-                    count += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise ContractError(f"held-out rows {file} cannot be read: {first_line(error)}") from error
+        with reading_parquet(file), pq.ParquetFile(file) as rows:
+            for batch in rows.iter_batches(columns=list(features.names)):
+                dense.append(feature_matrix(batch, features.numeric, "float32", missing=np.nan))
+                categorical.append(category_matrix(batch, features))
+                count += batch.num_rows
         if count >= max_rows:
             break
     if count < min(len(scores), max_rows):

@@ -26,11 +26,11 @@ from components.extraction.raw_schema import (
     raw_batch,
     raw_schema,
     record_malformed,
-    unreadable,
     without_rows,
 )
 from components.extraction.readers.text import TextColumn, TextFile, TextLayout, matching
 from components.runtime.errors import ContractError
+from components.store.archived_rows import reading_parquet
 
 COLUMNS = (LABEL, *CRITEO.names)
 """What Criteo publishes, in the order of its files without header."""
@@ -131,7 +131,7 @@ class CriteoParquet:
         names = {name.lower(): name for name in file.schema_arrow.names}
         wanted = [names[name.lower()] for name in COLUMNS]
         first_row = 1
-        try:
+        with reading_parquet(self.path):
             for found in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
                 columns, reasons = self._parse(found.select(wanted))
                 batch = raw_batch(columns, _SCHEMA)
@@ -141,8 +141,6 @@ class CriteoParquet:
                 first_row += found.num_rows
                 malformed.count(self.path, found.num_rows)
                 yield without_rows(batch, reasons)
-        except (pa.ArrowException, OSError) as error:
-            raise unreadable(self.path, error) from error
 
     def _parse(self, found: Any) -> tuple[dict[str, Any], dict[int, str]]:
         columns: dict[str, Any] = {}

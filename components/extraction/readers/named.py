@@ -39,11 +39,11 @@ from components.extraction.raw_schema import (
     raw_batch,
     record_malformed,
     texts,
-    unreadable,
     without_rows,
 )
 from components.extraction.readers.text import TextColumn, TextFile, TextLayout, matching
 from components.runtime.errors import ContractError, first_line
+from components.store.archived_rows import reading_parquet
 
 DELIMITERS = (",", "\t", ";")
 MAX_SECONDS = 1e11
@@ -246,7 +246,7 @@ class NamedParquet:
         wanted = list(dict.fromkeys(self.columns.values()))
         keys = [name for name in KEY_COLUMNS if name in self.columns]
         first_row = 1
-        try:
+        with reading_parquet(self.path):
             for found in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
                 batch = raw_batch(
                     {raw: self._conform(raw, found.column(self.columns[raw])) for raw in self.columns}, schema
@@ -256,8 +256,6 @@ class NamedParquet:
                 first_row += found.num_rows
                 malformed.count(self.path, found.num_rows)
                 yield without_rows(batch, reasons)
-        except (pa.ArrowException, OSError) as error:
-            raise unreadable(self.path, error) from error
 
     def _conform(self, raw: str, values: Any) -> Any:
         """The values in the type of the raw column.

@@ -34,11 +34,11 @@ from components.extraction.raw_schema import (
     raw_schema,
     record_malformed,
     texts,
-    unreadable,
     without_rows,
 )
 from components.extraction.times import TimeSpan, to_micros
 from components.runtime.errors import ContractError
+from components.store.archived_rows import reading_parquet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class RawParquet:
         return schema_of(self.features, weighted=self.weighted)
 
     def _group_batches(self, file: Any, group: int, malformed: MalformedRows, *, first_row: int) -> Iterator[Any]:
-        try:
+        with reading_parquet(self.path):
             names = [name for name in self._names if name in file.schema_arrow.names]
             for found in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=names):
                 batch = self._conform(found)
@@ -120,8 +120,6 @@ class RawParquet:
                 first_row += found.num_rows
                 if kept.num_rows:
                     yield kept
-        except (pa.ArrowException, OSError) as error:
-            raise unreadable(self.path, error) from error
 
     def _conform(self, found: Any) -> Any:
         """The batch in the exact types of the schema."""

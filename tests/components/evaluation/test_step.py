@@ -202,7 +202,7 @@ def damage_pages_of_encoded_file(made):
         (lambda m: local_path(m.release_champion(m.planted).graph_uri).unlink(), "of version 1 is absent"),
         (change_label, r"labels hold \[7\], expected 0 and 1"),
         (drop_column, r"lacks the columns \['C7'\]"),
-        (damage_pages_of_encoded_file, r"held-out rows .*part_3\.parquet cannot be read"),
+        (damage_pages_of_encoded_file, r"part_3\.parquet is not a readable Parquet file"),
     ],
     ids=[
         "fewer encoded rows", "fewer rows stated", "other order", "training set of other rows", "model of other rows",

@@ -115,4 +115,4 @@ def test_an_error_in_another_process_is_that_error(write_raw, run_step, raw_tabl
     content = path.read_bytes()
     path.write_bytes(content[:4] + b"\xff" * 2000 + content[2004:])
     run_step(raw, processes=2, partition_rows=300, expect=2)
-    assert "part-1.parquet cannot be read as Parquet" in capsys.readouterr().err
+    assert "part-1.parquet is not a readable Parquet file" in capsys.readouterr().err

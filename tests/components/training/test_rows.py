@@ -89,7 +89,7 @@ def test_a_missing_column_a_truncated_and_an_absent_file_are_refused_by_name(rea
     with pytest.raises(ContractError, match=r"part_10\.parquet has no columns \['C26'\]"):
         read_rows(written[0], 1200, world.slot_sizes)
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ContractError, match=r"part_10\.parquet cannot be read"):
+    with pytest.raises(ContractError, match=r"part_10\.parquet is not a readable"):
         read_rows(written[0], 1200, world.slot_sizes)
     path.unlink()
     with pytest.raises(ContractError, match=r"lacks the listed files \['part_10\.parquet'\]"):

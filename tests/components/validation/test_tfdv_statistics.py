@@ -151,7 +151,7 @@ def test_a_file_damaged_within_is_refused_by_name(files):
     content = bytearray(files[1].read_bytes())
     content[4:4000] = bytes(3996)
     files[1].write_bytes(content)
-    with pytest.raises(ContractError, match="part-1.parquet cannot be read as Parquet"):
+    with pytest.raises(ContractError, match="part-1.parquet is not a readable"):
         summarize_files(files, RowLabels())
 
 
