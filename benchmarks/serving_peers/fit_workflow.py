@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from components.contracts.criteo import CRITEO
 from components.contracts.raw_rows import LABEL
 from components.preprocessing import feature_graph, raw_partitions
 from components.preprocessing.settings import PreprocessingSettings
@@ -16,10 +17,10 @@ from components.preprocessing.settings import PreprocessingSettings
 
 def fit(raw: Path, num_rows: int, output: Path) -> None:
     """Writes both forms of the workflow of the rows in `raw`."""
-    plan = raw_partitions.plan_partitions(raw, expected_rows=num_rows, partition_rows=100_000)
-    statistics = feature_graph.statistics_of(plan, numeric=plan[0].features.numeric)
+    plan = raw_partitions.plan_partitions(raw, expected_rows=num_rows, partition_rows=100_000, features=CRITEO)
+    statistics = feature_graph.statistics_of(plan, numeric=CRITEO.numeric)
     rules = PreprocessingSettings(frequency_threshold=1)
-    features, _ = feature_graph.next_workflow(statistics, parent=None, now=0, rules=rules)
+    features, _ = feature_graph.next_workflow(statistics, of=CRITEO, parent=None, now=0, rules=rules)
     features.save(output / "features")
     workflow = feature_graph.explicit_workflow(features, output / "storage")
     workflow.remove_inputs([LABEL])

@@ -32,6 +32,7 @@ from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.people import whoami
 from components.store import promotion_journal
+from components.store.baking import baking
 from components.store.recommenders import accept
 from components.store.runs import StepNote, read_notes
 from pipelines.local.log_server import check_log, start_log
@@ -523,8 +524,14 @@ def _plant_bad_release(demo: Demo) -> list[LiveChange]:
 
     The promotion and the way back; empty where no traffic flows any more, or where nobody was sure in time.
     """
-    live, first = promotion_journal.current(demo.folders.store), promotion_journal.read_journal(demo.folders.store)[0]
-    if live is None or demo.rows_ran_out():
+    first = promotion_journal.read_journal(demo.folders.store)[0]
+    demo.stack.wait_until(
+        lambda: baking(demo.folders.store) is None or demo.rows_ran_out(),
+        what="the end of the new version's baking",
+        seconds=TAKE_BACK_SECONDS,
+        watch=demo.watch,
+    )
+    if demo.rows_ran_out():
         return []
     started_at = time.time()
     demo.stack.start("promote", demo.services.promote_command(first.model_id, "the demo plants a bad release"))

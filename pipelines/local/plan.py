@@ -39,7 +39,7 @@ NOTIFY_ONLY = "data_drift"
 POLICIES = ("sequential", NOTIFY_ONLY)
 """The monitor's: the first asks for a run, the other only tells people."""
 
-BAKE_SECONDS = 5.0
+BAKE_SECONDS = 2.0
 """A demo has no hour to watch a new version."""
 
 MIN_DATA_ROWS = 1_000
