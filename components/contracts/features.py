@@ -429,6 +429,12 @@ class Features:
         return tuple(name for name in self.numeric if self.options_of(name).indicator)
 
     @property
+    def plain_numeric(self) -> list[int]:
+        """Positions of the numeric features that are not bucketed."""
+        bucketed = self.bucketed
+        return [i for i, name in enumerate(self.numeric) if name not in bucketed]
+
+    @property
     def dense_inputs(self) -> tuple[str, ...]:
         """The dense inputs of a network: the numeric features that are not bucketed, then the indicators.
 
@@ -436,9 +442,10 @@ class Features:
         >>> Features(numeric=("a", "b"), categorical=(), numeric_options=options).dense_inputs
         ('a', 'b', 'a/missing')
         """
-        bucketed = self.bucketed
-        plain = (name for name in self.numeric if name not in bucketed)
-        return (*plain, *(INDICATOR.format(name=name) for name in self.indicated))
+        return (
+            *(self.numeric[i] for i in self.plain_numeric),
+            *(INDICATOR.format(name=name) for name in self.indicated),
+        )
 
     def expect_continues(self, before: Features, *, parent: str) -> None:
         """Refuses these as the features of a round that continues a model of the features `before`.

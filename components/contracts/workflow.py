@@ -173,12 +173,6 @@ class FeatureWorkflow:
         """Positions of the excluded dense columns."""
         return [self.features.numeric.index(name) for name in self.excluded if name in self.features.numeric]
 
-    @property
-    def plain_dense(self) -> list[int]:
-        """Positions of the dense columns that are not bucketed."""
-        bucketed = self.features.bucketed
-        return [i for i, name in enumerate(self.features.numeric) if name not in bucketed]
-
     def encode_dense(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
         """The network's dense inputs [n, `features.dense_inputs`] of raw numbers [n, d].
 
@@ -199,7 +193,7 @@ class FeatureWorkflow:
         scaled = ((values - self.means) / self.stds).astype(np.float32)
         indicators = is_missing[:, [numeric.index(name) for name in self.features.indicated]]
         if self.features.bucketed:
-            scaled = scaled[:, self.plain_dense]
+            scaled = scaled[:, self.features.plain_numeric]
         return np.concatenate([scaled, indicators.astype(np.float32)], axis=1)
 
     def save(self, folder: Path) -> None:

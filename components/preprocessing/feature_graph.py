@@ -127,7 +127,7 @@ def explicit_workflow(features: FeatureWorkflow, storage: Path, *, weighted: boo
     normalize.stds = dict(zip(columns.numeric, map(float, features.stds)))
     categorify.fitted = normalize.fitted = True
     outputs = [[LABEL] >> ops.AddMetadata(tags=["target"])]
-    if plain := tuple(columns.numeric[place] for place in features.plain_dense):
+    if plain := tuple(columns.numeric[place] for place in columns.plain_numeric):
         dense = _joined(unscaled(columns, plain, excluded=features.excluded)) >> normalize
         if columns.indicated:
             dense += _present(columns.indicated, features.excluded) >> IsMissing()

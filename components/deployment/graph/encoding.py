@@ -111,7 +111,7 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
         return parts.node("Div", [centred, stds], DENSE)
     scaled = parts.node("Div", [centred, stds], "dense_scaled")
     if bucketed:
-        plain = parts.constant("plain_dense", np.array(workflow.plain_dense, np.int64))
+        plain = parts.constant("plain_dense", np.array(workflow.features.plain_numeric, np.int64))
         scaled = parts.node("Gather", [scaled, plain], "dense_plain" if indicated else DENSE, axis=1)
     if not indicated:
         return scaled

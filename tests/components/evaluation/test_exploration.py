@@ -65,7 +65,9 @@ WORLDS = {
 }
 
 
-def check_coverage(world: str, logs: int) -> None:
+@pytest.mark.parametrize("logs", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_interval_holds_the_truth_at_all_looks_and_the_estimate_has_no_bias(world, logs):
     """Looks at each log 12 times while it grows: an interval that ever misses the truth so far is a miss of the log."""
     random, setting = np.random.default_rng(7), WORLDS[world]
     misses, errors, looks = 0, [], 0
@@ -83,17 +85,6 @@ def check_coverage(world: str, logs: int) -> None:
     assert looks > 3 * logs
     assert misses <= 0.05 * logs
     assert abs(np.mean(errors)) < 4 * np.std(errors) / math.sqrt(logs), "unbiased"
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_the_interval_holds_the_truth_at_all_looks_and_the_estimate_has_no_bias(world):
-    check_coverage(world, logs=60)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", WORLDS)
-def test_the_interval_holds_the_truth_in_95_percent_of_a_thousand_logs(world):
-    check_coverage(world, logs=1000)
 
 
 @pytest.mark.parametrize("odds", [0.5, 0.01])

@@ -239,23 +239,23 @@ def test_a_damaged_marker_is_told(lake, corrected, text):
         paths_of_day(lake, DAY)
 
 
-def refusals(tmp_path: Path, table, write_text, criteo_rows) -> dict[str, tuple[list[Path], str]]:
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["empty.parquet"], "hold no row of 2026-03-01"),
+        (["raw.parquet", "day_0"], "expected files of one kind"),
+        (["none"], "none does not exist"),
+    ],
+    ids=["no rows", "mixed", "absent"],
+)
+def test_the_command_refuses_in_one_line_and_leaves_nothing(
+    lake, store, tmp_path, table, write_text, criteo_rows, capsys, names, message
+):
     pq.write_table(RAW_SCHEMA.empty_table(), tmp_path / "empty.parquet")
     pq.write_table(labelled(table, 1), tmp_path / "raw.parquet")
-    text = write_text(tmp_path / "day_0", criteo_rows(10))
-    return {
-        "no rows": ([tmp_path / "empty.parquet"], "hold no row of 2026-03-01"),
-        "mixed": ([tmp_path / "raw.parquet", text], "expected files of one kind"),
-        "absent": ([tmp_path / "none"], "none does not exist"),
-    }
-
-
-@pytest.mark.parametrize("case", ["no rows", "mixed", "absent"])
-def test_the_command_refuses_in_one_line_and_leaves_nothing(
-    lake, store, tmp_path, table, write_text, criteo_rows, capsys, case
-):
-    files, message = refusals(tmp_path, table, write_text, criteo_rows)[case]
-    assert main(["--store", store, "--lake", str(lake), "--day", "2026-03-01", *map(str, files)]) == 2
+    write_text(tmp_path / "day_0", criteo_rows(10))
+    files = [str(tmp_path / name) for name in names]
+    assert main(["--store", store, "--lake", str(lake), "--day", "2026-03-01", *files]) == 2
     assert message in capsys.readouterr().err
     assert not list(lake.glob("day=*/version=*"))
     assert not unfinished(lake)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import datetime, timezone
 
 import numpy as np
@@ -11,10 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import raw_rows
-from components.contracts.manifests import RawDataset
 from components.extraction.times import DAY_MICROS, TimeSpan, parse_time
 from components.extraction.window import resolve_window
-from tests.support.lakes import URI, fetched, folder_lake, keys_in, put
+from tests.support.lakes import folder_lake
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 HOUR_MICROS = DAY_MICROS // 24
@@ -29,11 +27,6 @@ def resolve():
         return resolve_window(start=start, end=end, parent=None, newest=lambda: newest, **policy)
 
     return run
-
-
-def rows_of(*datasets: RawDataset) -> Counter:
-    """How often each (request, row) is among the rows that the datasets learn from or hold out."""
-    return Counter(keys_in(*(uri for dataset in datasets for uri in (dataset.train_uri, dataset.holdout_uri))))
 
 
 def test_a_window_of_days_ends_where_asked_or_at_the_newest_row(resolve):
@@ -76,23 +69,3 @@ def test_the_newest_row_is_found_whatever_the_footers_say(tmp_path, raw_table, w
 
 def days_of(table):
     return np.array([time.date().isoformat() for time in table[raw_rows.EVENT_TIME].to_pylist()])
-
-
-def test_the_last_mature_days_of_a_lake_in_a_bucket_are_those_of_the_folder(
-    flags, run_main, raw_table, write_lake, cloud_storage, tmp_path
-):
-    folder = write_lake(tmp_path / "to upload", raw_table(700, start=START.timestamp(), seconds=7 * 86_400))
-    put(folder)
-    cloud_storage.seen.clear()
-    policy = {"window_days": "1.5", "attribution_hours": "12", "replay_days": "1"}
-    digests = set()
-    for lake in (folder.as_uri(), URI):
-        assert run_main(flags, lake=lake, **policy) == 0
-        dataset = RawDataset.read(flags["--output"])
-        digests.add(dataset.digest)
-        assert dataset.attribution_seconds == 43_200
-        assert sum(rows_of(dataset).values()) == pytest.approx(150, abs=1)
-    assert len(digests) == 1
-    asked = {name for name in fetched(cloud_storage.seen) if name.startswith("day=")}
-    assert {f"day=2026-03-0{day}/part-0.parquet" for day in (5, 6, 7)} <= asked
-    assert not {f"day=2026-03-0{day}/part-0.parquet" for day in (1, 2, 3)} & asked

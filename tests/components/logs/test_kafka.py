@@ -379,22 +379,6 @@ def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
     assert KafkaLocation.parse(LogUrl.parse("kafka://a:1/clicks")).group == "evergreen-monitor"
 
 
-@pytest.mark.parametrize(
-    ("url", "text"),
-    [
-        ("kafka:///clicks", "expected kafka://host:port"),
-        ("kafka://host:9092/a/b", "expected a topic"),
-        ("kafka://host:9092/clicks?subscription=x", "unknown options"),
-        ("kafka://host:9092/clicks?group=", "expected group to be a name"),
-        ("kafka://host:9092/clicks?lease_seconds=0", "above 0"),
-        ("kafka://host:9092/clicks?config=/nowhere/at.all", "expected a file of name=value lines"),
-    ],
-)
-def test_another_kafka_url_is_refused(url, text):
-    with pytest.raises(ContractError, match=text):
-        KafkaLocation.parse(LogUrl.parse(url))
-
-
 def test_setting_that_librdkafka_does_not_know_is_refused_by_name(tmp_path, cluster):
     (tmp_path / "kafka.conf").write_text("no.such.setting=1\n")
     url = LogUrl.parse(f"kafka://{cluster.brokers}/clicks?config={tmp_path}/kafka.conf")

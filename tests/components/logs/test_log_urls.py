@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.logs.locations import open_subscriber
+from components.logs.locations import open_publisher, open_subscriber
 from components.logs.sqlite import SqliteLog
 from components.runtime.errors import ContractError
 from tests.support.log_benches import open_log
@@ -41,8 +41,20 @@ def test_log_url_may_hold_spaces_and_be_relative(tmp_path, monkeypatch):
         ("sqlite:///x.db?leases=1", "unknown options"),
         ("sqlite:///x.db?lease_seconds=soon", "to be a number"),
         ("sqlite:///x.db?lease_seconds=0", "above 0"),
+        ("pubsub://project", "expected pubsub://<project>/<topic>"),
+        ("pubsub://project/ab", "'ab' is no name of Pub/Sub's"),
+        ("pubsub://project/topic?subscription=a/b", "'a/b' is no name"),
+        ("pubsub://project/topic?leases=1", "unknown options"),
+        ("pubsub://project/topic?lease_seconds=5", "from 10 to 600"),
+        ("kafka:///clicks", "expected kafka://host:port"),
+        ("kafka://host:9092/a/b", "expected a topic"),
+        ("kafka://host:9092/clicks?subscription=x", "unknown options"),
+        ("kafka://host:9092/clicks?group=", "expected group to be a name"),
+        ("kafka://host:9092/clicks?lease_seconds=0", "above 0"),
+        ("kafka://host:9092/clicks?config=/nowhere/at.all", "expected a file of name=value lines"),
     ],
 )
-def test_another_log_url_is_refused(url, text):
+@pytest.mark.parametrize("open_end", [open_publisher, open_subscriber])
+def test_another_log_url_is_refused(url, text, open_end):
     with pytest.raises(ContractError, match=text):
-        open_log(url)
+        open_end(url)

@@ -11,7 +11,6 @@ from datetime import datetime, timezone
 import pytest
 from google.cloud.pubsub_v1.types import PubsubMessage, PullResponse, ReceivedMessage
 
-from components.logs.locations import open_publisher, open_subscriber
 from components.logs.pubsub import dead_letters, resources
 from components.logs.pubsub.publisher import PubsubPublisher, publish_all
 from components.logs.pubsub.resources import Names, publisher_client, subscriber_client
@@ -150,22 +149,6 @@ def test_url_opens_both_ends_and_makes_what_is_missing_on_the_emulator(bench):
     both.publisher.publish([("a", b"1")])
     assert [d.message_id for d in pull(both.subscriber, count=1)] == ["a"]
     both.close()
-
-
-@pytest.mark.parametrize(
-    ("url", "text"),
-    [
-        ("pubsub://project", "expected pubsub://<project>/<topic>"),
-        ("pubsub://project/ab", "'ab' is no name of Pub/Sub's"),
-        ("pubsub://project/topic?subscription=a/b", "'a/b' is no name"),
-        ("pubsub://project/topic?leases=1", "unknown options"),
-        ("pubsub://project/topic?lease_seconds=5", "from 10 to 600"),
-    ],
-)
-@pytest.mark.parametrize("open_end", [open_publisher, open_subscriber])
-def test_another_url_is_refused(url, text, open_end):
-    with pytest.raises(ContractError, match=text):
-        open_end(url)
 
 
 def test_dead_letter_and_a_message_of_another_publisher_are_listed_as_what_they_are(bench, subscriber):

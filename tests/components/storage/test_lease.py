@@ -24,6 +24,11 @@ class Clocks:
 
 
 @pytest.fixture
+def clocks():
+    return Clocks()
+
+
+@pytest.fixture
 def objects(tmp_path):
     return FolderObjects(tmp_path)
 
@@ -37,40 +42,37 @@ def make_lease(objects):
     return make
 
 
-def test_a_second_taker_is_told_who_holds_it_and_until_when(make_lease):
-    clocks = Clocks()
+def taken(lease):
+    lease.acquire()
+    return lease
+
+
+def test_a_second_taker_is_told_who_holds_it_and_until_when(make_lease, clocks):
     make_lease("pod a", clocks).acquire()
     clocks.pass_(59.9)
     with pytest.raises(TemporaryError, match=r"held by pod a until 2025-10-09T08:54:20\+00:00"):
         make_lease("pod b", clocks).acquire()
 
 
-def test_a_lease_that_was_given_back_can_be_taken_at_once(make_lease, objects):
-    clocks = Clocks()
-    lease = make_lease("pod a", clocks)
-    lease.acquire()
+def test_a_lease_that_was_given_back_can_be_taken_at_once(make_lease, clocks, objects):
+    lease = taken(make_lease("pod a", clocks))
     lease.release()
     assert objects.list() == []
     make_lease("pod b", clocks).acquire()
 
 
-def test_a_lease_is_taken_over_only_after_its_end(make_lease):
-    clocks = Clocks()
-    killed = make_lease("pod a", clocks)
-    killed.acquire()
+def test_a_lease_is_taken_over_only_after_its_end(make_lease, clocks):
+    killed = taken(make_lease("pod a", clocks))
     clocks.pass_(60.0)
-    heir = make_lease("pod b", clocks)
-    heir.acquire()
+    heir = taken(make_lease("pod b", clocks))
     heir.check()
     for call in (killed.check, killed.renew):
         with pytest.raises(TemporaryError, match="pod a no longer holds"):
             call()
 
 
-def test_a_renewed_lease_lasts(make_lease):
-    clocks = Clocks()
-    lease = make_lease("pod a", clocks)
-    lease.acquire()
+def test_a_renewed_lease_lasts(make_lease, clocks):
+    lease = taken(make_lease("pod a", clocks))
     for _ in range(10):
         clocks.pass_(40.0)
         lease.renew()
@@ -79,17 +81,14 @@ def test_a_renewed_lease_lasts(make_lease):
             make_lease("pod b", clocks).acquire()
 
 
-def test_a_holder_that_slept_past_the_end_notices_though_nobody_took_over(make_lease):
-    clocks = Clocks()
-    lease = make_lease("pod a", clocks)
-    lease.acquire()
+def test_a_holder_that_slept_past_the_end_notices_though_nobody_took_over(make_lease, clocks):
+    lease = taken(make_lease("pod a", clocks))
     clocks.pass_(60.0)
     with pytest.raises(TemporaryError, match="no longer holds"):
         lease.check()
 
 
-def test_giving_back_what_another_took_over_leaves_it_to_the_other(make_lease):
-    clocks = Clocks()
+def test_giving_back_what_another_took_over_leaves_it_to_the_other(make_lease, clocks):
     late, heir = make_lease("pod a", clocks), make_lease("pod b", clocks)
     late.acquire()
     clocks.pass_(61.0)
@@ -101,8 +100,7 @@ def test_giving_back_what_another_took_over_leaves_it_to_the_other(make_lease):
 @pytest.mark.parametrize("step", [-7200.0, 7200.0], ids=["back", "forth"])
 def test_a_holders_clock_that_steps_neither_shortens_nor_lengthens_the_lease(make_lease, step):
     mine, others = Clocks(), Clocks()
-    lease = make_lease("pod a", mine)
-    lease.acquire()
+    lease = taken(make_lease("pod a", mine))
     mine.wall += step
     for _ in range(3):
         mine.pass_(30.0)
@@ -117,8 +115,7 @@ def test_a_holders_clock_that_steps_neither_shortens_nor_lengthens_the_lease(mak
 
 
 @pytest.mark.parametrize("is_ended", [False, True], ids=["free", "ended"])
-def test_of_many_takers_at_once_one_holds_it(make_lease, is_ended):
-    clocks = Clocks()
+def test_of_many_takers_at_once_one_holds_it(make_lease, clocks, is_ended):
     if is_ended:
         make_lease("killed", clocks).acquire()
         clocks.pass_(61.0)
@@ -158,8 +155,7 @@ def test_an_object_that_is_no_lease_is_named(make_lease, objects):
         make_lease("pod a", Clocks()).acquire()
 
 
-def test_a_lease_in_a_bucket_survives_a_lost_answer(open_bucket, cloud_storage, make_lease):
-    clocks = Clocks()
+def test_a_lease_in_a_bucket_survives_a_lost_answer(open_bucket, cloud_storage, make_lease, clocks):
     lease = make_lease("pod a", clocks, objects=open_bucket())
     for call in (lease.acquire, lease.renew):
         fault = cloud_storage.fail(lambda request: request.is_upload, "lose")

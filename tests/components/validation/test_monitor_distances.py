@@ -70,7 +70,12 @@ def test_the_divergence_of_any_counts_is_tfdvs():
 
 def tfdvs_jensen_shannon(now, before, edges):
     def statistics(counts):
-        feature, result = _feature(statistics_pb2.FeatureNameStatistics.FLOAT, counts)
+        result, num = statistics_pb2.DatasetFeatureStatisticsList(), int(sum(counts))
+        feature = result.datasets.add(num_examples=num).features.add(type=statistics_pb2.FeatureNameStatistics.FLOAT)
+        feature.path.step.append("x")
+        common = feature.num_stats.common_stats
+        common.num_non_missing = common.tot_num_values = num
+        common.min_num_values = common.max_num_values = 1
         histogram = feature.num_stats.histograms.add()
         for low, high, count in zip(edges, edges[1:], counts):
             histogram.buckets.add(low_value=low, high_value=high, sample_count=float(count))
@@ -80,20 +85,6 @@ def tfdvs_jensen_shannon(now, before, edges):
     comparator = schema.feature.add(name="x", type=schema_pb2.FLOAT).drift_comparator.jensen_shannon_divergence
     comparator.threshold = 1e-6
     comparator.source.type = schema_pb2.HistogramSelection.STANDARD
-    return _measured(statistics(now), statistics(before), schema)
-
-
-def _feature(kind, counts):
-    result = statistics_pb2.DatasetFeatureStatisticsList()
-    feature = result.datasets.add(num_examples=int(sum(counts))).features.add(type=kind)
-    feature.path.step.append("x")
-    stats = feature.string_stats if kind == statistics_pb2.FeatureNameStatistics.STRING else feature.num_stats
-    stats.common_stats.num_non_missing = stats.common_stats.tot_num_values = int(sum(counts))
-    stats.common_stats.min_num_values = stats.common_stats.max_num_values = 1
-    return feature, result
-
-
-def _measured(now, before, schema):
-    anomalies = tfdv.validate_statistics(now, schema, previous_statistics=before)
-    ((measured,),) = (info.drift_measurements for info in anomalies.drift_skew_info)
+    found = tfdv.validate_statistics(statistics(now), schema, previous_statistics=statistics(before))
+    ((measured,),) = (info.drift_measurements for info in found.drift_skew_info)
     return measured.value
