@@ -179,8 +179,6 @@ class RawDataset(Manifest):
     excluded_columns: list[str] = field(default_factory=list)
     """Features that the run left out, in the order of files: nothing that is learned, judged or served depends on them.
     Null in the rows, but where the champion learns from them, which the gate must score fairly; so go by this list."""
-    attribution_seconds: float = 0.0
-    """Time after a row in which its click may still come; younger rows were left for the next round. 0 = none were."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """What was read of each day of the window, and of days with late rows: day (YYYY-MM-DD), version (int), digest
     (SHA-256), num_rows; where there are any, num_late_rows, how many of them came late, and num_holdout_rows, how many

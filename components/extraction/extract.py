@@ -114,7 +114,6 @@ def extract(
         num_late_clicks=num_late_clicks,
         outcomes_digest=lake.late.digest(),
         excluded_columns=excluded_columns(settings.columns, recommender.features),
-        attribution_seconds=settings.attribution / 1e6,
         days=_days_read(lake, window, num_rows=count.days, num_late=late.days, num_newer=split.newer_days),
         num_late_rows=late.num_rows,
         files=_files_seen(lake, last_learned, settings.late_days),

@@ -38,14 +38,10 @@ class Column:
     candidates: Candidates
 
 
-def unseen_column(vocabulary: NDArray[np.int64], *, last_seen: int = 0) -> Column:
-    """A column without candidates, whose categories count as seen at `last_seen`."""
-    nothing = np.zeros(0, np.int64)
-    return Column(
-        vocabulary=vocabulary,
-        last_seen=np.where(vocabulary == TOMBSTONE, 0, last_seen).astype(np.int64),
-        candidates=Candidates(categories=nothing, sightings=nothing, last_seen=nothing),
-    )
+def unseen_column(vocabulary: NDArray[np.int64]) -> Column:
+    """A column without candidates, whose categories were never seen."""
+    nothing = Candidates(**dict.fromkeys(("categories", "sightings", "last_seen"), np.zeros(0, np.int64)))
+    return Column(vocabulary=vocabulary, last_seen=np.zeros(len(vocabulary), np.int64), candidates=nothing)
 
 
 def next_column(
@@ -63,11 +59,11 @@ def next_column(
     New categories are ordered by sightings, most first, then by value. The first of them take the ids of the parent's
     tombstones, lowest first; the ids of categories that leave in this round stay free until the next.
 
-    >>> parent = unseen_column(np.array([7, -2, 8]), last_seen=100)
+    >>> parent = unseen_column(np.array([7, -2, 8]))
     >>> rules = PreprocessingSettings(frequency_threshold=2)
     >>> column = next_column(parent, np.array([4, 5, 8, 9]), np.array([1, 2, 1, 3]), now=1000, rules=rules)
     >>> column.vocabulary, column.last_seen, column.candidates.categories, column.candidates.sightings
-    (array([7, 9, 8, 5]), array([ 100, 1000, 1000, 1000]), array([4]), array([1]))
+    (array([7, 9, 8, 5]), array([   0, 1000, 1000, 1000]), array([4]), array([1]))
     """
     is_live, was_seen = np.isin(seen, parent.vocabulary), np.isin(parent.vocabulary, seen)
     vocabulary = parent.vocabulary.copy()

@@ -9,20 +9,6 @@ from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
 
 
-def test_old_rows_are_encoded_with_the_rounds_workflow(write_raw, write_old_rows, run_step, raw_table, reading):
-    old, kept = raw_table(450, seed=8), raw_table(150, seed=9)
-    raw = write_old_rows(write_raw(raw_table(900, seed=1)), replay=old, replay_holdout=kept)
-    encoded_set = run_step(raw, partition_rows=300)
-    assert (encoded_set.num_replay_rows, encoded_set.num_replay_holdout_rows) == (450, 150)
-    assert encoded_set.replay_share == 0.25
-    workflow = reading.workflow(encoded_set)
-    for uri, table in ((encoded_set.replay_uri, old), (encoded_set.replay_holdout_uri, kept)):
-        truth, encoded = reading.raw([table]), reading.encoded(uri)
-        np.testing.assert_array_equal(encoded.ids, workflow.encode_categorical(truth.categorical))
-        np.testing.assert_array_equal(encoded.dense.view(np.int32), workflow.encode_dense(truth.dense).view(np.int32))
-        np.testing.assert_array_equal(encoded.label, truth.label.astype(np.float32))
-
-
 def test_nothing_is_fitted_on_old_rows(write_raw, write_old_rows, run_step, raw_table, reading):
     """A category of old rows alone gets no id, however often it is in them, and no moment moves."""
     old = reading.replace(raw_table(400, seed=8), "C1", np.full(400, 123_456_789))

@@ -26,16 +26,6 @@ def counted(rows):
     return np.array(list(counts), dtype=np.int64), np.array(list(counts.values()), dtype=np.int64)
 
 
-def after(*windows, rules, start=NEW, days=None):
-    """The columns after each window of raw values; one a day unless `days` are given."""
-    column, columns = start, []
-    for number, rows in enumerate(windows):
-        day = days[number] if days else number + 1
-        column = next_column(column, *counted(rows), now=day * DAY, rules=rules)
-        columns.append(column)
-    return columns
-
-
 def candidates(column):
     return dict(zip(column.candidates.categories.tolist(), column.candidates.sightings.tolist()))
 
@@ -89,39 +79,8 @@ def test_any_rounds_end_as_by_hand(seed):
         assert column.candidates.last_seen.tolist() == [by_hand.waiting[v][1] for v in sorted(by_hand.waiting)]
 
 
-def test_a_category_enters_when_its_sightings_over_rounds_reach_the_threshold():
-    first, second, third = after([5, 5, 9], [5], [9, 9], rules=rules(threshold=3))
-    assert (first.vocabulary.tolist(), candidates(first)) == ([], {5: 2, 9: 1})
-    assert (second.vocabulary.tolist(), candidates(second)) == ([5], {9: 1})
-    assert (third.vocabulary.tolist(), candidates(third)) == ([5, 9], {})
-
-
-def test_a_category_leaves_after_more_than_its_time_to_live_and_not_at_it():
-    columns = after([7, 7, 8, 8], [8], [8], rules=rules(ttl=2 * DAY), days=[1, 2, 3])
-    assert [c.vocabulary.tolist() for c in columns] == [[7, 8]] * 3
-    a_microsecond_later = next_column(columns[1], *counted([8]), now=3 * DAY + 1, rules=rules(ttl=2 * DAY))
-    assert a_microsecond_later.vocabulary.tolist() == [TOMBSTONE, 8]
-
-
-def test_an_id_freed_in_a_round_is_given_out_in_the_next_and_before_any_is_appended():
-    free, leaves, later = after(
-        [1, 1, 2, 2, 3, 3], [2, 2, 9, 9], [2, 4, 4, 4, 6, 6, 5, 5], rules=rules(ttl=DAY), days=[1, 3, 4]
-    )
-    assert free.vocabulary.tolist() == [1, 2, 3]
-    assert leaves.vocabulary.tolist() == [TOMBSTONE, 2, TOMBSTONE, 9]
-    assert later.vocabulary.tolist() == [4, 2, 5, 9, 6]
-
-
-def test_the_rarest_candidates_are_forgotten_first_then_the_oldest_then_the_highest():
-    first, second = after([1, 2, 2, 3, 4], [5, 6, 3], rules=rules(threshold=9, max_candidates=4))
-    assert candidates(first) == {1: 1, 2: 2, 3: 1, 4: 1}
-    assert candidates(second) == {2: 2, 3: 2, 5: 1, 6: 1}
-    (none,) = after([1, 2], rules=rules(threshold=9, max_candidates=0))
-    assert candidates(none) == {}
-
-
 def test_a_round_leaves_the_parents_column_as_it_was():
-    (parent,) = after([1, 1, 2, 2, 5], rules=rules())
+    parent = next_column(NEW, *counted([1, 1, 2, 2, 5]), now=DAY, rules=rules())
     copies = [a.copy() for a in (parent.vocabulary, parent.last_seen, parent.candidates.sightings)]
     next_column(parent, *counted([5, 9, 9]), now=50 * DAY, rules=rules(ttl=DAY))
     for copy, array in zip(copies, (parent.vocabulary, parent.last_seen, parent.candidates.sightings)):
