@@ -26,7 +26,8 @@ class BakingSettings:
     bake_seconds: float = 3600.0
     """How long a version bakes at least after it was released or promoted; with `bake_rows` 0 too, none ever does."""
     bake_rows: int = 100_000
-    """Matured rows that end a version's baking; 0 = live traffic is not judged, only the servers' counters."""
+    """Matured rows after which baking ends, unless there is evidence against the version; 0 = live traffic is not
+    judged, only the servers' counters."""
     bake_alpha: float = 0.01
     """Highest probability of ever taking back, by its outcomes or scores, a version that is within the limits."""
     max_auc_loss: float = 0.02

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 UNUSABLE, TAKEN_BACK = "unusable_scores", "taken_back"
 """Names of the documents: rows without a usable score by version; the journal's line that was reported last."""
-LOOK_SECONDS = 10.0
+LOOK_SECONDS = 2.0
 """Between two looks at the promotion journal."""
 _REMEMBERED = 8
 """Versions whose unusable scores are counted."""

@@ -38,6 +38,9 @@ MIN_CLICKED_REQUESTS = 50
 """Requests with a click, or as many expected, below which no sum is judged: it is not yet anything like normal."""
 STUCK_ROWS = 1_000
 """Rows of one and the same score that show that the model does not look at its input."""
+SUSPICION = 3.0
+"""Evidence of a test from which on a version is not called well: it goes on baking until there is less or enough. That
+of a version within its limits begins at 1 and falls."""
 TUNED_SQUARES = 50.0
 """Sum of squares at which `mixture_evidence` is sharpest: about as many clicks."""
 MAX_VERSIONS = 8
@@ -129,7 +132,8 @@ class BakingPolicy:
             text = f"evidence {state['evidence']:.3g} of {enough:g} of {worst}: {text}"
             return {**state, "state": BAD, "reason": f"{text}; by chance with a probability of at most 1/{enough:g}"}
         served = evidence.time - evidence.serving_since
-        if state["rows"] >= settings.bake_rows and served >= settings.bake_seconds:
+        is_suspect = state["evidence"] is not None and state["evidence"] >= SUSPICION
+        if state["rows"] >= settings.bake_rows and served >= settings.bake_seconds and not is_suspect:
             return {**state, "state": WELL, "reason": f"nothing bad was found: {text}, {served:.0f} s"}
         strongest = f"; strongest evidence {state['evidence']:.3g} of {enough:g} of {worst}" if worst else ""
         return {**state, "reason": f"{text} of {settings.bake_rows}, {served:.0f} s{strongest}"}

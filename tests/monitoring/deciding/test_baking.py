@@ -106,6 +106,13 @@ def test_a_version_as_good_as_promised_is_baked_after_its_rows_and_its_time():
         assert (back, state_of(decision)) == (None, state), decision.reason
 
 
+@pytest.mark.parametrize("seed", [7, 10])
+def test_a_version_under_suspicion_goes_on_baking_until_the_evidence_is_enough(seed):
+    early = BakingSettings(bake_seconds=0.0, bake_rows=1_280)
+    states = [state_of(taken_back(traffic(seed, rows=n, calibration=2.0), settings=early)[1]) for n in (1_920, 6_400)]
+    assert states == [BAKES, BAD]
+
+
 def test_after_a_change_of_the_world_a_version_is_held_to_what_its_predecessor_reaches():
     """Both are below what the gate promised; going back would help nobody."""
     rows = traffic(5, rows=40_000, noise=1.2)
