@@ -45,17 +45,15 @@ def thin(
     Args:
         source: Folder of raw Parquet files, in the order of their names.
         into: Created; has one file, and none where no row is kept.
-        negative_rate: Probability with which a row without a click is kept, in (0, 1].
+        negative_rate: See `PreprocessingSettings`.
         features: Which the rows have.
         expected_rows: Rows that the folder has by its manifest.
         weighted: Whether the rows have weights, which stay as they are.
 
     Raises:
-        ContractError: the rate is out of range, a file cannot be read or has not the raw schema's types, or the folder
-            has another number of rows.
+        ContractError: a file cannot be read or has not the raw schema's types, or the folder has another number of
+            rows.
     """
-    if not 0 < negative_rate <= 1:
-        raise ContractError(f"negative_rate is {negative_rate}, expected more than 0 and at most 1")
     into.mkdir(parents=True)
     copied = [LABEL, *features.names, *([WEIGHT] if weighted else [])]
     columns = [*copied, REQUEST_ID, ROW]

@@ -102,6 +102,16 @@ def training_sets(root: Path):
     return make
 
 
+def fit_by_pytorch(training_set: TrainingSet, config, settings, path: Path, *, start=None, emit=None, **keywords):
+    """The result of a fit on the CPU, whose checkpoints lie in `path`."""
+    from components.training.fit import FitJob, fit
+    from components.training.pytorch.engine import PytorchEngine
+
+    job = FitJob(training_set=training_set, config=config, settings=settings, start=start, checkpoint_path=path)
+    engine = PytorchEngine(config, training_set.slot_sizes, settings, device="cpu")
+    return fit(job, engine, emit=emit or (lambda _: None), **keywords)
+
+
 def dcn(**settings):
     """A DCN for Criteo's rows."""
     return DcnConfig(num_dense=len(DENSE), num_categorical=len(CATEGORICAL), **settings)

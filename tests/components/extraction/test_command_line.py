@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timezone
 
 import pytest
 from kfp import dsl
@@ -13,8 +12,6 @@ from components.contracts.manifests import RawDataset
 from components.extraction.component import extraction
 from components.store.runs import read_notes
 from tests.support.lakes import rows_in
-
-START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
 
 def test_paths_with_spaces_and_uris_are_served(flags, tmp_path, run_main):

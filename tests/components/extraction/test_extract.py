@@ -17,7 +17,6 @@ from components.storage.uris import local_path
 from tests.support.lakes import folder_lake, rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
-ALL = TimeSpan()
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from tests.support.lakes import OUTCOMES, rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
-ALL = TimeSpan()
 
 
 @pytest.fixture

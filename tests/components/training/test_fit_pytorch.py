@@ -20,11 +20,10 @@ from components.runtime.exit_codes import ExitCode
 from components.runtime.flags import run_flags
 from components.store.runs import read_notes
 from components.training.config import TrainingSettings
-from components.training.fit import FitJob, fit
 from components.training.pytorch.engine import PytorchEngine
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import criteo_with
-from tests.support.training_world import World, dcn, training_sets
+from tests.support.training_world import World, dcn, fit_by_pytorch, training_sets
 from tests.support.warm import Warm
 
 SEGMENT_ROWS = 1024
@@ -45,9 +44,7 @@ def fits(root):
 
     def go(training_set, settings=FAST, start=None, config=CONFIG, path=None, **keywords):
         lines, path = [], path or root / f"checkpoint {next(count)}"
-        job = FitJob(training_set=training_set, config=config, settings=settings, start=start, checkpoint_path=path)
-        engine = PytorchEngine(config, training_set.slot_sizes, settings, device="cpu")
-        return fit(job, engine, emit=lines.append, **keywords), lines
+        return fit_by_pytorch(training_set, config, settings, path, start=start, emit=lines.append, **keywords), lines
 
     return go
 
@@ -66,10 +63,6 @@ def first(tmp_path_factory):
 
 def scores(result, slot_sizes, dense, ids, config=CONFIG):
     return load_scorer(result.weights, config, slot_sizes).probabilities(dense, ids)
-
-
-def content(folder):
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def test_learns_the_planted_signal_and_an_incremental_round_regains_most_of_a_drift(

@@ -15,9 +15,7 @@ import pytest
 from components.contracts.metrics import auc_difference, roc_auc
 from components.models.scoring import load_scorer
 from components.training.config import TrainingSettings
-from components.training.fit import FitJob, fit
-from components.training.pytorch.engine import PytorchEngine
-from tests.support.training_world import dcn
+from tests.support.training_world import dcn, fit_by_pytorch
 
 CONFIG = dcn(embedding_dim=8, num_cross_layers=2, tower=(32,))
 SETTINGS = TrainingSettings(batch_size=512)
@@ -42,11 +40,7 @@ def season(world, n, *, seed, mark):
 @pytest.fixture
 def fitted(tmp_path):
     def go(training_set, name, start=None):
-        engine = PytorchEngine(CONFIG, training_set.slot_sizes, SETTINGS, device="cpu")
-        job = FitJob(
-            training_set=training_set, config=CONFIG, settings=SETTINGS, start=start, checkpoint_path=tmp_path / name
-        )
-        return fit(job, engine, emit=lambda _: None)
+        return fit_by_pytorch(training_set, CONFIG, SETTINGS, tmp_path / name, start=start)
 
     return go
 

@@ -16,10 +16,9 @@ from components.runtime.errors import ContractError, Preempted
 from components.storage.uris import local_path
 from components.training.calibration import sure_slope
 from components.training.config import TrainingSettings
-from components.training.fit import FitJob, fit
 from components.training.pytorch.engine import PytorchEngine
 from tests.support.logistic_engine import StopAfter, content
-from tests.support.training_world import dcn
+from tests.support.training_world import dcn, fit_by_pytorch
 
 DCN = dcn(embedding_dim=4, num_cross_layers=1, tower=(8,))
 DLRM = DlrmConfig(num_dense=13, num_categorical=26, embedding_dim=4, tower=(8,))
@@ -85,9 +84,7 @@ def fitted(tmp_path):
 
     def go(training_set, config, settings, *, start=None, path=None, **keywords):
         path = path or tmp_path / f"fit {next(count)}"
-        job = FitJob(training_set=training_set, config=config, settings=settings, start=start, checkpoint_path=path)
-        engine = PytorchEngine(config, training_set.slot_sizes, settings, device="cpu")
-        return fit(job, engine, emit=lambda _: None, **keywords).weights
+        return fit_by_pytorch(training_set, config, settings, path, start=start, **keywords).weights
 
     return go
 

@@ -15,12 +15,11 @@ from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.training.calibration import bias_shift, newest_bias_shift, sure_slope
 from components.training.config import TrainingSettings
-from components.training.fit import FitJob, fit
 from components.training.pytorch.engine import PytorchEngine
 from components.training.rows import RowFolder, open_rows
 from components.training.start import write_initial
 from tests.support.logistic_engine import content
-from tests.support.training_world import dcn
+from tests.support.training_world import dcn, fit_by_pytorch
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=1, tower=(8,))
 SETTINGS = TrainingSettings(learning_rate=0.01)
@@ -128,15 +127,8 @@ def test_what_rows_of_weight_zero_say_changes_no_fit(world, make_training_set, t
         recommender = replace(training_set.recommender, data=ColumnNames(weight="counts"))
         (path,) = local_path(training_set.train_uri).glob("*.parquet")
         pq.write_table(pq.read_table(path).append_column(WEIGHT, [weights]), path)
-        job = FitJob(
-            training_set=replace(training_set, recommender=recommender),
-            config=CONFIG,
-            settings=settings,
-            start=tmp_path / "parent" if is_round else None,
-            checkpoint_path=tmp_path / name,
-        )
-        engine = PytorchEngine(CONFIG, world.slot_sizes, settings, device="cpu")
-        result = fit(job, engine, emit=lambda numbers: None)
+        weighted, start = replace(training_set, recommender=recommender), tmp_path / "parent" if is_round else None
+        result = fit_by_pytorch(weighted, CONFIG, settings, tmp_path / name, start=start)
         found.append((content(result.weights), result.learning_rate, result.progressive["log_loss"]))
     assert found[0] == found[1]
     assert found[0][1] == settings.learning_rate * (3 if is_round else 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import signal
 import subprocess
 import sys
 
@@ -18,6 +16,7 @@ from components.contracts.hugectr_folder import write_file_list
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.uris import local_path
 from components.training.rows import RowFolder, open_rows
+from tests.support.full_disk import files_of_at_most
 
 
 @pytest.fixture
@@ -137,15 +136,9 @@ def test_rows_are_decoded_in_parts_without_holding_them(tmp_path, world, make_tr
 
 
 def test_flat_files_that_the_system_refuses_are_told_with_their_folder(read_rows, written, world, tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, limits[1]))
-        with pytest.raises(PermanentError, match=f"cannot be written to {tmp_path / 'cache'}: File too large"):
-            read_rows(written[0], 1200, world.slot_sizes)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
+    refused = pytest.raises(PermanentError, match=f"cannot be written to {tmp_path / 'cache'}: File too large")
+    with files_of_at_most(1 << 10), refused:
+        read_rows(written[0], 1200, world.slot_sizes)
 
 
 def test_ids_of_lists_come_back_by_place_and_none_is_beyond_the_slot_of_its_table(tmp_path):

@@ -27,7 +27,6 @@ from tests.support.validation_models import make_dataset, release_validated
 
 START = 1_760_000_000.0
 NAMED = {"named_rows": "quarantine", "request_ids": ["bad", "worse"]}
-KEYS = [raw_rows.REQUEST_ID, raw_rows.ROW]
 
 
 @pytest.fixture
