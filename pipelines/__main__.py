@@ -174,7 +174,8 @@ def _add_journal(commands: Any) -> None:
     models = commands.add_parser("models", help="list every release, rollback and promotion: who, when, why, hashes")
     live_at = commands.add_parser("live-at", help="show which version was live at a time")
     live_at.add_argument("time", metavar="TIME", help="ISO 8601, UTC where it has no zone; or now")
-    for parser in (models, live_at):
+    runs = commands.add_parser("runs", help="list every run: how it ended, its rows, model, AUC and verdict")
+    for parser in (models, live_at, runs):
         parser.add_argument("--store", required=True, help="model store, folder or its URI")
         parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -261,6 +262,7 @@ def _run_pipeline(arguments: argparse.Namespace) -> int:
     from pipelines.local.runner import EXIT_CODES, LocalFolders, run_once
     from pipelines.package import read_parameters
     from pipelines.recommender import check_run
+    from pipelines.runs import describe_run
 
     request = RetrainRequest.read(arguments.request) if arguments.request else None
     folders = LocalFolders(root=arguments.folder.resolve())
@@ -268,7 +270,7 @@ def _run_pipeline(arguments: argparse.Namespace) -> int:
     reference, settings = parameters.get("recommender", CURRENT), parameters.get("settings", "")
     check_run(folders.store, reference=reference, settings=settings)
     outcome = run_once(arguments.package, folders, parameters=parameters, request=request)
-    print(f"{outcome.state} at {outcome.step}: {outcome.reason}")
+    print(describe_run(folders.store, outcome))
     return EXIT_CODES[outcome.state]
 
 
@@ -321,9 +323,12 @@ def _run_model(arguments: argparse.Namespace) -> int:
 def _run_journal(arguments: argparse.Namespace) -> int:
     from components.storage.uris import typed_folder
     from pipelines.models import print_live_at, print_models
+    from pipelines.runs import print_runs
 
     store = typed_folder(arguments.store, "--store")
-    if arguments.command == "live-at":
+    if arguments.command == "runs":
+        print_runs(store, as_json=arguments.json)
+    elif arguments.command == "live-at":
         print_live_at(store, arguments.time, as_json=arguments.json)
     else:
         print_models(store, as_json=arguments.json)
@@ -336,6 +341,7 @@ _COMMANDS = {
     "run": _run_pipeline,
     "submit": _run_submit,
     "models": _run_journal,
+    "runs": _run_journal,
     "live-at": _run_journal,
     "model": _run_model,
 }

@@ -1,8 +1,8 @@
 """The deployment step as a command line: `python -m components.deployment --help`.
 
-Exit codes are those of every command (docs/pipeline.md). 1 means that the verdict does not accept the model, that it
-compared with a model that is no longer live, or that a canary is at work: trying again changes nothing, a new run must
-judge. With 2 and 3, what was live is live.
+Exit codes are those of every command (docs/pipeline.md). 1 means that the verdict does not accept the model, that it is
+not to be released (`rollout: none`), that it compared with a model that is no longer live, or that a canary is at work:
+trying again changes nothing, a new run must judge. With 2 and 3, what was live is live.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 from dataclasses import fields
 from pathlib import Path
 
-from components.contracts.serving import AUTO, CANARY, FULL, SHADOW
+from components.contracts.serving import AUTO, CANARY, FULL, SHADOW, UNRELEASED
 from components.deployment.repository.triton_config import DEVICES, SERVERS, ServingOptions
 from components.deployment.settings import RolloutSettings, ServingSettings
 from components.runtime.errors import Refused
@@ -71,6 +71,9 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     model, raw = Model.read(arguments.model), RawDataset.read(arguments.raw_dataset)
     asked = raw.recommender.section("release", RolloutSettings)
     rollout = asked.rollout
+    if rollout == UNRELEASED:
+        note.facts = {"rollout": rollout}
+        raise Refused(f"model {model.model_id} is kept and not released, as rollout is {rollout}; {verdict.reason}")
     if rollout == FULL and verdict.decision != PASS:
         raise Refused(f"rollout is {FULL} and the verdict {verdict.decision}, expected a pass: {verdict.reason}")
     settings = ReleaseSettings(

@@ -59,8 +59,8 @@ class RolloutSettings(ServingSettings, BakingSettings):
 
     rollout: str = AUTO
     """`auto` (`full` after a pass or as the first version, `canary` where the gate could not tell), `full` (all traffic
-    at once; needs a pass), `canary` (a small share first, grown while it does no worse) or `shadow` (scored beside the
-    live model and logged, not served)."""
+    at once; needs a pass), `canary` (a small share first, grown while it does no worse), `shadow` (scored beside the
+    live model and logged, not served) or `none` (judged and kept; a person promotes it, or nobody does)."""
 
     def __post_init__(self) -> None:
         """Refuses a rollout that there is not."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
+from components.contracts.serving import UNRELEASED
 from components.notices.message import compose
 from components.notices.webhook import post
 from components.storage.uris import local_path
@@ -75,7 +76,9 @@ def decide(notes: list[StepNote], *, run: str, trigger_id: str, kfp_state: str, 
     """
     last = notes[-1] if notes else StepNote(step="none", state="failed", reason="no step started")
     version = None
-    if last.state == "refused":
+    if last.state == "refused" and last.facts.get("rollout") == UNRELEASED:
+        state, reason = "judged", last.reason
+    elif last.state == "refused":
         state, reason = "refused", last.reason
     elif last.state == "done" and last.step == LAST_STEP and kfp_state not in FAILED_STATES:
         state, reason = "released" if last.facts["rollout"] == "full" else "canary", last.reason
@@ -133,6 +136,8 @@ def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
         title, done = f"Version {outcome.version} was released", f"{outcome.reason}" or "released"
     elif outcome.state == "canary":
         title, done = f"Version {outcome.version} runs beside the live one", outcome.reason
+    elif outcome.state == "judged":
+        title, done = "A new model was judged", outcome.reason
     elif outcome.state == "refused":
         title, done = f"The new model was refused by {outcome.step}: {outcome.reason}", "what was live stays live"
     else:

@@ -52,7 +52,8 @@ class RunOutcome:
     run: str
     trigger_id: str
     state: str
-    """`released`, `canary` (its version runs beside the live one), `refused` (by data or the gate) or `failed`."""
+    """`released`, `canary` (its version runs beside the live one), `judged` (accepted by the gate, and kept without a
+    release, as was asked), `refused` (by data or the gate) or `failed`."""
     step: str
     """The step that decided it."""
     reason: str

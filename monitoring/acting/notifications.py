@@ -76,6 +76,7 @@ _RULES = {
     "overdue": _Rule(DRIFT, "A retraining run takes long", is_of_run=True),
     "released": _Rule(DRIFT, "A new version was released", "released", is_of_run=True),
     "canary": _Rule(DRIFT, "A new version runs beside the live one", "its canary decides", is_of_run=True),
+    "judged": _Rule(DRIFT, "A new model was judged", "kept; a person may promote it", is_of_run=True),
     "refused": _Rule(DRIFT, "The new model was refused", "the live version stays live", is_of_run=True),
     "failed": _Rule(DRIFT, "A retraining run failed", "it is tried again after a pause", is_of_run=True),
     "bad_release": _Rule(RELEASE, "A new version is bad", "it is taken back", is_of_run=True),

@@ -21,7 +21,7 @@ UNKNOWN = "unknown"
 
 
 class RunState(NamedTuple):
-    """How a run stands: `running`, `unknown` to the trigger, or ended: `released`, `canary`, `refused` or `failed`."""
+    """How a run stands: `running`, `unknown` to the trigger, or ended as `store.runs.RunOutcome` says."""
 
     state: str
     reason: str = ""

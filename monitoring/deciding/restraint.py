@@ -18,6 +18,7 @@ TAKEN_BACK = "taken_back"
 _ENDED_WELL = {
     "released": "a release",
     "canary": "a canary's start",
+    "judged": "a model that is kept",
     "notified": "a notification",
     TAKEN_BACK: "a new version was taken back",
 }
@@ -91,7 +92,7 @@ def requested(memory: RunMemory, *, now: float) -> RunMemory:
 def ended(
     memory: RunMemory, outcome: str, settings: RestraintSettings, *, now: float, parent: str = CURRENT
 ) -> RunMemory:
-    """The memory after a run with this `parent` ended as `released`, `canary`, `refused` or `failed`.
+    """The memory after a run with this `parent` ended as `released`, `canary`, `judged`, `refused` or `failed`.
 
     Also after people were `notified` in place of a run, or a version was `TAKEN_BACK`. These and a release are followed
     by the cool-down, anything else by a back-off, longer each time. A canary counts as a release: the gate did not
@@ -103,13 +104,14 @@ def ended(
     (900.0, 1800.0)
     """
     if outcome in _ENDED_WELL:
+        is_release = outcome not in ("judged", TAKEN_BACK)
         return replace(
             memory,
             blocked_until=now + settings.cooldown_seconds,
             blocked_by=f"cool-down after {_ENDED_WELL[outcome]}",
             failures=0,
             failed=0,
-            releases_since_full=0 if parent == NONE else memory.releases_since_full + (outcome != TAKEN_BACK),
+            releases_since_full=0 if parent == NONE else memory.releases_since_full + is_release,
             refusals=0,
         )
     refusals = memory.refusals

@@ -33,12 +33,13 @@ REPEAT_SECONDS = 86_400.0
 """How long after its end a run's outcome is still read again: a run that is repeated under its name counts again."""
 RELEASED = "released"
 CANARY = "canary"
+JUDGED = "judged"
 GATE_FAILED = "gate_failed"
 GATE_INCONCLUSIVE = "gate_inconclusive"
 BLOCKED_BY_DATA = "blocked_by_data"
 REFUSED_AT_DEPLOYMENT = "refused_at_deployment"
 FAILED = "failed"
-VERDICTS = (RELEASED, CANARY, GATE_FAILED, GATE_INCONCLUSIVE, BLOCKED_BY_DATA, REFUSED_AT_DEPLOYMENT, FAILED)
+VERDICTS = (RELEASED, CANARY, JUDGED, GATE_FAILED, GATE_INCONCLUSIVE, BLOCKED_BY_DATA, REFUSED_AT_DEPLOYMENT, FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +164,7 @@ class RunCounter:
             counted[f"run_{verdict}"] += 1
             if verdict in (GATE_FAILED, GATE_INCONCLUSIVE):
                 refusals = (refusals or 0) + 1
-            elif verdict in (RELEASED, CANARY):
+            elif verdict in (RELEASED, CANARY, JUDGED):
                 refusals = 0
             ended[outcome.run] = outcome.ended_at
             last = _last_run(self._store, outcome)
@@ -188,7 +189,7 @@ def _read_promotions(store: Path) -> Promotions:
 def verdict_of(store: Path, outcome: runs.RunOutcome) -> str:
     """Which of `VERDICTS` a run's end is; a gate's refusal is split by what its note says."""
     if outcome.state != "refused":
-        return outcome.state if outcome.state in (RELEASED, CANARY) else FAILED
+        return outcome.state if outcome.state in (RELEASED, CANARY, JUDGED) else FAILED
     if outcome.step == "evaluation":
         notes = {note.step: note for note in runs.read_notes(store, outcome.run)}
         note = notes.get("evaluation")

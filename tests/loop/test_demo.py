@@ -10,6 +10,8 @@ import re
 import pytest
 
 from components.store.promotion_journal import INTENT, read_entries
+from components.store.runs import read_outcomes
+from pipelines.runs import describe_run, read_runs
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,21 @@ def test_loop_turns_and_holds_every_promise(turned):
     assert ended.left == {}
     assert re.search(r"status page: http://127\.0\.0\.1:\d+/", ended.output)
     assert auc["at_detection"] < auc["threshold"] < auc["baseline"] < summary["bayes_auc"]["before"] + 0.02
+
+
+def test_every_run_is_listed_with_its_rows_its_model_and_what_the_gate_said(turned):
+    folder, _, summary = turned
+    first, second = read_runs(folder / "store")
+    assert [(line.state, line.version, line.verdict) for line in (first, second)] == [
+        ("released", 1, "pass"),
+        ("released", 2, "pass"),
+    ]
+    made = summary["versions"][1]
+    assert (second.model_id, second.rows) == (made["model_id"], made["trained_rows"])
+    assert second.settings["release"]["rollout"] == "full"
+    told = describe_run(folder / "store", read_outcomes(folder / "store")[1])
+    assert f"model {second.model_id}, auc {second.auc:.4f} on held-out rows, verdict pass" in told
+    assert "report of validation: file://" in told
 
 
 def test_release_under_traffic_failed_no_request_and_its_p99_is_told(turned):

@@ -11,7 +11,7 @@ from tests.support.recommenders import accept_into
 
 def test_commands_are_the_promised_ones():
     actions = [action for action in build_parser()._actions if action.dest == "command"]
-    assert set(actions[0].choices) == {"demo", "compile", "run", "submit", "models", "live-at", "model", *ROOMS}
+    assert set(actions[0].choices) == {"demo", "compile", "run", "submit", "models", "live-at", "runs", "model", *ROOMS}
     assert set(ROOMS) == {
         "log",
         "monitor", "uploader", "simulate", "drift", "traffic", "score", "rank", "load", "ingest",

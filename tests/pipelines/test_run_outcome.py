@@ -45,6 +45,13 @@ def test_version_beside_the_live_one_is_not_called_released(tmp_path, rollout):
     assert (outcome.state, outcome.step, outcome.version) == ("canary", "deployment", 3)
 
 
+def test_a_model_that_was_judged_and_kept_as_asked_is_no_refusal(tmp_path):
+    with noted(tmp_path, "run", "deployment") as note:
+        note.facts, note.state = {"rollout": "none"}, "refused"
+    outcome = _end(tmp_path)
+    assert (outcome.state, outcome.step, outcome.version) == ("judged", "deployment", None)
+
+
 def test_refusal_names_the_gate_and_its_reason(tmp_path):
     with noted(tmp_path, "run", "evaluation") as note:
         note.state, note.reason = "refused", "auc 0.70 trails 0.75"

@@ -51,6 +51,16 @@ def test_the_step_writes_its_manifest_and_notes_and_signs_with_the_run(step, tmp
     assert current(tmp_path / "store").who == "run-1"
 
 
+def test_a_model_that_is_not_to_be_released_is_kept_and_a_person_may_promote_it(step, tmp_path):
+    assert step(True, "run-1", release={"rollout": "none"}) == 1
+    [note] = runs.read_notes(tmp_path / "store", "run-1")
+    assert (note.state, note.facts) == ("refused", {"rollout": "none"})
+    assert "model-1 is kept and not released, as rollout is none" in note.reason
+    assert not (tmp_path / "release.json").exists()
+    assert current(tmp_path / "store") is None
+    assert step(True, "run-2") == 0, "the same model, by a run that releases"
+
+
 @pytest.mark.parametrize(
     ("rollout", "decision", "is_first", "done"),
     [("auto", "pass", False, "full"), ("auto", "inconclusive", False, "canary"), ("auto", "inconclusive", True, "full"),

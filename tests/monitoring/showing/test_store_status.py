@@ -77,6 +77,7 @@ def test_runs_are_counted_by_verdict_once_and_over_a_restart(bench):
     ):
         run_pipeline(b.settings.store, name, *states, decision=decision)
     run_pipeline(b.settings.store, "on trial", *RELEASED, rollout="canary")
+    run_pipeline(b.settings.store, "kept", *("done",) * 5, "refused", rollout="none")
     with noted(b.settings.store, "at work", "extraction"):
         expected = {**dict.fromkeys(store_status.VERDICTS, 1), "gate_inconclusive": 2}
         shown = Shown(b)

@@ -1,0 +1,135 @@
+"""Prints the runs of a model store: how each ended, on which data, with which model, and what the gate said of it.
+
+All of it is read from what the steps left (`store.runs`) and from the verdicts (`store.models`); a run that is under
+way has notes and no outcome.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from components.contracts.manifests import Model, Verdict
+from components.store.models import stored_model, verdict_paths
+from components.store.runs import RunOutcome, StepNote, begun_at, read_notes, read_outcomes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLine:
+    """One run for people; a number that does not exist is None."""
+
+    run: str
+    """Its folder in the store, and what every command calls it."""
+    trigger_id: str | None
+    """Name of the request that it answers; None while it is under way."""
+    state: str
+    """As in `RunOutcome`; `running` for a run without an outcome."""
+    step: str
+    """The step that decided it, or that is at work."""
+    started_at: str | None
+    seconds: float | None
+    """From the start of its first step to its end."""
+    rows: int | None
+    """Rows that it learned from."""
+    model_id: str | None
+    version: int | None
+    auc: float | None
+    """The candidate's, on the held-out rows."""
+    verdict: str | None
+    settings: dict[str, dict[str, object]]
+    """All settings of the model's recommender that are not defaults, by section; those of the run included."""
+    reason: str
+
+
+def read_runs(store: Path) -> list[RunLine]:
+    """Every run of the store, oldest first.
+
+    Raises:
+        ContractError: a file in it is damaged.
+    """
+    ended = {outcome.run: outcome for outcome in read_outcomes(store)}
+    lines = []
+    for folder in sorted((store / "runs").glob("*")):
+        notes, outcome = read_notes(store, folder.name), ended.get(folder.name)
+        begun, last = begun_at(notes), notes[-1] if notes else StepNote(step="none")
+        model, verdict = _model_and_verdict(store, notes)
+        candidate = verdict.candidate if verdict else None
+        seconds = (datetime.fromisoformat(outcome.ended_at) - begun).total_seconds() if outcome and begun else None
+        facts = {name: value for note in notes for name, value in note.facts.items()}
+        lines.append(
+            RunLine(
+                run=folder.name,
+                trigger_id=outcome.trigger_id if outcome else None,
+                state=outcome.state if outcome else "running",
+                step=outcome.step if outcome else last.step,
+                started_at=begun.isoformat(timespec="seconds") if begun else None,
+                seconds=seconds,
+                rows=facts.get("train_rows"),
+                model_id=model.model_id if model else None,
+                version=outcome.version if outcome else None,
+                auc=candidate.auc if candidate else None,
+                verdict=verdict.decision if verdict else None,
+                settings={name: dict(values) for name, values in model.recommender.settings.items()} if model else {},
+                reason=outcome.reason if outcome else last.reason,
+            )
+        )
+    return sorted(lines, key=lambda line: line.started_at or "")
+
+
+def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None, Verdict | None]:
+    """What the run made, as far as it came."""
+    name = next((note.facts["model"] for note in notes if note.step == "training" and "model" in note.facts), None)
+    if name is None:
+        return None, None
+    path = verdict_paths(store, name)[0]
+    return stored_model(store, name), Verdict.read(path) if path.exists() else None
+
+
+def print_runs(store: Path, *, as_json: bool = False) -> None:
+    """One line a run, oldest first; as JSON with the settings of each."""
+    lines = read_runs(store)
+    if as_json:
+        print(json.dumps([asdict(line) for line in lines], indent=2))
+        return
+    if not lines:
+        print(f"no run has left anything in {store}")
+        return
+    head = ("started", "run", "state", "step", "seconds", "rows", "AUC", "verdict", "version", "model")
+    table = [head, *(_cells(line) for line in lines)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+
+
+def describe_run(store: Path, outcome: RunOutcome) -> str:
+    """How a run ended, what it made and where its reports are, in lines for a person."""
+    made = next(line for line in read_runs(store) if line.run == outcome.run)
+    lines = [f"{outcome.state} at {outcome.step}: {outcome.reason}"]
+    if made.model_id is not None:
+        auc = "unknown" if made.auc is None else f"{made.auc:.4f}"
+        lines.append(f"model {made.model_id}, auc {auc} on held-out rows, verdict {made.verdict or 'none'}")
+    return "\n".join([*lines, *(f"report of {step}: {uri}" for step, uri in outcome.reports.items())])
+
+
+def _cells(line: RunLine) -> tuple[str, ...]:
+    numbers = {
+        "seconds": None if line.seconds is None else f"{line.seconds:.0f}",
+        "rows": None if line.rows is None else f"{line.rows:,}",
+        "auc": None if line.auc is None else f"{line.auc:.4f}",
+        "version": None if line.version is None else str(line.version),
+    }
+    shown = {name: text or "-" for name, text in numbers.items()}
+    return (
+        line.started_at or "-",
+        line.run,
+        line.state,
+        line.step,
+        shown["seconds"],
+        shown["rows"],
+        shown["auc"],
+        line.verdict or "-",
+        shown["version"],
+        line.model_id or "-",
+    )
