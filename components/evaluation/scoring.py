@@ -99,9 +99,9 @@ class ScoredHoldout:
     has_unknown_category: NDArray[np.bool_]
     """Whether the row holds a category without an id of its own."""
     categories: NDArray[np.int64]
-    """[n, c] raw values of the categorical columns."""
+    """[n, `Features.places`] raw values of the categorical columns and elements of the lists."""
     columns: tuple[str, ...]
-    """[c] names of these columns."""
+    """The column of each place; a list's stands there once for each of its places."""
     weights: NDArray[np.float32] | None = None
     """Sample weights; None where the recommender names none."""
 
@@ -200,15 +200,11 @@ def score_holdout(
         batches, features, score_champion
     )
     of_slots = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
+    categories = categories.reshape(len(labels), len(features.place_names))  # of no batches as well
     is_new = [of_slots[slot] for slot in features.id_places.slots]
     encoded_labels, candidate, new, unknown = _columns(
         (
-            (
-                batch.labels,
-                score_candidate(batch),
-                _has_new(batch.ids, is_new),
-                (batch.ids == OOV_ID).any(axis=1),
-            )
+            (batch.labels, score_candidate(batch), _has_new(batch.ids, is_new), (batch.ids == OOV_ID).any(axis=1))
             for batch in encoded_batches(encoded, features)
         ),
         (np.int8, np.float32, np.bool_, np.bool_),
@@ -225,7 +221,7 @@ def score_holdout(
         has_new_category=new,
         has_unknown_category=unknown,
         categories=categories,
-        columns=features.categorical,
+        columns=features.place_features,
         weights=weights if named.has_weights else None,
     )
 
@@ -240,7 +236,7 @@ def _has_new(ids: NDArray[np.int64], is_new: Sequence[NDArray[np.bool_]]) -> NDA
 def _raw_columns(
     batches: Iterable[RawBatch], features: Features, score_champion: ScoreRaw | None
 ) -> list[NDArray[Any]]:
-    """Labels, times, requests, positions, the champion's scores (empty without one), categorical columns, weights."""
+    """Labels, times, requests, positions, the champion's scores (empty without one), categories, weights."""
     return _columns(
         (
             (
@@ -249,7 +245,7 @@ def _raw_columns(
                 batch.requests,
                 batch.positions,
                 score_champion(batch) if score_champion else np.zeros(0, np.float32),
-                batch.categorical[:, : len(features.categorical)],
+                batch.categorical,
                 batch.weights,
             )
             for batch in batches

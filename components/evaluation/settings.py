@@ -16,7 +16,9 @@ class GateSettings:
     max_auc_loss: float = 0.002
     """AUC by which the candidate may trail the champion (non-inferiority margin)."""
     max_slice_loss: float = 0.02
-    """Part by which the candidate's log loss may exceed the champion's in any slice."""
+    """Part by which the candidate's log loss may exceed the champion's in any slice: all rows, an hour of the day, a
+    position, rows with new categories, or those with one of the five most frequent values of a column. A row belongs to
+    the slice of each element of its lists, so slices overlap, for which the number of tests is corrected."""
     max_calibration_factor: float = 1.5
     """Factor by which expected clicks may exceed, or fall short of, observed ones."""
 

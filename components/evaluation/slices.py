@@ -1,6 +1,7 @@
 """Parts of the held-out rows on which a candidate may be weak although it is good on the whole.
 
-All rows; how new their categories are; hours of the day; positions in ranked lists; frequent values of every column.
+All rows; how new their categories are; hours of the day; positions in ranked lists; frequent values of every column,
+and of a column of lists its frequent elements: a row belongs to the slice of each element that it holds.
 The gate refuses a candidate that surely harms one (`gate.judge`); here they are cut, and measured for people.
 """
 
@@ -30,6 +31,8 @@ MAX_POSITION = 10
 MAX_SHOWN = 40
 """Slices that are measured for people: those that speak most against the candidate."""
 _HOUR_SECONDS = 3_600
+_NOTHING = MISSING_CATEGORY - 1
+"""In a place whose value the row already holds in another place, and in an empty one of a row that holds some value."""
 
 
 class SliceMetrics(NamedTuple):
@@ -65,7 +68,8 @@ def cut_slices(
     slices |= {f"hour: {hour:02}": hours == hour for hour in np.unique(hours)}
     for position in range(1, min(scored.positions.max(initial=0), MAX_POSITION) + 1):
         slices[f"position: {position}"] = scored.positions == position
-    for column, values in zip(scored.columns, scored.categories.T):
+    for column in dict.fromkeys(scored.columns):
+        values = scored.categories[:, [name == column for name in scored.columns]]
         slices |= dict(_by_value(column, values, (words or {}).get(column, {})))
     return slices
 
@@ -92,15 +96,21 @@ def _by_newness(scored: ScoredHoldout, is_first_round: bool) -> Iterator[tuple[s
 def _by_value(
     column: str, values: NDArray[np.int64], words: Mapping[int, str]
 ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    distinct, counts = np.unique(values, return_counts=True)
+    """The slices of the values [n, places]; a row counts once for each value, and as missing where it holds none."""
+    held = np.sort(values, axis=1)
+    held[:, 1:][held[:, 1:] == held[:, :-1]] = _NOTHING
+    held[:, 0][(held[:, 0] == MISSING_CATEGORY) & (values != MISSING_CATEGORY).any(axis=1)] = _NOTHING
+    distinct, counts = np.unique(held[held != _NOTHING], return_counts=True)
     if len(distinct) < 2:
         return
     top = distinct[np.argsort(-counts, kind="stable")][:TOP_VALUES]
     for value in top:
         shown = repr(words[int(value)]) if int(value) in words else f"{int(value):08x}"
-        yield f"{column}: {'missing' if value == MISSING_CATEGORY else shown}", values == value
+        name = f"{column}: {'missing' if value == MISSING_CATEGORY else shown}"
+        yield name, np.logical_or.reduce(held == value, axis=1)
     if len(distinct) > TOP_VALUES:
-        yield f"{column}: other {len(distinct) - TOP_VALUES} values", ~np.isin(values, top)
+        is_other = np.isin(held, [*top, _NOTHING], invert=True)
+        yield f"{column}: other {len(distinct) - TOP_VALUES} values", np.logical_or.reduce(is_other, axis=1)
 
 
 def _measure(scored: ScoredHoldout, name: str, *, rows: NDArray[np.bool_], p_value: float | None) -> SliceMetrics:

@@ -109,6 +109,21 @@ def test_slices_are_measured_on_their_own_rows():
         assert sum(kept.sum() for name, kept in slices.items() if name.startswith(f"{column}: ")) == 3000
 
 
+def test_a_row_belongs_to_the_slice_of_each_element_of_its_lists_and_counts_once_there():
+    rows = [[5, 5, 5], [5, 6], [], [6, 5], [7, 10], [8, 9], [9, 10, 9], [], [8, 7], [6], [11, 5], [11, 11, 11]]
+    made = scored(len(rows))
+    places = np.array([row + [MISSING_CATEGORY] * (3 - len(row)) for row in rows])
+    made = replace(made, categories=np.c_[made.categories[:, :1], places], columns=("C1", "tags", "tags", "tags"))
+    slices = cut_slices(made, is_first_round=True, words={"tags": {5: "jazz"}})
+    found = {name: kept.tolist() for name, kept in slices.items() if name.startswith("tags: ")}
+    names = {"tags: 'jazz'": 5, "tags: 00000006": 6, "tags: 00000007": 7, "tags: 00000008": 8}
+    assert found == {
+        **{name: [element in row for row in rows] for name, element in names.items()},
+        "tags: missing": [not row for row in rows],
+        "tags: other 3 values": [not {9, 10, 11}.isdisjoint(row) for row in rows],
+    }
+
+
 def test_people_see_the_slices_that_speak_most_against_the_candidate_first():
     rows = scored()
     slices = cut_slices(rows, is_first_round=False)

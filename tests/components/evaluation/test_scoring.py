@@ -126,6 +126,7 @@ def test_rows_with_lists_are_marked_by_the_ids_of_every_place(tmp_path):
     )
     assert scored.has_new_category.tolist() == [True, True, False, False]
     assert scored.has_unknown_category.tolist() == [False, False, True, True]
-    assert scored.categories.tolist() == [[9], [-1], [9], [8]]
+    places = [[9, 8, 9, 1, 2], [-1, -1, -1, 4, -1], [9, 8, -1, -1, -1], [8, -1, -1, 5, -1]]
+    assert (scored.categories.tolist(), scored.columns) == (places, ("item", "last", "last", "tags", "tags"))
     assert scored.candidate.tolist() == ids.sum(axis=1).tolist()
     assert scored.champion.tolist() == [21989, -6111, -11011, -5102]

@@ -14,6 +14,7 @@ from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
 
 from components.contracts.manifests import AucLead, RawDataset, Verdict
+from components.contracts.raw_rows import ColumnNames
 from components.evaluation.__main__ import main
 from components.storage.uris import local_path
 from components.store import models as model_store
@@ -136,12 +137,14 @@ def test_holdout_of_one_class_is_inconclusive_without_numbers(make_round, label)
     assert json.loads(made.path("roc").read_text())["fpr"] == []
 
 
-def test_empty_holdout_is_inconclusive(make_round):
+@pytest.mark.parametrize("user", [None, "C17"])
+def test_empty_holdout_is_inconclusive(make_round, user):
     made = make_round(200)
     for folder in (made.raw.holdout_uri, made.training_set.holdout_uri):
         for file in local_path(folder).glob("*.parquet"):
             rewrite(file, lambda table: table.slice(0, 0))
-    made.change("raw", num_holdout_rows=0)
+    named = replace(made.raw.recommender, data=ColumnNames(user=user))
+    made.change("raw", num_holdout_rows=0, recommender=named)
     made.change("training_set", num_holdout_rows=0)
     assert main(made.flags()) == 0
     assert "clicks come from 0 requests, expected 10" in verdict_of(made).reason
