@@ -1,7 +1,7 @@
 """Rows of click files: Parquet under the recommender's names, in any order, with or without labels.
 
-Other files become Parquet by `evergreen ingest`, which keeps malformed rows apart; scoring stops at the first malformed
-value and names its file and row.
+A file may lack a column that is served as one value. Other files become Parquet by `evergreen ingest`, which keeps
+malformed rows apart; scoring stops at the first malformed value and names its file and row.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ def concatenated(parts: Sequence[FeatureRows]) -> FeatureRows:
 
 
 def _read_file(path: Path, recommender: Recommender, labelled: bool) -> Iterator[LabelledRows]:
-    here, names = pq.read_schema(path).names, recommender.features.names
+    here, features = pq.read_schema(path).names, recommender.features
+    names = [name for name in features.names if name in here or name in features.needed]
     label = LABEL if LABEL in here else recommender.data.label
-    wanted = [label, *names] if labelled else list(names)
+    wanted = [label, *names] if labelled else names
     if missing := [name for name in wanted if name not in here]:
         raise ContractError(
             f"data {path} lacks columns {missing} of recommender {recommender.name}{nearest(missing[0], here)}"
@@ -96,7 +97,7 @@ def _read_file(path: Path, recommender: Recommender, labelled: bool) -> Iterator
             named = {name: batch.column(name) for name in wanted}
             try:
                 labels = _labels(label, named.pop(label)) if labelled else np.zeros(batch.num_rows, dtype=np.int32)
-                yield LabelledRows(feature_rows(named, recommender.features), labels)
+                yield LabelledRows(feature_rows(named, features), labels)
             except WrongValue as error:
                 raise ContractError(
                     f"{path} row {first_row + error.row}: {error.column} is {error.value!r}, expected {error.expected}"

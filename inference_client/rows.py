@@ -106,9 +106,8 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
     if len(named) > len(features.names) - len(absent):
         unknown = next(name for name in named if name not in features.names)
         raise ContractError(f"rows have a column {unknown!r}, which is no feature{nearest(unknown, features.names)}")
-    unneeded = {features.categorical[place] for place in features.served_as}
-    if not may_lack_columns and (needed := [name for name in absent if name not in unneeded]):
-        raise ContractError(f"rows lack columns {needed}, expected {', '.join(features.names)}")
+    if not may_lack_columns and (lacking := [name for name in absent if name in features.needed]):
+        raise ContractError(f"rows lack columns {lacking}, expected {', '.join(features.names)}")
     lengths = {name: len(values) for name, values in named.items()}
     num_rows = next(iter(lengths.values()), 0)
     for name, length in lengths.items():

@@ -348,6 +348,12 @@ class Features:
         return {self.categorical.index(n): category_of(str(v)) for n, v in values.items() if v is not None}
 
     @property
+    def needed(self) -> tuple[str, ...]:
+        """The features that a request must name: all but those that are served as one value."""
+        served = {self.categorical[place] for place in self.served_as}
+        return tuple(name for name in self.names if name not in served)
+
+    @property
     def slots(self) -> tuple[str, ...]:
         """The features with categories of their own: a vocabulary, and rows of the table.
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
-from components.contracts.features import Features, category_of
+from components.contracts.features import CategoricalOptions, Features, category_of
 from components.contracts.raw_rows import LABEL, ColumnNames
 from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError
@@ -59,6 +59,18 @@ def test_a_users_own_columns_are_read_by_their_names_and_the_label_by_its_own_or
     dense, categorical, labels = read(write(tmp_path / "rows.parquet", table), shop)
     np.testing.assert_array_equal(dense, [[np.nan], [2.0]])
     assert (categorical.tolist(), labels.tolist()) == ([[7, 5], [8, -1]], [1, 0])
+
+
+@pytest.mark.parametrize("held", [{}, {"place": [3, 4]}])
+def test_a_column_that_is_served_as_one_value_may_be_absent_but_is_read_where_it_is_there(tmp_path, held):
+    place = {"place": CategoricalOptions(served_as=1)}
+    shop = Recommender(
+        name="shop", features=Features(numeric=(), categorical=("place", "item"), categorical_options=place)
+    )
+    path = write(tmp_path / "rows.parquet", pa.table({"item": [5, 6], LABEL: [1, 0], **held}))
+    expected = np.c_[held.get("place", [-1, -1]), [5, 6]]
+    np.testing.assert_array_equal(read(path, shop)[1], expected)
+    np.testing.assert_array_equal(first_rows(path, shop).categorical, expected)
 
 
 @pytest.mark.parametrize(
