@@ -94,12 +94,12 @@ class PredictionBatch:
             _check_array("shadow_scores", self.shadow_scores, np.float32, shape=(n,))
         if self.shadow_version is not None:
             _check_version("shadow_version", self.shadow_version)
-        # NaN is the minimum of whatever holds one, and fails both comparisons; of scores it is passed over.
-        if np.fmin.reduce(self.scores) < 0 or np.fmax.reduce(self.scores) > 1:
-            raise ContractError(f"prediction batch {self.request_id} has scores outside [0, 1]")
-        for name in ("shadow_scores", "propensities"):
+        for name in ("scores", "shadow_scores", "propensities"):
             values = getattr(self, name)
-            if values is not None and not (np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= 1):
+            # NaN is the minimum of whatever holds one, and fails both comparisons.
+            if values is None or (np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= 1):
+                continue
+            if name != "scores" or np.fmin.reduce(values) < 0 or np.fmax.reduce(values) > 1:
                 raise ContractError(f"prediction batch {self.request_id} has {name} outside [0, 1]")
 
     def __len__(self) -> int:

@@ -42,6 +42,8 @@ def read_record(payload: bytes, *, now: float, form: RecordFormat, recommender: 
     newest = record.time if isinstance(record, PredictionBatch) else max(record.time, float(record.times.max()))
     if newest > now + MAX_FUTURE_SECONDS:
         raise ContractError(f"time is {newest}, expected at most a day from now ({now:.0f})")
-    if isinstance(record, PredictionBatch) and (rows := int(np.isnan(record.scores).sum())):
+    # NaN is the minimum of whatever holds one, and fails the comparison.
+    if isinstance(record, PredictionBatch) and not np.minimum.reduce(record.scores) >= 0:
+        rows = int(np.isnan(record.scores).sum())
         raise UnscoredRows(request_id=record.request_id, version=record.model_version, rows=rows)
     return record

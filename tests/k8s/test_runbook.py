@@ -88,7 +88,7 @@ def test_commands_parse_as_their_program_parses_them(line, parse):
 @pytest.mark.parametrize("line", [line for line in EXEC if inner(line)])
 def test_commands_in_pods_parse_and_their_image_has_the_program(line, parse):
     parse(inner(line))
-    workload = re.search(r"exec deploy/(\w+)( -c (\w+))? -- ", line)
+    workload = re.search(r"exec deploy/([\w-]+)( -c (\w+))? -- ", line)
     manifest = workload_manifest(workload[1])
     containers = {each["name"]: each for each in manifest["spec"]["template"]["spec"]["containers"]}
     image = containers[workload[3] or workload[1]]["image"]
