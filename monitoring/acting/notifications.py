@@ -79,7 +79,7 @@ _RULES = {
     "judged": _Rule(DRIFT, "A new model was judged", "kept; a person may promote it", is_of_run=True),
     "refused": _Rule(DRIFT, "The new model was refused", "the live version stays live", is_of_run=True),
     "failed": _Rule(DRIFT, "A retraining run failed", "it is tried again after a pause", is_of_run=True),
-    "bad_release": _Rule(RELEASE, "A new version is bad", "it is taken back", is_of_run=True),
+    "bad_release": _Rule(RELEASE, "A new version is bad", "the release controller takes it back", is_of_run=True),
     "taken_back": _Rule(RELEASE, "A new version was taken back", "the version before is live again", is_of_run=True),
     "log_down": _Rule(LOG, "The record log cannot be reached"),
     "dead_letter": _Rule(DEAD_LETTER, "Messages could not be used", "kept as dead letters, with their bytes"),

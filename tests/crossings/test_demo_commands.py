@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.features import Features
-from components.deployment import rollback, verify
+from components.deployment import controller, promote, verify
 from components.runtime.errors import ContractError
 from inference_client import __main__ as client
 from monitoring.flags import build_parser, read_settings
@@ -56,8 +56,8 @@ def test_the_columns_that_change_are_numeric_or_have_few_categories(tmp_path):
     assert columns_to_change(tmp_path / "replay.parquet", only) == ("user",)
 
 
-def test_traffic_rollback_and_proof_take_their_flags(services):
+def test_traffic_controller_promotion_and_proof_take_their_flags(services):
     assert client.build_parser().parse_args(services.replay_command()[3:]).server == services.triton_url
-    back = [*services.rollback_command("why"), "--to", "1"]
-    assert rollback.build_parser().parse_args(back[3:]).to == 1
+    assert controller.build_parser().parse_args(services.controller_command()[3:]).metrics_urls == services.metrics_url
+    assert promote.build_parser().parse_args(services.promote_command("m1", "why")[3:]).override == "why"
     assert verify.build_parser().parse_args(services.verify_command(2)[3:]).version == 2
