@@ -58,7 +58,7 @@ def mixture_evidence(total: float, squares: float) -> float:
 
     >>> mixture_evidence(0.0, 0.0)
     1.0
-    >>> mixture_evidence(60.0, 100.0) > 1e6 > 1 > mixture_evidence(-60.0, 100.0)
+    >>> mixture_evidence(60.0, 100.0) > 1e5 > 1 > mixture_evidence(-60.0, 100.0)
     True
     """
     width = TUNED_SQUARES + squares

@@ -21,6 +21,7 @@ from components.charts.page import html_page, html_table
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
 from monitoring.acting.acting import ActingStatus
+from monitoring.deciding.policy import Action
 from monitoring.journal import EVENTS_FILE, TIMELINE_FILE
 from monitoring.measures.kpis import Kpis
 from monitoring.measures.open_labels import OpenEstimate
@@ -147,9 +148,29 @@ def _health_banner(exposition: Exposition, now: float) -> str:
         state, text = "bad", f"Not ready: {reason}"
     elif last is None:
         state, text = "wait", "Connected to the log; no prediction has arrived yet."
+    elif concern := _model_concern(exposition.snapshot, now):
+        state, text = concern
     else:
         state, text = "good", f"Working; the newest prediction is {_format_duration(now - last)} old."
     return f'<p class="banner {state}" id="health">{escape(text)}</p>'
+
+
+def _model_concern(shown: Snapshot, now: float) -> tuple[str, str] | None:
+    """What speaks against the serving version or its successor, the worst first: the banner's state and text."""
+    acting = shown.acting
+    said = {each.action: f"{each.policy}: {each.reason}" for each in reversed(shown.decisions)}
+    since = "" if acting is None or acting.incident_since is None else _format_duration(now - acting.incident_since)
+    if reason := said.get(Action.ROLLBACK):
+        return "bad", f"Version {shown.serving_version} is bad and has to be taken back. {reason}"
+    if reason := said.get(Action.RETRAIN) or said.get(Action.HELD):
+        phase = "" if acting is None else f" What is being done: {acting.phase}."
+        return "bad", f"Drift of version {shown.serving_version}{since and f' for {since}'}. {reason}.{phase}"
+    if reason := said.get(Action.BREACH):
+        return "warn", f"A drift of version {shown.serving_version} is suspected{since and f' for {since}'}. {reason}."
+    last = shown.store_status.runs.last_run if shown.store_status else None
+    if last is not None and last.state == "failed":
+        return "warn", f"The last run failed {_format_duration(now - last.ended_at)} ago at {last.step}: {last.reason}"
+    return None
 
 
 def _tiles_section(shown: Snapshot, now: float) -> str:

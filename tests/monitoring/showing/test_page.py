@@ -10,9 +10,10 @@ import pytest
 
 from components.store import promotion_journal
 from monitoring.acting.acting import ActingStatus
+from monitoring.deciding.policy import Action
 from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.page import MAX_POINTS, History, read_history, status_page, tail
-from tests.support.snapshots import DECISION, EMPTY, EVENTS, FULL, KPIS, NOW, POINTS
+from tests.support.snapshots import DECISION, EMPTY, EVENTS, FULL, KPIS, LAST_RUN, NOW, POINTS
 
 
 class Text(HTMLParser):
@@ -44,7 +45,7 @@ def test_everything_that_the_on_call_asks_is_on_it():
         History(POINTS, EVENTS),
     )
     for expected in (
-        "Working; the newest prediction is 3 s old",
+        "A drift of version 3 is suspected. threshold: auc 0.6 < 0.7.",
         "0.750 (0.700 .. 0.800)",
         "threshold 0.740",
         "trigger",
@@ -80,6 +81,30 @@ def test_a_number_that_does_not_exist_is_called_undefined():
 )
 def test_an_idle_log_and_a_dead_one_are_reported_apart(changes, expected):
     assert expected in page(Snapshot(**changes)).text
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "Working; the newest prediction is 3 s old"),
+        ({"actions": ["ok", "rollback", "retrain"]}, "Version 3 is bad and has to be taken back. two: why two"),
+        ({"actions": ["breach", "held"]}, "Drift of version 3 for 2 min. two: why two. What is being done: running."),
+        ({"actions": ["undecidable", "breach"]}, "A drift of version 3 is suspected for 2 min. two: why two."),
+        ({"run": "failed"}, "The last run failed 3 min ago at deployment: passed"),
+    ],
+    ids=["well", "bad release", "drift", "suspicion", "failed run"],
+)
+def test_the_banner_says_the_worst_first_since_when_and_what_is_being_done(changes, expected):
+    names = ("one", "two", "three")
+    said = [
+        replace(DECISION, policy=name, action=Action(action), reason=f"why {name}")
+        for name, action in zip(names, changes.get("actions", ["ok"]))
+    ]
+    acting = replace(FULL.acting, incident_since=NOW - 120)
+    last = replace(LAST_RUN, state=changes.get("run", "released"), ended_at=NOW - 180)
+    status = replace(FULL.store_status, runs=replace(FULL.store_status.runs, last_run=last))
+    snapshot = replace(FULL, last_record_time=NOW - 3, decisions=tuple(said), acting=acting, store_status=status)
+    assert expected in page(snapshot).text
 
 
 def test_what_a_record_says_is_text_and_never_markup():

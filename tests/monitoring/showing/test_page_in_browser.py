@@ -67,7 +67,7 @@ def test_a_phone_scrolls_the_page_down_only(address, tmp_path):
     copy.write_text(page.replace("</body>", address[1] + "</body>").replace('http-equiv="refresh"', ""))
     told = browse(tmp_path, "--window-size=500,1000", "--dump-dom", copy.as_uri())
     scroll, inner, lines, tables = json.loads(re.search(r"<title>(.*?)</title>", told).group(1))
-    assert 'class="banner good" id="health">Working' in page
+    assert 'class="banner warn" id="health">A drift of version' in page
     assert lines == 1
     assert tables >= 5
     assert scroll <= inner
