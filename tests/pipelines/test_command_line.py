@@ -16,7 +16,7 @@ def test_commands_are_the_promised_ones():
         "log",
         "monitor", "uploader", "simulate", "drift", "traffic", "score", "rank", "load", "ingest",
         "rollback", "promote", "canary", "verify", "controller", "backtest", "incident", "replay", "scale",
-        "backfill", "lineage", "forget", "recommender", "schema", "quarantine",
+        "backfill", "lineage", "forget", "collect", "recommender", "schema", "quarantine",
     }  # fmt: skip
 
 

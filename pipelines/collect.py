@@ -1,0 +1,152 @@
+"""`evergreen collect`: names what an installation may give up by its age, and removes it with `--yes`.
+
+What goes: work folders of runs that have ended, and the weights and graphs of models that nothing goes back to. What
+stays: manifests, vocabularies, verdicts, reports, notes and the journal, which are small and tell what was. Whatever
+its age, the live model stays, a canary, the newest versions that were live, and all of a run without an outcome.
+
+A folder is renamed before its files go, so a command that was killed leaves whole folders and leftovers, which the next
+call removes. A run that names an old model as its parent or champion must not be under way. A removed model cannot be
+promoted or continued any more, and a removed version cannot be rolled back to; each command then names what is absent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from components.contracts.manifests import Model, Release
+from components.runtime.errors import ContractError
+from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.storage.uris import typed_folder
+from components.store import promotion_journal
+from components.store.models import graph_folder, model_folder, release_path
+from components.store.promotion_journal import moment_of
+from components.store.runs import read_outcomes
+
+KEEP_DAYS, KEEP_VERSIONS = 30.0, 10
+_LEFTOVER = ".collected"
+"""End of the name of a folder that is being removed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removable:
+    """One folder that may go."""
+
+    path: Path
+    what: str
+    """For people: what it is and why nothing needs it."""
+    num_bytes: int
+
+    def remove(self) -> None:
+        """Removes it, whole or to a leftover that the next call finds."""
+        leftover = self.path
+        if not leftover.name.endswith(_LEFTOVER):
+            leftover = self.path.with_name(self.path.name + _LEFTOVER)
+            self.path.rename(leftover)
+        shutil.rmtree(leftover)
+
+
+def find(store: Path, work: Path | None, *, before: datetime, keep_versions: int) -> list[Removable]:
+    """What may go.
+
+    Args:
+        store: The model store.
+        work: Folder of the runs' intermediate files; None = it is not looked into.
+        before: What ended or was made later stays; with a time zone.
+        keep_versions: Newest versions that were live, the live one among them, which stay.
+
+    Raises:
+        ContractError: the journal or a manifest is damaged.
+    """
+    found = [*_leftovers(store / "models", "*/*"), *_leftovers(store / "graphs", "*")]
+    if work is not None:
+        found += [*_leftovers(work, "*"), *_work_of_runs(store, work, before)]
+    lines = promotion_journal.read_journal(store)
+    newest = list(dict.fromkeys(line.version for line in reversed(lines)))[:keep_versions]
+    wanted = {*newest, *([lines[-1].previous_version, _replaced_by(store, lines[-1].version)] if lines else [])}
+    kept = {line.version: line.model_id for line in lines if line.version in wanted}
+    if (canary := promotion_journal.canary_at_work(store)) is not None:
+        kept[canary.version] = canary.model_id
+    for path in sorted((store / "models").glob(f"*/{Model.MANIFEST}")):
+        model = Model.read(path)
+        weights = model_folder(store, model.model_id) / Model.WEIGHTS
+        if model.model_id not in kept.values() and moment_of(model.created_at) < before and weights.exists():
+            found.append(_removable(weights, f"weights of model {model.model_id}, made {model.created_at[:10]}"))
+    for path in sorted((store / "releases").glob("*.json")):
+        release = Release.read(path)
+        graph = graph_folder(store, release.version)
+        if release.version not in kept and moment_of(release.published_at) < before and graph.exists():
+            text = f"graph of version {release.version}, published {release.published_at[:10]}"
+            found.append(_removable(graph, text))
+    return found
+
+
+def _replaced_by(store: Path, version: int) -> int | None:
+    """The version that a rollback of `version` goes to."""
+    return Release.read(release_path(store, version)).previous_version
+
+
+def _work_of_runs(store: Path, work: Path, before: datetime) -> list[Removable]:
+    ended = {outcome.run: outcome.ended_at for outcome in read_outcomes(store)}
+    folders = {path.name: path for path in work.iterdir() if path.is_dir()}
+    return [
+        _removable(folders[run], f"work of run {run}, ended {at[:10]}")
+        for run, at in ended.items()
+        if run in folders and moment_of(at) < before
+    ]
+
+
+def _leftovers(folder: Path, pattern: str) -> list[Removable]:
+    paths = sorted(folder.glob(pattern + _LEFTOVER))
+    return [_removable(path, f"left by a collection that was killed: {path}") for path in paths]
+
+
+def _removable(path: Path, what: str) -> Removable:
+    return Removable(path=path, what=what, num_bytes=sum(f.stat().st_size for f in path.rglob("*") if f.is_file()))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's flags."""
+    parser = argparse.ArgumentParser(prog="evergreen collect", description=(__doc__ or "").partition("\n\n")[2])
+    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument("--work", help="folder of the runs' intermediate files; default: it is not looked into")
+    parser.add_argument("--days", type=float, default=KEEP_DAYS, help="what is younger stays (default: %(default)g)")
+    parser.add_argument(
+        "--keep-versions",
+        type=int,
+        default=KEEP_VERSIONS,
+        help="newest versions that were live, which stay for a rollback (default: %(default)d)",
+    )
+    parser.add_argument("--yes", action="store_true", help="remove it; otherwise it is only named")
+    return parser
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> int:
+    """Runs the command; see `runtime.exit_codes` for its exit codes."""
+    arguments = build_parser().parse_args(argv)
+    if arguments.days < 1 or arguments.keep_versions < 2:
+        given = f"--days {arguments.days:g} and --keep-versions {arguments.keep_versions}"
+        raise ContractError(f"{given} are given, expected at least 1 day and 2 versions: one to go back to")
+    store = typed_folder(arguments.store, "--store")
+    work = typed_folder(arguments.work, "--work") if arguments.work else None
+    before = (now or datetime.now(timezone.utc)) - timedelta(days=arguments.days)
+    found = find(store, work, before=before, keep_versions=arguments.keep_versions)
+    for each in found:
+        print(f"{each.num_bytes / 2**20:10.1f} MiB  {each.what}")
+    total = f"{sum(each.num_bytes for each in found) / 2**20:.1f} MiB in {len(found)} folders"
+    if arguments.yes:
+        for each in found:
+            each.remove()
+        print(f"removed {total}")
+    else:
+        print(f"{total} may go; --yes removes them" if found else "nothing may go")
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
