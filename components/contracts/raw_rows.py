@@ -130,6 +130,9 @@ class ColumnNames:
     user: str | None = None
     """The categorical feature that says who saw the row. With it the gate counts the rows of a user as alike, and tells
     how well each user's rows are ordered."""
+    item: str | None = None
+    """The categorical feature that says what was shown. With it the gate also judges the rows of items that are new in
+    this round, and of those without an id of their own, each as a slice."""
 
     def __post_init__(self) -> None:
         """Refuses names that could not be told apart."""

@@ -67,9 +67,11 @@ class Recommender:
             raise ContractError(f"feature {self.data.label!r} is the label, expected features that are known before it")
         if self.data.weight is not None and (taken := sorted({self.data.weight, WEIGHT} & set(self.features.names))):
             raise ContractError(f"features {taken} have the name of the weight that rows have, expected other names")
-        user, categorical = self.data.user, self.features.categorical
-        if user is not None and user not in categorical:
-            raise ContractError(f"data.user is {user!r}, which is no categorical feature{nearest(user, categorical)}")
+        categorical = self.features.categorical
+        for role in ("user", "item"):
+            if (name := getattr(self.data, role)) is not None and name not in categorical:
+                near = nearest(name, categorical)
+                raise ContractError(f"data.{role} is {name!r}, which is no categorical feature{near}")
         for section, values in self.settings.items():
             if section not in SECTIONS:
                 raise ContractError(f"{section} is no section{nearest(section, SECTIONS)}")

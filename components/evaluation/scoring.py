@@ -76,6 +76,9 @@ class EncodedBatch(NamedTuple):
     """[n, `Features.id_places`], slot-local."""
 
 
+NEW_ITEM, UNKNOWN_ITEM = 1, 2
+"""An item that got its id in this round, and one that has no id of its own."""
+
 ScoreEncoded = Callable[[EncodedBatch], NDArray[np.float32]]
 ScoreRaw = Callable[[RawBatch], NDArray[np.float32]]
 
@@ -98,6 +101,8 @@ class ScoredHoldout:
     """Whether the row holds a category that got its id in this round."""
     has_unknown_category: NDArray[np.bool_]
     """Whether the row holds a category without an id of its own."""
+    item_newness: NDArray[np.int8] | None
+    """Of the row's item `NEW_ITEM`, `UNKNOWN_ITEM` or 0 = known before; None where the recommender names no item."""
     categories: NDArray[np.int64]
     """[n, `Features.places`] raw values of the categorical columns and elements of the lists."""
     columns: tuple[str, ...]
@@ -186,7 +191,7 @@ def score_holdout(
         raw_uri: Folder of the raw rows.
         encoded_uri: Folder of the same rows encoded, in the same order.
         features: Of the rows.
-        named: Says which feature names the user, if one does, and whether rows have weights.
+        named: Says which features name user and item, if any do, and whether rows have weights.
         counts: Rows of both folders according to their manifests.
         score_candidate: See `candidate_scorer`.
         score_champion: See `champion_scorer`; None if nothing is live.
@@ -202,13 +207,12 @@ def score_holdout(
     of_slots = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
     categories = categories.reshape(len(labels), len(features.place_names))  # of no batches as well
     is_new = [of_slots[slot] for slot in features.id_places.slots]
-    encoded_labels, candidate, new, unknown = _columns(
-        (
-            (batch.labels, score_candidate(batch), _has_new(batch.ids, is_new), (batch.ids == OOV_ID).any(axis=1))
-            for batch in encoded_batches(encoded, features)
-        ),
-        (np.int8, np.float32, np.bool_, np.bool_),
+    item = None if named.item is None else features.id_names.index(named.item)
+    rows = (
+        (batch.labels, score_candidate(batch), *_newness(batch.ids, is_new, item))
+        for batch in encoded_batches(encoded, features)
     )
+    encoded_labels, candidate, new, unknown, items = _columns(rows, (np.int8, np.float32, np.bool_, np.bool_, np.int8))
     _expect_same_labels(labels, encoded_labels)
     return ScoredHoldout(
         labels=labels,
@@ -220,17 +224,24 @@ def score_holdout(
         champion=champion if score_champion else None,
         has_new_category=new,
         has_unknown_category=unknown,
+        item_newness=None if item is None else items,
         categories=categories,
         columns=features.place_features,
         weights=weights if named.has_weights else None,
     )
 
 
-def _has_new(ids: NDArray[np.int64], is_new: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    found = np.zeros(len(ids), np.bool_)
+def _newness(
+    ids: NDArray[np.int64], is_new: Sequence[NDArray[np.bool_]], item: int | None
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int8]]:
+    """Whether each row holds a new category, and an unknown one; and of the column `item`, see `ScoredHoldout`."""
+    found, of_item = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.int8)
     for known, column in zip(is_new, ids.T):
         found |= known[column]
-    return found
+    if item is not None:
+        of_item[is_new[item][ids[:, item]]] = NEW_ITEM
+        of_item[ids[:, item] == OOV_ID] = UNKNOWN_ITEM
+    return found, (ids == OOV_ID).any(axis=1), of_item
 
 
 def _raw_columns(

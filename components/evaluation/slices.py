@@ -1,7 +1,7 @@
 """Parts of the held-out rows on which a candidate may be weak although it is good on the whole.
 
-All rows; how new their categories are; hours of the day; positions in ranked lists; frequent values of every column,
-and of a column of lists its frequent elements: a row belongs to the slice of each element that it holds.
+All rows; how new their categories, and their items, are; hours of the day; positions in ranked lists; frequent values
+of every column, and of a column of lists its frequent elements: a row belongs to the slice of each that it holds.
 The gate refuses a candidate that surely harms one (`gate.judge`); here they are cut, and measured for people.
 """
 
@@ -24,7 +24,7 @@ from components.contracts.metrics import (
     log_loss,
     normalized_entropy,
 )
-from components.evaluation.scoring import ScoredHoldout
+from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
 
 TOP_VALUES = 5
 MAX_POSITION = 10
@@ -91,6 +91,10 @@ def _by_newness(scored: ScoredHoldout, is_first_round: bool) -> Iterator[tuple[s
         yield "categories: all known", ~unknown
     else:
         yield "categories: all known before", ~(new | unknown)
+    if scored.item_newness is not None:
+        if not is_first_round:
+            yield "item: got its id in this round", scored.item_newness == NEW_ITEM
+        yield "item: has no id of its own", scored.item_newness == UNKNOWN_ITEM
 
 
 def _by_value(

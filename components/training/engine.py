@@ -98,8 +98,8 @@ def require_backend(
         )
     if backend == "hugectr" and features and features.lists:
         raise ContractError(
-            f"features.lists are {list(features.lists)}, expected none with backend hugectr: NVIDIA's converter to "
-            "ONNX divides a mean by the longest list, not by the row's own"
+            f"features.lists are {list(features.lists)}, expected none with backend hugectr: the network that it is "
+            "given reads one key of each slot"
         )
     if backend == "hugectr" and weight is not None:
         raise ContractError(

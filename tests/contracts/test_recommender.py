@@ -19,9 +19,10 @@ def shop(**settings):
     return Recommender(name="shop", features=FEATURES, settings=settings)
 
 
-def test_a_user_that_is_no_categorical_feature_is_refused():
-    with pytest.raises(ContractError, match="data.user is 'shp', which is no categorical feature, expected shop"):
-        replace(shop(), data=ColumnNames(user="shp"))
+@pytest.mark.parametrize("role", ["user", "item"])
+def test_a_user_or_an_item_that_is_no_categorical_feature_is_refused(role):
+    with pytest.raises(ContractError, match=f"data.{role} is 'shp', which is no categorical feature, expected shop"):
+        replace(shop(), data=ColumnNames(**{role: "shp"}))
 
 
 @pytest.mark.parametrize(

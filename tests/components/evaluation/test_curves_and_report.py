@@ -15,7 +15,7 @@ from components.contracts.metrics import auc_difference, auc_estimate, user_qual
 from components.contracts.raw_rows import ColumnNames
 from components.evaluation.__main__ import main
 from components.evaluation.report import calibration_bins, roc_curve
-from components.evaluation.scoring import ScoredHoldout
+from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
 from components.evaluation.slices import MAX_SHOWN, cut_slices, measure_slices
 from components.runtime.exit_codes import ExitCode
 from components.storage.uris import local_path
@@ -74,6 +74,7 @@ def scored(n=3000, *, seconds=7200.0, champion=True, seed=0):
         champion=random.random(n).astype(np.float32) if champion else None,
         has_new_category=random.random(n) < 0.1,
         has_unknown_category=random.random(n) < 0.2,
+        item_newness=None,
         categories=random.choice(
             [MISSING_CATEGORY, 5, 0xFFFFFFFF, 7, 8, 9, 10], (n, 26), p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.06, 0.04]
         ),
@@ -107,6 +108,16 @@ def test_slices_are_measured_on_their_own_rows():
         assert part.log_loss_change == pytest.approx(now / before - 1)
     for column in ("hour", "C9"):
         assert sum(kept.sum() for name, kept in slices.items() if name.startswith(f"{column}: ")) == 3000
+
+
+def test_new_and_unknown_items_are_slices_where_the_recommender_names_the_item():
+    made = scored(6)
+    made = replace(made, item_newness=np.array([0, NEW_ITEM, UNKNOWN_ITEM, 0, NEW_ITEM, 0], np.int8))
+    names = ("item: got its id in this round", "item: has no id of its own")
+    later, first = (cut_slices(made, is_first_round=is_first) for is_first in (False, True))
+    assert [np.flatnonzero(later[name]).tolist() for name in names] == [[1, 4], [2]]
+    assert names[0] not in first, "in the first round every item is new"
+    assert not set(names) & set(cut_slices(scored(6), is_first_round=False))
 
 
 def test_a_row_belongs_to_the_slice_of_each_element_of_its_lists_and_counts_once_there():

@@ -13,6 +13,7 @@ from components.contracts.criteo import CRITEO
 from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
 from components.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID, ColumnNames
 from components.evaluation.scoring import (
+    UNKNOWN_ITEM,
     candidate_scorer,
     champion_scorer,
     encoded_batches,
@@ -117,13 +118,14 @@ def test_rows_with_lists_are_marked_by_the_ids_of_every_place(tmp_path):
     scored = score_holdout(
         *((tmp_path / name).as_uri() for name in ("raw", "encoded")),
         features=features,
-        named=ColumnNames(),
+        named=ColumnNames(item="item"),
         counts=(4, 4),
         score_candidate=lambda batch: batch.ids.sum(axis=1).astype(np.float32),
         score_champion=lambda batch: (batch.categorical * [1, 10, 100, 1000, 10_000]).sum(axis=1).astype(np.float32),
         slot_sizes=[6, 5],
         new_ids=[np.array([5]), np.array([4])],
     )
+    assert scored.item_newness.tolist() == [0, 0, 0, UNKNOWN_ITEM]
     assert scored.has_new_category.tolist() == [True, True, False, False]
     assert scored.has_unknown_category.tolist() == [False, False, True, True]
     places = [[9, 8, 9, 1, 2], [-1, -1, -1, 4, -1], [9, 8, -1, -1, -1], [8, -1, -1, 5, -1]]
