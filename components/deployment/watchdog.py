@@ -78,6 +78,8 @@ class Watchdog:
         self._golden = lru_cache(maxsize=4)(lambda version: self._repository.published.golden_rows(version))
         self._strikes: Counter[str] = Counter()
         self._last: dict[str, str] = {}
+        self._rounds: Counter[str] = Counter()
+        """Rounds in a row with the last finding."""
 
     @cached_property
     def _repository(self) -> ModelRepository:
@@ -98,9 +100,11 @@ class Watchdog:
                 finding, why = self._look_at(url, name, version)
                 findings[key] = finding
                 self.counts[finding] += 1
-                if finding != self._last.get(key):
-                    logger.log(_LEVELS[finding], "triton %s, version %d: %s%s", key, version, finding, why)
+                self._rounds[key] = self._rounds[key] + 1 if finding == self._last.get(key) else 1
                 self._last[key] = finding
+                # A pod that ends in a rolling update is gone once, and then no address of the name any more.
+                if self._rounds[key] == (_STRIKES if finding == GONE else 1):
+                    logger.log(_LEVELS[finding], "triton %s, version %d: %s%s", key, version, finding, why)
         return findings
 
     def _addresses(self) -> list[str]:

@@ -262,7 +262,7 @@ def test_before_the_first_release_there_is_nothing_to_ask(watchdog):
     assert watchdog.look() == {}
 
 
-def test_replicas_behind_a_name_are_asked_for_at_every_round(deploy, settings, triton):
+def test_replicas_behind_a_name_are_asked_for_at_every_round(deploy, settings, triton, caplog):
     deploy(1)
     site = dataclasses.replace(settings, triton_urls=("dns:///triton-headless:8001", triton.grpc_url))
     known = {("triton-headless", 8001): []}
@@ -270,6 +270,9 @@ def test_replicas_behind_a_name_are_asked_for_at_every_round(deploy, settings, t
     assert watchdog.look() == {f"{triton.grpc_url} {MODEL_NAME}": WELL}
     known["triton-headless", 8001] = [triton.grpc_url, "127.0.0.1:9"]
     assert watchdog.look() == {f"{triton.grpc_url} {MODEL_NAME}": WELL, f"127.0.0.1:9 {MODEL_NAME}": GONE}
+    known["triton-headless", 8001] = [triton.grpc_url]
+    watchdog.look()
+    assert "127.0.0.1:9" not in caplog.text, "a pod that ended with a rolling update is no error"
 
 
 def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, settings, tmp_path, caplog):
