@@ -1,8 +1,7 @@
 """Whether a new version is as good on live traffic as promised, judged from its release on until it is baked.
 
 In: matured rows of the serving version, what the gate measured of it, what was measured of its predecessor before. Out:
-a decision, `ROLLBACK` where the version must be taken back. Four tests, each at a quarter of what is left of
-`bake_alpha` beside the scores' fifth:
+a decision, `ROLLBACK` where the version must be taken back. Five tests share `bake_alpha` equally; four of outcomes:
 
 - AUC: the bets of `monitoring.deciding.betting`, against the lower of two lower ends of 95 % intervals, the gate's and
   that of the predecessor's last window, less `max_auc_loss`. The predecessor counts, because going back to a version
@@ -10,8 +9,8 @@ a decision, `ROLLBACK` where the version must be taken back. Four tests, each at
 - Calibration, both ways, and the click rate: a sum over requests of what exceeds the limit, such as clicks - limit *
   predicted, judged by `mixture_evidence` as often as one likes. Rows of one request are one term of the sum.
 
-A version all of whose scores are one number is taken back without a test; so is one with scores that are no numbers,
-whose share is tested by `components.contracts.metrics.sequential_binomial` before any label is known.
+The fifth is of scores that are no numbers, before any label is known (`monitoring.acting.new_versions`). A version that
+gives every row the same score is taken back without a test.
 
 Whoever takes the version back, and when its baking ends, is `components.deployment.baking`'s. Drift of features takes
 nothing back: it says nothing of the version.
@@ -46,6 +45,8 @@ TUNED_SQUARES = 50.0
 MAX_VERSIONS = 8
 """Versions that are remembered."""
 
+_OF_TESTS = ("auc", "sums", "low", "high")
+"""Parts of a version's memory that only its tests need."""
 _UNDER, _OVER, _RATE = "more clicks than predicted", "fewer clicks than predicted", "a lower click rate"
 
 
@@ -54,7 +55,7 @@ def mixture_evidence(total: float, squares: float) -> float:
 
     Where the mean is at most 0, the probability that the evidence ever reaches 1 / alpha is about alpha, at every look:
     a mixture of exp(l * sum - l^2 * squares / 2) over half-normal l (Robbins 1970), for terms that are independent and
-    many (asymptotic: Waudby-Smith et al. 2021). docs/monitor.md has what was simulated.
+    many (asymptotic: Waudby-Smith et al. 2021). docs/serving.md has what was simulated.
 
     >>> mixture_evidence(0.0, 0.0)
     1.0
@@ -85,6 +86,9 @@ class BakingPolicy:
         state = known.pop(str(evidence.version), None) or self._begin(evidence)
         if state["state"] == BAKES:
             state = self._judge(evidence, state)
+        if state["state"] != BAKES:
+            # Each decision is written with all that is remembered.
+            state = {name: value for name, value in state.items() if name not in _OF_TESTS}
         known[str(evidence.version)] = state
         while len(known) > MAX_VERSIONS:
             del known[next(iter(known))]
@@ -92,7 +96,8 @@ class BakingPolicy:
 
     def _begin(self, evidence: Evidence) -> dict[str, Any]:
         gate, before = evidence.baseline, evidence.predecessor
-        is_judged = before is not None and self._settings.bake_rows > 0
+        has_predecessor = before is not None or (gate is not None and gate.previous_version is not None)
+        is_judged = has_predecessor and self._settings.bake_rows > 0
         state: dict[str, Any] = {"state": BAKES if is_judged else WELL, "rows": 0, "sums": {}, "evidence": None}
         state["reason"] = "" if is_judged else "nothing to go back to is known, or live traffic is not judged"
         lows = [each for each in (gate.low if gate else None, before.auc_low if before else None) if each is not None]

@@ -119,6 +119,11 @@ def test_after_a_change_of_the_world_a_version_is_held_to_what_its_predecessor_r
     assert taken_back(rows, settings=BakingSettings(bake_rows=10**6), before=replace(BEFORE, auc_low=0.5))[0] is None
 
 
+def test_a_version_whose_predecessor_left_no_rows_is_held_to_the_gate_alone():
+    rows, decision = taken_back(traffic(1, rows=6_400, calibration=3.0), before=None)
+    assert (rows is not None, decision.action) == (True, Action.ROLLBACK)
+
+
 def test_a_version_that_gives_every_row_one_score_is_asked_back_without_a_test():
     rows = traffic(1, rows=1_280)
     stuck = MaturedRows(labels=rows.labels, scores=np.full(1_280, 0.07, np.float32), groups=rows.groups)
@@ -130,7 +135,8 @@ def test_a_version_that_gives_every_row_one_score_is_asked_back_without_a_test()
     ("settings", "before"), [(BakingSettings(), None), (BakingSettings(bake_rows=0), BEFORE)], ids=["first", "off"]
 )
 def test_a_version_without_anything_to_go_back_to_is_not_judged(settings, before):
-    back, decision = taken_back(traffic(1, rows=6_400, calibration=5.0), settings=settings, before=before)
+    first = replace(GATE, previous_version=None)
+    back, decision = taken_back(traffic(1, rows=6_400, calibration=5.0), settings=settings, before=before, gate=first)
     assert (back, decision.action) == (None, Action.OK)
 
 
