@@ -104,13 +104,13 @@ def print_runs(store: Path, *, as_json: bool = False) -> None:
 
 
 def describe_run(store: Path, outcome: RunOutcome) -> str:
-    """How a run ended, what it made and where its reports are, in lines for a person."""
+    """Where a run's reports are, what it made, and in the last line how it ended."""
     made = next(line for line in read_runs(store) if line.run == outcome.run)
-    lines = [f"{outcome.state} at {outcome.step}: {outcome.reason}"]
+    lines = [f"report of {step}: {uri}" for step, uri in outcome.reports.items()]
     if made.model_id is not None:
         auc = "unknown" if made.auc is None else f"{made.auc:.4f}"
         lines.append(f"model {made.model_id}, auc {auc} on held-out rows, verdict {made.verdict or 'none'}")
-    return "\n".join([*lines, *(f"report of {step}: {uri}" for step, uri in outcome.reports.items())])
+    return "\n".join([*lines, f"{outcome.state} at {outcome.step}: {outcome.reason}"])
 
 
 def _cells(line: RunLine) -> tuple[str, ...]:
