@@ -98,6 +98,15 @@ class Recommender:
         return settings_of(cls, values, path=source)
 
     @property
+    def columns_of_users(self) -> tuple[str, ...]:
+        """The feature that says who saw a row, and the lists of such; none where no feature does."""
+        if self.data.user is None:
+            return ()
+        features = self.features
+        lists = (name for name in features.lists if features.list_options_of(name).table == self.data.user)
+        return (self.data.user, *lists)
+
+    @property
     def digest(self) -> str:
         """SHA-256 of `dumps`."""
         return hashlib.sha256(self.dumps()).hexdigest()

@@ -1,14 +1,16 @@
-"""The most frequent words of categorical columns, for people: which text a category stands for, where that is known.
+"""The most frequent words of categorical columns, and how people are shown a category: by its word where it is known.
 
 Joins extraction, which reads the words, to whoever shows categories. A display dictionary only: nothing that is
-learned, judged or served depends on it, and of a category whose word is not listed the number is shown.
+learned, judged or served depends on it. Of a category whose word is not listed the number is shown; of a column that
+says who a user is no value is shown.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +69,25 @@ def read_words(path: Path) -> dict[str, dict[int, str]]:
         return {name: {category_of(word): word for word in words} for name, words in lists.items()}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ContractError(f"{path} holds no words of columns: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownValues:
+    """How people are shown the categories of a run's columns."""
+
+    words: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    """By column, the word of a category, where it is known."""
+    hidden: Collection[str] = ()
+    """Columns of which no value is shown, because it says who a user is (`Recommender.columns_of_users`)."""
+
+    def text(self, column: str, category: int) -> str | None:
+        """The quoted word of a category, else its number; None of a hidden column.
+
+        >>> shown = ShownValues(words={"color": {244716414365860: "red"}}, hidden=["user"])
+        >>> shown.text("color", 244716414365860), shown.text("color", 7), shown.text("user", 7)
+        ("'red'", '7', None)
+        """
+        if column in self.hidden:
+            return None
+        words = self.words.get(column, {})
+        return repr(words[category]) if category in words else str(category)

@@ -39,7 +39,7 @@ from components.contracts.metrics import (
 )
 from components.contracts.retrain_request import CURRENT
 from components.contracts.vocabulary_changes import vocabulary_changes
-from components.contracts.words import read_words
+from components.contracts.words import ShownValues, read_words
 from components.contracts.workflow import FeatureWorkflow
 from components.evaluation.exploration import read_shown, reordering_gain
 from components.evaluation.gate import Estimates, GateJudgement, estimate, judge
@@ -102,8 +102,7 @@ def evaluate(
         new_ids=_new_ids(training_set),
     )
     scored, old = _score_both(raw, training_set, score)
-    words = read_words(local_path(raw.words_uri)) if raw.words_uri else {}
-    slices = cut_slices(scored, is_first_round=training_set.parent_model_uri is None, words=words)
+    slices = cut_slices(scored, is_first_round=training_set.parent_model_uri is None, shown=_shown_values(raw))
     judgement = _judge(scored, slices, settings)
     logger.info("gate: %s", judgement.reason)
     quality = _measure_quality(scored, judgement.estimates)
@@ -157,6 +156,11 @@ def _new_ids(training_set: TrainingSet) -> list[NDArray[np.int64]]:
     parent = training_set.parent_model_uri
     before = FeatureWorkflow.load(local_path(parent) / Model.WORKFLOW) if parent else None
     return [change.entered for change in vocabulary_changes(before, now)]
+
+
+def _shown_values(raw: RawDataset) -> ShownValues:
+    words = read_words(local_path(raw.words_uri)) if raw.words_uri else {}
+    return ShownValues(words=words, hidden=raw.recommender.columns_of_users)
 
 
 def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model) -> None:

@@ -2,6 +2,7 @@
 
 All rows; how new their categories, and their items, are; hours of the day; positions in ranked lists; frequent values
 of every column, and of a column of lists its frequent elements: a row belongs to the slice of each that it holds.
+Columns that say who a user is are not cut by value.
 The gate refuses a candidate that surely harms one (`gate.judge`); here they are cut, and measured for people.
 """
 
@@ -24,6 +25,7 @@ from components.contracts.metrics import (
     log_loss,
     normalized_entropy,
 )
+from components.contracts.words import ShownValues
 from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
 
 TOP_VALUES = 5
@@ -52,15 +54,13 @@ class SliceMetrics(NamedTuple):
     """One-sided, of the slice losing no more than is allowed; None where it was not tested."""
 
 
-def cut_slices(
-    scored: ScoredHoldout, *, is_first_round: bool, words: Mapping[str, Mapping[int, str]] | None = None
-) -> dict[str, NDArray[np.bool_]]:
+def cut_slices(scored: ScoredHoldout, *, is_first_round: bool, shown: ShownValues) -> dict[str, NDArray[np.bool_]]:
     """Whether each row [n] belongs to a slice, by the slice's name.
 
     Args:
         scored: The scored rows.
         is_first_round: Whether there is no parent; then every category is new and the slice is meaningless.
-        words: By column, the word of a category, where it is known.
+        shown: How the values of a column are named; a column of which none is shown is not cut.
     """
     slices = {"all rows": np.ones(len(scored.labels), dtype=bool)}
     slices |= dict(_by_newness(scored, is_first_round))
@@ -69,8 +69,9 @@ def cut_slices(
     for position in range(1, min(scored.positions.max(initial=0), MAX_POSITION) + 1):
         slices[f"position: {position}"] = scored.positions == position
     for column in dict.fromkeys(scored.columns):
-        values = scored.categories[:, [name == column for name in scored.columns]]
-        slices |= dict(_by_value(column, values, (words or {}).get(column, {})))
+        if column not in shown.hidden:
+            values = scored.categories[:, [name == column for name in scored.columns]]
+            slices |= dict(_by_value(column, values, shown))
     return slices
 
 
@@ -97,9 +98,7 @@ def _by_newness(scored: ScoredHoldout, is_first_round: bool) -> Iterator[tuple[s
         yield "item: has no id of its own", scored.item_newness == UNKNOWN_ITEM
 
 
-def _by_value(
-    column: str, values: NDArray[np.int64], words: Mapping[int, str]
-) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def _by_value(column: str, values: NDArray[np.int64], shown: ShownValues) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """The slices of the values [n, places]; a row counts once for each value, and as missing where it holds none."""
     held = np.sort(values, axis=1)
     held[:, 1:][held[:, 1:] == held[:, :-1]] = _NOTHING
@@ -109,9 +108,8 @@ def _by_value(
         return
     top = distinct[np.argsort(-counts, kind="stable")][:TOP_VALUES]
     for value in top:
-        shown = repr(words[int(value)]) if int(value) in words else f"{int(value):08x}"
-        name = f"{column}: {'missing' if value == MISSING_CATEGORY else shown}"
-        yield name, np.logical_or.reduce(held == value, axis=1)
+        text = "missing" if value == MISSING_CATEGORY else shown.text(column, int(value))
+        yield f"{column}: {text}", np.logical_or.reduce(held == value, axis=1)
     if len(distinct) > TOP_VALUES:
         is_other = np.isin(held, [*top, _NOTHING], invert=True)
         yield f"{column}: other {len(distinct) - TOP_VALUES} values", np.logical_or.reduce(is_other, axis=1)

@@ -84,7 +84,7 @@ def extract(
         num_drawn = {"num_rows": settings.num_replayed(split.num_train), "num_holdout_rows": split.num_newer}
         replay = draw_replay(lake, count.first, **num_drawn, num_days=settings.replay_days, folder=aside)
         num_straddling = _remove_straddling(aside, split.num_newer, window)
-        has_words = lake.words.write(aside / WORDS_FILE, without=_columns_of_users(recommender))
+        has_words = lake.words.write(aside / WORDS_FILE, without=recommender.columns_of_users)
     last_learned = max(cut.last_learned, watermark(rivals.parent) if rivals.parent else 0)
     logger.info("%s: %d rows to learn, %d late; %d newer ones", window, split.num_train, late.num_rows, split.num_newer)
     return RawDataset(
@@ -121,14 +121,6 @@ def extract(
         words_uri=(folder / WORDS_FILE).as_uri() if has_words else None,
         recommender=recommender,
     )
-
-
-def _columns_of_users(recommender: Recommender) -> list[str]:
-    """The feature that says who saw a row, and lists of such; none where no feature does."""
-    user, features = recommender.data.user, recommender.features
-    if user is None:
-        return []
-    return [user, *(name for name in features.lists if features.list_options_of(name).table == user)]
 
 
 def data_digest(folder: Path) -> str:

@@ -12,6 +12,7 @@ up to 10, like its logarithm beyond, so that no tail outweighs the rest.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -69,7 +70,8 @@ class ColumnTest:
 class MovedValue:
     """The category whose share changed most, relative to its floor."""
 
-    value: str
+    value: str | None
+    """As people are shown it (`ShownValues.text`); None of a column of users."""
     share_before: float
     share_now: float
 
@@ -103,6 +105,8 @@ class ColumnComparison:
     """How large an effect must be to matter."""
     level: float
     """p-value below which a change counts, for what is detectable."""
+    text_of: Callable[[int], str | None]
+    """How people are shown a category."""
 
     def compare(self) -> ColumnTests:
         """All tests that can be made."""
@@ -207,7 +211,9 @@ class ColumnComparison:
             design, floor = float(designs[worst]), float(floors[worst])
             change = _without_sign(share_change(int(a[worst]), n, b=int(b[worst]), m=m, design=design) or _NO_EFFECT)
             moved = MovedValue(
-                value=str(values[worst]), share_before=float(share_before[worst]), share_now=float(share_now[worst])
+                value=self.text_of(int(values[worst])),
+                share_before=float(share_before[worst]),
+                share_now=float(share_now[worst]),
             )
             share = float((a + b)[worst] / (n + m))
             reach = detectable_share(share, n=n, m=m, design=design, level=self.level)

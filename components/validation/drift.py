@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
+from components.contracts.words import ShownValues
 from components.drift_statistics.chance import adjusted, proportion
 from components.drift_statistics.effects import share_change
 from components.validation.column_tests import ColumnComparison, ColumnTests, MovedValue, WindowPair, design_of_totals
@@ -82,16 +84,19 @@ class LabelShift:
     """The same against the champion's newest window; None if that is the only one."""
 
 
-def measure_drift(now: WindowSummary, kept: KeptWindows, settings: ValidationSettings) -> list[DriftEntry]:
+def measure_drift(
+    now: WindowSummary, kept: KeptWindows, settings: ValidationSettings, *, shown: ShownValues
+) -> list[DriftEntry]:
     """One entry per feature that both sides judge, in column order.
 
     Args:
         now: These rows.
         kept: What they are compared with, at least one window.
         settings: How large an effect must be to matter, and the rate of false alarms.
+        shown: How a value that moved is named.
     """
-    compared = _compare_windows(now, kept.merged, settings)
-    newest = _compare_windows(now, kept.newest, settings) if len(kept.windows) > 1 else {}
+    compared = _compare_windows(now, kept.merged, settings, shown=shown)
+    newest = _compare_windows(now, kept.newest, settings, shown=shown) if len(kept.windows) > 1 else {}
     entries = []
     for name, feature in compared.items():
         learned = name in newest and _is_learned(feature, newest[name])
@@ -110,7 +115,7 @@ class _ComparedFeature(NamedTuple):
 
 
 def _compare_windows(
-    now: WindowSummary, before: WindowSummary, settings: ValidationSettings
+    now: WindowSummary, before: WindowSummary, settings: ValidationSettings, *, shown: ShownValues
 ) -> dict[str, _ComparedFeature]:
     names = [name for name in now.columns if name in before.columns]
     rate = settings.false_alarm_rate
@@ -118,7 +123,12 @@ def _compare_windows(
     level = rate / max(sum(2 if now.columns[name].values is not None else 3 for name in names), 1)
     tests = {
         name: ColumnComparison(
-            now=now.columns[name], before=before.columns[name], windows=(now, before), settings=settings, level=level
+            now=now.columns[name],
+            before=before.columns[name],
+            windows=(now, before),
+            settings=settings,
+            level=level,
+            text_of=partial(shown.text, name),
         ).compare()
         for name in names
     }

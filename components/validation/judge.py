@@ -210,8 +210,9 @@ def _describe_values(entry: DriftEntry) -> str:
     assert threshold is not None
     interval, moved = f"{entry.effect_low:.4f} to {entry.effect_high:.4f}", entry.moved_value
     if moved and effect >= threshold:
+        value = "a user" if moved.value is None else f"value {moved.value}"
         return (
-            f"value {moved.value} went from {moved.share_before:.1%} to {moved.share_now:.1%} "
+            f"{value} went from {moved.share_before:.1%} to {moved.share_now:.1%} "
             f"(change {interval}, matters from {threshold:.4f})"
         )
     if moved or entry.new_value_share is not None:
@@ -250,5 +251,5 @@ def _describe_skew(entry: SkewEntry) -> str:
     return text
 
 
-def _format_value(value: float | int | list[int] | None) -> str:
+def _format_value(value: float | str | None) -> str:
     return "no value" if value is None else f"{value:.7g}" if isinstance(value, float) else str(value)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.contracts.words import ShownValues, read_words
+from components.storage.uris import local_path
 from components.validation.drift import DriftEntry, LabelShift, measure_drift, measure_label_shift
 from components.validation.quarantine import ScreenedRows, screen_rows
 from components.validation.reference import ReferenceCounter
@@ -42,6 +44,8 @@ class Measured:
     """None without a champion."""
     skew: Skew | None
     """None if no served rows were named."""
+    shown: ShownValues
+    """How the values of columns are named in reports."""
 
 
 def measure(round_: Round, folder: Path) -> Measured:
@@ -70,14 +74,21 @@ def measure(round_: Round, folder: Path) -> Measured:
     else:
         schema = fitted_to(schema, statistics, features, range_factor=factor, excluded=excluded)
         proposal = propose_schema(schema, statistics, raw)
+    words = read_words(local_path(raw.words_uri)) if raw.words_uri else {}
+    shown = ShownValues(words=words, hidden=raw.recommender.columns_of_users)
     drift, label, skew = [], None, None
     if champion is not None and window.rows:
         champion.windows.expect_kinds(features)
-        drift = measure_drift(window, champion.windows, settings)
+        drift = measure_drift(window, champion.windows, settings, shown=shown)
         label = measure_label_shift(window, champion.windows)
     if round_.served is not None:
         skew = measure_skew(
-            rows.files, round_.served, features=features, settings=settings, excluded=raw.excluded_columns
+            rows.files,
+            round_.served,
+            features=features,
+            settings=settings,
+            excluded=raw.excluded_columns,
+            shown=shown,
         )
     return Measured(
         rows=rows,
@@ -91,4 +102,5 @@ def measure(round_: Round, folder: Path) -> Measured:
         drift=drift,
         label=label,
         skew=skew,
+        shown=shown,
     )

@@ -10,7 +10,8 @@ Keys of the JSON object, from which the page for people (`report_page`) is drawn
   `rule`, `kind` (which way it goes), `old`, `new`;
 - `columns`: per judged column, in column order: `column`, `kind` (`label`, `number` or `category`), `num_values`,
   `missing`, `missing_before` (shares of rows), `distinct` (about; categories), `least`, `most`, `median`, `mean`,
-  `std` (numbers), and `bars`: `label`, `now` and `before` as shares of the rows that have a value.
+  `std` (numbers), and `bars`: `label`, `now` and `before` as shares of the rows that have a value; none of a column
+  that says who a user is.
 
 A number that does not exist is null. Judging is left to `judge`.
 """
@@ -19,8 +20,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ import numpy as np
 from components.contracts import raw_rows
 from components.contracts.manifests import Model, ValidationReport
 from components.contracts.reference_statistics import DENSE_EDGES
+from components.contracts.words import ShownValues
 from components.validation.measure import Measured
 from components.validation.round import Round
 from components.validation.rows import judged_columns
@@ -110,12 +113,15 @@ def make_document(round_: Round, measured: Measured, report: ValidationReport) -
             "uri": report.schema_uri,
             "differences": [difference._asdict() for difference in differences],
         },
-        "columns": [_describe_column(name, now[name], features_before.get(name), windows=windows) for name in names],
+        "columns": [
+            _describe_column(name, now[name], features_before.get(name), windows=windows, shown=measured.shown)
+            for name in names
+        ],
     }
 
 
 def _describe_column(
-    name: str, now: Any, before: Any, *, windows: tuple[WindowSummary, WindowSummary | None]
+    name: str, now: Any, before: Any, *, windows: tuple[WindowSummary, WindowSummary | None], shown: ShownValues
 ) -> dict[str, Any]:
     is_category = now.WhichOneof("stats") == "string_stats"
     column: dict[str, Any] = {
@@ -129,7 +135,9 @@ def _describe_column(
         column["bars"] = _label_bars(*windows)
     else:
         of_now, of_before = (window.columns.get(name) if window is not None else None for window in windows)
-        column["bars"] = _feature_bars(of_now, of_before) if of_now is not None else []
+        column["bars"] = []
+        if of_now is not None and name not in shown.hidden:
+            column["bars"] = _feature_bars(of_now, of_before, partial(shown.text, name))
     if is_category:
         return {**column, "distinct": int(now.string_stats.unique)}
     stats = now.num_stats
@@ -148,12 +156,12 @@ def _label_bars(now: WindowSummary, before: WindowSummary | None) -> list[Bar]:
     return [_bar("0", *(1 - share for share in shares)), _bar("1", *shares)]
 
 
-def _feature_bars(now: ColumnSummary, before: ColumnSummary | None) -> list[Bar]:
+def _feature_bars(now: ColumnSummary, before: ColumnSummary | None, text_of: Callable[[int], str | None]) -> list[Bar]:
     """The most frequent categories of both sides, or the buckets from the first to the last that either fills."""
     sides = [now] if before is None else [now, before]
     if listed := [(side.values, side.sums) for side in sides if side.values is not None]:
         cells = np.unique(np.concatenate([values[:SHOWN_VALUES] for values, _ in listed]))
-        counts, labels = [find_sums(cells, *each)[:, 0] for each in listed], [str(value) for value in cells]
+        counts, labels = [find_sums(cells, *each)[:, 0] for each in listed], [text_of(int(value)) for value in cells]
     else:
         counts, labels = [side.counts for side in sides], [_bucket_label(bucket) for bucket in range(NUM_BUCKETS)]
     shares = np.stack([rows / (side.present or 1) for rows, side in zip(counts, sides)])

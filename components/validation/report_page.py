@@ -114,7 +114,7 @@ def _describe_effect(entry: Entry | None) -> str:
         text += f", q {probability(entry['q_value'])}"
     text += f"; detectable from {number(entry['detectable'])} on"
     if moved := entry["moved_value"]:
-        text += f"; {moved['value']}: {percent(moved['share_before'])} to {percent(moved['share_now'])}"
+        text += f"; {moved['value'] or 'a user'}: {percent(moved['share_before'])} to {percent(moved['share_now'])}"
     return text
 
 

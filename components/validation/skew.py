@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from components.contracts import raw_rows
 from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
+from components.contracts.words import ShownValues
 from components.drift_statistics.clustered import Clustered, correlations, own_designs
 from components.drift_statistics.effects import wilson_interval
 from components.runtime.errors import ContractError
@@ -101,7 +103,8 @@ class SkewEntry:
     factor: float | None
     """Training over served values, if nearly all differ by one factor."""
     example: dict[str, Any] | None
-    """The first row that differs: request_id, row, and the values `training` and `served`."""
+    """The first row that differs: request_id, row, and the values `training` and `served`, categories as people are
+    shown them; None of a column of users."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +135,7 @@ def measure_skew(
     features: Features,
     settings: ValidationSettings,
     excluded: Sequence[str] = (),
+    shown: ShownValues,
     sampled_rows: int = SAMPLED_ROWS,
 ) -> Skew:
     """Compares the rows of the files `training` with those that `archive` holds of the same span of time.
@@ -142,6 +146,7 @@ def measure_skew(
         features: Of the rows.
         settings: How large a difference must be to matter.
         excluded: Features that the run left out; not compared.
+        shown: How the values of a row that differs are named; a column of which none is shown has no such row.
         sampled_rows: See `SAMPLED_ROWS`.
 
     Raises:
@@ -173,7 +178,7 @@ def measure_skew(
     if joined is None or num_joined < MIN_JOINED:
         return Skew(facts=facts)
     options = {name: features.list_options_of(name) for name in features.lists}
-    entries = (joined.compare(name, settings.skew_share, options=options.get(name)) for name in compared)
+    entries = (joined.compare(name, settings.skew_share, options=options.get(name), shown=shown) for name in compared)
     return Skew(facts=facts, entries=tuple(entries))
 
 
@@ -264,7 +269,9 @@ class JoinedRows:
             sizes=np.bincount(request),
         )
 
-    def compare(self, name: str, threshold: float, *, options: ListOptions | None = None) -> SkewEntry:
+    def compare(
+        self, name: str, threshold: float, *, shown: ShownValues, options: ListOptions | None = None
+    ) -> SkewEntry:
         """What differs of the feature, which is a list where it has options of one; there must be rows.
 
         Lists differ where an element that counts does.
@@ -288,7 +295,9 @@ class JoinedRows:
             only_training=int((differs & missing[1]).sum()),
             only_served=int((differs & missing[0]).sum()),
             factor=_common_factor(mine[differs], theirs[differs]) if is_number else None,
-            example=self._describe_row(int(differs.argmax()), mine, theirs) if differs.any() else None,
+            example=self._describe_row(int(differs.argmax()), mine, theirs, text_of=partial(shown.text, name))
+            if differs.any() and name not in shown.hidden
+            else None,
         )
 
     def interval(self, differs: NDArray[np.bool_]) -> tuple[float, float]:
@@ -310,9 +319,11 @@ class JoinedRows:
         design, _ = own_designs(correlation, sample, sample)
         return wilson_interval(float(differs.mean()), len(differs) / float(design[0]))
 
-    def _describe_row(self, at: int, mine: NDArray[Any], theirs: NDArray[Any]) -> dict[str, Any]:
+    def _describe_row(
+        self, at: int, mine: NDArray[Any], theirs: NDArray[Any], *, text_of: Callable[[int], str | None]
+    ) -> dict[str, Any]:
         names = {column: self.training.column(column)[at].as_py() for column in (raw_rows.REQUEST_ID, raw_rows.ROW)}
-        return {**names, "training": _plain_value(mine[at]), "served": _plain_value(theirs[at])}
+        return {**names, "training": _plain_value(mine[at], text_of), "served": _plain_value(theirs[at], text_of)}
 
 
 def _column_values(table: pa.Table, name: str, options: ListOptions | None) -> NDArray[Any]:
@@ -334,9 +345,9 @@ def _common_factor(mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> fl
     return middle if np.isclose(ratios, middle, rtol=1e-3).mean() >= EQUAL_RATIOS else None
 
 
-def _plain_value(value: Any) -> float | int | list[int] | None:
+def _plain_value(value: Any, text_of: Callable[[int], str | None]) -> float | str | None:
     if isinstance(value, np.ndarray):
-        return [int(each) for each in value if each != MISSING_CATEGORY] or None
+        return ", ".join(text for each in value if each != MISSING_CATEGORY and (text := text_of(int(each)))) or None
     if isinstance(value, np.integer):
-        return None if value == MISSING_CATEGORY else int(value)
+        return None if value == MISSING_CATEGORY else text_of(int(value))
     return float(value) if math.isfinite(value) else None

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
+from components.contracts.words import ShownValues
 from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import judge_drift
 from components.validation.measure import Measured
@@ -61,7 +62,11 @@ def _count_rows(table: pa.Table) -> ReferenceCounter:
     return counter
 
 
-def _measure_rows(now: pa.Table, champion: Champion | None) -> Measured:
+NUMBERS = ShownValues()
+"""No word is known, and no column is hidden."""
+
+
+def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) -> Measured:
     """What validation measures of `now` beside the champion's rows; skew and quarantine are made up."""
     counter = _count_rows(now)
     window = counter.window()
@@ -79,20 +84,23 @@ def _measure_rows(now: pa.Table, champion: Champion | None) -> Measured:
         anomalies=check_statistics(statistics, schema),
         counter=counter,
         window=window,
-        drift=measure_drift(window, champion.windows, RuleSet().settings) if champion else [],
+        drift=measure_drift(window, champion.windows, RuleSet().settings, shown=shown) if champion else [],
         label=measure_label_shift(window, champion.windows) if champion else None,
         skew=SKEW,
+        shown=shown,
     )
 
 
-def document_of(now: pa.Table, before: pa.Table | None, *, run: str = HOSTILE) -> dict[str, Any]:
+def document_of(
+    now: pa.Table, before: pa.Table | None, *, run: str = HOSTILE, shown: ShownValues = NUMBERS
+) -> dict[str, Any]:
     """The document of `now` beside `before`, with a hostile finding and a hostile schema difference."""
     rules, folder = RuleSet(), Path(tempfile.gettempdir())
     champion = None
     if before is not None:
         windows = KeptWindows((_count_rows(before).window(),))
         champion = Champion(folder=folder, statistics=statistics_of(before), windows=windows)
-    measured = _measure_rows(now, champion)
+    measured = _measure_rows(now, champion, shown)
     round_ = Round(run=run, raw=measured.rows.dataset, folder=folder, store=folder, rules=rules, champion=champion)
     findings = [*judge_drift(measured.drift, rules), *rules.find("anomaly", HOSTILE, HOSTILE)]
     document = make_document(round_, measured, make_report(round_, measured, findings))

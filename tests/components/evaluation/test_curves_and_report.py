@@ -13,6 +13,7 @@ from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import Verdict
 from components.contracts.metrics import auc_difference, auc_estimate, user_quality
 from components.contracts.raw_rows import ColumnNames
+from components.contracts.words import ShownValues
 from components.evaluation.__main__ import main
 from components.evaluation.report import calibration_bins, roc_curve
 from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
@@ -84,13 +85,13 @@ def scored(n=3000, *, seconds=7200.0, champion=True, seed=0):
 
 def test_slices_are_measured_on_their_own_rows():
     rows = scored()
-    slices = cut_slices(rows, is_first_round=False)
+    slices = cut_slices(rows, is_first_round=False, shown=ShownValues())
     ninth = rows.categories[:, 8]
     expected = {
         "all rows": np.ones(3000, bool),
         "position: 3": np.arange(3000) % 5 == 3,
         "C9: missing": ninth == -1,
-        "C9: ffffffff": ninth == 0xFFFFFFFF,
+        "C9: 4294967295": ninth == 0xFFFFFFFF,
         "C9: other 2 values": np.isin(ninth, [9, 10]),
         "categories: one or more got an id in this round": rows.has_new_category,
         "categories: one or more have no id of their own": rows.has_unknown_category,
@@ -114,10 +115,10 @@ def test_new_and_unknown_items_are_slices_where_the_recommender_names_the_item()
     made = scored(6)
     made = replace(made, item_newness=np.array([0, NEW_ITEM, UNKNOWN_ITEM, 0, NEW_ITEM, 0], np.int8))
     names = ("item: got its id in this round", "item: has no id of its own")
-    later, first = (cut_slices(made, is_first_round=is_first) for is_first in (False, True))
+    later, first = (cut_slices(made, is_first_round=is_first, shown=ShownValues()) for is_first in (False, True))
     assert [np.flatnonzero(later[name]).tolist() for name in names] == [[1, 4], [2]]
     assert names[0] not in first, "in the first round every item is new"
-    assert not set(names) & set(cut_slices(scored(6), is_first_round=False))
+    assert not set(names) & set(cut_slices(scored(6), is_first_round=False, shown=ShownValues()))
 
 
 def test_a_row_belongs_to_the_slice_of_each_element_of_its_lists_and_counts_once_there():
@@ -125,9 +126,9 @@ def test_a_row_belongs_to_the_slice_of_each_element_of_its_lists_and_counts_once
     made = scored(len(rows))
     places = np.array([row + [MISSING_CATEGORY] * (3 - len(row)) for row in rows])
     made = replace(made, categories=np.c_[made.categories[:, :1], places], columns=("C1", "tags", "tags", "tags"))
-    slices = cut_slices(made, is_first_round=True, words={"tags": {5: "jazz"}})
+    slices = cut_slices(made, is_first_round=True, shown=ShownValues(words={"tags": {5: "jazz"}}))
     found = {name: kept.tolist() for name, kept in slices.items() if name.startswith("tags: ")}
-    names = {"tags: 'jazz'": 5, "tags: 00000006": 6, "tags: 00000007": 7, "tags: 00000008": 8}
+    names = {"tags: 'jazz'": 5, "tags: 6": 6, "tags: 7": 7, "tags: 8": 8}
     assert found == {
         **{name: [element in row for row in rows] for name, element in names.items()},
         "tags: missing": [not row for row in rows],
@@ -135,9 +136,15 @@ def test_a_row_belongs_to_the_slice_of_each_element_of_its_lists_and_counts_once
     }
 
 
+def test_columns_of_users_are_not_cut_by_value():
+    every, shown = (cut_slices(scored(), is_first_round=True, shown=ShownValues(hidden=h)) for h in ((), ("C1", "C2")))
+    assert {name.partition(": ")[0] for name in set(every) - set(shown)} == {"C1", "C2"}
+    assert {name.partition(": ")[0] for name in shown} >= {"C3", "C26"}
+
+
 def test_people_see_the_slices_that_speak_most_against_the_candidate_first():
     rows = scored()
-    slices = cut_slices(rows, is_first_round=False)
+    slices = cut_slices(rows, is_first_round=False, shown=ShownValues())
     shown = measure_slices(rows, slices, {"C3: missing": 0.3, "hour: 09": 0.01})
     assert [part.name for part in shown[:2]] == ["hour: 09", "C3: missing"]
     assert len(shown) == MAX_SHOWN < len(slices)
@@ -146,16 +153,16 @@ def test_people_see_the_slices_that_speak_most_against_the_candidate_first():
 def test_hours_are_those_of_the_day_and_a_column_of_one_value_is_not_cut():
     rows = scored(seconds=3 * 86_400)
     rows.categories[:, 0] = 7
-    names = cut_slices(rows, is_first_round=False)
+    names = cut_slices(rows, is_first_round=False, shown=ShownValues())
     assert [name for name in names if name.startswith("hour")] == [f"hour: {hour:02}" for hour in range(24)]
     assert not [name for name in names if name.startswith("C1: ")]
 
 
 def test_first_round_has_no_slice_of_new_categories():
-    names = cut_slices(scored(), is_first_round=True)
-    words = cut_slices(scored(), is_first_round=True, words={"C1": {5: "missing"}})
+    names = cut_slices(scored(), is_first_round=True, shown=ShownValues())
+    words = cut_slices(scored(), is_first_round=True, shown=ShownValues(words={"C1": {5: "missing"}}))
     assert {"C1: 'missing'", "C1: missing"} <= set(words)
-    np.testing.assert_array_equal(words["C1: 'missing'"], names["C1: 00000005"])
+    np.testing.assert_array_equal(words["C1: 'missing'"], names["C1: 5"])
     assert [name.partition(": ")[2] for name in names if name.startswith("categories")] == [
         "one or more have no id of their own", "all known",
     ]  # fmt: skip
@@ -164,7 +171,7 @@ def test_first_round_has_no_slice_of_new_categories():
 def test_slice_without_clicks_has_no_number():
     rows = scored(40)
     rows.labels[:] = 0
-    for part in measure_slices(rows, cut_slices(rows, is_first_round=False), {}):
+    for part in measure_slices(rows, cut_slices(rows, is_first_round=False, shown=ShownValues()), {}):
         assert (part.candidate, part.champion, part.difference, part.calibration) == (None, None, None, None)
 
 

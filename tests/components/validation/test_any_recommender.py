@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import raw_rows
-from components.contracts.features import CategoricalOptions, Features, ListOptions
-from components.contracts.recommender import Recommender
+from components.contracts.features import CategoricalOptions, Features, ListOptions, category_of
+from components.contracts.recommender import ColumnNames, Recommender
 from components.contracts.reference_statistics import read_reference
 from components.storage.uris import local_path
 from components.validation.quarantine import make_row_rules
@@ -35,6 +35,7 @@ EVERY_KIND = pytest.mark.parametrize(
     "features", [SHOP, NUMBERS, CATEGORIES, LISTS], ids=["both", "numbers", "categories", "lists"]
 )
 ROWS = 3000
+NAMES = ColumnNames()
 
 
 def shop_rows(features: Features, *, seed: int, start: float = 1_760_000_000.0, **replaced) -> pa.Table:
@@ -59,11 +60,11 @@ def shop_rows(features: Features, *, seed: int, start: float = 1_760_000_000.0, 
 def write(tmp_path):
     """Writes rows of a recommender with these features as a run's training rows; gives the manifest's path."""
 
-    def make(table, features, name, settings=(), **facts):
+    def make(table, features, name, settings=(), data=NAMES, **facts):
         folder = tmp_path / name / "train"
         folder.mkdir(parents=True)
         pq.write_table(table, folder / "part-0.parquet")
-        recommender = Recommender(name="shop", features=features, settings=dict(settings))
+        recommender = Recommender(name="shop", features=features, data=data, settings=dict(settings))
         dataset = replace(make_dataset(folder, table.num_rows, digest=name), recommender=recommender, **facts)
         dataset.write(tmp_path / name / "raw.json")
         return tmp_path / name / "raw.json"
@@ -182,3 +183,34 @@ def test_lists_are_compared_with_what_was_served_and_quarantined_by_their_elemen
     release_model(first)
     _, second = step(write(shop_rows(LISTS, seed=1), LISTS, "second"), run="r2")
     assert {(each["feature"], each["rule"]) for each in second.findings} == {("last/length", "drift")}
+
+
+def test_people_are_shown_words_and_no_user(step, write, release_model, tmp_path):
+    features = Features(
+        numeric=(),
+        categorical=("item", "user"),
+        lists=("friends",),
+        list_options={"friends": ListOptions(table="user")},
+    )
+    words = [f"item {i}" for i in range(20)]
+    (tmp_path / "words.json").write_text(json.dumps({"item": words}))
+    facts = {"data": ColumnNames(user="user"), "words_uri": (tmp_path / "words.json").as_uri()}
+    items, users, moved = np.array([category_of(word) for word in words]), np.arange(20) + 77_100_200, {}
+    for seed, kinds in ((0, 20), (1, 2)):
+        drawn = np.random.default_rng(seed).integers(0, kinds, ROWS)
+        friends = pa.array(users[drawn][:, None].tolist(), pa.list_(pa.int64()))
+        moved[seed] = {"categorical0": items[drawn], "categorical1": users[drawn], "lists0": friends}
+    release_model(step(write(shop_rows(features, seed=0, **moved[0]), features, "first", **facts))[1])
+    _, report = step(write(shop_rows(features, seed=1, **moved[1]), features, "second", **facts), run="r2")
+    said = {found["feature"]: found["description"] for found in report.findings if found["rule"] == "drift"}
+    assert set(said) == {"item", "user", "friends"}
+    assert re.search("value 'item [01]' went from", said["item"])
+    assert "a user went from" in said["user"]
+    assert "a user went from" in said["friends"]
+    columns = {column["column"]: column for column in json.loads(local_path(report.json_uri).read_bytes())["columns"]}
+    assert {bar["label"] for bar in columns["item"]["bars"]} < {repr(word) for word in words}
+    assert columns["user"]["distinct"] == 2
+    page = local_path(report.report_uri).read_text()
+    for shown in (json.dumps(report.findings + report.drift), json.dumps(columns), page):
+        assert "771002" not in shown
+        assert re.search("('|&#x27;)item [01]('|&#x27;)", shown)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from components.contracts import criteo, raw_rows
+from components.contracts.words import ShownValues
 from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import judge_click_rate
 from components.validation.reference import ReferenceCounter
@@ -25,7 +26,7 @@ RULES = RuleSet(settings=SETTINGS)
 def drift_of(window_of):
     def measure(now, *before, settings=SETTINGS):
         kept = KeptWindows(tuple(window_of(table) for table in before))
-        return {entry.feature: entry for entry in measure_drift(window_of(now), kept, settings)}
+        return {entry.feature: entry for entry in measure_drift(window_of(now), kept, settings, shown=ShownValues())}
 
     return measure
 
@@ -53,7 +54,7 @@ def test_of_windows_that_stand_still_no_more_alarm_than_the_rate_says(in_request
     pairs = [(windows[i], windows[i + 1]) for i in range(0, 30, 2)] + [(windows[i], windows[29 - i]) for i in range(15)]
     significant = 0
     for now, before in pairs:
-        entries = measure_drift(now, KeptWindows((before,)), settings)
+        entries = measure_drift(now, KeptWindows((before,)), settings, shown=ShownValues())
         alarms += any(entry.drifted for entry in entries)
         significant += any(entry.q_value <= rate for entry in entries)
     # 30 draws at 20 %: more than 14 in 1 of 1000 cases.
@@ -221,7 +222,8 @@ def test_a_window_that_left_a_feature_out_does_not_change_its_missing_share(judg
     before = [
         window_of(judged(6000, seed=seed, I3=half), excluded=left_out) for seed, left_out in ((1, ("I3",)), (2, ()))
     ]
-    found = measure_drift(window_of(judged(6000, I3=half)), KeptWindows(tuple(before)), ValidationSettings())
+    kept = KeptWindows(tuple(before))
+    found = measure_drift(window_of(judged(6000, I3=half)), kept, SETTINGS, shown=ShownValues())
     (entry,) = [entry for entry in found if entry.feature == "I3"]
     assert (entry.missing_now, entry.missing_before) == (0.5, 0.5)
     assert entry.changes == ()
@@ -229,7 +231,7 @@ def test_a_window_that_left_a_feature_out_does_not_change_its_missing_share(judg
 
 def test_a_feature_that_a_run_leaves_out_has_no_entry(judged, window_of):
     now, before = window_of(judged(500), excluded=("I3", "C7")), window_of(judged(500, seed=1))
-    names = [entry.feature for entry in measure_drift(now, KeptWindows((before,)), SETTINGS)]
+    names = [entry.feature for entry in measure_drift(now, KeptWindows((before,)), SETTINGS, shown=ShownValues())]
     assert names == [name for name in criteo.FEATURES if name not in ("I3", "C7")]
 
 
@@ -244,7 +246,7 @@ def test_requests_of_two_sizes_are_no_drift_of_a_column_of_the_user(judged, wind
             ids = pa.array([f"{number}-{i}" for i in range(150)]).take(pa.array(np.repeat(np.arange(150), sizes)))
             table = judged(int(sizes.sum()), seed=number, C3=pa.array(np.repeat(users, sizes), pa.int64()))
             pair.append(window_of(table.drop([raw_rows.REQUEST_ID]).append_column(raw_rows.REQUEST_ID, ids)))
-        entries = {e.feature: e for e in measure_drift(pair[0], KeptWindows((pair[1],)), SETTINGS)}
+        entries = {e.feature: e for e in measure_drift(pair[0], KeptWindows((pair[1],)), SETTINGS, shown=ShownValues())}
         found.append(entries["C3"].p_value)
     # Of 8 draws the least is below 0.001 in 1 of 125 cases.
     assert min(found) > 0.001

@@ -10,6 +10,7 @@ import pytest
 
 from components.contracts import criteo, raw_rows
 from components.contracts.metrics import Z_95
+from components.contracts.words import ShownValues
 from components.runtime.errors import ContractError
 from components.validation.judge import judge_skew
 from components.validation.rules import RuleSet, ValidationSettings
@@ -74,7 +75,11 @@ def archive(tmp_path):
 
 def compare(training, archive, tmp_path, **options):
     return measure_skew(
-        training, open_served(str(archive)), features=criteo.CRITEO, settings=ValidationSettings(), **options
+        training,
+        open_served(str(archive)),
+        features=criteo.CRITEO,
+        settings=ValidationSettings(),
+        **{"shown": ShownValues(), **options},
     )
 
 
@@ -121,6 +126,18 @@ def test_a_feature_served_with_other_values_is_found_named_and_counted_as_pandas
     (finding,) = judge_skew(skew, RuleSet())
     assert (finding.feature, finding.rule, finding.action) == (name, "skew", "warn")
     assert f"{differing:,} of {joined:,}" in finding.description
+
+
+def test_the_row_that_differs_is_shown_in_words_and_no_user_is(training, archive, tmp_path):
+    frame = make_frame(200)
+    served = frame.copy()
+    served["C7"], served["C8"] = 5, 6
+    shown = ShownValues(words={"C7": {5: "red"}}, hidden=["C8"])
+    skew = compare(training(frame), archive(served), tmp_path, shown=shown)
+    found = {entry.feature: entry for entry in skew.entries if entry.drifted}
+    assert found["C7"].example["served"] == "'red'"
+    assert found["C8"].example is None
+    assert "served was 'red'" in judge_skew(skew, RuleSet())[0].description + judge_skew(skew, RuleSet())[1].description
 
 
 def test_equal_rows_give_no_skew_whatever_their_order_and_labels(training, archive, tmp_path):

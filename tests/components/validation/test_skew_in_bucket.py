@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CRITEO, RAW_TYPES
+from components.contracts.words import ShownValues
 from components.validation.rules import ValidationSettings
 from components.validation.skew import EventSpan, measure_skew, open_served, read_served
 from tests.support.archives import day_folders
@@ -73,7 +74,7 @@ def training(served_rows, tmp_path):
 
 
 def measured(training, archive, tmp_path):
-    return measure_skew(training, archive, features=CRITEO, settings=ValidationSettings())
+    return measure_skew(training, archive, features=CRITEO, settings=ValidationSettings(), shown=ShownValues())
 
 
 def kept_rows(archive, tmp_path):
