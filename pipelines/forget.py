@@ -1,10 +1,11 @@
 """`evergreen forget`: names all that holds one user, with `--yes` removes it; and names the models that learnt it.
 
 Joins what all rooms keep of a user, which each room's own readers read. The user is a category of the column that the
-recommender calls `data.user`. Rows are removed from lake, archive and quarantine file by file; incidents and work
-folders of runs go as a whole, since nothing can be decided or trained again from a part of them. Late outcomes name
-requests alone and go first, while the rows still tell whose they are. Each step leaves whole files, so a command that
-was killed is run again and finds the rest. Nothing else may write to these places meanwhile.
+recommender calls `data.user`, and an element of the lists that share its table; rows of others lose that element alone.
+Rows are removed from lake, archive and quarantine file by file; incidents and work folders of runs go as a whole, since
+nothing can be decided or trained again from a part of them. Late outcomes name requests alone and go first, while the
+rows still tell whose they are. Each step leaves whole files, so a command that was killed is run again and finds the
+rest. Nothing else may write to these places meanwhile.
 
 Models, and the golden rows that they are probed with, are named and left: they serve until another model replaces them.
 """
@@ -12,6 +13,7 @@ Models, and the golden rows that they are probed with, are named and left: they 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import os
@@ -36,7 +38,7 @@ import pyarrow.parquet as pq
 
 from components.contracts.features import category_of
 from components.contracts.manifests import Model, Release
-from components.contracts.raw_rows import EVENT_TIME, OUTCOME_PARTITION, REQUEST_ID, ROW, is_visible
+from components.contracts.raw_rows import EVENT_TIME, OUTCOME_PARTITION, REQUEST_ID, ROW, is_visible, list_lengths
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import PredictionBatch
@@ -46,9 +48,10 @@ from components.contracts.serving import ServedNames
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.version_files import GOLDEN_FILE
+from components.extraction.columns import is_list
 from components.extraction.day_versions import base_name, replace_file
 from components.extraction.lineage import find_lineages
-from components.extraction.raw_schema import BATCH_ROWS, TIME_TYPE, categories, nan_to_null, open_parquet
+from components.extraction.raw_schema import BATCH_ROWS, TIME_TYPE, categories, in_lists, nan_to_null, open_parquet
 from components.extraction.times import to_iso
 from components.extraction.window import watermark
 from components.preprocessing.parent import load_columns
@@ -79,8 +82,8 @@ PLACES = {
 _OUTCOMES = OUTCOME_PARTITION.format(day="")
 _UNFINISHED = re.compile(r"\..+\.([0-9a-f]{32}|aside)")
 """What a killed program leaves of a file or a folder that it had not finished."""
-Choice = Callable[[Any], Any]
-"""Which rows of an Arrow batch are meant, as an Arrow array of truth values."""
+Cleaning = Callable[[Any], Any]
+"""What is left of an Arrow batch."""
 
 
 @dataclass
@@ -97,7 +100,7 @@ class User:
     keys: set[tuple[str, int]] = field(default_factory=set)
     """Request id and row of the rows met."""
     days: dict[str, int] = field(default_factory=dict)
-    """By UTC day, the time of the first row met, microseconds since the epoch."""
+    """By UTC day, the time of the first row met that holds the user, microseconds since the epoch."""
 
     def __post_init__(self) -> None:
         """Refuses what names nobody."""
@@ -121,16 +124,55 @@ class User:
         """What rooms behind the lake call the user."""
         return category_of(self.text if self._holds_words else str(int(self.text)))
 
-    def rows(self, batch: Any) -> Any:
-        """The user's rows of a batch of words, numbers or categories, which are read as extraction reads them."""
-        values = batch.column(self.column)
-        if pa.types.is_dictionary(values.type):
-            values = values.cast(values.type.value_type)
+    @property
+    def lists(self) -> list[str]:
+        """The lists of other users, in which a row may name the user."""
+        return [name for name in self.recommender.columns_of_users if name != self.column]
+
+    @cached_property
+    def places(self) -> list[int]:
+        """The places of users on the categorical axis of tensors."""
+        features = self.recommender.features
+        return [i for i, name in enumerate(features.place_features) if name in self.recommender.columns_of_users]
+
+    def _are_user(self, values: Any) -> Any:
+        """Which of an Arrow array's words, numbers or categories are the user, read as extraction reads them."""
+        values = _plain(values)
         if pa.types.is_floating(values.type):
             values = nan_to_null(values)
         if not self._holds_words and not pa.types.is_boolean(values.type):
             values = values.cast(pa.int64())
         return pc.fill_null(pc.equal(categories(values), self.category), False)
+
+    def rows(self, batch: Any) -> Any:
+        """Which rows of a batch are the user's, as an Arrow array of truth values."""
+        return self._are_user(batch.column(self.column))
+
+    def mentions(self, batch: Any) -> Any:
+        """Which rows of a batch name the user in a list, likewise."""
+        found = np.zeros(batch.num_rows, bool)
+        for name in (each for each in self.lists if each in batch.schema.names):
+            values = in_lists(batch.column(name), _plain)
+            are_user = self._are_user(values.flatten()).to_numpy(zero_copy_only=False)
+            found[np.repeat(np.arange(len(values)), list_lengths(values))[are_user]] = True
+        return pa.array(found)
+
+    def without(self, batch: Any) -> Any:
+        """The batch without the user's rows, and without the user in the lists of the others."""
+        batch = batch.filter(pc.invert(self.rows(batch)))
+        for at, name in enumerate(batch.schema.names):
+            if name in self.lists:
+                left = in_lists(batch.column(name), self._other_users)
+                batch = batch.set_column(at, name, left)
+        return batch
+
+    def _other_users(self, values: Any) -> Any:
+        values = _plain(values)
+        return pc.if_else(self._are_user(values), pa.scalar(None, values.type), values)
+
+    def without_outcomes(self, batch: Any) -> Any:
+        """The batch without the outcomes of the user's rows."""
+        return batch.filter(pc.invert(self.outcomes(batch)))
 
     def outcomes(self, batch: Any) -> Any:
         """The outcomes, of a batch, of rows that were met."""
@@ -145,27 +187,46 @@ class User:
         except (ValueError, KeyError, TypeError):
             return False
         if row is not None:
-            return row.get(self.column) is not None and category_of(str(row[self.column])) == self.category
+            lists = [row[name] for name in self.lists if isinstance(row.get(name), list)]
+            values = [row.get(self.column), *itertools.chain(*lists)]
+            return any(value is not None and category_of(str(value)) == self.category for value in values)
         return re.search(rf"(?<!\w){re.escape(self.text)}(?!\w)", text) is not None
 
-    def count(self, path: Path) -> int:
-        """How many rows of a Parquet file are the user's, which are met by that; 0 where it holds no raw rows.
+    def count(self, path: Path) -> Counted:
+        """How many rows of a Parquet file hold the user; the user's own are met by that. 0 where there are no raw rows.
 
         Raises:
-            ContractError: it is no whole Parquet file, or its column of users holds something else.
+            ContractError: it is no whole Parquet file, or its columns of users hold something else.
         """
-        names, num_rows = set(open_parquet(path).schema_arrow.names), 0
-        if not {self.column, REQUEST_ID, ROW, EVENT_TIME} <= names:
-            return 0
-        for batch in _batches(path, [self.column, REQUEST_ID, ROW, EVENT_TIME]):
+        names, num_rows, num_mentions = set(open_parquet(path).schema_arrow.names), 0, 0
+        needed = [self.column, REQUEST_ID, ROW, EVENT_TIME]
+        if not names.issuperset(needed):
+            return Counted(0, 0)
+        for batch in _batches(path, [*needed, *(name for name in self.lists if name in names)]):
             with reading_parquet(path):
-                rows = batch.filter(self.rows(batch))
-            num_rows += rows.num_rows
-            self.keys.update(zip(rows.column(REQUEST_ID).to_pylist(), rows.column(ROW).to_pylist()))
-            for time in rows.column(EVENT_TIME).cast(TIME_TYPE).cast(pa.int64()).drop_null().to_pylist():
+                are_own, mentions = self.rows(batch), self.mentions(batch)
+                own, held = batch.filter(are_own), batch.filter(pc.or_(are_own, mentions))
+            num_rows += own.num_rows
+            num_mentions += held.num_rows - own.num_rows
+            self.keys.update(zip(own.column(REQUEST_ID).to_pylist(), own.column(ROW).to_pylist()))
+            for time in held.column(EVENT_TIME).cast(TIME_TYPE).cast(pa.int64()).drop_null().to_pylist():
                 day = to_iso(time)[:10]
                 self.days[day] = min(time, self.days.get(day, time))
-        return num_rows
+        return Counted(num_rows, num_mentions)
+
+
+class Counted(NamedTuple):
+    """Rows of a file that hold a user."""
+
+    num_rows: int
+    """The user's own."""
+    num_mentions: int
+    """Other users' rows that name the user in a list."""
+
+    def __str__(self) -> str:
+        """For people."""
+        mentions = f"{self.num_mentions} rows of others that list the user"
+        return ", ".join([f"{self.num_rows} rows"] * bool(self.num_rows) + [mentions] * bool(self.num_mentions))
 
 
 class Found(NamedTuple):
@@ -186,19 +247,25 @@ def _at(objects: Objects, info: ObjectInfo) -> Path | str:
     return objects.local(info.name) or f"{objects.uri}/{info.name}"
 
 
-def rewrite(objects: Objects, info: ObjectInfo, goes: Choice) -> None:
-    """Replaces a Parquet file by one without the rows that `goes` chooses.
+def plain_type(kind: Any) -> Any:
+    """The Arrow type of the same values without a dictionary, which would name values that no row has any more."""
+    if is_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
-    Dictionaries are written anew as plain columns, because they would name values that no row has any more.
-    """
+
+def _plain(values: Any) -> Any:
+    return values.cast(plain_type(values.type))
+
+
+def rewrite(objects: Objects, info: ObjectInfo, clean: Cleaning) -> None:
+    """Replaces a Parquet file by one with what `clean` leaves of its batches, in columns without dictionaries."""
     with TemporaryDirectory(prefix="evergreen-forget-") as scratch, local_copy(objects, info.name) as path:
-        schema, num_gone, copy = open_parquet(path).schema_arrow, 0, Path(scratch) / "rows.parquet"
-        for i, each in enumerate(schema):
-            if pa.types.is_dictionary(each.type):
-                schema = schema.set(i, each.with_type(each.type.value_type))
+        found, num_gone, copy = open_parquet(path).schema_arrow, 0, Path(scratch) / "rows.parquet"
+        schema = pa.schema([each.with_type(plain_type(each.type)) for each in found], found.metadata)
         with pq.ParquetWriter(copy, schema) as writer:
             for batch in _batches(path):
-                left = pa.Table.from_batches([batch.filter(pc.invert(goes(batch)))])
+                left = pa.Table.from_batches([clean(batch)])
                 num_gone += batch.num_rows - left.num_rows
                 if left.num_rows:
                     writer.write_table(left.cast(schema))
@@ -217,14 +284,14 @@ def in_rows(objects: Objects, user: User) -> Iterator[Found]:
         elif info.name.endswith(".parquet") and not info.name.startswith(_OUTCOMES):
             try:
                 with local_copy(objects, info.name) as path:
-                    num_rows = user.count(path)
+                    counted = user.count(path)
             except ContractError:
                 if is_visible(base_name(info)):
                     raise
                 logger.warning("%s, which nobody reads, cannot be looked into", _at(objects, info))
                 continue
-            if num_rows:
-                yield Found(f"{_at(objects, info)}: {num_rows} rows", partial(rewrite, objects, info, user.rows))
+            if any(counted):
+                yield Found(f"{_at(objects, info)}: {counted}", partial(rewrite, objects, info, user.without))
 
 
 def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
@@ -234,7 +301,7 @@ def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
             num_rows = sum(pc.sum(user.outcomes(batch)).as_py() or 0 for batch in _batches(path, [REQUEST_ID, ROW]))
         if num_rows:
             what = f"{_at(objects, info)}: {num_rows} late outcomes"
-            yield Found(what, partial(rewrite, objects, info, user.outcomes))
+            yield Found(what, partial(rewrite, objects, info, user.without_outcomes))
 
 
 def in_folders(folders: Iterable[Path], user: User, *, kind: str) -> Iterator[Found]:
@@ -251,7 +318,7 @@ def _is_in_file(path: Path, user: User) -> bool:
         if file.read(4) != b"PAR1":
             return False
     try:
-        return user.count(path) > 0
+        return any(user.count(path))
     except ContractError:
         return True
 
@@ -294,7 +361,7 @@ def _traces(store: Path, model: Model, user: User) -> list[str]:
         known["training statistics"] = listed.values if listed else np.empty(0)
     found = [f"the user is in its {name}" for name, values in known.items() if (values == user.category).any()]
     learnt = sorted({each["day"] for each in model.days if user.days.get(each["day"], np.inf) <= watermark(model)})
-    return [*found, *([f"it learnt from {', '.join(learnt)}, where the user has rows"] if learnt else [])]
+    return [*found, *([f"it learnt from {', '.join(learnt)}, where rows hold the user"] if learnt else [])]
 
 
 def golden_rows(store: Path, user: User) -> Iterator[str]:
@@ -307,23 +374,24 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
         for info in [each for each in objects.list(prefix) if base_name(each) == GOLDEN_FILE]:
             with local_copy(objects, info.name) as path:
                 golden = GoldenRows.load(path)
-            names, version = golden.features.categorical, int(info.name.split("/")[-2])
-            if user.column in names and (golden.categorical[:, names.index(user.column)] == user.category).any():
+            version, columns = int(info.name.split("/")[-2]), user.recommender.columns_of_users
+            at = [i for i, name in enumerate(golden.features.place_features) if name in columns]
+            if (golden.categorical[:, at] == user.category).any():
                 of_version = release_path(store, version)
                 model = Release.read(of_version).model_id if of_version.exists() else "unknown"
                 yield f"golden rows of version {version}, model {model}: {_at(objects, info)}"
 
 
 def waiting_requests(state: Path, user: User) -> int:
-    """How many requests with rows of the user the monitor has not archived yet."""
+    """How many requests with rows that hold the user the monitor has not archived yet."""
     form, num_requests = RecordFormat(user.recommender.features), 0
-    path, at = state / STORE_FILE, user.recommender.features.categorical.index(user.column)
+    path = state / STORE_FILE
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
             for (payload,) in connection.execute("SELECT payload FROM messages"):
                 batch = form.decode(payload)
                 if isinstance(batch, PredictionBatch):
-                    num_requests += bool((batch.categorical[:, at : at + 1] == user.category).any())
+                    num_requests += bool((batch.categorical[:, user.places] == user.category).any())
     except sqlite3.Error as error:
         raise ContractError(f"{path} cannot be read as a monitor's memory: {error}") from error
     return num_requests
@@ -395,7 +463,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif left:
         print("the live model did not learn from the user: remove the folders of these when no way back is wanted")
     if num_waiting:
-        print(f"{num_waiting} requests of the user wait in the monitor's memory: run this again when they are archived")
+        print(f"{num_waiting} requests that hold the user wait in the monitor's memory: run this again once archived")
     if absent := [f"--{name}" for name in PLACES if name not in places]:
         print(f"not looked into: {', '.join(absent)}")
     if is_bucket_uri(places.get("lake", "")):

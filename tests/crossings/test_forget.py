@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.features import CategoricalOptions, Features, category_of
+from components.contracts.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions, category_of
 from components.contracts.manifests import Model, RawDataset, ServingPlace
 from components.contracts.raw_rows import ColumnNames
 from components.contracts.recommender import Recommender
@@ -49,7 +49,11 @@ USER, OTHERS = "ann-9f3c", ("bob", "cy", "7")
 CATEGORY = category_of(USER)
 WORDS = CategoricalOptions(type="string")
 FEATURES = Features(
-    numeric=("price",), categorical=("item", "user"), categorical_options={"item": WORDS, "user": WORDS}
+    numeric=("price",),
+    categorical=("item", "user"),
+    categorical_options={"item": WORDS, "user": WORDS},
+    lists=("friends",),
+    list_options={"friends": ListOptions(max=2, table="user")},
 )
 SHOP = Recommender(name="shop", features=FEATURES, data=ColumnNames(user="user"))
 START = datetime(2026, 3, 1, tzinfo=timezone.utc).timestamp()
@@ -57,15 +61,16 @@ SCANNED = ("lake", "archive", "store/quarantine", "work", "incidents")
 JUDGING = {"window_rows": 50, "min_clicks": 1, "decide_seconds": 5.0, "policies": "threshold", "auc_threshold": 0.1}
 
 
-def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", num_rows: int = 120) -> pa.Table:
-    """Rows of one day, in the lake's words."""
-    at = np.arange(num_rows)
+def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", friend: str = USER) -> pa.Table:
+    """120 rows of one day, in the lake's words; some of them list the friend."""
+    at = np.arange(120)
     times = pa.array(((START + 86_400 * day + 60 * at) * 1e6).astype(np.int64))
     columns = {
         "label": pa.array((at % 3 == 0).astype(np.int32)),
         "price": pa.array((at + day / 8).astype(np.float32)),
         "item": pa.array([f"item-{i % 5}" for i in at]),
         "user": pa.array([users[i % len(users)] for i in at]),
+        "friends": pa.array([[friend, "cy"][i % 5 % 2 :] if i % 5 < 4 else None for i in at], pa.list_(pa.string())),
         "request_id": pa.array([f"{name}{day}-{i // 4}" for i in at]),
         "row": pa.array((at % 4).astype(np.int32)),
         "event_time": times.cast(pa.timestamp("us", tz="UTC")),
@@ -74,20 +79,33 @@ def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", num_rows: int 
 
 
 def fill_lake(lake: Path, files: Path) -> None:
-    """Three days, the user in the first two; the second was back-filled, a file of the first has dictionaries."""
+    """Four days: in the first the user is somebody's friend, the next two have rows of the user, the last has none.
+
+    The third day was back-filled, a file of the second has dictionaries.
+    """
     files.mkdir()
-    for day in range(3):
-        pq.write_table(rows_of(day, (USER, *OTHERS) if day < 2 else OTHERS), files / f"{day}.parquet")
+    pq.write_table(rows_of(-1, OTHERS), files / "-1.parquet")
+    for day in range(2):
+        pq.write_table(rows_of(day, (USER, *OTHERS)), files / f"{day}.parquet")
+    pq.write_table(rows_of(2, OTHERS, friend="bob"), files / "2.parquet")
     settings = IngestSettings(max_rows=None, lake_fraction=1.0, max_malformed_fraction=0.1)
     ingest(sorted(files.iterdir()), SHOP, lake=str(lake), replay=None, settings=settings)
     table = rows_of(0, (USER, *OTHERS), name="words")
     words = table.set_column(table.column_names.index("user"), "user", table["user"].dictionary_encode())
+    lists = table["friends"].combine_chunks()
+    encoded = pa.ListArray.from_arrays(lists.offsets, lists.values.dictionary_encode(), mask=lists.is_null())
+    words = words.set_column(table.column_names.index("friends"), "friends", encoded)
     pq.write_table(words, lake / "day=2026-03-01" / "part-words.parquet")
     (lake / "day=2026-03-01" / "_unfinished.parquet").write_bytes(b"someone's")
     again = rows_of(1, (USER, *OTHERS), name="again")
-    labels = pa.array([7, 7, *again["label"].to_pylist()[2:]], pa.int32())
+    labels = pa.array([7, 7, 7, *again["label"].to_pylist()[3:]], pa.int32())
     pq.write_table(again.set_column(0, "label", labels), files / "again.parquet")
     backfill([files / "again.parquet"], SHOP, lake=str(lake), day=date(2026, 3, 2), max_malformed_fraction=0.3)
+
+
+def users_of_row(row: int) -> list[int]:
+    """The user and two friends of a served row."""
+    return [CATEGORY, 7, MISSING_CATEGORY] if row % 2 else [7, CATEGORY if row % 4 else 9, CATEGORY]
 
 
 def run_monitor(folder: Path) -> None:
@@ -98,7 +116,7 @@ def run_monitor(folder: Path) -> None:
     for number in range(24):
         name, now = f"served-{number}", bench.clock.now
         rows = {"dense": np.full((8, 1), number, np.float32), "scores": np.linspace(0, 1, 8, dtype=np.float32)}
-        users = np.array([[number, CATEGORY if i % 2 else 7] for i in range(8)], np.int64)
+        users = np.array([[number, *users_of_row(i)] for i in range(8)], np.int64)
         batch = PredictionBatch(request_id=name, time=now, model_version=1, categorical=users, **rows)
         bought = clicks(f"b-{name}", [(name, row, now + 2) for row in (1, 2)], CONVERSION)
         clicked = clicks(f"c-{name}", [(name, 3, now + 1), (name, 6, now + 1)])
@@ -137,9 +155,10 @@ def made(tmp_path_factory):
     store = folder / "store"
     accept_into(store, SHOP)
     fill_lake(folder / "lake", gone / "files")
-    for run, start in (("r1", "2026-03-01"), ("r2", "2026-03-03")):
+    for run, start, end in (("r0", "2026-02-28", "2026-03-01"), ("r1", "2026-03-01", ""), ("r2", "2026-03-03", "")):
         flags = {"work": folder / "work", "lake": folder / "lake", "output": gone / f"{run}.json"}
         flags |= {"store": store, "run": run, "window-start": start, "settings": "extraction.replay_days=0"}
+        flags |= {"window-end": end}
         assert extraction([f"--{name}={value}" for name, value in flags.items()]) == 0
     rows = pq.read_table(folder / "work" / "r1" / "extraction" / "train" / "part-00000.parquet").slice(0, 9)
     (gone / "rows").mkdir()
@@ -152,8 +171,9 @@ def made(tmp_path_factory):
     keep_learnt(store, "m3", "bob", rare=(USER,))
     keep_learnt(store, "m4", "bob", day="2026-03-02")
     keep_learnt(store, "m5", "bob", day="2026-03-03")
-    plain, one = Features(numeric=("price",), categorical=("item", "user")), np.ones(1, np.float32)
-    golden = GoldenRows(features=plain, dense=one[:, None], categorical=np.array([[2, CATEGORY]]), expected=one)
+    keep_learnt(store, "m6", "bob", day="2026-02-28")
+    one, categories = np.ones(1, np.float32), np.array([[2, 9, 9, CATEGORY]])
+    golden = GoldenRows(features=FEATURES, dense=one[:, None], categorical=categories, expected=one)
     golden.save(graph_folder(store, 1) / "golden.npz")
     shutil.copytree(graph_folder(store, 1), folder / "repository" / "shop" / "1")
     place = ServingPlace(repository_uri=(folder / "repository").as_uri(), triton_urls=[], server="python")
@@ -182,13 +202,23 @@ def holders(world: Path) -> set[str]:
         if "event" in table.column_names:
             # Outcomes name no user, who has the odd rows of served requests; the last of these is not archived yet.
             users = [CATEGORY for row in table.to_pylist() if row["row"] % 2 and row["request_id"] != "served-23"]
+        for friends in table["friends"].to_pylist() if "friends" in table.column_names else []:
+            users += friends or []
         if any(mark in content for mark in marks) or {USER, CATEGORY} & set(users):
             found |= {each for each in SCANNED if path.is_relative_to(world / each)}
     return found
 
 
 def others_rows(world: Path) -> tuple[list[dict], list[str]]:
-    """What a round reads of the lake, and what archive, quarantine and late outcomes hold, of others than the user."""
+    """What a round reads of the lake, and what archive, quarantine and late outcomes hold, of others than the user.
+
+    The user is left out of the others' friends; nobody else is.
+    """
+
+    def without_user(row: dict) -> dict:
+        left = [each for each in row.get("friends") or [] if each != CATEGORY]
+        return row | ({"friends": left or None} if "friends" in row else {})
+
     lake = Lake(files=LakeFiles(FolderObjects(world / "lake")), features=FEATURES)
     with MalformedRows(Path(os.devnull), max_fraction=1.0) as malformed:
         read = [row for table, _ in lake.tables(TimeSpan(), malformed) for row in table.to_pylist()]
@@ -196,8 +226,8 @@ def others_rows(world: Path) -> tuple[list[dict], list[str]]:
         p for place in ("archive", "store/quarantine", "lake/outcomes") for p in (world / place).rglob("*.parquet")
     ]
     kept = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
-    kept = [row for row in kept if row.get("user", CATEGORY * (row["row"] % 2)) != CATEGORY]
-    return [row for row in read if row["user"] != CATEGORY], sorted(map(str, kept))
+    kept = [without_user(row) for row in kept if row.get("user", CATEGORY * (row["row"] % 2)) != CATEGORY]
+    return [without_user(row) for row in read if row["user"] != CATEGORY], sorted(map(str, kept))
 
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
@@ -225,17 +255,18 @@ def test_models_that_learnt_are_named_with_the_run_that_replaces_them_and_what_c
     forget(world)
     told = capsys.readouterr().out
     assert dict(line[6:].split(": ", 1) for line in told.splitlines() if line.startswith("model ")) == {
-        "m1": "the user is in its vocabulary; it learnt from 2026-03-01, where the user has rows",
+        "m1": "the user is in its vocabulary; it learnt from 2026-03-01, where rows hold the user",
         "m2 (live)": "it continues m1, which did",
         "m3": "the user is in its list of rare categories",
-        "m4": "it learnt from 2026-03-02, where the user has rows",
+        "m4": "it learnt from 2026-03-02, where rows hold the user",
+        "m6": "it learnt from 2026-02-28, where rows hold the user",
     }
     assert told.count("golden rows of version 1, model m2: ") == 2
     assert f"evergreen run --package build/retraining.yaml --folder '{world}' -p parent=none" in told
-    assert "1 requests of the user wait in the monitor's memory" in told
+    assert "1 requests that hold the user wait in the monitor's memory" in told
     assert "out of reach: the log's records and dead letters" in told
-    keep_learnt(world / "store", "m6", "bob")
-    make_live(world / "store", release(world / "store", 2, "m6"))
+    keep_learnt(world / "store", "m7", "bob")
+    make_live(world / "store", release(world / "store", 2, "m7"))
     forget(world)
     assert "the live model did not learn from the user" in capsys.readouterr().out
 
