@@ -7,6 +7,7 @@ another's library, and no copy of a large table is held in memory for saving.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -90,17 +91,17 @@ def require_backend(
         raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
     if backend == "hugectr" and not config.num_categorical:
         raise ContractError("num_categorical is 0, expected at least 1: backend hugectr reads no rows without keys")
-    if backend == "hugectr" and config.widths:
-        names = features.vector_names if features else range(config.num_categorical)
-        raise ContractError(
-            f"embed gives {dict(zip(names, config.widths))}, expected one length of all vectors with backend hugectr: "
-            "HugeCTR has one per embedding, and the network that it is given has one embedding"
-        )
-    if backend == "hugectr" and features and features.lists:
-        raise ContractError(
-            f"features.lists are {list(features.lists)}, expected none with backend hugectr: the network that it is "
-            "given reads one key of each slot"
-        )
+    if backend == "hugectr" and features:
+        pools: dict[str, dict[str, str]] = defaultdict(dict)
+        for name in features.lists:
+            options = features.list_options_of(name)
+            pools[options.table or name][options.pool] = name
+        for table, by_pool in pools.items():
+            if len(by_pool) > 1:
+                raise ContractError(
+                    f"lists that look up the vectors of {table} are pooled by sum ({by_pool['sum']}) and by mean "
+                    f"({by_pool['mean']}), expected one of both with backend hugectr: its embeddings pool one way"
+                )
     if backend == "hugectr" and weight is not None:
         raise ContractError(
             f"data.weight is {weight!r}, expected none with backend hugectr: its readers take a label, dense values "
@@ -131,11 +132,12 @@ def make_engine(
     num_slots = len(features.slots) if features else config.num_categorical
     if len(slot_sizes) != num_slots or min(slot_sizes, default=1) < 1:
         raise ContractError(f"slot sizes are {slot_sizes}, expected {num_slots} of at least 1")
+    places = features.id_places if features else None
     # Both libraries take seconds to import; a misuse is answered without them.
     if backend == "pytorch":
         from components.training.pytorch.engine import PytorchEngine
 
-        return PytorchEngine(config, slot_sizes, settings, places=features.id_places if features else None)
+        return PytorchEngine(config, slot_sizes, settings, places=places)
     from components.training.hugectr.engine import HugectrEngine
 
-    return HugectrEngine(config, slot_sizes, settings, num_gpus=num_gpus, scratch=scratch)
+    return HugectrEngine(config, slot_sizes, settings, places=places, num_gpus=num_gpus, scratch=scratch)

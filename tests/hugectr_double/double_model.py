@@ -33,7 +33,9 @@ class Model:
             raise RuntimeError("The data source for training and evaluation should be specified")
         if solver.batchsize % self._num_gpus or solver.batchsize_eval % self._num_gpus:
             raise RuntimeError("0 != batch_size%total_gpu_count")
-        self._input = self._embedding = self._network = None
+        self._input = self._network = None
+        self._keys: dict[str, tuple[slice, list[int]]] = {}
+        self._embeddings: list[Any] = []
         self._layers: list[Any] = []
         self._tensors: dict[str, tuple[int, ...]] = {}
         self._uses: dict[str, int] = {}
@@ -56,15 +58,24 @@ class Model:
             raise NotImplementedError("the double reads Parquet only")
         if self._solver.repeat_dataset:
             raise NotImplementedError("the double knows epoch mode only, repeat_dataset=False")
-        self._input, (sparse,) = value, value.data_reader_sparse_param_array
-        if not sparse.is_fixed_length or sparse.nnz_per_slot not in (1, [1] * sparse.slot_num):
-            raise NotImplementedError("the double reads one key per slot, of fixed length")
+        self._input = value
         self._tensors |= {value.label_name: (value.label_dim,), value.dense_name: (value.dense_dim,)}
-        self._tensors[sparse.top_name] = (sparse.slot_num,)
+        most_keys: list[int] = []
+        is_fixed: list[bool] = []
+        for sparse in value.data_reader_sparse_param_array:
+            if isinstance(most := sparse.nnz_per_slot, int):
+                most = [most] * sparse.slot_num
+            if len(most) != sparse.slot_num or min(most) < 1:
+                raise RuntimeError(f"nnz_per_slot is {most} for {sparse.slot_num} slots")
+            first = sum(most_keys)
+            self._keys[sparse.top_name] = slice(first, first + sum(most)), most
+            self._tensors[sparse.top_name] = (sparse.slot_num,)
+            most_keys, is_fixed = most_keys + most, is_fixed + [sparse.is_fixed_length] * sparse.slot_num
         source = self._reader_params.source
         self._train_reader = Reader(
             source=source if isinstance(source, str) else source[0],
-            num_slots=sparse.slot_num,
+            most_keys=most_keys,
+            is_fixed=is_fixed,
             label_dim=value.label_dim,
             dense_dim=value.dense_dim,
             batch_size=self._solver.batchsize,
@@ -76,12 +87,13 @@ class Model:
 
     def _add_embedding(self, value: Any) -> None:
         (num_slots,) = self._taken([value.bottom_name])[0]
-        if value.embedding_type.name != "DistributedSlotSparseEmbeddingHash" or value.combiner != "sum":
-            raise NotImplementedError("the double sums a DistributedSlot embedding only")
+        if value.embedding_type.name != "DistributedSlotSparseEmbeddingHash":
+            raise NotImplementedError("the double has DistributedSlot embeddings only")
         optimizer = value.optimizer or self._optimizer
         if (optimizer.optimizer_type.name, optimizer.update_type.name) != ("Adam", "Local"):
             raise NotImplementedError("the double has Adam with Update_t.Local only for embeddings")
-        self._embedding, self._sparse_optimizer = value, optimizer
+        self._sparse_optimizer = optimizer
+        self._embeddings.append(value)
         self._tensors[value.sparse_embedding_name] = (num_slots, value.embedding_vec_size)
 
     def _add_layer(self, value: Any) -> None:
@@ -105,19 +117,22 @@ class Model:
     def compile(self, **labels: Any) -> None:
         if self._network is not None:
             raise RuntimeError("IllegalCall: Model.compile() was called before")
-        if self._embedding is None or len(self._layers) < 1:
+        if not self._embeddings or len(self._layers) < 1:
             raise RuntimeError("IllegalCall: The model should include input and at least two layers")
         self._network = Network(self._layers, self._tensors, self._solver.seed)
         count = sum(p.numel() for p in self._network.flat_parameters)
         # v begins at the next multiple of 256 bytes.
         self._gap = -4 * count % 256
         self._m, self._v = torch.zeros(count), torch.zeros(count)
-        self._table = Table(
-            dim=self._embedding.embedding_vec_size,
-            workspace_mb=self._embedding.workspace_size_per_gpu_in_mb,
-            num_gpus=self._num_gpus,
-            seed=self._solver.seed,
-        )
+        self._tables = [
+            Table(
+                dim=each.embedding_vec_size,
+                workspace_mb=each.workspace_size_per_gpu_in_mb,
+                num_gpus=self._num_gpus,
+                seed=self._solver.seed,
+            )
+            for each in self._embeddings
+        ]
 
     def _compiled(self, what: str) -> None:
         if self._network is None:
@@ -138,22 +153,35 @@ class Model:
         if len(batch[0]) < self._solver.batchsize:
             raise NotImplementedError(f"the double trains whole batches only, not one of {len(batch[0])} rows")
         labels, dense, keys = batch
-        vectors = self._table.lookup(keys, insert=True).requires_grad_()
+        keys = [keys[:, self._keys[each.bottom_name][0]] for each in self._embeddings]
+        vectors = [table.lookup(own, insert=True).requires_grad_() for table, own in zip(self._tables, keys)]
         parameters = [p.requires_grad_() for p in self._network.flat_parameters]
-        loss, _ = self._network.run(self._inputs(labels, dense, vectors), train=True)
-        to_vectors, *to_dense = torch.autograd.grad(loss, [vectors, *parameters])
+        pooled = [self._pooled(*each) for each in zip(self._embeddings, vectors, keys)]
+        loss, _ = self._network.run(self._inputs(labels, dense, pooled), train=True)
+        gradients = torch.autograd.grad(loss, [*vectors, *parameters])
+        to_vectors, to_dense = gradients[: len(vectors)], gradients[len(vectors) :]
         with torch.no_grad():
             self._step(keys, to_vectors, torch.cat([g.reshape(-1) for g in to_dense]))
         self._loss = float(loss.detach())
         return True
 
-    def _step(self, keys: np.ndarray, to_vectors: torch.Tensor, to_dense: torch.Tensor) -> None:
+    def _pooled(self, embedding: Any, vectors: torch.Tensor, keys: np.ndarray) -> torch.Tensor:
+        """A vector of each slot, of those of its keys; zero without a key. A mean counts the keys that are there."""
+        slots, most_keys = [], self._keys[embedding.bottom_name][1]
+        is_there = torch.from_numpy(keys >= 0)
+        for of_slot, there in zip(vectors.split(most_keys, dim=1), is_there.split(most_keys, dim=1)):
+            summed = torch.where(there[:, :, None], of_slot, 0).sum(1)
+            slots.append(summed / there.sum(1, keepdim=True).clamp(min=1) if embedding.combiner == "mean" else summed)
+        return torch.stack(slots, dim=1)
+
+    def _step(self, keys: list[np.ndarray], to_vectors: tuple[torch.Tensor, ...], to_dense: torch.Tensor) -> None:
         self._steps += 1
         for optimizer, is_dense in ((self._optimizer, True), (self._sparse_optimizer, False)):
             beta1, beta2, epsilon = optimizer.beta1, optimizer.beta2, optimizer.epsilon
             rate = self._lr * (1 - beta2**self._steps) ** 0.5 / (1 - beta1**self._steps)
             if not is_dense:
-                self._table.update(keys, to_vectors, rate, beta1, beta2, epsilon)
+                for table, own, gradients in zip(self._tables, keys, to_vectors):
+                    table.update(own, gradients, rate, beta1, beta2, epsilon)
                 continue
             self._m = beta1 * self._m + (1 - beta1) * to_dense
             self._v = beta2 * self._v + (1 - beta2) * to_dense**2
@@ -162,11 +190,11 @@ class Model:
             for parameter, part in zip(parameters, change.split([p.numel() for p in parameters])):
                 parameter -= part.view_as(parameter)
 
-    def _inputs(self, labels: np.ndarray, dense: np.ndarray, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _inputs(self, labels: np.ndarray, dense: np.ndarray, pooled: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         return {
             self._input.label_name: torch.from_numpy(np.ascontiguousarray(labels)),
             self._input.dense_name: torch.from_numpy(np.ascontiguousarray(dense)),
-            self._embedding.sparse_embedding_name: vectors,
+            **{each.sparse_embedding_name: vectors for each, vectors in zip(self._embeddings, pooled)},
         }
 
     def get_current_loss(self) -> float:
@@ -177,8 +205,9 @@ class Model:
     def save_params_to_files(self, prefix: str, iter: int) -> Any:
         self._compiled("save")
         try:
-            self._table.save(f"{prefix}0_sparse_{iter}.model")
-            self._table.save_states(f"{prefix}0_opt_sparse_{iter}.model")
+            for number, table in enumerate(self._tables):
+                table.save(f"{prefix}{number}_sparse_{iter}.model")
+                table.save_states(f"{prefix}{number}_opt_sparse_{iter}.model")
             flat = torch.cat([p.detach().reshape(-1) for p in self._network.flat_parameters])
             Path(f"{prefix}_dense_{iter}.model").write_bytes(flat.numpy().tobytes())
             gap = b"\xab" * self._gap
@@ -215,20 +244,22 @@ class Model:
         return torch.from_numpy(values)
 
     def load_sparse_weights(self, **files: Any) -> None:
-        self._load_sparse("load the sparse weights", files, lambda path: self._table.load(path))
+        self._load_sparse("load the sparse weights", files, Table.load)
 
     def load_sparse_optimizer_states(self, **files: Any) -> None:
-        self._load_sparse("load the sparse optimizer states", files, lambda path: self._table.load_states(path))
+        self._load_sparse("load the sparse optimizer states", files, Table.load_states)
 
     def _load_sparse(self, what: str, files: dict[str, Any], load: Any) -> None:
         self._compiled(what)
         (paths,) = files.values()
-        if len(paths) != 1:
+        if len(paths) != len(self._tables):
             raise RuntimeError("WrongInput: there must be as many files as embeddings")
         # A mapping's keys: HugeCTR opens the embedding's name where it was given names for optimizer states.
         is_state_map = isinstance(paths, dict) and "states" in what
-        path = next(iter(paths if is_state_map or not isinstance(paths, dict) else paths.values()))
-        try:
-            load(path)
-        except OSError as error:
-            logger.error("swallowed while loading: %s", error)
+        if isinstance(paths, dict) and not is_state_map:
+            paths = [paths[each.sparse_embedding_name] for each in self._embeddings]
+        for table, path in zip(self._tables, paths):
+            try:
+                load(table, path)
+            except OSError as error:
+                logger.error("swallowed while loading: %s", error)

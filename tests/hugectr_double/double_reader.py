@@ -1,7 +1,8 @@
 """HugeCTR's Parquet reader, with its trust in what it reads.
 
 Columns are taken by sorted index, never by name; a label or dense column of another 4-byte type is read bit for bit as
-a float; keys are moved by their slot's offset and not checked against its size. Files absent from the disk are passed
+a float; keys are moved by their slot's offset and not checked against its size; a slot of lists has as many
+keys as a row's list. Files absent from the disk are passed
 over, row counts must be those of `_metadata.json`, and each worker cuts batches out of its own files.
 """
 
@@ -18,9 +19,11 @@ import pyarrow.parquet as pq
 class Reader:
     """The reader of training rows."""
 
-    def __init__(self, *, source: str, num_slots: int, label_dim: int, dense_dim: int, batch_size: int, slot_sizes,
-                 num_workers: int, num_gpus: int, i64: bool) -> None:  # fmt: skip
-        self.source, self.batch_size, self._num_slots = source, batch_size, num_slots
+    def __init__(self, *, source: str, most_keys: list[int], is_fixed: list[bool], label_dim: int, dense_dim: int,
+                 batch_size: int, slot_sizes, num_workers: int, num_gpus: int, i64: bool) -> None:  # fmt: skip
+        """`most_keys` of each slot, and whether it always has as many."""
+        self.source, self.batch_size, self._most_keys, self._is_fixed = source, batch_size, most_keys, is_fixed
+        num_slots = len(most_keys)
         self._label_dim, self._dense_dim = label_dim, dense_dim
         if slot_sizes and len(slot_sizes) != num_slots:
             raise RuntimeError(f"slot_size_array has {len(slot_sizes)} entries for {num_slots} slots")
@@ -40,7 +43,10 @@ class Reader:
         self._batches, self._ended = self._read(), False
 
     def next(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Labels, dense values and keys of a batch, perhaps an incomplete one; None once, at the end."""
+        """Labels, dense values and keys of a batch, perhaps an incomplete one; None once, at the end.
+
+        Keys are [n, sum of `most_keys`], -1 where a slot has fewer.
+        """
         if self._batches is None:
             raise RuntimeError("Start the data reader first before calling Model::train() or Model::eval()")
         if self._ended:
@@ -83,17 +89,33 @@ class Reader:
             found = [table.column(index) for index in sorted(entry["index"] for entry in metadata[kind])]
             if any(column.null_count for column in found):
                 raise RuntimeError(f"{path} has nulls in its {kind}")
-            return [column.to_numpy() for column in found]
+            return [column.combine_chunks() for column in found]
 
-        floats = [_bits_as_float(column, path) for column in columns("labels") + columns("conts")]
+        floats = [_bits_as_float(column.to_numpy(), path) for column in columns("labels") + columns("conts")]
         keys = columns("cats")
-        if len(floats) != self._label_dim + self._dense_dim or len(keys) != self._num_slots:
+        if len(floats) != self._label_dim + self._dense_dim or len(keys) != len(self._most_keys):
             raise RuntimeError("Parquet reader: Dense dim of given file and dense dim doesn't match")
-        if any(column.dtype.itemsize != np.dtype(self._key_type).itemsize for column in keys):
-            raise RuntimeError(f"{path} has keys of {keys[0].dtype}, expected {self._key_type.__name__}")
         matrix = np.stack(floats, axis=1)
-        shifted = np.stack([column.view(self._key_type).astype(np.int64) for column in keys], axis=1) + self._offsets
+        shifted = np.concatenate([self._padded(column, i, path) for i, column in enumerate(keys)], axis=1)
         return [matrix[:, : self._label_dim], matrix[:, self._label_dim :], shifted]
+
+    def _padded(self, column, slot: int, path: Path) -> np.ndarray:
+        """The keys of a slot [n, most keys], moved by its offset; -1 after the last of a row."""
+        is_list = str(column.type).startswith("list")
+        keys = column.flatten() if is_list else column
+        if keys.null_count:
+            raise RuntimeError(f"{path} has nulls in its cats")
+        keys = keys.to_numpy()
+        if keys.dtype.itemsize != np.dtype(self._key_type).itemsize:
+            raise RuntimeError(f"{path} has keys of {keys.dtype}, expected {self._key_type.__name__}")
+        lengths = np.diff(column.offsets.to_numpy()) if is_list else np.ones(len(column), int)
+        most = self._most_keys[slot]
+        if len(lengths) and (lengths.max() > most or (self._is_fixed[slot] and lengths.min() < most)):
+            expected = f"{most} of each row" if self._is_fixed[slot] else f"at most {most}"
+            raise RuntimeError(f"{path} has {lengths.min()}..{lengths.max()} keys in slot {slot}, expected {expected}")
+        padded = np.full((len(lengths), most), -1, np.int64)
+        padded[np.arange(most) < lengths[:, None]] = keys.view(self._key_type).astype(np.int64) + self._offsets[slot]
+        return padded
 
 
 def _largest_group(path: Path) -> int:

@@ -31,9 +31,9 @@ class Table:
         self.states = [torch.zeros(shape) for _ in range(2)]
 
     def places(self, keys: np.ndarray, *, insert: bool) -> np.ndarray:
-        """Flat row of each key; -1 for an unknown one unless it may be inserted."""
+        """Flat row of each key; -1 for none (-1), and for an unknown one unless it may be inserted."""
         found = self._found(keys)
-        if insert and (unknown := np.unique(keys[found < 0])).size:
+        if insert and (unknown := np.unique(keys[(found < 0) & (keys >= 0)])).size:
             new = np.array([self._inserted(int(key)) for key in unknown], dtype=np.int64)
             known, places = (np.concatenate(parts) for parts in zip(self._known, (unknown, new)))
             order = np.argsort(known)
@@ -61,7 +61,7 @@ class Table:
         return gpu * self.capacity + rows[key]
 
     def lookup(self, keys: np.ndarray, *, insert: bool) -> Tensor:
-        """Vectors [n, slots, dim]; zero for an unknown key that may not be inserted."""
+        """Vectors [n, keys, dim]; zero for none, and for an unknown key that may not be inserted."""
         places = torch.from_numpy(self.places(keys, insert=insert))
         return self.vectors[places.clamp(min=0)] * (places >= 0)[:, :, None]
 
@@ -69,8 +69,10 @@ class Table:
         self, keys: np.ndarray, gradients: Tensor, rate: float, beta1: float, beta2: float, epsilon: float
     ) -> None:
         """Adam over the rows of `keys`; `rate` is bias-corrected."""
-        places, inverse = torch.unique(torch.from_numpy(self.places(keys, insert=False)).flatten(), return_inverse=True)
-        summed = torch.zeros(len(places), self.dim).index_add_(0, inverse, gradients.reshape(-1, self.dim))
+        rows = torch.from_numpy(self.places(keys, insert=False)).flatten()
+        places, inverse = torch.unique(rows[rows >= 0], return_inverse=True)
+        gradients = gradients.reshape(-1, self.dim)[rows >= 0]
+        summed = torch.zeros(len(places), self.dim).index_add_(0, inverse, gradients)
         m, v = (state[places].float() for state in self.states)
         m, v = beta1 * m + (1 - beta1) * summed, beta2 * v + (1 - beta2) * summed**2
         self.states[0][places], self.states[1][places] = m, v

@@ -25,23 +25,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.features import Places
 from components.models.configs import DcnConfig, NetworkConfig
-from components.models.files import StoredModel, open_model
+from components.models.files import StoredModel, one_each, open_model
 from components.models.scoring import load_scorer
 from components.runtime.errors import ContractError, PermanentError
 from components.training.config import TrainingSettings
 from components.training.engine import Rate
+from components.training.hugectr.embeddings import embeddings_of
 from components.training.hugectr.files import (
     DENSE_FILE,
     DENSE_OPTIMIZER_FILE,
     SPARSE_FOLDER,
     SPARSE_OPTIMIZER_FILE,
-    StateLayout,
     export_model,
     import_model,
 )
 from components.training.hugectr.layers import MODEL_NAME, Blueprint, compiled_model
-from components.training.hugectr.settings import rate_correction, smallest_workspace_mb
+from components.training.hugectr.rates import rate_correction
 from components.training.hugectr.staging import Stage, full_batches, staged
 from components.training.rows import Rows
 
@@ -77,11 +78,13 @@ class HugectrEngine:
         slot_sizes: list[int],
         settings: TrainingSettings,
         *,
+        places: Places | None = None,
         num_gpus: int = 1,
         scratch: Path | None = None,
     ) -> None:
         """Makes an engine without weights; `restore` gives it some.
 
+        Without `places` a row looks every slot up once.
         `num_gpus` of this machine share a batch, those of the lowest numbers.
         `scratch` is a folder for weights and staged rows: four times the model and its state, and 264 bytes per row of
         three stages; None = a new one where temporary files go.
@@ -101,12 +104,8 @@ class HugectrEngine:
         self._slot_sizes = list(slot_sizes)
         self._settings = settings
         self._num_gpus = num_gpus
-        self._layout = StateLayout(
-            num_rows=sum(slot_sizes),
-            dim=config.embedding_dim,
-            num_gpus=num_gpus,
-            workspace_mb=smallest_workspace_mb(sum(slot_sizes), config.embedding_dim, num_gpus=num_gpus),
-        )
+        self._places = places or one_each(slot_sizes)
+        self._embeddings = embeddings_of(config, slot_sizes, self._places)
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="hugectr-", dir=scratch))
@@ -119,7 +118,7 @@ class HugectrEngine:
         """See `Engine`. HugeCTR gets the weights when it next learns."""
         stored = open_model(weights, self._slot_sizes)
         # HugeCTR takes weights of any network that are as many.
-        load_scorer(weights, self._config, self._slot_sizes)
+        load_scorer(weights, self._config, self._slot_sizes, places=self._places)
         self._end_model()
         self._renew_current(lambda folder: shutil.copytree(weights, folder))
         self.num_steps = stored.step
@@ -151,6 +150,7 @@ class HugectrEngine:
         stages = staged(
             rows,
             full_batches(order, per_step),
+            embeddings=self._embeddings,
             batch_size=per_step,
             num_files=gpus,
             stage_rows=self._settings.solver.stage_rows,
@@ -168,7 +168,7 @@ class HugectrEngine:
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """See `Engine`."""
         self._bring_current()
-        scorer = load_scorer(self._current, self._config, self._slot_sizes)
+        scorer = load_scorer(self._current, self._config, self._slot_sizes, places=self._places)
         probabilities: NDArray[np.float32] = scorer.probabilities(rows.dense, rows.ids)
         return probabilities
 
@@ -213,20 +213,20 @@ class HugectrEngine:
         """A model with the current weights, proven to hold them."""
         blueprint = Blueprint(
             config=self._config,
-            slot_sizes=self._slot_sizes,
+            embeddings=self._embeddings,
             settings=self._settings,
             num_gpus=self._num_gpus,
-            workspace_mb=self._layout.workspace_mb,
             batch_size=batch_size,
             file_list=str(stage.file_list),
         )
         if not self._current.exists():
             raise PermanentError("engine has no weights, expected a call of restore before learn")
+        workspaces = ", ".join(f"{each.workspace_mb(self._num_gpus)} MiB" for each in self._embeddings)
         try:
             model = compiled_model(self._hugectr, blueprint)
         except RuntimeError as error:
-            workspace = f"a workspace of {self._layout.workspace_mb} MiB per GPU"
-            raise PermanentError(f"HugeCTR cannot build the network with {workspace}: {error}") from error
+            said = f"workspaces of {workspaces} per GPU"
+            raise PermanentError(f"HugeCTR cannot build the network with {said}: {error}") from error
         self._load(model)
         self._running = _Running(
             model=model,
@@ -241,7 +241,7 @@ class HugectrEngine:
             current, saved = (open_model(folder, self._slot_sizes) for folder in (self._current, proof))
             _require_same(current, saved)
             shutil.rmtree(proof)
-        logger.info("hugectr model: batches of %d, workspace %d MiB per GPU", batch_size, self._layout.workspace_mb)
+        logger.info("hugectr model: batches of %d, workspaces of %s per GPU", batch_size, workspaces)
         return self._running
 
     def _end_model(self) -> None:
@@ -263,17 +263,21 @@ class HugectrEngine:
         """Gives a compiled model the current weights, and the optimizer state where there is any."""
         stored, folder = open_model(self._current, self._slot_sizes), self._scratch / "load"
         try:
-            export_model(stored, self._config, self._layout, folder=folder)
+            export_model(stored, self._config, self._embeddings, num_gpus=self._num_gpus, folder=folder)
             model.load_dense_weights(str(folder / DENSE_FILE))
             # The overloads that take lists: given names, load_sparse_optimizer_states opens the name as a path.
-            model.load_sparse_weights([str(folder / SPARSE_FOLDER)])
+            model.load_sparse_weights(self._sparse_paths(folder, SPARSE_FOLDER))
             if stored.moments is not None:
                 model.load_dense_optimizer_states(str(folder / DENSE_OPTIMIZER_FILE))
-                model.load_sparse_optimizer_states([str(folder / SPARSE_OPTIMIZER_FILE)])
+                model.load_sparse_optimizer_states(self._sparse_paths(folder, SPARSE_OPTIMIZER_FILE))
         except (OSError, RuntimeError) as error:
             raise PermanentError(f"HugeCTR cannot load {self._current}: {error}") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _sparse_paths(self, folder: Path, name: str) -> list[str]:
+        """Of each embedding, in the order in which they were added."""
+        return [str(folder / name.format(each.number)) for each in self._embeddings]
 
     def _save_to(self, target: Path) -> None:
         """Saves the running model into `target`, as the store has it."""
@@ -287,7 +291,14 @@ class HugectrEngine:
             answer = self._running.model.save_params_to_files(prefix=str(folder / MODEL_NAME), iter=0)
             if answer is not None and answer != success:
                 raise PermanentError(f"HugeCTR answers {answer} to saving to {folder}, expected {success}")
-            import_model(folder, self._config, self._layout, into=target, step=self.num_steps)
+            import_model(
+                folder,
+                self._config,
+                self._embeddings,
+                num_gpus=self._num_gpus,
+                into=target,
+                step=self.num_steps,
+            )
         except ContractError as error:
             raise PermanentError(f"what HugeCTR saved is no model: {error}") from error
         except (OSError, RuntimeError) as error:
@@ -312,7 +323,7 @@ def _require_same(loaded: StoredModel, saved: StoredModel) -> None:
     """
     for kind, mine, its in zip(("weights", "Adam's m", "Adam's v"), loaded.parts, saved.parts):
         names = [name for name, values in mine.dense.items() if not np.array_equal(values, its.dense[name])]
-        names += [] if np.array_equal(mine.table, its.table) else ["the embedding table"]
+        names += ["the embeddings"] * (not all(map(np.array_equal, mine.tables, its.tables)))
         if names:
             raise PermanentError(
                 f"HugeCTR holds other {kind} of {', '.join(names)} than those that it was to load; its log names what "

@@ -5,8 +5,8 @@ nothing else is stated:
 
 - `dcn_dense_0.model`: all dense parameters back to back, in the order of the layers, InnerProduct weights as [in, out];
 - `dcn_opt_dense_0.model`: Adam's m, then v, which begins at a multiple of 256 bytes;
-- `dcn0_sparse_0.model/{key,emb_vector}`: int64 keys (id + slot offset), and a vector per key;
-- `dcn0_opt_sparse_0.model`: m, then v; each is the workspace of every GPU, [capacity, dim], zero in unused rows.
+- `dcn<i>_sparse_0.model/{key,emb_vector}` of embedding i: int64 keys, and a vector per key;
+- `dcn<i>_opt_sparse_0.model`: m, then v; each is the workspace of every GPU, [capacity, width], zero in unused rows.
 
 The files do not state which row of the workspace belongs to a key. A loaded key's row is its position among the keys of
 its GPU (key modulo the number of GPUs), and a model that was exported here has all keys in ascending order, so key k
@@ -16,75 +16,71 @@ whatever their order: what HugeCTR trained alone can be imported too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.models.configs import DcnConfig
-from components.models.files import ROWS_PER_CHUNK, TABLE, FloatArray, StoredModel, chunks, new_model
+from components.models.files import ROWS_PER_CHUNK, FloatArray, StoredModel, chunks, new_model, table_shapes
 from components.models.network import build_network
 from components.runtime.errors import ContractError, PermanentError
-from components.training.hugectr.settings import max_vocabulary_size
+from components.training.hugectr.embeddings import Embedding, max_vocabulary_size
 
 DENSE_FILE = "dcn_dense_0.model"
 DENSE_OPTIMIZER_FILE = "dcn_opt_dense_0.model"
-SPARSE_FOLDER = "dcn0_sparse_0.model"
-SPARSE_OPTIMIZER_FILE = "dcn0_opt_sparse_0.model"
+SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE = "dcn{}_sparse_0.model", "dcn{}_opt_sparse_0.model"
+"""With the number of an embedding."""
 KEY_FILE, VECTOR_FILE = "key", "emb_vector"
 _ALIGNMENT_BYTES = 256
 
 
-@dataclass(frozen=True, kw_only=True)
-class StateLayout:
-    """Shape of one sparse optimizer file."""
-
-    num_rows: int
-    """Keys of the table, 0..num_rows-1."""
-    dim: int
-    num_gpus: int
-    workspace_mb: int
-    """Per GPU."""
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """States, GPUs, rows of a workspace, width."""
-        return (2, self.num_gpus, max_vocabulary_size(self.workspace_mb, self.dim), self.dim)
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the file."""
-        return 4 * int(np.prod(self.shape))
+def state_shape(embedding: Embedding, num_gpus: int) -> tuple[int, int, int, int]:
+    """Shape of one sparse optimizer file: states, GPUs, rows of a workspace, width."""
+    rows = max_vocabulary_size(embedding.workspace_mb(num_gpus), embedding.width)
+    return (2, num_gpus, rows, embedding.width)
 
 
-def export_model(stored: StoredModel, config: DcnConfig, layout: StateLayout, *, folder: Path) -> None:
+def export_model(
+    stored: StoredModel, config: DcnConfig, embeddings: Sequence[Embedding], *, num_gpus: int, folder: Path
+) -> None:
     """Writes HugeCTR's files of a stored model into `folder`, for HugeCTR to load; all keys, ascending.
 
     Raises:
         OSError: the disk refuses.
     """
-    (folder / SPARSE_FOLDER).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     flatten(config, stored.weights.dense).tofile(folder / DENSE_FILE)
-    np.arange(layout.num_rows, dtype="<i8").tofile(folder / SPARSE_FOLDER / KEY_FILE)
-    with open(folder / SPARSE_FOLDER / VECTOR_FILE, "wb") as file:
-        for part in chunks(0, layout.num_rows):
-            stored.weights.table[part].tofile(file)
-    if stored.moments is None:
-        return
-    first, second = (flatten(config, moment.dense) for moment in stored.moments)
-    gap = np.zeros(-first.nbytes % _ALIGNMENT_BYTES // 4, "<f4")
-    np.concatenate([first, gap, second]).tofile(folder / DENSE_OPTIMIZER_FILE)
-    # Unused rows take no room on the disk.
-    state = np.memmap(folder / SPARSE_OPTIMIZER_FILE, "<f4", "w+", shape=layout.shape)
-    for part in chunks(0, layout.num_rows):
-        keys = np.arange(part.start, part.stop)
-        for table, moment in zip(state, stored.moments):
-            table[keys % layout.num_gpus, keys // layout.num_gpus] = moment.table[part]
+    if stored.moments is not None:
+        first, second = (flatten(config, moment.dense) for moment in stored.moments)
+        gap = np.zeros(-first.nbytes % _ALIGNMENT_BYTES // 4, "<f4")
+        np.concatenate([first, gap, second]).tofile(folder / DENSE_OPTIMIZER_FILE)
+    for each in embeddings:
+        sparse = folder / SPARSE_FOLDER.format(each.number)
+        sparse.mkdir(exist_ok=True)
+        np.arange(each.num_keys, dtype="<i8").tofile(sparse / KEY_FILE)
+        with open(sparse / VECTOR_FILE, "wb") as file:
+            for keys in _key_chunks(each):
+                stored.weights.tables[each.table][each.rows_of(keys)].tofile(file)
+        if stored.moments is None:
+            continue
+        # Unused rows take no room on the disk.
+        path = folder / SPARSE_OPTIMIZER_FILE.format(each.number)
+        state = np.memmap(path, "<f4", "w+", shape=state_shape(each, num_gpus))
+        for keys in _key_chunks(each):
+            for values, moment in zip(state, stored.moments):
+                values[keys % num_gpus, keys // num_gpus] = moment.tables[each.table][each.rows_of(keys)]
 
 
-def import_model(folder: Path, config: DcnConfig, layout: StateLayout, *, into: Path, step: int) -> None:
+def _key_chunks(embedding: Embedding) -> Iterator[NDArray[np.int64]]:
+    return (np.arange(part.start, part.stop) for part in chunks(0, embedding.num_keys))
+
+
+def import_model(
+    folder: Path, config: DcnConfig, embeddings: Sequence[Embedding], *, num_gpus: int, into: Path, step: int
+) -> None:
     """Writes the model whose files HugeCTR saved in `folder` into the folder `into`, as the store has it.
 
     The files are those of a model that has all keys. They do not hold `step`, the number of optimizer steps taken.
@@ -94,30 +90,41 @@ def import_model(folder: Path, config: DcnConfig, layout: StateLayout, *, into: 
             state that no key has is in use, so that the moments are not where they are looked for.
         PermanentError: the disk has no room for the model.
     """
-    _require_sizes(folder, config, layout)
-    key_path = folder / SPARSE_FOLDER / KEY_FILE
-    keys = np.fromfile(key_path, "<i8")
-    _require_all_keys(keys, layout.num_rows, key_path)
-    vectors = _mapped(folder / SPARSE_FOLDER / VECTOR_FILE, "<f4", (layout.num_rows, layout.dim))
-    state = _mapped(folder / SPARSE_OPTIMIZER_FILE, "<f4", layout.shape)
-    _require_unused_rows_zero(state, layout, folder / SPARSE_OPTIMIZER_FILE)
+    _require_dense_sizes(folder, config)
+    for each in embeddings:
+        _require_sound(folder, each, num_gpus)
     flat = np.fromfile(folder / DENSE_FILE, "<f4")
     both = np.fromfile(folder / DENSE_OPTIMIZER_FILE, "<f4")
     # With or without the gap, v ends where the file does.
     flats = (flat, both[: len(flat)], both[-len(flat) :])
     dense = unflatten(config, flat)
-    shapes = {TABLE: (layout.num_rows, layout.dim), **{name: each.shape for name, each in dense.items()}}
+    num_rows = [0] * len(config.table_widths)
+    for each in embeddings:
+        num_rows[each.table] += each.num_keys
+    shapes = {**table_shapes(list(zip(num_rows, config.table_widths))), **{n: each.shape for n, each in dense.items()}}
     with new_model(into, shapes, step=step) as stored:
         for tensors, values in zip(stored.parts, flats):
             for name, value in unflatten(config, values).items():
                 tensors.dense[name][:] = value
-        assert stored.moments is not None, "a new model has moments"
-        for part in chunks(0, layout.num_rows):
-            of_part = keys[part]
-            stored.weights.table[of_part] = vectors[part]
-            rows = np.arange(part.start, part.stop) if layout.num_gpus == 1 else of_part // layout.num_gpus
-            for moment, table in zip(stored.moments, state):
-                moment.table[of_part] = table[of_part % layout.num_gpus, rows]
+        for each in embeddings:
+            _import_embedding(folder, each, num_gpus=num_gpus, stored=stored)
+
+
+def _import_embedding(folder: Path, embedding: Embedding, *, num_gpus: int, stored: StoredModel) -> None:
+    """Copies the vectors and moments of one embedding into the tables of a new model."""
+    assert stored.moments is not None, "a new model has moments"
+    sparse, table = folder / SPARSE_FOLDER.format(embedding.number), embedding.table
+    keys = np.fromfile(sparse / KEY_FILE, "<i8")
+    vectors = _mapped(sparse / VECTOR_FILE, "<f4", (embedding.num_keys, embedding.width))
+    path = folder / SPARSE_OPTIMIZER_FILE.format(embedding.number)
+    state = _mapped(path, "<f4", state_shape(embedding, num_gpus))
+    for part in chunks(0, embedding.num_keys):
+        of_part = keys[part]
+        rows = embedding.rows_of(of_part)
+        stored.weights.tables[table][rows] = vectors[part]
+        places = np.arange(part.start, part.stop) if num_gpus == 1 else of_part // num_gpus
+        for moment, values in zip(stored.moments, state):
+            moment.tables[table][rows] = values[of_part % num_gpus, places]
 
 
 def flatten(config: DcnConfig, dense: Mapping[str, FloatArray]) -> FloatArray:
@@ -166,13 +173,30 @@ def _tower_names(config: DcnConfig) -> list[str]:
     return [f"tower.{3 * i}" for i in range(len(config.tower))]
 
 
-def _require_sizes(folder: Path, config: DcnConfig, layout: StateLayout) -> None:
+def _require_dense_sizes(folder: Path, config: DcnConfig) -> None:
     dense = sum(each.nbytes for each in _empty_dense(config).values())
     _require_size(folder / DENSE_FILE, dense)
     _require_size(folder / DENSE_OPTIMIZER_FILE, dense + -dense % _ALIGNMENT_BYTES + dense, 2 * dense)
-    _require_size(folder / SPARSE_FOLDER / KEY_FILE, 8 * layout.num_rows)
-    _require_size(folder / SPARSE_FOLDER / VECTOR_FILE, 4 * layout.num_rows * layout.dim)
-    _require_size(folder / SPARSE_OPTIMIZER_FILE, layout.num_bytes)
+
+
+def _require_sound(folder: Path, embedding: Embedding, num_gpus: int) -> None:
+    """Refuses files of an embedding that are not whole, or whose rows are not where they are looked for."""
+    sparse, path = (
+        folder / SPARSE_FOLDER.format(embedding.number),
+        folder / SPARSE_OPTIMIZER_FILE.format(embedding.number),
+    )
+    shape = state_shape(embedding, num_gpus)
+    _require_size(sparse / KEY_FILE, 8 * embedding.num_keys)
+    _require_size(sparse / VECTOR_FILE, 4 * embedding.num_keys * embedding.width)
+    _require_size(path, 4 * math.prod(shape))
+    _require_all_keys(np.fromfile(sparse / KEY_FILE, "<i8"), embedding.num_keys, sparse / KEY_FILE)
+    state = _mapped(path, "<f4", shape)
+    for gpu in range(num_gpus):
+        used = len(range(gpu, embedding.num_keys, num_gpus))
+        for table in state[:, gpu]:
+            for at in range(used, len(table), ROWS_PER_CHUNK):
+                if table[at : at + ROWS_PER_CHUNK].any():
+                    raise ContractError(f"optimizer state {path} of GPU {gpu} is not zero after row {used}")
 
 
 def _require_size(path: Path, *expected: int) -> None:
@@ -191,15 +215,6 @@ def _require_all_keys(keys: NDArray[np.int64], num_rows: int, path: Path) -> Non
     seen[keys] = True
     if missing := int((~seen).sum()):
         raise ContractError(f"{path} lacks {missing} keys and holds others twice, expected each of 0..{num_rows - 1}")
-
-
-def _require_unused_rows_zero(state: NDArray[np.floating], layout: StateLayout, path: Path) -> None:
-    for gpu in range(layout.num_gpus):
-        used = len(range(gpu, layout.num_rows, layout.num_gpus))
-        for table in state[:, gpu]:
-            for at in range(used, len(table), ROWS_PER_CHUNK):
-                if table[at : at + ROWS_PER_CHUNK].any():
-                    raise ContractError(f"optimizer state {path} of GPU {gpu} is not zero after row {used}")
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[np.floating]:

@@ -1,20 +1,23 @@
 """The Deep & Cross Network as HugeCTR's layers, given to its Python API.
 
-x0 feeds two layers. HugeCTR would insert a Slice by itself, as in NVIDIA's DCN sample; here it is in the list, so that
-all tensors have names of ours. Nothing here trains or reads rows. `hugectr` is passed in, so that this module loads
-without it.
+Each embedding gives the vectors of its slots one after another; the network takes all vectors in the order of the
+columns. x0 feeds two layers. HugeCTR would insert a Slice by itself, as in NVIDIA's DCN sample; here it is in the list,
+so that all tensors have names of ours. Nothing here trains or reads rows. `hugectr` is passed in, so that this module
+loads without it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from components.models.configs import DcnConfig
 from components.training.config import TrainingSettings
+from components.training.hugectr.embeddings import Embedding
 
 MODEL_NAME = "dcn"
-LABEL, DENSE, CATEGORIES, EMBEDDINGS = "label", "dense", "categories", "embeddings"
+LABEL, DENSE = "label", "dense"
 
 
 class Layer(NamedTuple):
@@ -30,16 +33,18 @@ class Layer(NamedTuple):
     """Further arguments of `hugectr.DenseLayer`, by name."""
 
 
-def dcn_layers(config: DcnConfig) -> list[Layer]:
+def dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer]:
     """The dense layers from the embeddings to the loss, in the order of their weights in the dense file.
 
     Without dropout there are no Dropout layers: HugeCTR's take rates above 0 only.
 
+    >>> from components.models.files import one_each
+    >>> from components.training.hugectr.embeddings import embeddings_of
     >>> config = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=2, tower=(8,))
-    >>> for layer in dcn_layers(config):
+    >>> for layer in dcn_layers(config, embeddings_of(config, [5] * 26, one_each([5] * 26))):
     ...     print(*layer)
-    Reshape ['embeddings'] ['embeddings_flat'] {'leading_dim': 26}
-    Concat ['embeddings_flat', 'dense'] ['x0'] {}
+    Reshape ['embedding_0'] ['vectors_0'] {'leading_dim': 26}
+    Concat ['vectors_0', 'dense'] ['x0'] {}
     Slice ['x0'] ['x0_cross', 'x0_tower'] {'ranges': [(0, 39), (0, 39)]}
     MultiCross ['x0_cross'] ['cross'] {'num_layers': 2, 'projection_dim': 0}
     InnerProduct ['x0_tower'] ['tower_0_linear'] {'num_output': 8}
@@ -49,11 +54,9 @@ def dcn_layers(config: DcnConfig) -> list[Layer]:
     BinaryCrossEntropyLoss ['logit', 'label'] ['loss'] {}
     """
     whole = (0, config.input_width)
-    flat = "embeddings_flat" if config.num_dense else "x0"
     cross = {"num_layers": config.num_cross_layers, "projection_dim": config.projection_dim}
     layers = [
-        Layer("Reshape", [EMBEDDINGS], [flat], {"leading_dim": config.num_categorical * config.embedding_dim}),
-        *([Layer("Concat", [flat, DENSE], ["x0"])] if config.num_dense else []),
+        *_input_layers(config, embeddings),
         Layer("Slice", ["x0"], ["x0_cross", "x0_tower"], {"ranges": [whole, whole]}),
         Layer("MultiCross", ["x0_cross"], ["cross"], cross),
     ]
@@ -75,17 +78,37 @@ def dcn_layers(config: DcnConfig) -> list[Layer]:
     ]
 
 
+def _input_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> Iterator[Layer]:
+    """Those that make x0 of the embeddings: all vectors in their order, then the dense values.
+
+    An embedding is cut only where vectors of others lie between its own.
+    """
+    parts: dict[int, str] = {}  # tensors, by the first vector that they hold
+    for each in embeddings:
+        vectors = [slot.vector for slot in each.slots]
+        begins = [i for i, vector in enumerate(vectors) if i == 0 or vectors[i - 1] != vector - 1]
+        is_whole = len(embeddings) == 1 and not config.num_dense
+        flat = "x0" if is_whole else f"vectors_{each.number}"
+        yield Layer("Reshape", [f"embedding_{each.number}"], [flat], {"leading_dim": len(vectors) * each.width})
+        names = [flat] if len(begins) == 1 else [f"{flat}_{i}" for i in range(len(begins))]
+        if len(begins) > 1:
+            ranges = [(i * each.width, end * each.width) for i, end in zip(begins, [*begins[1:], len(vectors)])]
+            yield Layer("Slice", [flat], names, {"ranges": ranges})
+        parts |= {vectors[i]: name for i, name in zip(begins, names)}
+    bottoms = [name for _, name in sorted(parts.items())] + [DENSE] * bool(config.num_dense)
+    if len(bottoms) > 1:
+        yield Layer("Concat", bottoms, ["x0"])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
     """All that decides a compiled model but its weights."""
 
     config: DcnConfig
-    slot_sizes: list[int]
+    embeddings: tuple[Embedding, ...]
     settings: TrainingSettings
     num_gpus: int
     """GPUs that share a batch."""
-    workspace_mb: int
-    """Of the embedding table and its optimizer, per GPU."""
     batch_size: int
     file_list: str
     """`_file_list.txt` of staged rows, for training and for evaluation, until another is set as source."""
@@ -97,31 +120,38 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
     model = hugectr.Model(
         _solver(hugectr, blueprint), _reader(hugectr, blueprint), _optimizer(hugectr, blueprint.settings)
     )
-    # One fixed-length id per slot.
-    sparse = hugectr.DataReaderSparseParam(
-        top_name=CATEGORIES, nnz_per_slot=1, is_fixed_length=True, slot_num=config.num_categorical
-    )
+    # A list has any number of keys up to its length, every other slot one.
+    keys = [
+        hugectr.DataReaderSparseParam(
+            top_name=f"keys_{each.number}",
+            nnz_per_slot=[len(slot.columns) for slot in each.slots],
+            is_fixed_length=not any(slot.is_list for slot in each.slots),
+            slot_num=len(each.slots),
+        )
+        for each in blueprint.embeddings
+    ]
     model.add(
         hugectr.Input(
             label_dim=1,
             label_name=LABEL,
             dense_dim=config.num_dense,
             dense_name=DENSE,
-            data_reader_sparse_param_array=[sparse],
+            data_reader_sparse_param_array=keys,
         )
     )
-    model.add(
-        hugectr.SparseEmbedding(
-            embedding_type=hugectr.Embedding_t.DistributedSlotSparseEmbeddingHash,
-            workspace_size_per_gpu_in_mb=blueprint.workspace_mb,
-            embedding_vec_size=config.embedding_dim,
-            combiner="sum",
-            sparse_embedding_name=EMBEDDINGS,
-            bottom_name=CATEGORIES,
-            optimizer=_optimizer(hugectr, blueprint.settings),
+    for each in blueprint.embeddings:
+        model.add(
+            hugectr.SparseEmbedding(
+                embedding_type=hugectr.Embedding_t.DistributedSlotSparseEmbeddingHash,
+                workspace_size_per_gpu_in_mb=each.workspace_mb(blueprint.num_gpus),
+                embedding_vec_size=each.width,
+                combiner=each.combiner,
+                sparse_embedding_name=f"embedding_{each.number}",
+                bottom_name=f"keys_{each.number}",
+                optimizer=_optimizer(hugectr, blueprint.settings),
+            )
         )
-    )
-    for layer in dcn_layers(config):
+    for layer in dcn_layers(config, blueprint.embeddings):
         model.add(
             hugectr.DenseLayer(
                 layer_type=getattr(hugectr.Layer_t, layer.type),
@@ -136,7 +166,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
 
 def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
     settings = blueprint.settings
-    # Every step is given its learning rate, see `settings.rate_correction`.
+    # Every step is given its learning rate, see `rates.rate_correction`.
     return hugectr.CreateSolver(
         model_name=MODEL_NAME,
         seed=settings.seed,
@@ -160,7 +190,7 @@ def _reader(hugectr: Any, blueprint: Blueprint) -> Any:
         eval_source=blueprint.file_list,
         check_type=hugectr.Check_t.Non,
         num_workers=blueprint.num_gpus,
-        slot_size_array=list(blueprint.slot_sizes),
+        slot_size_array=[],  # staged keys are those of the embeddings
     )
 
 

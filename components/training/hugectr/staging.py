@@ -3,16 +3,17 @@
 HugeCTR reads files, not arrays. Each of its workers, one per GPU, has a file of its own and cuts batches inside it;
 they are taken in turns. So each file holds whole batches and batch b goes to file b modulo their number: the batches
 come out in the order given. HugeCTR checks neither types nor ranges; rows that reach this point were checked by `rows`.
-Their columns are named by numbers here.
+A slot has a column of keys, one a row, or of lists of keys; columns are named by numbers here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +22,10 @@ from numpy.typing import NDArray
 
 from components.contracts.hugectr_folder import FILE_LIST, write_file_list
 from components.contracts.raw_rows import LABEL
+from components.contracts.workflow import PADDING_ID
 from components.runtime.durable import write_whole
 from components.runtime.errors import PermanentError
+from components.training.hugectr.embeddings import Embedding, Slot
 from components.training.rows import Rows
 
 METADATA = "_metadata.json"
@@ -58,7 +61,14 @@ def full_batches(order: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]
 
 
 def staged(
-    rows: Rows, order: NDArray[np.int64], *, batch_size: int, num_files: int, stage_rows: int, folder: Path
+    rows: Rows,
+    order: NDArray[np.int64],
+    *,
+    embeddings: Sequence[Embedding],
+    batch_size: int,
+    num_files: int,
+    stage_rows: int,
+    folder: Path,
 ) -> Iterator[Stage]:
     """Writes the rows `order`, whole batches, in stages below `folder`; each next one while the caller uses its own.
 
@@ -70,7 +80,12 @@ def staged(
 
     def write(number: int) -> Stage:
         return write_stage(
-            rows, parts[number], batch_size=batch_size, num_files=num_files, folder=folder / f"{number:06d}"
+            rows,
+            parts[number],
+            embeddings=embeddings,
+            batch_size=batch_size,
+            num_files=num_files,
+            folder=folder / f"{number:06d}",
         )
 
     with ThreadPoolExecutor(1, thread_name_prefix="stage") as writer:
@@ -86,6 +101,7 @@ def write_stage(
     rows: Rows,
     order: NDArray[np.int64],
     *,
+    embeddings: Sequence[Embedding],
     batch_size: int,
     num_files: int,
     folder: Path,
@@ -102,12 +118,14 @@ def write_stage(
     batches = order.reshape(-1, batch_size)
     num_files = min(num_files, len(batches))
     names = [f"{number:03d}.parquet" for number in range(num_files)]
+    slots = [slot for each in embeddings for slot in each.slots]
     try:
         folder.mkdir(parents=True)
         for number, name in enumerate(names):
-            _write_file(folder / name, rows, order=batches[number::num_files].reshape(-1), group_rows=group_rows)
+            of_file = batches[number::num_files].reshape(-1)
+            _write_file(folder / name, rows, order=of_file, slots=slots, group_rows=group_rows)
         counts = [batch_size * len(batches[number::num_files]) for number in range(num_files)]
-        write_whole(folder / METADATA, json.dumps(_metadata(rows, names, counts)) + "\n")
+        write_whole(folder / METADATA, json.dumps(_metadata(rows, slots, dict(zip(names, counts)))) + "\n")
         write_file_list(folder, names, final=folder.absolute())
     except (OSError, pa.ArrowException) as error:
         raise PermanentError(f"rows for HugeCTR cannot be written to {folder}: {error}") from error
@@ -119,36 +137,50 @@ def write_stage(
     )
 
 
-def _write_file(path: Path, rows: Rows, *, order: NDArray[np.int64], group_rows: int) -> None:
-    numeric, categorical = _names(rows)
-    types = [pa.float32()] * (1 + len(numeric)) + [pa.int64()] * len(categorical)
-    fields = [pa.field(name, kind, nullable=False) for name, kind in zip((LABEL, *numeric, *categorical), types)]
+def _write_file(path: Path, rows: Rows, *, order: NDArray[np.int64], slots: Sequence[Slot], group_rows: int) -> None:
+    numeric, keys = _names(rows, slots)
+    a_list = pa.list_(pa.field("element", pa.int64(), nullable=False))
+    types = [pa.float32()] * (1 + len(numeric)) + [a_list if slot.is_list else pa.int64() for slot in slots]
+    fields = [pa.field(name, kind, nullable=False) for name, kind in zip((LABEL, *numeric, *keys), types)]
     schema = pa.schema(fields)
     # Written to be read once, on this machine: encoding and compression would only cost time.
     with pq.ParquetWriter(path, schema, use_dictionary=False, compression="none", write_statistics=False) as writer:
         for at in range(0, len(order), group_rows):
             group = order[at : at + group_rows]
-            dense, ids = rows.dense[group].T, rows.ids[group].T
-            columns = [rows.labels[group], *dense, *ids]
-            arrays = [pa.array(np.ascontiguousarray(c), kind, safe=True) for c, kind in zip(columns, types)]
+            floats = [np.ascontiguousarray(each) for each in (rows.labels[group], *rows.dense[group].T)]
+            ids = rows.ids[group]
+            arrays = [*(pa.array(each, pa.float32()) for each in floats), *(_keys(ids, slot) for slot in slots)]
+            arrays = [array.cast(kind) for array, kind in zip(arrays, types)]
             writer.write_table(pa.table(arrays, schema=schema), row_group_size=group_rows)
 
 
-def _names(rows: Rows) -> tuple[list[str], list[str]]:
-    """Of the dense columns and of those with ids."""
-    return [f"dense_{i}" for i in range(rows.dense.shape[1])], [f"ids_{i}" for i in range(rows.ids.shape[1])]
+def _keys(ids: NDArray[np.int32], slot: Slot) -> Any:
+    """The keys by which rows look a slot up, as an Arrow array: one each, or in a list those of the places in use."""
+    of_slot = ids[:, list(slot.columns)]
+    keys = of_slot.astype(np.int64) + slot.first_key
+    if not slot.is_list:
+        return pa.array(keys[:, 0])
+    in_use = of_slot != PADDING_ID
+    offsets = np.concatenate([[0], np.cumsum(in_use.sum(axis=1))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(keys[in_use]))
 
 
-def _metadata(rows: Rows, names: list[str], counts: list[int]) -> dict[str, object]:
-    numeric, categorical = _names(rows)
-    places = {name: i for i, name in enumerate((LABEL, *numeric, *categorical))}
+def _names(rows: Rows, slots: Sequence[Slot]) -> tuple[list[str], list[str]]:
+    """Of the dense columns and of those with keys."""
+    return [f"dense_{i}" for i in range(rows.dense.shape[1])], [f"keys_{i}" for i in range(len(slots))]
+
+
+def _metadata(rows: Rows, slots: Sequence[Slot], counts: dict[str, int]) -> dict[str, object]:
+    """Of files with these numbers of rows. HugeCTR gives slots their columns by position, through all embeddings."""
+    numeric, keys = _names(rows, slots)
+    places = {name: i for i, name in enumerate((LABEL, *numeric, *keys))}
 
     def columns(wanted: list[str]) -> list[dict[str, object]]:
         return [{"col_name": name, "index": places[name]} for name in wanted]
 
     return {
-        "file_stats": [{"file_name": name, "num_rows": count} for name, count in zip(names, counts)],
-        "cats": columns(categorical),
+        "file_stats": [{"file_name": name, "num_rows": count} for name, count in counts.items()],
+        "cats": columns(keys),
         "conts": columns(numeric),
         "labels": columns([LABEL]),
     }

@@ -156,10 +156,8 @@ def test_the_graph_scores_as_embedding_bags_do(initial, excluded):
     np.testing.assert_allclose(one_by_one, found[:40, 0], rtol=0, atol=1e-6)
 
 
-def test_hugectr_and_tables_of_other_sizes_are_refused(tmp_path):
+def test_tables_of_other_sizes_are_refused(tmp_path):
     asked = {"settings": SETTINGS, "scratch": tmp_path, "features": FEATURES}
-    with pytest.raises(ContractError, match=r"lists are \['last', 'tags', 'words'\], expected none with backend huge"):
-        make_engine("hugectr", CONFIG, [5] * 5, **asked)
     with pytest.raises(ContractError, match="slot sizes are .*, expected 5 of at least 1"):
         make_engine("pytorch", CONFIG, [5] * 4, **asked)
 
@@ -169,15 +167,3 @@ def test_lists_without_room_or_with_a_table_that_is_none_are_refused():
         ListOptions(max=0)
     with pytest.raises(ContractError, match="table of last is 'tags', expected a categorical feature"):
         Features(numeric=(), categorical=(), lists=("last", "tags"), list_options={"last": ListOptions(table="tags")})
-
-
-def test_hugectr_refuses_vectors_of_different_widths_by_name(tmp_path):
-    features, config = Features(numeric=("price",), categorical=("user", "item")), replace(CONFIG, num_categorical=2)
-    asked = {"settings": SETTINGS, "scratch": tmp_path, "features": features}
-    with pytest.raises(ContractError, match="embed gives {'user': 8, 'item': 4}, expected one length .* hugectr"):
-        make_engine("hugectr", replace(config, widths=(8, 4)), [5, 6], **asked)
-
-
-def test_hugectr_refuses_lists_by_name(tmp_path):
-    with pytest.raises(ContractError, match=r"features.lists are \['last', .*, expected none with backend hugectr"):
-        make_engine("hugectr", CONFIG, [5, 6, 7, 8, 7], settings=SETTINGS, scratch=tmp_path, features=FEATURES)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from components.contracts.features import CategoricalOptions, Features, NumericOptions
+from components.contracts.features import CategoricalOptions, Features, ListOptions, NumericOptions
 from components.contracts.manifests import Model
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
@@ -37,8 +37,8 @@ from tests.support.training_world import training_set_of
 from tests.support.workflows import workflow_of
 
 ROWS = 600
-EDGES = [(1, 0), (0, 1), (3, 0), (0, 3), (1, 1), (2, 2), (2, 198)]
-"""Numbers of numeric and categorical columns that run by default."""
+EDGES = [(1, 0, 0), (0, 1, 0), (3, 0, 0), (0, 3, 0), (1, 1, 0), (2, 2, 0), (0, 0, 1), (1, 2, 2), (2, 190, 8)]
+"""Numbers of numeric and categorical columns and of lists that run by default."""
 OPTIONS = [
     NumericOptions(),
     NumericOptions(transform=("quantile_buckets(9)",)),
@@ -60,19 +60,18 @@ MODELS = {
 def drawn_counts(seed):
     """Numbers of columns of a larger exam, up to 200 together."""
     random = np.random.default_rng(seed)
-    total = int(random.integers(2, 201))
-    return total - (part := int(random.integers(0, total + 1))), part
+    return tuple(random.multinomial(int(random.integers(2, 201)), random.dirichlet((1, 1, 1))).tolist())
 
 
 CASES = [
     *(
-        pytest.param(*counts, kind, id=f"{kind} {counts[0]} + {counts[1]}")
+        pytest.param(counts, kind, id=f"{kind} {' + '.join(map(str, counts))}")
         for counts in EDGES
-        for kind in (MODELS if sum(counts) < 5 else ["dcn"])
-        if kind != "dlrm" or counts[1] + bool(counts[0]) > 1
+        for kind in (MODELS if sum(counts) < 6 else ["dcn", "dcn by hugectr"])
+        if kind != "dlrm" or counts[1] + counts[2] + bool(counts[0]) > 1
     ),
     *(
-        pytest.param(*drawn_counts(seed), kind, id=f"{kind} of draw {seed}", marks=pytest.mark.slow)
+        pytest.param(drawn_counts(seed), kind, id=f"{kind} of draw {seed}", marks=pytest.mark.slow)
         for seed in range(6)
         for kind in MODELS
     ),
@@ -83,15 +82,27 @@ EMBEDS = [CategoricalOptions(embed=8), CategoricalOptions(), CategoricalOptions(
 """Of columns one after another, where the network takes vectors of different widths."""
 
 
-def recommender_of(num_numeric, num_categorical, kind):
+def list_options_of(number, categorical, embed):
+    """Every other list holds categories of a column, where there are any; all lists of these are pooled alike."""
+    if number % 2 == 0 or not categorical:
+        return ListOptions(max=1 + number % 3, pool="sum" if number % 4 else "mean", embed=embed)
+    return ListOptions(max=2, table=categorical[number % len(categorical)], pool="sum")
+
+
+def recommender_of(counts, kind):
+    num_numeric, num_categorical, num_lists = counts
     numeric = tuple(f"x{i}" for i in range(num_numeric))
+    lists = tuple(f"l{i}" for i in range(num_lists))
     model = {"kind": kind.split()[0], "embedding_dim": 4, "tower": [8], **MODELS[kind]}
     categorical = tuple(f"c{i}" for i in range(num_categorical))
     embeds = {name: EMBEDS[i % len(EMBEDS)] for i, name in enumerate(categorical)}
+    is_wide = kind.startswith("dcn")
     features = Features(
         numeric=numeric,
         categorical=categorical,
-        categorical_options=embeds if kind in ("dcn", "dcn v2") else {},
+        lists=lists,
+        list_options={n: list_options_of(i, categorical, 5 if is_wide else None) for i, n in enumerate(lists)},
+        categorical_options=embeds if is_wide else {},
         numeric_options={name: OPTIONS[(i + num_numeric) % len(OPTIONS)] for i, name in enumerate(numeric)},
     )
     training = {"batch_size": 64, "min_batch_size": 64, "passes": 1}
@@ -100,7 +111,8 @@ def recommender_of(num_numeric, num_categorical, kind):
 
 def random_workflow(features, random):
     num_buckets = {name: features.options_of(name).num_buckets for name in features.bucketed}
-    drawn = [random.choice(2**33, int(random.integers(0, 9)), replace=False) for _ in features.categorical]
+    num_drawn = len(features.slots) - len(features.bucketed)
+    drawn = [random.choice(2**33, int(random.integers(0, 9)), replace=False) for _ in range(num_drawn)]
     buckets = {n: np.unique(random.normal(0, 2, int(random.integers(k)))) for n, k in num_buckets.items()}
     return workflow_of(
         (*drawn, *map(np.arange, num_buckets.values())),
@@ -112,35 +124,49 @@ def random_workflow(features, random):
 
 
 def raw_rows(workflow, random):
-    """Values of all sizes, missing ones, categories that are known, unknown and missing."""
+    """Values of all sizes, missing ones, categories that are known, unknown and missing, lists of any length."""
     features = workflow.features
     dense = random.normal(0, 3, (ROWS, len(features.numeric))).astype(np.float32)
     dense[random.random(dense.shape) < 0.2] = np.nan
     for name, boundaries in workflow.boundaries.items():
         dense[: len(boundaries), features.numeric.index(name)] = boundaries
-    vocabularies = workflow.vocabularies[: len(features.categorical)]
-    columns = [random.choice(np.append(each, [-1, 77]), ROWS) for each in vocabularies]
+    columns = [random.choice(np.append(workflow.vocabularies[slot], [-1, 77]), ROWS) for slot in features.places.slots]
     categorical = np.array(columns, np.int64).reshape(len(columns), ROWS).T
+    for start, stop, _ in features.places.lists:
+        # What a list lacks is at its end.
+        in_list = categorical[:, start:stop]
+        categorical[:, start:stop] = np.take_along_axis(in_list, np.argsort(in_list == -1, axis=1, kind="stable"), 1)
     return dense, np.ascontiguousarray(categorical)
 
 
 def with_more_categories(workflow):
-    """The workflow of a next round: each categorical column has one category more."""
-    num = len(workflow.features.categorical)
+    """The workflow of a next round: each column has one category more."""
+    num = len(workflow.features.slots) - len(workflow.features.bucketed)
     more = tuple(np.append(each, 2**34) for each in workflow.vocabularies[:num])
     return replace(workflow, vocabularies=more + workflow.vocabularies[num:])
 
 
 def vectors_of(weights, features, sizes, ids):
-    """The vectors of rows, side by side where their widths differ: from the tables of the weights file."""
-    tables, starts, found = load_file(weights / WEIGHTS_FILE), defaultdict(int), []
-    embeds = [features.embed_of(name) or 4 for name in features.id_names]
-    for width, size, of_column in zip(embeds, sizes, ids.T):
-        table = tables["embeddings" if len(set(embeds)) == 1 else f"embeddings/{width}"]
+    """The vectors of rows, side by side where their widths differ: from the tables of the weights file.
+
+    Those of a list are summed, or their mean is taken, over the places that hold something.
+    """
+    tables, ends, slots, found = load_file(weights / WEIGHTS_FILE), defaultdict(int), {}, []
+    embeds = {name: features.embed_of(name) or 4 for name in features.slots}
+    num_widths = len(set(embeds.values()))
+    for (name, width), size in zip(embeds.items(), sizes):
+        table = tables["embeddings" if num_widths == 1 else f"embeddings/{width}"]
         assert table.shape[1] == width
-        found.append(table[starts[width] + of_column])
-        starts[width] += size
-    if len(set(embeds)) > 1:
+        slots[name] = table[ends[width] : ends[width] + size]
+        ends[width] += size
+    for name in features.vector_names:
+        of_vector = ids[:, [each == name for each in features.id_features]]
+        options = features.list_options_of(name) if name in features.lists else None
+        vectors = slots[(options and options.table) or name][of_vector]
+        is_there = (of_vector != 0) | (options is None)
+        pooled = (vectors * is_there[:, :, None]).sum(1)
+        found.append(pooled / is_there.sum(1, keepdims=True).clip(1) if options and options.pool == "mean" else pooled)
+    if num_widths > 1:
         return np.concatenate(found, axis=1)[:, None]
     return np.stack(found, axis=1) if found else np.zeros((len(ids), 0, 4), np.float32)
 
@@ -153,16 +179,17 @@ def encoded_set(folder, recommender, workflow, *, dense, ids):
     pq.write_table(pa.table({name: np.ascontiguousarray(each) for name, each in table.items()}), folder / "p.parquet")
     (folder / "_file_list.txt").write_text("1\np.parquet\n")
     workflow.save(folder / "workflow")
-    facts = {"slot_sizes": workflow.slot_sizes, "new_categories": [0] * len(ids.T), "recommender": recommender}
+    news = [0] * len(workflow.slot_sizes)
+    facts = {"slot_sizes": workflow.slot_sizes, "new_categories": news, "recommender": recommender}
     return training_set_of(folder, ROWS, workflow=folder / "workflow", **facts)
 
 
-@pytest.mark.parametrize(("num_numeric", "num_categorical", "kind"), CASES)
+@pytest.mark.parametrize(("counts", "kind"), CASES)
 def test_a_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_network_say(
-    num_numeric, num_categorical, kind, tmp_path, validation_report, capsys, double
+    counts, kind, tmp_path, validation_report, capsys, double
 ):
-    random = np.random.default_rng(1000 * num_numeric + num_categorical)
-    recommender = recommender_of(num_numeric, num_categorical, kind)
+    random = np.random.default_rng(counts)
+    recommender = recommender_of(counts, kind)
     workflow = random_workflow(recommender.features, random)
     dense, categorical = raw_rows(workflow, random)
     encoded = workflow.encode_dense(dense)
@@ -195,7 +222,8 @@ def test_a_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_
         assert main([*flags, "--run", "r3"]) == 2
         assert "boundaries of x" in capsys.readouterr().err
     config, weights = config_from_document(model.config), local_path(model.uri) / Model.WEIGHTS
-    scores = load_scorer(weights, config, model.slot_sizes).probabilities(encoded, ids)
+    scorer = load_scorer(weights, config, model.slot_sizes, places=recommender.features.id_places)
+    scores = scorer.probabilities(encoded, ids)
     stored = open_model(weights, model.slot_sizes).weights
     vectors = vectors_of(weights, recommender.features, model.slot_sizes, ids)
     by_formula = networks.logits(config, stored.dense, encoded[:50], vectors[:50])

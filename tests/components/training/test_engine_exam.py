@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from components.contracts.features import Features, ListOptions, Places, PooledPlaces
 from components.models.files import OPTIMIZER_FILE, open_model, slot_offsets
 from components.runtime.errors import ContractError
 from components.training.config import SolverSettings, TrainingSettings
 from components.training.engine import make_engine as make_any_engine
+from components.training.rows import Rows
 from components.training.start import write_initial
 from tests.support import networks
 from tests.support.networks import shaped
@@ -40,16 +42,17 @@ everyone = pytest.mark.parametrize(("name", "config"), CANDIDATES.values(), ids=
 engines = pytest.mark.parametrize("name", ["pytorch", "hugectr", "two GPUs"])
 
 
-def engine_of(name, config, slot_sizes, settings, scratch):
+def engine_of(name, config, slot_sizes, *, settings, scratch, places):
     if name == "pytorch":
         from components.training.pytorch.engine import PytorchEngine
 
-        return PytorchEngine(config, slot_sizes, settings, device="cpu")
+        return PytorchEngine(config, slot_sizes, settings, device="cpu", places=places)
     from components.training.hugectr.engine import HugectrEngine
 
     # Small, so that the few rows here make several stages.
     settings = replace(settings, solver=SolverSettings(stage_rows=2000, loss_interval=7))
-    return HugectrEngine(config, slot_sizes, settings, num_gpus=2 if "two" in name else 1, scratch=scratch)
+    num_gpus = 2 if "two" in name else 1
+    return HugectrEngine(config, slot_sizes, settings, num_gpus=num_gpus, scratch=scratch, places=places)
 
 
 @pytest.fixture
@@ -57,8 +60,9 @@ def make_engine(tmp_path, double, world):
     """Makes engines by name, HugeCTR's over the double; closes them."""
     with ExitStack() as stack:
 
-        def make(name, config=V1, slot_sizes=world.slot_sizes, settings=SETTINGS):
-            return stack.enter_context(closing(engine_of(name, config, slot_sizes, settings, tmp_path / "scratch")))
+        def make(name, config=V1, slot_sizes=world.slot_sizes, places=None):
+            own = {"settings": SETTINGS, "scratch": tmp_path / "scratch", "places": places}
+            return stack.enter_context(closing(engine_of(name, config, slot_sizes, **own)))
 
         yield make
 
@@ -235,6 +239,78 @@ def test_without_numeric_columns_both_engines_learn_the_same(make_engine, world,
     assert mine.num_steps == its.num_steps == 20
     assert mine.score(rows).std() > 0.01
     np.testing.assert_allclose(its.score(rows), mine.score(rows), atol=1e-6)
+
+
+# User and item are looked up once; then two lists whose sums are taken, one of the items' vectors; the list whose mean
+# is taken lies between columns of its width, and its own have an embedding of their own.
+SLOT_SIZES = [40, 30, 20, 25, 10]
+LISTS = (PooledPlaces(2, 5, "sum"), PooledPlaces(5, 9, "mean"), PooledPlaces(10, 12, "sum"))
+PLACES = Places((0, 1, *[1] * 3, *[2] * 4, 3, *[4] * 2), LISTS)
+WIDE = replace(V1, num_categorical=6, widths=(4, 8, 8, 4, 4, 3))
+
+
+def rows_with_lists(n, seed):
+    """Encoded rows whose lists have any length, 0 too, and clicks that depend on what the lists hold."""
+    random = np.random.default_rng(seed)
+    ids = np.stack([random.integers(1, SLOT_SIZES[slot], n) for slot in PLACES.slots], axis=1).astype(np.int32)
+    for start, stop, _ in LISTS:
+        ids[:, start:stop][random.random((n, stop - start)) < 0.4] = 0
+    logits = 1.5 * (ids[:, 2:5] > 15).sum(1) - 2.0 * (ids[:, 5:9] > 10).sum(1) / (ids[:, 5:9] > 0).sum(1).clip(1)
+    labels = (random.random(n) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    return Rows(labels=labels, dense=random.normal(size=(n, 13)).astype(np.float32), ids=ids)
+
+
+def float64_vectors(folder, ids):
+    """The vectors of rows side by side, those of a list pooled over the places that hold something."""
+    tables = {each.shape[1]: each.astype(float) for each in open_model(folder, SLOT_SIZES).weights.tables}
+    first_rows = {8: {1: 0}, 4: {0: 0, 2: 40, 3: 60}, 3: {4: 0}}
+    spans, found = [(0, 1, ""), (1, 2, ""), LISTS[0], LISTS[1], (9, 10, ""), LISTS[2]], []
+    for (start, stop, pool), width in zip(spans, WIDE.widths):
+        vectors = tables[width][ids[:, start:stop] + first_rows[width][PLACES.slots[start]]]
+        is_there = (ids[:, start:stop, None] != 0) | (not pool)
+        found.append((vectors * is_there).sum(1) / (is_there.sum(1).clip(1) if pool == "mean" else 1))
+    return np.concatenate(found, axis=1)[:, None]
+
+
+@engines
+def test_lists_and_vectors_of_several_widths_are_learned_and_pooled_over_what_a_row_holds(name, make_engine, tmp_path):
+    rows = rows_with_lists(128 * 40, 1)
+    write_initial(tmp_path / "initial", WIDE, SLOT_SIZES, click_rate=0.5, seed=3, places=PLACES)
+    engine, truth = (make_engine(each, WIDE, SLOT_SIZES, PLACES) for each in (name, "pytorch"))
+    for each in (engine, truth):
+        trained(each, tmp_path / "initial", rows)
+        each.learn(rows, shuffled(len(rows), 5), batch_size=128, seed=2)
+    np.testing.assert_allclose(engine.score(rows), truth.score(rows), atol=1e-6)
+    engine.save(tmp_path / "saved")
+    truth.save(tmp_path / "truth")
+    both = (open_model(tmp_path / folder, SLOT_SIZES) for folder in ("saved", "truth"))
+    for mine, its in zip(*(each.parts for each in both)):
+        for left, right in zip(mine.tables, its.tables, strict=True):
+            np.testing.assert_allclose(left, right, atol=1e-5)
+    judging = rows_with_lists(2_000, 2)
+    vectors = float64_vectors(tmp_path / "saved", judging.ids)
+    logits = networks.logits(WIDE, open_model(tmp_path / "saved", SLOT_SIZES).weights.dense, judging.dense, vectors)
+    scores = engine.score(judging)
+    np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), atol=1e-6)
+    assert roc_auc_score(judging.labels, scores) > 0.7
+    continued = make_engine(name, WIDE, SLOT_SIZES, PLACES)
+    continued.restore(tmp_path / "saved")
+    for each in (continued, engine):
+        each.learn(rows, np.arange(256), batch_size=128, seed=4)
+    np.testing.assert_allclose(continued.score(judging), engine.score(judging), atol=1e-6)
+
+
+def test_a_table_whose_lists_are_pooled_in_two_ways_is_refused_by_hugectr_alone(tmp_path, double):
+    options = {"last": ListOptions(max=3, table="item", pool="sum"), "seen": ListOptions(max=2, table="item")}
+    features = Features(numeric=(), categorical=("item",), lists=("last", "seen"), list_options=options)
+    config = replace(V1, num_dense=0, num_categorical=3)
+    asked = {"settings": SETTINGS, "scratch": tmp_path, "features": features}
+    make_any_engine("pytorch", config, [5], **asked).close()
+    with pytest.raises(ContractError, match=r"vectors of item are pooled by sum \(last\) and by mean \(seen\)"):
+        make_any_engine("hugectr", config, [5], **asked)
+    options["seen"] = ListOptions(max=2)
+    one_way = replace(features, list_options=options)
+    make_any_engine("hugectr", config, [5, 5], **asked | {"features": one_way}).close()
 
 
 def test_what_no_engine_builds_is_refused(tmp_path):

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.models.files import open_model
+from components.models.files import one_each, open_model
 from components.training.config import SolverSettings, TrainingSettings
+from components.training.hugectr.embeddings import embeddings_of
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.files import (
     SPARSE_FOLDER,
     SPARSE_OPTIMIZER_FILE,
-    StateLayout,
     export_model,
     import_model,
 )
@@ -40,13 +40,13 @@ def built(double, rows, tmp_path, world):
 
     def build(config=CONFIG, settings=SETTINGS):
         folder = tmp_path / f"stage {len(list(tmp_path.iterdir()))}"
-        stage = write_stage(rows, np.arange(256), batch_size=64, num_files=2, folder=folder)
+        embeddings = embeddings_of(config, world.slot_sizes, one_each(world.slot_sizes))
+        stage = write_stage(rows, np.arange(256), embeddings=embeddings, batch_size=64, num_files=2, folder=folder)
         blueprint = Blueprint(
             config=config,
-            slot_sizes=world.slot_sizes,
+            embeddings=embeddings,
             settings=settings,
             num_gpus=2,
-            workspace_mb=3,
             batch_size=64,
             file_list=str(stage.file_list),
         )
@@ -65,7 +65,7 @@ def test_every_setting_arrives_under_its_name(built, double):
 
 def test_reader_and_both_optimizers_are_told_all(built, double, world):
     model = built()._inner
-    assert model._reader_params.slot_size_array == list(world.slot_sizes)
+    assert model._reader_params.slot_size_array == []
     assert model._reader_params.num_workers == 2
     for optimizer in (model._optimizer, model._sparse_optimizer):
         assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.8, 0.99, 1e-5)
@@ -97,17 +97,17 @@ def test_a_model_exported_for_hugectr_and_saved_by_it_in_any_order_comes_back(ra
         engine.learn(world.encoded(500), np.arange(500), batch_size=100, seed=0)
         engine.save(tmp_path / "mine")
     mine, num_rows = open_model(tmp_path / "mine", world.slot_sizes), sum(world.slot_sizes)
-    layout = StateLayout(num_rows=num_rows, dim=4, num_gpus=1, workspace_mb=3)
-    export_model(mine, config, layout, folder=tmp_path / "hugectr")
+    embeddings = embeddings_of(config, world.slot_sizes, one_each(world.slot_sizes))
+    export_model(mine, config, embeddings, num_gpus=1, folder=tmp_path / "hugectr")
     # A training run of HugeCTR's own saves the keys by their rows in memory: as they were first seen.
     order = np.random.default_rng(0).permutation(num_rows)
-    sparse, state = tmp_path / "hugectr" / SPARSE_FOLDER, tmp_path / "hugectr" / SPARSE_OPTIMIZER_FILE
+    sparse, state = (tmp_path / "hugectr" / name.format(0) for name in (SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE))
     for path, dtype in ((sparse / "key", "<i8"), (sparse / "emb_vector", "<f4")):
         np.fromfile(path, dtype).reshape(num_rows, -1)[order].tofile(path)
     moments = np.fromfile(state, "<f4").reshape(2, -1, 4)
     moments[:, :num_rows] = moments[:, order]
     moments.tofile(state)
-    import_model(tmp_path / "hugectr", config, layout, into=tmp_path / "back", step=mine.step)
+    import_model(tmp_path / "hugectr", config, embeddings, num_gpus=1, into=tmp_path / "back", step=mine.step)
     back = open_model(tmp_path / "back", world.slot_sizes)
     assert back.step == mine.step == 5
     for one, other in zip(back.parts, mine.parts):

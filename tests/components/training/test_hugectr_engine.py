@@ -101,19 +101,19 @@ def spoilt_save(double, spoil):
 
 
 def change_key(folder):
-    keys = np.fromfile(folder / SPARSE_FOLDER / "key", "<i8")
+    keys = np.fromfile(folder / SPARSE_FOLDER.format(0) / "key", "<i8")
     keys[3] = keys[4]
-    keys.tofile(folder / SPARSE_FOLDER / "key")
+    keys.tofile(folder / SPARSE_FOLDER.format(0) / "key")
 
 
 def used_tail(folder):
-    state = np.fromfile(folder / SPARSE_OPTIMIZER_FILE, "<f4")
+    state = np.fromfile(folder / SPARSE_OPTIMIZER_FILE.format(0), "<f4")
     state[-1] = 1.0
-    state.tofile(folder / SPARSE_OPTIMIZER_FILE)
+    state.tofile(folder / SPARSE_OPTIMIZER_FILE.format(0))
 
 
 def cut_vectors(folder):
-    path = folder / SPARSE_FOLDER / "emb_vector"
+    path = folder / SPARSE_FOLDER.format(0) / "emb_vector"
     path.write_bytes(path.read_bytes()[:-4])
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from components.runtime.errors import ContractError
 from components.training.config import SolverSettings, TrainingSettings
-from components.training.hugectr.settings import rate_correction, smallest_workspace_mb
+from components.training.hugectr.embeddings import smallest_workspace_mb
+from components.training.hugectr.rates import rate_correction
 
 
 @pytest.mark.parametrize("name", ["stage_rows", "loss_interval"])
