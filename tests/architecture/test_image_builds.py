@@ -1,13 +1,12 @@
-"""`make images`: which commands are run, from what, and when none is; and what docker sends to its daemon.
+"""`make images`: which commands are run, from what, and when none is; and what an engine sees of the checkout.
 
-Where the real docker command is installed, it speaks to a daemon that keeps what it is sent (`docker_daemon.py`); other
-tests put a script called docker or podman on PATH that notes its arguments. No image is built.
+Where podman is installed, it builds what shows that; other tests put a script called docker or podman on PATH that
+notes its arguments.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -20,11 +19,9 @@ import pytest
 from pipelines import build_images
 from pipelines.images import DOCKERFILES, image_name
 from pipelines.local.stack import DIRECT, LOOPBACK, Stack, answers, free_port
-from tests.support.docker_daemon import DIGEST, Daemon
 from tests.support.dockerfiles import environment, lay_out, stages
 from tests.support.paths import REPOSITORY
 
-DOCKER = shutil.which("docker")
 GIT = shutil.which("git")
 REGISTRY = "europe-docker.pkg.dev/my-project/evergreen"
 NOTING = """
@@ -33,6 +30,8 @@ with open(os.environ["ENGINE_NOTES"], "a") as notes:
     print(json.dumps(sys.argv[1:]), file=notes)
 if sys.argv[2] == os.environ.get("ENGINE_FAILS"):
     sys.exit("the engine says no")
+if sys.argv[2] == "image":
+    print(os.environ.get("ENGINE_KNOWS", ""))
 """
 # A line `#!` could not name a Python whose path has a space.
 SCRIPT = f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", NOTING])} "$0" "$@"\n'
@@ -165,19 +164,38 @@ def test_podman_is_told_that_a_name_without_a_registry_is_a_local_one(tree, engi
     assert flags(told()[0], "--tag") == ["localhost/evergreen-extraction:v1"]
 
 
-def test_digests_of_podman_are_those_that_the_registry_has(tree, tmp_path, monkeypatch):
-    if not shutil.which("podman") or not shutil.which("docker-registry"):
-        pytest.skip("podman and docker-registry are not both installed")
+def test_digests_of_docker_are_those_of_the_repository_that_was_pushed_to(tree, engines, monkeypatch):
+    told, digest = engines("docker"), f"sha256:{'2' * 64}"
+    known = [f"elsewhere/evergreen-monitoring@sha256:{'1' * 64}", f"{REGISTRY}/evergreen-monitoring@{digest}"]
+    words = ["monitoring", "--registry", REGISTRY, "--push", "--tag", "v1"]
+    assert build_images.main(words) == 3  # pushed, and the engine knows no digest
+    monkeypatch.setenv("ENGINE_KNOWS", json.dumps(known))
+    assert build_images.main(words) == 0
+    assert told()[-1][1:] == ["image", "inspect", *told()[-1][3:5], f"{REGISTRY}/evergreen-monitoring:v1"]
+    assert (tree / "build" / "images.txt").read_text() == f"{REGISTRY}/evergreen-monitoring@{digest}\n"
+
+
+@pytest.fixture
+def podman_storage(tmp_path, monkeypatch):
+    """Storage of one's own for the real podman."""
+    if not shutil.which("podman"):
+        pytest.skip("podman is not installed")
+    text = f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/root"\nrunroot = "{tmp_path}/run"\n'
+    (tmp_path / "storage.conf").write_text(text)
+    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
+
+
+def test_digests_of_podman_are_those_that_the_registry_has(tree, podman_storage, tmp_path, monkeypatch):
+    if not shutil.which("docker-registry"):
+        pytest.skip("docker-registry is not installed")
     port = free_port()
     files = {
         "registry.yml": "version: 0.1\nlog: {level: error}\n"
         f"storage: {{filesystem: {{rootdirectory: '{tmp_path}/registry'}}}}\nhttp: {{addr: '{LOOPBACK}:{port}'}}\n",
         "registries.conf": f'[[registry]]\nlocation = "{LOOPBACK}:{port}"\ninsecure = true\n',
-        "storage.conf": f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/root"\nrunroot = "{tmp_path}/run"\n',
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
     monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(tmp_path / "registries.conf"))
     (tree / "monitoring" / "Dockerfile").write_text("FROM scratch\nCOPY monitoring/__init__.py /\n")
     with Stack(logs=tmp_path / "logs", variables={}) as stack:
@@ -252,49 +270,24 @@ def test_make_hands_its_variables_on(tree):
     assert "REVISION=abc" in shlex.split(build)
 
 
-@pytest.fixture
-def daemon(tmp_path, monkeypatch):
-    if DOCKER is None:
-        pytest.skip("the docker command is not installed")
-    # A socket's path has at most 107 characters, pytest's folders more.
-    short = Path("/tmp") / f"evergreen-daemon-{os.getpid()}"
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{short}")
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-    # BuildKit fetches single files; the older protocol sends the whole context, which is what is to be seen.
-    monkeypatch.setenv("DOCKER_BUILDKIT", "0")
-    try:
-        with Daemon(short) as server:
-            yield server
-    finally:
-        short.unlink(missing_ok=True)
-
-
 def laid_out(name: str, root: Path, context: Path) -> set[str]:
-    """The files of ours in the image; Dockerfiles are none, of which docker sends the one that it builds."""
-    found = {path.relative_to(root).as_posix() for path in lay_out(name, root, context).rglob("*") if path.is_file()}
-    return {path for path in found if not Path(path).name.startswith("Dockerfile")}
+    """The files of ours in the image."""
+    return {path.relative_to(root).as_posix() for path in lay_out(name, root, context).rglob("*") if path.is_file()}
 
 
-def test_docker_sends_what_images_copy_and_nothing_that_lies_beside_it(tree, daemon, tmp_path):
-    assert build_images.main(["--engine", "docker", "--registry", REGISTRY, "--push"]) == 0
-    revision = git(tree, "rev-parse", "HEAD")
-    committed = set(git(tree, "ls-files").splitlines())
-    assert {build.settings["dockerfile"] for build in daemon.builds} == set(DOCKERFILES.values())
-    for build in daemon.builds:
-        (name,) = [name for name, path in DOCKERFILES.items() if path == build.settings["dockerfile"]]
-        assert build.settings["t"] == f"{REGISTRY}/{image_name(name)}:{revision}"
-        assert json.loads(build.settings["buildargs"])["REVISION"] == revision
-        sent = build.names()
-        assert DOCKERFILES[name] in sent
-        code = {path for path in sent if not path.startswith(("components/", "inference_client/", "monitoring/"))}
-        assert {Path(path).parent.name for path in code - {".dockerignore"}} == {"requirements"}
-        assert sent <= committed
-        context = build.extract(tmp_path / name)
+def test_an_engine_sees_what_images_copy_and_nothing_that_lies_beside_it(tree, podman_storage, tmp_path):
+    context, committed = tmp_path / "context", set(git(tree, "ls-files").splitlines())
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
+    command = ["podman", "build", "-q", f"--output=type=local,dest={context}", f"--file={tmp_path}/Dockerfile", tree]
+    subprocess.run(command, check=True)
+    sent = {path.relative_to(context).as_posix() for path in context.rglob("*") if path.is_file()}
+    others = {path for path in sent if not path.startswith(("components/", "inference_client/", "monitoring/"))}
+    assert {Path(path).parent.name for path in others} == {"requirements"}
+    assert sent <= committed
+    for name in DOCKERFILES:
         for stage in stages(name):
             assert all((context / source).exists() for origin, source, _ in stage.copies() if not origin)
         here = laid_out(name, tmp_path / f"{name}-here", tree)
         ours = {path for path in here if not path.startswith("app/") or path.removeprefix("app/") in committed}
+        ours = {path for path in ours if not Path(path).name.startswith("Dockerfile")}
         assert laid_out(name, tmp_path / f"{name}-sent", context) == ours
-    assert daemon.pushes == [build.settings["t"] for build in daemon.builds]
-    told = (tree / "build" / "images.txt").read_text().splitlines()
-    assert told == [f"{reference.rpartition(':')[0]}@{DIGEST}" for reference in daemon.pushes]
