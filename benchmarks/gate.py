@@ -137,7 +137,7 @@ def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
 
 def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
     """What the policy does first, and after how many pairs."""
-    pairs = Pairs(labels=rows.labels, stable=rows.champion, canary=rows.candidate, requests=rows.requests)
+    pairs = Pairs(labels=rows.labels, stable=rows.champion, canary=rows.candidate, groups=rows.requests)
     for size in policy.looks:
         action = judge_pairs(pairs.first(size), policy).action
         if action in (GROW, ABORT):

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STORE_FILE = "monitor.db"
 MAX_RETRY_SECONDS = 30.0
 
 
@@ -57,7 +56,7 @@ def run(settings: InstallationSettings, stop: threading.Event) -> None:
         TemporaryError: another monitor holds the state folder.
         PermanentError: the port is taken.
     """
-    from monitoring.memory.store import Store
+    from monitoring.memory.store import STORE_FILE, Store
     from monitoring.showing.exposition import Exposition
     from monitoring.showing.page import read_history, status_page
     from monitoring.showing.run_reports import read_report

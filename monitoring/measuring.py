@@ -48,7 +48,7 @@ class Measuring:
     def observe(self, request: MaturedRequest) -> None:
         """Takes in a request whose click labels are final."""
         version = request.model_version
-        self.windows.update(version, request.labels, request.scores, positions=request.positions)
+        self.windows.update(version, request.labels, request.scores, positions=request.positions, users=request.users)
         if request.click_delays is not None:
             self._delays.update(request.click_delays)
 

@@ -87,6 +87,8 @@ class Monitor:
         self._exposition = exposition or Exposition()
         self.journal = Journal(settings.state, clock)
         self._form = RecordFormat(recommender.features)
+        user = recommender.data.user
+        self._user_place = None if user is None else recommender.features.categorical.index(user)
         self._archive = _open_archive(settings, store, form=self._form, checkpoint=checkpoint)
         self.acting = self._make_acting(trigger)
         self.retraining = self.acting.retraining
@@ -250,7 +252,7 @@ class Monitor:
                 outcomes.append(record)
         unusable = [(delivery.message_id, reason) for delivery, reason in bad]
         try:
-            added = self._store.add(predictions, outcomes, unusable, now=now)
+            added = self._store.add(predictions, outcomes, unusable, now=now, user_place=self._user_place)
         except ContractError as error:
             if len(deliveries) == 1:
                 self._store.add([], [], [(deliveries[0].message_id, str(error))], now=now)

@@ -20,6 +20,8 @@ class Waiting(NamedTuple):
     scores: NDArray[np.float32]
     positions: NDArray[np.int32] | None
     clicks: list[Event]
+    users: NDArray[np.int64] | None = None
+    """Category of each row's user, `MISSING_CATEGORY` = unknown; None where the recommender names no user."""
 
 
 class MaturedRequest(NamedTuple):
@@ -34,6 +36,8 @@ class MaturedRequest(NamedTuple):
     positions: NDArray[np.int32] | None = None
     click_delays: NDArray[np.float32] | None = None
     """Seconds from the prediction to the click, NaN = no click; negative where two clocks differ so."""
+    users: NDArray[np.int64] | None = None
+    """As in `Waiting`."""
 
 
 class LateOutcome(NamedTuple):

@@ -23,7 +23,7 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -66,8 +66,8 @@ from components.store.archived_rows import reading_parquet
 from components.store.models import graph_folder, model_folder, read_serving_place, release_path
 from components.store.recommenders import accepted
 from components.validation.quarantine_store import quarantine_folder
-from monitoring.__main__ import STORE_FILE
 from monitoring.backtest.incident import MANIFEST as INCIDENT
+from monitoring.memory.store import STORE_FILE, Store
 
 logger = logging.getLogger(__name__)
 
@@ -385,16 +385,35 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
 def waiting_requests(state: Path, user: User) -> int:
     """How many requests with rows that hold the user the monitor has not archived yet."""
     form, num_requests = RecordFormat(user.recommender.features), 0
+    with _reading_memory(state) as connection:
+        for (payload,) in connection.execute("SELECT payload FROM messages"):
+            batch = form.decode(payload)
+            if isinstance(batch, PredictionBatch):
+                num_requests += bool((batch.categorical[:, user.places] == user.category).any())
+    return num_requests
+
+
+def in_windows(state: Path, user: User) -> Iterator[Found]:
+    """The matured rows of the user that the monitor holds for its windows, where they become an unknown user's."""
+
+    def remove() -> None:
+        with closing(Store(state / STORE_FILE)) as store:
+            store.forget_user(user.category)
+
+    with _reading_memory(state) as connection:
+        held = b"".join(blob for (blob,) in connection.execute("SELECT users FROM matured WHERE users IS NOT NULL"))
+    if num_rows := int((np.frombuffer(held, np.int64) == user.category).sum()):
+        yield Found(f"{state / STORE_FILE}: {num_rows} rows of the windows", remove)
+
+
+@contextmanager
+def _reading_memory(state: Path) -> Iterator[sqlite3.Connection]:
     path = state / STORE_FILE
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
-            for (payload,) in connection.execute("SELECT payload FROM messages"):
-                batch = form.decode(payload)
-                if isinstance(batch, PredictionBatch):
-                    num_requests += bool((batch.categorical[:, user.places] == user.category).any())
+            yield connection
     except sqlite3.Error as error:
         raise ContractError(f"{path} cannot be read as a monitor's memory: {error}") from error
-    return num_requests
 
 
 def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
@@ -414,6 +433,8 @@ def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
     first += [found for root in roots for found in in_outcomes(root, user)]
     if incidents := folders.get("incidents"):
         first += in_folders((path.parent for path in incidents.glob(f"[!.]*/{INCIDENT}")), user, kind="incident")
+    if "state" in places:
+        first += in_windows(typed_folder(places["state"], "--state"), user)
     if work := folders.get("work"):
         runs = (path for path in work.iterdir() if path.is_dir() and not _UNFINISHED.fullmatch(path.name))
         first += in_folders(runs, user, kind="files of a run")

@@ -36,12 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     archive = open_objects(typed_uri(arguments.archive))
     store = typed_folder(arguments.store, "--store") if arguments.store else None
     recommender = logged_recommender(store) if store else None
+    user = recommender.data.user if recommender else None
     backtests = []
     for policies in arguments.policy or [settings.policies.policies]:
         of_run = make_settings(JudgingSettings, **{**flat_values(settings), "policies": policies})
         features = recommender.features if recommender and of_run.drift.drift_bucket_seconds else None
         judgements = judge_requests(
-            read_requests(archive, Span(arguments.start, arguments.end), features=features),
+            read_requests(archive, Span(arguments.start, arguments.end), features=features, user=user),
             of_run,
             baseline=ReleasedModels(store).baseline if store else no_baseline,
             reference=ReleasedModels(store).reference if store else no_reference,

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.contracts import raw_rows
-from components.contracts.features import Features
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.records import PredictionBatch
 from components.runtime.errors import ContractError
 from components.storage.objects import Objects
@@ -69,7 +69,7 @@ def parse_time(text: str) -> float:
 
 
 def read_requests(
-    archive: Objects, span: Span = WHOLE, *, features: Features | None = None
+    archive: Objects, span: Span = WHOLE, *, features: Features | None = None, user: str | None = None
 ) -> Iterator[ArchivedRequest]:
     """Every served request in `span`, by (time, request id).
 
@@ -77,16 +77,22 @@ def read_requests(
         archive: `day=YYYY-MM-DD/*.parquet` below it are read.
         span: Which event times.
         features: To be read too, where drift is to be judged; None = none.
+        user: Column of the users, which the live judge knew; None = the recommender names none.
 
     Raises:
         ContractError: there is no such file, or one is damaged, lacks a column or has one of another type; names it.
     """
-    for _, table in read_days(archive, span, features=features):
-        yield from _requests(table, features)
+    for _, table in read_days(archive, span, features=features, user=user):
+        yield from _requests(table, features, user)
 
 
 def read_days(
-    archive: Objects, span: Span = WHOLE, *, features: Features | None = None, newest_first: bool = False
+    archive: Objects,
+    span: Span = WHOLE,
+    *,
+    features: Features | None = None,
+    user: str | None = None,
+    newest_first: bool = False,
 ) -> Iterator[tuple[str, pa.Table]]:
     """Each day that `span` touches, with its served rows by (time, request id, row); else as `read_requests`."""
     by_day: dict[str, list[ArchivedFile]] = {}
@@ -96,7 +102,7 @@ def read_days(
         raise ContractError(f"{archive.uri} has no day=YYYY-MM-DD/*.parquet, expected a monitor's archive or a lake")
     for day in sorted(by_day, reverse=newest_first):
         if _touches(day, span):
-            yield day, _served_rows([_raw_columns(file, features) for file in by_day[day]], span)
+            yield day, _served_rows([_raw_columns(file, features, user) for file in by_day[day]], span)
 
 
 def _touches(day: str, span: Span) -> bool:
@@ -105,8 +111,10 @@ def _touches(day: str, span: Span) -> bool:
     return bool(after_start and (span.end is None or span.end > start))
 
 
-def _raw_columns(archived: ArchivedFile, features: Features | None) -> pa.Table:
+def _raw_columns(archived: ArchivedFile, features: Features | None, user: str | None) -> pa.Table:
     """What is needed of one file, in the contract's types."""
+    if features is None and user is not None:
+        features = Features(numeric=(), categorical=(user,))
     wanted = features.names if features else ()
     types = {**(raw_rows.raw_types(features) if features else raw_rows.ROW_TYPES), **raw_rows.CANARY_TYPES}
     with archived.opened() as file:
@@ -140,7 +148,7 @@ def _served_rows(tables: Sequence[pa.Table], span: Span) -> pa.Table:
     return table.filter(served).sort_by(order).combine_chunks()
 
 
-def _requests(table: pa.Table, features: Features | None) -> Iterator[ArchivedRequest]:
+def _requests(table: pa.Table, features: Features | None, user: str | None) -> Iterator[ArchivedRequest]:
     if not len(table):
         return
     times = table[raw_rows.EVENT_TIME].cast(pa.int64()).to_numpy()
@@ -151,6 +159,7 @@ def _requests(table: pa.Table, features: Features | None) -> Iterator[ArchivedRe
     scores = table[raw_rows.SCORE].to_numpy().astype(np.float32)
     versions = table[raw_rows.MODEL_VERSION].to_numpy()
     canary = table[raw_rows.CANARY].fill_null(False).to_numpy() if raw_rows.CANARY in table.column_names else None
+    users = None if user is None else table[user].fill_null(MISSING_CATEGORY).to_numpy()
     dense = categorical = None
     if features is not None:
         batch = table.to_batches()[0]
@@ -159,7 +168,12 @@ def _requests(table: pa.Table, features: Features | None) -> Iterator[ArchivedRe
     for start, end in zip(starts.tolist(), ends.tolist()):
         rows = slice(start, end)
         matured = MaturedRequest(
-            str(names[start]), float(times[start]) / 1e6, int(versions[start]), labels[rows], scores[rows]
+            str(names[start]),
+            float(times[start]) / 1e6,
+            int(versions[start]),
+            labels[rows],
+            scores[rows],
+            users=None if users is None else users[rows],
         )
         is_canary = canary is not None and bool(canary[start])
         request = None

@@ -167,7 +167,7 @@ def replay(incident: Path) -> Replayed:
         settings_of(Features, manifest["features"], path="features") if (incident / STATISTICS).exists() else None
     )
     judgements = judge_requests(
-        read_requests(FolderObjects(incident / RECORDS), features=features),
+        read_requests(FolderObjects(incident / RECORDS), features=features, user=manifest["user"]),
         make_settings(JudgingSettings, **manifest["settings"]),
         baseline=baseline,
         reference=reference,
@@ -209,6 +209,7 @@ def record(
     until = end + settings.judge.attribution_window_seconds + 2 * settings.judge.decide_seconds
     recommender = logged_recommender(store)
     features = recommender.features if recommender else None
+    user = recommender.data.user if recommender else None
     versions = _copy_rows(
         archive,
         aside / RECORDS,
@@ -222,6 +223,7 @@ def record(
         "end": end,
         "settings": flat_values(settings),
         "features": asdict(features) if features else None,
+        "user": user,
         "memory": memory,
         "baselines": json.loads(lines[-1])["memory"]["baselines"],
         "models": _copy_models(aside / STATISTICS, store, versions),

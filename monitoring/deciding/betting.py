@@ -19,8 +19,9 @@ log(1 / w_t), about log t. The restarted e-detectors of Shin, Ramdas and Rinaldo
 mean time between false alarms instead of the probability that there ever is one.
 
 Exact where rows are independent given their labels, or requests are independent and no round has more pairs than
-planned; a round with more is scaled down, which for dependent rows moves the null by a little. Not covered:
-a user who returns in another request soon.
+planned; a round with more is scaled down, which for dependent rows moves the null by a little. Not proven for users
+who return in other requests: the claim is then of the users who came, of whom the gate's interval by users allows for
+the difference (docs/monitor.md has simulated rates).
 """
 
 from __future__ import annotations

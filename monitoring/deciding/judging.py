@@ -209,7 +209,7 @@ class Judge:
     def _update_window(self, request: MaturedRequest) -> None:
         window = self._windows.pop(request.model_version, None) or RowWindow(self._capacity)
         self._windows[request.model_version] = window
-        window.update(request.labels, request.scores)
+        window.update(request.labels, request.scores, request.users)
         if len(self._windows) > MAX_VERSIONS:
             del self._windows[next(iter(self._windows))]
 

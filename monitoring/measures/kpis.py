@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from components.contracts import metrics
+from components.contracts.features import MISSING_CATEGORY
 from monitoring.measures.window import RowWindow, VersionWindows
 
 
@@ -18,8 +19,8 @@ class Kpis:
     auc: float | None
     """None unless both classes are present."""
     auc_low: float | None
-    """Lower end of the 95 % interval (DeLong, rows of one request counted as alike); None where clicks, or rows
-    without, come from too few requests."""
+    """Lower end of the 95 % interval (DeLong, rows of one user, or else of one request, counted as alike); None where
+    clicks, or rows without, come from too few of them."""
     auc_high: float | None
     log_loss: float | None
     calibration: float | None
@@ -37,6 +38,8 @@ class Kpis:
     """Mean NDCG@k over the ranked lists with a click; None without one."""
     conversion_rate: float | None = None
     """Share of rows with a conversion, of the newest whose conversion window has closed; None where no row's has."""
+    gauc: float | None = None
+    """Mean AUC within users, weighted by their rows; None where no known user has a click and a row without."""
 
 
 def measure(version: int, window: RowWindow) -> Kpis:
@@ -47,6 +50,8 @@ def measure(version: int, window: RowWindow) -> Kpis:
     """
     labels, scores = window.labels, window.scores
     estimate = metrics.auc_estimate(labels, scores, groups=window.groups)
+    is_known = window.groups > MISSING_CATEGORY
+    within_users = metrics.user_quality(labels[is_known], scores[is_known], users=window.groups[is_known])
     return Kpis(
         version=version,
         rows=len(labels),
@@ -59,6 +64,7 @@ def measure(version: int, window: RowWindow) -> Kpis:
         ctr=float(labels.mean()) if len(labels) else None,
         normalized_entropy=metrics.normalized_entropy(labels, scores),
         calibration_error=metrics.expected_calibration_error(labels, scores),
+        gauc=within_users.gauc,
     )
 
 

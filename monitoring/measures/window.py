@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts import metrics
+from components.contracts.features import MISSING_CATEGORY
 
 MAX_VERSIONS = 8
 """Versions whose rows are kept; the one unseen for longest is forgotten first."""
@@ -29,7 +30,7 @@ class RowWindow:
     >>> window.update(np.array([0, 1], np.uint8), np.array([0.1, 0.2], np.float32))
     >>> window.update(np.array([1, 0], np.uint8), np.array([0.5, 0.25], np.float32))
     >>> window.labels.tolist(), window.scores.tolist()[1:], window.groups.tolist()
-    ([1, 1, 0], [0.5, 0.25], [0, 1, 1])
+    ([1, 1, 0], [0.5, 0.25], [-2, -3, -3])
     """
 
     def __init__(self, capacity: int) -> None:
@@ -56,18 +57,27 @@ class RowWindow:
 
     @property
     def groups(self) -> NDArray[np.int64]:
-        """The request of each row, by a number that grows, shape [n]; a view, valid until the next update."""
+        """Whose each row is, shape [n]: a user from 0, or a request below `MISSING_CATEGORY`; a view, as `labels`."""
         return self._groups[self._end - len(self) : self._end]
 
-    def update(self, labels: NDArray[np.uint8], scores: NDArray[np.float32]) -> None:
-        """Takes in the rows of one request, and lets as many of the oldest go."""
+    def update(
+        self, labels: NDArray[np.uint8], scores: NDArray[np.float32], users: NDArray[np.int64] | None = None
+    ) -> None:
+        """Takes in the rows of one request, and lets as many of the oldest go.
+
+        Rows of one user are alike whatever the request; those of an unknown one are alike within the request.
+        """
         labels, scores = labels[-self._capacity :], scores[-self._capacity :]
+        groups = np.full(len(labels), MISSING_CATEGORY - 1 - self._num_requests)
+        if users is not None:
+            users = users[-self._capacity :]
+            groups = np.where(users == MISSING_CATEGORY, groups, users)
         if self._end + len(labels) > len(self._labels):
             kept = len(self)
             self._labels[:kept], self._scores[:kept], self._groups[:kept] = self.labels, self.scores, self.groups
             self._end = kept
         new = slice(self._end, self._end + len(labels))
-        self._labels[new], self._scores[new], self._groups[new] = labels, scores, self._num_requests
+        self._labels[new], self._scores[new], self._groups[new] = labels, scores, groups
         self._end = new.stop
         self._num_requests += 1
 
@@ -113,6 +123,7 @@ class VersionWindows:
         scores: NDArray[np.float32],
         *,
         positions: NDArray[np.int32] | None = None,
+        users: NDArray[np.int64] | None = None,
     ) -> None:
         """Takes in the rows of one request.
 
@@ -122,10 +133,11 @@ class VersionWindows:
             scores: Probabilities, shape [n].
             positions: Places in the ranked list that the request was, from 1, shape [n]; None = it was no list. A list
                 shown in several requests counts as several.
+            users: Category of each row's user, shape [n]; None = the recommender names none.
         """
         window = self._windows.pop(version, None) or RowWindow(self._capacity)
         self._windows[version] = window
-        window.update(labels, scores)
+        window.update(labels, scores, users)
         if positions is not None:
             clicked = positions[labels == 1]
             found = RankedList(metrics.hit_at_k(clicked, k=RANKING_K), metrics.ndcg_at_k(clicked, k=RANKING_K))

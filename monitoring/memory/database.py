@@ -18,7 +18,7 @@ from components.runtime.errors import PermanentError, TemporaryError
 
 M = TypeVar("M")
 
-VERSION = 4
+VERSION = 5
 """Kept as SQLite's `user_version`. A state folder of another version is refused: its monitor must drain it."""
 PAGE_BYTES = 16_384
 """Of new files. A message of 64 rows takes 17 kB: on SQLite's 4 kB pages it lies on a chain of five, and the whole
@@ -28,7 +28,7 @@ _TABLES = """
 CREATE TABLE predictions (
     request_id TEXT PRIMARY KEY, time REAL NOT NULL, model_version INTEGER NOT NULL, num_rows INTEGER NOT NULL,
     stored_at REAL NOT NULL, matured INTEGER NOT NULL DEFAULT 0,
-    canary INTEGER NOT NULL DEFAULT 0, scores BLOB, positions BLOB);
+    canary INTEGER NOT NULL DEFAULT 0, scores BLOB, positions BLOB, users BLOB);
 CREATE TABLE messages (number INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 CREATE INDEX waiting ON predictions (time) WHERE matured = 0;
 CREATE TABLE outcome_batches (batch_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
@@ -39,7 +39,7 @@ CREATE TABLE clicks (
 CREATE TABLE matured (
     number INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL UNIQUE, time REAL NOT NULL,
     model_version INTEGER NOT NULL, num_rows INTEGER NOT NULL, matured_at REAL NOT NULL,
-    labels BLOB NOT NULL, scores BLOB NOT NULL, file TEXT, positions BLOB, delays BLOB);
+    labels BLOB NOT NULL, scores BLOB NOT NULL, file TEXT, positions BLOB, delays BLOB, users BLOB);
 CREATE INDEX unarchived ON matured (number) WHERE file IS NULL;
 CREATE INDEX archived_in ON matured (file);
 CREATE TABLE late_outcomes (

@@ -119,7 +119,9 @@ class FileTables(Database):
     def _delete_payloads(connection: sqlite3.Connection, name: str) -> None:
         sealed = "SELECT p.rowid FROM matured m JOIN predictions p USING (request_id) WHERE m.file = ?"
         connection.execute(f"DELETE FROM messages WHERE number IN ({sealed})", (name,))
-        connection.execute(f"UPDATE predictions SET scores = NULL, positions = NULL WHERE rowid IN ({sealed})", (name,))
+        connection.execute(
+            f"UPDATE predictions SET scores = NULL, positions = NULL, users = NULL WHERE rowid IN ({sealed})", (name,)
+        )
 
     def _delete_old_matured(self, connection: sqlite3.Connection, keep_rows: int, keep_after: float) -> None:
         """Deletes archived requests beyond the newest rows of each of the newest versions."""

@@ -90,4 +90,5 @@ def mature_request(
         waiting.scores,
         waiting.positions,
         found.delays,
+        waiting.users,
     )

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.features import MISSING_CATEGORY
 from components.contracts.raw_rows import microseconds
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
 from components.runtime.errors import ContractError
@@ -41,6 +42,8 @@ _OF_RECORDS = (
     TypeError,
     ValueError,
 )
+STORE_FILE = "monitor.db"
+"""In the state folder."""
 RATED_REQUESTS = 20_000
 """Newest requests whose conversion window has closed that the conversion rate is taken over, of all versions."""
 
@@ -55,6 +58,7 @@ class Store(FileTables):
         unusable: Sequence[tuple[str, str]],
         *,
         now: float,
+        user_place: int | None = None,
     ) -> list[PredictionBatch]:
         """Stores the records of one pull; those stored before only count as duplicates.
 
@@ -63,6 +67,7 @@ class Store(FileTables):
             outcomes: Outcome batches.
             unusable: (message id, reason) of future dead letters; counted here, kept by the log.
             now: Seconds since the epoch.
+            user_place: Place of the user among the categories of a row; None = the recommender names none.
 
         Returns:
             The batches that were not stored before.
@@ -76,7 +81,7 @@ class Store(FileTables):
             for bad in unusable:
                 new = connection.execute("INSERT OR IGNORE INTO dead_letters VALUES (?, ?)", bad).rowcount
                 add_to(counts, "dead_letter", new)
-            added = self._add_predictions(connection, predictions, counts, now=now)
+            added = self._add_predictions(connection, predictions, counts, now=now, user_place=user_place)
             for outcome in outcomes:
                 new = connection.execute(
                     "INSERT OR IGNORE INTO outcome_batches VALUES (?, ?)", (outcome.batch_id, now)
@@ -94,6 +99,7 @@ class Store(FileTables):
         counts: dict[str, float],
         *,
         now: float,
+        user_place: int | None,
     ) -> list[PredictionBatch]:
         ids = [batch.request_id for batch, _ in predictions]
         query = "SELECT request_id FROM predictions WHERE request_id IN ({ids})"
@@ -109,13 +115,14 @@ class Store(FileTables):
             known.add(batch.request_id)
             added.append(batch)
             positions = None if batch.positions is None else batch.positions.tobytes()
+            users = None if user_place is None else batch.categorical[:, user_place].tobytes()
             number += 1
             key = (number, batch.request_id, batch.time, batch.model_version, len(batch), now)
-            rows.append((*key, int(batch.canary), batch.scores.tobytes(), positions))
+            rows.append((*key, int(batch.canary), batch.scores.tobytes(), positions, users))
             messages.append((number, payload))
         connection.executemany(
             "INSERT INTO predictions (rowid, request_id, time, model_version, num_rows, stored_at, canary, scores,"
-            " positions) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " positions, users) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             rows,
         )
         connection.executemany("INSERT INTO messages VALUES (?, ?)", messages)
@@ -149,7 +156,7 @@ class Store(FileTables):
     def waiting(self, predicted_before: float, limit: int) -> list[Waiting]:
         """Up to `limit` predictions made at or before this time and not matured, oldest first, with their outcomes."""
         rows = self._connection.execute(
-            "SELECT request_id, time, model_version, scores, positions FROM predictions"
+            "SELECT request_id, time, model_version, scores, positions, users FROM predictions"
             " WHERE matured = 0 AND time <= ? ORDER BY time, request_id LIMIT ?",
             (predicted_before, limit),
         ).fetchall()
@@ -162,8 +169,9 @@ class Store(FileTables):
                 np.frombuffer(scores, np.float32),
                 _array_or_none(positions, np.int32),
                 clicks.get(request_id, []),
+                _array_or_none(users, np.int64),
             )
-            for request_id, time, version, scores, positions in rows
+            for request_id, time, version, scores, positions, users in rows
         ]
 
     def newest_prediction(self) -> tuple[float, int] | None:
@@ -250,7 +258,7 @@ class Store(FileTables):
         with self._transaction(counts) as connection:
             connection.executemany(
                 "INSERT INTO matured (request_id, time, model_version, num_rows, matured_at, labels, scores, positions,"
-                " delays) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " delays, users) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [_matured_row(request, now) for request in requests],
             )
             connection.executemany("UPDATE predictions SET matured = 1 WHERE request_id = ?", ids)
@@ -272,8 +280,9 @@ class Store(FileTables):
 
     def newest_rows(self) -> Iterator[MaturedRequest]:
         """The matured requests still held, oldest first: enough to fill the window of the version that serves."""
-        query = "SELECT request_id, time, model_version, labels, scores, positions, delays FROM matured ORDER BY number"
-        for request_id, time, version, labels, scores, positions, delays in self._connection.execute(query):
+        columns = "request_id, time, model_version, labels, scores, positions, delays, users"
+        rows = self._connection.execute(f"SELECT {columns} FROM matured ORDER BY number")
+        for request_id, time, version, labels, scores, positions, delays, users in rows:
             clicked = np.frombuffer(labels, np.uint8)
             yield MaturedRequest(
                 request_id,
@@ -283,6 +292,7 @@ class Store(FileTables):
                 np.frombuffer(scores, np.float32),
                 _array_or_none(positions, np.int32),
                 _spread(clicked, delays),
+                _array_or_none(users, np.int64),
             )
 
     def conversion_rates(self, predicted_before: float, *, window_seconds: float) -> dict[int, float]:
@@ -322,6 +332,16 @@ class Store(FileTables):
         for request_id, row, time in self._select_by_id(query, ids):
             found.setdefault(request_id, []).append((row, time))
         return found
+
+    def forget_user(self, category: int) -> None:
+        """Makes the user of this category an unknown one in the rows that are held for the windows."""
+        with self._transaction({}) as connection:
+            held = connection.execute("SELECT number, users FROM matured WHERE users IS NOT NULL").fetchall()
+            for number, blob in held:
+                users = np.frombuffer(blob, np.int64)
+                if (users == category).any():
+                    left = np.where(users == category, MISSING_CATEGORY, users)
+                    connection.execute("UPDATE matured SET users = ? WHERE number = ?", (left.tobytes(), number))
 
     def forget(self, *, before: float, orphans_before: float | None = None) -> None:
         """Lets go of what was stored before this time and has no use any more.
@@ -394,6 +414,7 @@ def _matured_row(request: MaturedRequest, now: float) -> tuple[Any, ...]:
         request.scores.tobytes(),
         None if request.positions is None else request.positions.tobytes(),
         None if delays is None else delays[request.labels == 1].tobytes(),
+        None if request.users is None else request.users.tobytes(),
     )
 
 

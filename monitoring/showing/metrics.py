@@ -53,6 +53,7 @@ KPI_GAUGES = {
     "calibration_error": ("calibration_error", "Expected calibration error of the window"),
     "ctr": ("click_rate", "Clicks per row of the window"),
     "conversion_rate": ("conversion_rate", "Conversions per row whose conversion window has closed"),
+    "gauc": ("gauc", "Mean AUC within users, weighted by their rows; absent where the recommender names no user"),
     "hit_rate": ("hit_rate", "Ranked lists with a click among the first k, per list"),
     "ndcg": ("ndcg", "Mean NDCG at k of the ranked lists with a click"),
     "rows": ("window_rows", "Matured rows in the window"),

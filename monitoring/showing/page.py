@@ -253,10 +253,11 @@ def _versions_table(windows: Sequence[Kpis], serving: int | None) -> str:
                 _format_band(kpis.auc, kpis.auc_low, kpis.auc_high),
                 *map(_format_number, numbers),
                 *map(_format_share, (kpis.ctr, kpis.conversion_rate)),
-                *map(_format_number, (kpis.hit_rate, kpis.ndcg)),
+                *map(_format_number, (kpis.hit_rate, kpis.ndcg, kpis.gauc)),
             ]
         )
-    return _table("KPIs of the windows", [*head, "click rate", "conversion rate", "hit rate@k", "NDCG@k"], rows)
+    others = ["click rate", "conversion rate", "hit rate@k", "NDCG@k", "GAUC"]
+    return _table("KPIs of the windows", [*head, *others], rows)
 
 
 def _open_labels_section(open_labels: Sequence[OpenEstimate], now: float) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -209,6 +210,13 @@ def holders(world: Path) -> set[str]:
     return found
 
 
+def rows_of_windows(world: Path) -> int:
+    """Rows of the user among those that the monitor keeps for its windows."""
+    with closing(sqlite3.connect(world / "state" / "monitor.db")) as connection:
+        users = [np.frombuffer(blob, np.int64) for (blob,) in connection.execute("SELECT users FROM matured")]
+    return int((np.concatenate(users) == CATEGORY).sum())
+
+
 def others_rows(world: Path) -> tuple[list[dict], list[str]]:
     """What a round reads of the lake, and what archive, quarantine and late outcomes hold, of others than the user.
 
@@ -236,7 +244,7 @@ def test_nothing_tells_of_the_user_afterwards_and_all_others_rows_are_as_before(
     assert [len(rows) > 50 for rows in before] == [True, True]
     assert forget(world) == 0
     assert "nothing was removed" in capsys.readouterr().out
-    assert (others_rows(world), holders(world)) == (before, set(SCANNED))
+    assert (others_rows(world), holders(world), rows_of_windows(world)) == (before, set(SCANNED), 7 * 4)
     if kind == "bucket":
         put(world / "lake")
         shutil.rmtree(world / "lake")
@@ -245,7 +253,7 @@ def test_nothing_tells_of_the_user_afterwards_and_all_others_rows_are_as_before(
     for each in open_storage(URI).list() if flags else ():
         (world / each.name.join(["lake/", ""])).parent.mkdir(parents=True, exist_ok=True)
         (world / "lake" / each.name).write_bytes(open_storage(URI).read(each.name).content)
-    assert (others_rows(world), holders(world)) == (before, set())
+    assert (others_rows(world), holders(world), rows_of_windows(world)) == (before, set(), 0)
     assert [path.name for path in (world / "work").iterdir()] == ["r2"]
     assert forget(world, "--yes") == 0
     assert "no row, outcome, incident or run holds the user" in capsys.readouterr().out

@@ -73,7 +73,7 @@ def _check_evidence(*folders):
         for i, (served, other) in enumerate(zip(r.scores, r.shadow_scores))
     ]
     assert list(zip(found.labels.tolist(), found.stable.tolist(), found.canary.tolist())) == expected
-    assert len(np.unique(found.requests)) * ROWS == len(expected)
+    assert len(np.unique(found.groups)) * ROWS == len(expected)
 
 
 def test_evidence_reads_every_pair_before_during_and_after_the_upload(places):

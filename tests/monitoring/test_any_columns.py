@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from components.contracts.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions
-from components.contracts.raw_rows import category_matrix, lake_types, raw_types
+from components.contracts.metrics import user_quality
+from components.contracts.raw_rows import ColumnNames, category_matrix, lake_types, raw_types
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import PredictionBatch
@@ -28,6 +29,9 @@ from components.storage.folder import FolderObjects
 from components.store.archived_rows import arrow_schema
 from components.validation.reference import ReferenceCounter
 from monitoring.backtest.archived_requests import read_requests
+from monitoring.backtest.incident import record, replay
+from monitoring.backtest.judging import judge_requests
+from monitoring.backtest.settings import write_judging
 from monitoring.drift.comparison import compare
 from monitoring.drift.layout import Layout
 from monitoring.drift.settings import DriftSettings
@@ -37,7 +41,8 @@ from monitoring.memory.intake import read_record
 from monitoring.monitor import Monitor
 from monitoring.rows import ArchiveRow
 from monitoring.showing.metrics import metrics_page
-from tests.support.monitors import START, WINDOW, Bench, prediction, publish
+from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
+from tests.support.recommenders import accept_into
 
 SHOPS = [
     Features(numeric=("price",), categorical=("item", "shop")),
@@ -263,3 +268,39 @@ def test_the_metrics_of_two_recommenders_monitors_are_the_same_series_with_anoth
         series[name] = {(sample.name, *sample.labels.items()) for sample in found}
     assert series["click_model"] == series["shop"]
     assert len(series["shop"]) > 30
+
+
+def test_rows_of_one_user_are_alike_also_after_a_kill_in_a_backtest_and_in_an_incident(tmp_path):
+    shop, form = Recommender(name="shop", features=SHOPS[0], data=ColumnNames(user="shop")), RecordFormat(SHOPS[0])
+    rules = {"policies": "threshold", "auc_threshold": 0.7, "min_clicks": 1, "window_rows": 60, "decide_seconds": 5.0}
+    b = Bench(tmp_path, archive_roll_rows=50, **rules)
+    accept_into(b.settings.store, shop)
+    b.start(shop)
+    sent = [batch_of(SHOPS[0], 4, seed=i, time=START + i) for i in range(40)]
+    for i, batch in enumerate(sent):
+        batch.categorical[0, 1] = MISSING_CATEGORY
+        publish(b.log, batch, clicks(f"o{i}", [(f"r-{i}", i % 4, START + i + 1)]), form=form)
+        b.clock.now = START + i + 1
+        b.monitor.tick()
+        if i % 15 == 7:
+            b.start(shop)
+    b.clock.now += WINDOW + 5
+    b.monitor.tick()
+    b.monitor.stop()
+    lines = (b.settings.state / "decisions.jsonl").read_text().splitlines()
+    archive, judging = FolderObjects(b.settings.archive), b.settings.judging
+    replayed = {
+        user: [each.line() for each in judge_requests(read_requests(archive, user=user), judging)]
+        for user in ("shop", None)
+    }
+    assert lines == replayed["shop"]
+    assert lines != replayed[None]
+    kpis = list(judge_requests(read_requests(archive, user="shop"), judging))[-1].kpis
+    users, labels = np.array([each.categorical[1:, 1] for each in sent[-15:]]), np.zeros((15, 4), int)
+    labels[np.arange(15), np.arange(25, 40) % 4] = 1
+    scores = np.array([each.scores[1:] for each in sent[-15:]])
+    assert kpis.gauc == user_quality(labels[:, 1:].ravel(), scores.ravel(), users=users.ravel()).gauc
+    write_judging(b.settings.state, judging)
+    record(tmp_path / "it", state=b.settings.state, archive=archive, store=b.settings.store)
+    assert replay(tmp_path / "it").first_difference is None
+    b.close()

@@ -51,6 +51,18 @@ def draw(random: Generator, traffic: ClickTraffic, *, rows: int, auc: float) -> 
     return MaturedRows(labels=labels.astype(np.uint8), scores=scores, groups=groups)
 
 
+def draw_returning(random: Generator, *, users: int, requests: int) -> tuple[MaturedRows, NDArray[np.int64]]:
+    """Requests of four rows, as many of each user, in any order; and the user of each row.
+
+    Of what a user tends to do the score knows nothing, and it has a bias of its own for each user.
+    """
+    user = np.repeat(random.permutation(np.arange(requests) % users), 4)
+    known, (tendency, bias) = random.normal(-1.0, 1.0, 4 * requests), random.normal(0.0, 1.0, (2, users))
+    labels = random.random(4 * requests) < 1.0 / (1.0 + np.exp(-known - tendency[user]))
+    scores = (1.0 / (1.0 + np.exp(-known - bias[user]))).astype(np.float32)
+    return MaturedRows(labels=labels.astype(np.uint8), scores=scores, groups=np.repeat(np.arange(requests), 4)), user
+
+
 def joined(first: MaturedRows, second: MaturedRows) -> MaturedRows:
     """`second` after `first`."""
     return MaturedRows(

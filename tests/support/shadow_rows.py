@@ -15,6 +15,7 @@ TYPES = {
     "score": pa.float32(),
     "shadow_version": pa.int32(),
     "shadow_score": pa.float32(),
+    "user": pa.int64(),
 }
 
 

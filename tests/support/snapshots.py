@@ -28,6 +28,7 @@ KPIS = Kpis(
     conversion_rate=0.02,
     hit_rate=0.5,
     ndcg=0.4,
+    gauc=0.7,
 )
 EMPTY = Kpis(
     version=4, rows=9, clicks=0, auc=None, auc_low=None, auc_high=None, log_loss=0.1, calibration=None, ctr=0.0

@@ -62,7 +62,9 @@ Fetch = Callable[[str], str]
 """The metrics text of host:port."""
 
 
-def read_pairs(places: Sequence[Objects], *, stable: int, canary: int, since: datetime, most: int) -> Pairs:
+def read_pairs(
+    places: Sequence[Objects], *, stable: int, canary: int, since: datetime, most: int, user: str | None = None
+) -> Pairs:
     """The oldest pairs of two versions in `places` with an event time of `since` or later.
 
     A file may move from the archive to the lake meanwhile: name the archive first, and it is seen at least once.
@@ -73,22 +75,23 @@ def read_pairs(places: Sequence[Objects], *, stable: int, canary: int, since: da
         canary: Version of the canary.
         since: When the canary began, with its time zone.
         most: Number of pairs that are wanted at most; memory grows with it and not with the lake.
+        user: Column of the users; None = the recommender names none.
 
     Raises:
         ContractError: a file is damaged.
         TemporaryError, PermanentError: the bucket cannot be read.
     """
     types = {**raw_rows.ROW_TYPES, **raw_rows.SHADOW_TYPES}
-    schema = arrow_schema({name: types[name] for name in COLUMNS})
+    schema = arrow_schema({name: types[name] for name in COLUMNS} | ({} if user is None else {user: "int64"}))
     found = [schema.empty_table()]
     first_day = since.astimezone(timezone.utc).date().isoformat()
     for place in places:
         for archived in archived_files(place, first_day=first_day):
-            if (rows := _shadow_rows(archived)) is not None:
-                found.append(_rows_of_pair(rows.cast(schema), stable=stable, canary=canary, since=since))
+            if (rows := _shadow_rows(archived, schema)) is not None:
+                found.append(_rows_of_pair(rows, stable=stable, canary=canary, since=since))
                 if sum(table.num_rows for table in found) > 4 * most:
                     found = [_oldest(found, most)]
-    return _paired(_oldest(found, most), stable).first(most)
+    return _paired(_oldest(found, most), stable, user).first(most)
 
 
 def _rows_of_pair(rows: Any, *, stable: int, canary: int, since: datetime) -> Any:
@@ -105,17 +108,23 @@ def _oldest(tables: Sequence[Any], most: int) -> Any:
     return pa.concat_tables(tables).sort_by([(key, "ascending") for key in keys]).slice(0, 2 * most)
 
 
-def _shadow_rows(archived: ArchivedFile) -> Any:
-    """The columns of one file; None where it holds no shadow scores, or has moved on."""
+def _shadow_rows(archived: ArchivedFile, schema: Any) -> Any:
+    """The columns of one file; None where it holds no shadow scores, or has moved on. Users may have come later."""
     try:
         with archived.opened() as file:
-            has_shadow = raw_rows.SHADOW_SCORE in file.schema_arrow.names
-            return file.read(columns=list(COLUMNS)) if has_shadow else None
+            if raw_rows.SHADOW_SCORE not in file.schema_arrow.names:
+                return None
+            rows = file.read(columns=[name for name in schema.names if name in file.schema_arrow.names])
     except MovedAway:
         return None
+    columns = [
+        rows[each.name].cast(each.type) if each.name in rows.column_names else pa.nulls(len(rows), each.type)
+        for each in schema
+    ]
+    return pa.table(columns, schema=schema)
 
 
-def _paired(rows: Any, stable: int) -> Pairs:
+def _paired(rows: Any, stable: int, user: str | None) -> Pairs:
     """Both arms' scores of rows sorted by time; of rows with one identity the first stays."""
     requests, codes = np.unique(rows[raw_rows.REQUEST_ID].to_numpy().astype(str), return_inverse=True)
     codes = codes.reshape(-1).astype(np.int64)
@@ -124,11 +133,14 @@ def _paired(rows: Any, stable: int) -> Pairs:
     at = np.sort(first)
     served, shadow = (rows[name].to_numpy()[at] for name in (raw_rows.SCORE, raw_rows.SHADOW_SCORE))
     by_stable = rows[raw_rows.MODEL_VERSION].to_numpy()[at] == stable
+    groups = codes
+    if user is not None:  # whose category is at least 0
+        groups = pc.coalesce(rows[user], pa.array(-1 - codes)).to_numpy()
     return Pairs(
         labels=rows[raw_rows.LABEL].to_numpy()[at].astype(np.uint8),
         stable=np.where(by_stable, served, shadow).astype(np.float32),
         canary=np.where(by_stable, shadow, served).astype(np.float32),
-        requests=codes[at],
+        groups=groups[at],
     )
 
 

@@ -3,15 +3,16 @@
 Outcomes are judged by all pairs since the canary began: both arms scored them, whatever its share was. Looks are
 planned: after `min_pairs` pairs and each time they have doubled, always on the oldest so many, so that asking often, or
 again after a crash, is not looking often. A loss is a significant one if the one-sided test of the AUC difference
-(paired DeLong, rows of one request together) or of the mean log loss difference is below alpha / (looks * 2):
-Bonferroni, which holds however looks and metrics depend on each other, so an equal model is aborted with probability
-`alpha` at most over the canary's whole life. (O'Brien and Fleming's bounds would cost less power, but need independent
-increments, which rows that mature by request and day are not sure to have.) Both tests take means as normal, so clicks
-of `MIN_REQUESTS` requests must be there, however many rows are: by three clicks, one equal model in thirty would be
-aborted at its first look. It grows when both losses are shown to be within their margins, each at a part of
-`growth_alpha` one-sided, which over all looks add up to it; both must hold, so they need no further correction. A look
-has its part in proportion to its pairs, because the late looks decide. What is undecided at the last look is taken
-back. A canary whose requests make too few pairs for its looks waits for a person, or for a later candidate that passes.
+(paired DeLong) or of the mean log loss difference, rows of one user (else of one request) together, is below alpha /
+(looks * 2): Bonferroni, which holds however looks and metrics depend on each other, so an equal model is aborted with
+probability `alpha` at most over the canary's whole life. (O'Brien and Fleming's bounds would cost less power, but need
+independent increments, which rows that mature by request and day are not sure to have.) Both tests take means as
+normal, so clicks of `MIN_REQUESTS` requests must be there, however many rows are: by three clicks, one equal model in
+thirty would be aborted at its first look. It grows when both losses are shown to be within their margins, each at a
+part of `growth_alpha` one-sided, which over all looks add up to it; both must hold, so they need no further correction.
+A look has its part in proportion to its pairs, because the late looks decide. What is undecided at the last look is
+taken back. A canary whose requests make too few pairs for its looks waits for a person, or for a later candidate that
+passes.
 
 Errors are tested at every step: the test of `sequential_binomial` stays valid under any number of looks. Latency is a
 bound on the ratio of means and no test: Triton's counters have no medians and no spread. It is the time in the model of
@@ -59,8 +60,8 @@ class Pairs:
     """[n] probabilities by the stable version, whether served or in the shadow."""
     canary: NDArray[np.float32]
     """[n] probabilities by the canary."""
-    requests: NDArray[np.int64]
-    """[n] number of the request that a row belongs to, from 0."""
+    groups: NDArray[np.int64]
+    """[n] category of the user that a row belongs to, or a number of the request, below 0 where there are users."""
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -72,7 +73,7 @@ class Pairs:
             labels=self.labels[:num_rows],
             stable=self.stable[:num_rows],
             canary=self.canary[:num_rows],
-            requests=self.requests[:num_rows],
+            groups=self.groups[:num_rows],
         )
 
 
@@ -339,11 +340,11 @@ def _judge_differences(
 def measure_differences(pairs: Pairs) -> tuple[ArmDifference, ArmDifference] | None:
     """AUC and mean log loss, canary minus stable; None where either has no standard error to be trusted."""
     clicked = pairs.labels == 1
-    if min(len(np.unique(pairs.requests[which])) for which in (clicked, ~clicked)) < MIN_REQUESTS:
+    if min(len(np.unique(pairs.groups[which])) for which in (clicked, ~clicked)) < MIN_REQUESTS:
         return None
-    auc = auc_difference(pairs.labels, pairs.canary, pairs.stable, groups=pairs.requests)
+    auc = auc_difference(pairs.labels, pairs.canary, pairs.stable, groups=pairs.groups)
     more = row_log_losses(pairs.labels, pairs.canary) - row_log_losses(pairs.labels, pairs.stable)
-    deviation = grouped_deviation((more, group_numbers(pairs.requests, len(pairs))))
+    deviation = grouped_deviation((more, group_numbers(pairs.groups, len(pairs))))
     if auc is None or deviation is None:
         return None
     return ArmDifference(auc.auc, auc.standard_error), ArmDifference(float(more.mean()), deviation.standard_error)

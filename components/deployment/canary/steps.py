@@ -47,6 +47,7 @@ from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.store.models import graph_folder, release_path
 from components.store.promotion_journal import Promotion, canary_at_work
+from components.store.recommenders import logged_recommender
 from components.store.traffic_plan import DRAIN_SECONDS, Arm, Baseline, TrafficPlan
 
 logger = logging.getLogger(__name__)
@@ -412,12 +413,14 @@ def _judge(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryJudgement
     """What the rules make of the canary's evidence so far, and whether servers have counted without a baseline."""
     assert plan.canary is not None
     seen, unread = _read_counters(plan, settings)
+    recommender = logged_recommender(settings.site.store)
     pairs = read_pairs(
         settings.evidence,
         stable=plan.stable.version,
         canary=plan.canary.version,
         since=_began(plan, settings.site.store),
         most=settings.policy.looks[-1],
+        user=recommender.data.user if recommender else None,
     )
     counts = None if seen is None else counts_since(plan.baseline, seen)
     found = judge(pairs, counts, settings.policy, unread=unread)

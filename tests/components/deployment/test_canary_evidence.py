@@ -26,22 +26,32 @@ from components.storage.folder import FolderObjects
 from components.store.traffic_plan import Arm
 from tests.support.shadow_rows import write_shadow_rows
 
-COLUMNS = ("request_id", "row", "event_time", "label", "model_version", "score", "shadow_version", "shadow_score")
+COLUMNS = (
+    "request_id",
+    "row",
+    "event_time",
+    "label",
+    "model_version",
+    "score",
+    "shadow_version",
+    "shadow_score",
+    "user",
+)
 BEGIN = datetime(2026, 1, 1, 23, 59, 30, tzinfo=timezone.utc)
 STABLE, CANARY = Arm(model_name="click_model", version=3), Arm(model_name="click_model_canary", version=4)
 
 
 def write(path, rows, *, shadow=True):
-    """`rows`: (request, row, seconds after BEGIN, label, version, score, shadow version, shadow score)."""
+    """`rows`: (request, row, seconds after BEGIN, label, version, score, shadow version, shadow score[, user])."""
     columns = dict(zip(COLUMNS, zip(*rows)))
     columns["event_time"] = [BEGIN + timedelta(seconds=seconds) for seconds in columns["event_time"]]
     kept = {name: values for name, values in columns.items() if shadow or not name.startswith("shadow")}
     write_shadow_rows(path, **kept)
 
 
-def read(*folders, at=BEGIN, most=1_000):
+def read(*folders, at=BEGIN, most=1_000, user=None):
     places = [FolderObjects(each) if isinstance(each, Path) else each for each in folders]
-    return read_pairs(places, stable=3, canary=4, since=at, most=most)
+    return read_pairs(places, stable=3, canary=4, since=at, most=most, user=user)
 
 
 def test_no_files_are_no_pairs(tmp_path):
@@ -57,7 +67,17 @@ def test_both_directions_are_distinguished_and_sorted_by_time(tmp_path):
     assert found.labels.tolist() == [1, 0, 1]
     assert found.stable.tolist() == [0.625, 0.75, 0.25]
     assert found.canary.tolist() == [0.375, 0.125, 0.5]
-    assert found.requests.tolist() == [0, 0, 1]
+    assert found.groups.tolist() == [0, 0, 1]
+
+
+def test_rows_of_one_user_are_one_group_and_those_of_an_unknown_one_are_their_requests(tmp_path):
+    scored = (3, 0.5, 4, 0.25)
+    rows = [("a", 0, 1, 1, *scored, 7), ("b", 0, 2, 0, *scored, 7), *(("c", i, 3, 0, *scored, None) for i in (0, 1))]
+    write(tmp_path / "day=2026-01-01" / "a.parquet", [*rows, ("d", 0, 4, 1, *scored, 8)])
+    write(tmp_path / "day=2026-01-02" / "before_users.parquet", [("e", 0, 40, 1, *scored)])
+    groups = read(tmp_path, user="user").groups.tolist()
+    assert groups == [7, 7, groups[2], groups[2], 8, groups[5]]
+    assert groups[2] < 0 > groups[5] != groups[2]
 
 
 def test_no_more_pairs_are_held_than_the_last_look_asks_for_and_they_are_the_oldest(tmp_path, monkeypatch):
@@ -77,7 +97,7 @@ def test_no_more_pairs_are_held_than_the_last_look_asks_for_and_they_are_the_old
     found = read(archive, lake, most=25)
     assert (len(whole), len(found), max(held) <= 5 * 25) == (500, 25, True)
     assert found.stable.tolist() == whole.stable.tolist()[:25]
-    assert found.requests.tolist() == whole.requests.tolist()[:25]
+    assert found.groups.tolist() == whole.groups.tolist()[:25]
 
 
 def test_rows_of_other_versions_other_times_and_no_shadow_are_no_pairs(tmp_path):

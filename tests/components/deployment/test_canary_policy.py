@@ -45,7 +45,7 @@ def world(seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary
         labels=(random.random(num_pairs) < expit(truth)).astype(np.uint8),
         stable=expit(truth + shared(stable_noise)).astype(np.float32),
         canary=expit(truth + canary_shift + shared(canary_noise)).astype(np.float32),
-        requests=requests,
+        groups=requests,
     )
 
 
@@ -149,7 +149,7 @@ def test_what_is_undecided_at_the_last_look_is_taken_back():
     [
         {"labels": np.zeros(1000, np.uint8)},
         {"labels": np.ones(1000, np.uint8)},
-        {"requests": np.zeros(1000, np.int64)},
+        {"groups": np.zeros(1000, np.int64)},
     ],
     ids=["no click", "only clicks", "one request"],
 )

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from components.contracts.metrics import auc_estimate
 from monitoring.deciding.policies import PolicySettings, SequentialPolicy
 from monitoring.deciding.policy import Action, Baseline
-from tests.support.click_streams import ClickTraffic, draw, first_run, joined
+from tests.support.click_streams import ClickTraffic, draw, draw_returning, first_run, joined
 from tests.support.evidence import evidence_of, rows_of
 
 GOOD, FALLEN, ALPHA = 0.80, 0.70, 0.05
@@ -28,6 +29,20 @@ def test_of_stationary_streams_at_most_alpha_alarm():
         found = first_run(SequentialPolicy(EDGE), stream, step=250, windows=None, gate_auc=GOOD)
         alarms += found is not None
     assert alarms <= 3, "P(more than 3 of 20 at 5 %) = 0.016; the seeds are fixed"
+
+
+def test_few_users_who_come_back_raise_no_more_alarms_where_the_gate_counted_theirs_as_alike():
+    """The gate sees 100 requests of 50 users, the monitor 5,000 of others; at the edge, where the bound is used up."""
+    alarms = {"users": 0, "requests": 0}
+    for number in range(60):
+        random = np.random.default_rng((5, number))
+        held_out, users = draw_returning(random, users=50, requests=100)
+        stream, _ = draw_returning(random, users=50, requests=5_000)
+        for name, groups in (("users", users), ("requests", held_out.groups)):
+            low = auc_estimate(held_out.labels, held_out.scores, groups=groups).low
+            alarms[name] += first_run(SequentialPolicy(EDGE), stream, step=800, windows=None, gate_auc=low) is not None
+    assert alarms["users"] <= 7, "P(more than 7 of 60 at 5 %) = 0.01; the seeds are fixed"
+    assert alarms["requests"] > alarms["users"]
 
 
 def test_every_fall_is_detected():

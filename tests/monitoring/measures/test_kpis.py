@@ -14,6 +14,7 @@ from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 from components.contracts import metrics
 from monitoring.measures.kpis import measure, measure_version
 from monitoring.measures.window import MAX_VERSIONS, RANKING_K, RowWindow, VersionWindows
+from tests.support.click_streams import draw_returning
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish
 
 
@@ -105,6 +106,24 @@ def test_auc_equals_scikit_learn_on_the_tail_after_every_update(batch_rows):
             assert kpis.log_loss == pytest.approx(log_loss(tail_labels, clipped), abs=1e-9)
         else:
             assert kpis.auc is None
+
+
+def test_the_interval_holds_for_users_who_come_back_and_not_for_their_requests_alone():
+    """50 users with 20 requests each, of 100 populations; the truth is the AUC over users who come once."""
+    random, held = np.random.default_rng(6), {"users": 0, "requests": 0}
+    everybody, _ = draw_returning(random, users=250_000, requests=250_000)
+    truth = roc_auc_score(everybody.labels, everybody.scores)
+    for _ in range(100):
+        rows, users = draw_returning(random, users=50, requests=1_000)
+        for name in held:
+            window = RowWindow(4_000)
+            for at in range(0, 4_000, 4):
+                of_users = users[at : at + 4] if name == "users" else None
+                window.update(rows.labels[at : at + 4], rows.scores[at : at + 4], of_users)
+            kpis = measure(1, window)
+            held[name] += kpis.auc_low <= truth <= kpis.auc_high
+    assert held["users"] >= 90
+    assert held["requests"] <= 75
 
 
 @pytest.mark.parametrize("label", [0, 1])

@@ -12,7 +12,7 @@ from tests.support.snapshots import EMPTY, FULL, KPIS, samples
 
 NAMES = """
 rolling_auc rolling_auc_low rolling_auc_high log_loss normalized_entropy calibration calibration_error click_rate
-conversion_rate hit_rate ndcg window_rows window_clicks records_total retrain_requests_total drift_distance drifted
+conversion_rate gauc hit_rate ndcg window_rows window_clicks records_total retrain_requests_total drift_distance drifted
 outlying drift_checks_total open_auc open_auc_low open_auc_high decision last_record_timestamp_seconds
 serving_version log_backlog log_read_up_to_timestamp_seconds log_connected pending_rows info
 last_turn_timestamp_seconds auc_threshold last_decision_timestamp_seconds retrain_budget retrain_budget_left
