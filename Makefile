@@ -6,6 +6,7 @@
 # make images               every image, tagged by git revision, with docker or podman (REGISTRY=... PUSH=1 DIRTY=1 DRY_RUN=1)
 # make client-wheel         the inference client as one wheel for other services, in build/wheels (docs/log-from-your-service.md)
 # make benchmark-training   training's speed against named peers in one run (BENCHMARK_FLAGS=--quick: two minutes)
+# make benchmark-lists      what a list costs in the served graph, beside as many flat columns (a minute)
 # make benchmark-quality    AUC, log loss and calibration of first models beside named peers (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-freshness  AUC gained by retraining more often, and its cost (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-serving    serving's latency and rows/s against named peers in one run (BENCHMARK_FLAGS=--quick: three minutes)
@@ -26,7 +27,7 @@ export ORT_DISABLE_TELEMETRY := 1
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help python environments demo test test-images check manifests images client-wheel benchmarks benchmark-training \
-	benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies \
+	benchmark-lists benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies \
 	benchmark-gate benchmark-round benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock clean
 
 help:
@@ -106,12 +107,15 @@ client-wheel: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=driver
 	@exec $(DRIVER) -m pipelines.client_wheel --output build/wheels
 
-benchmarks: benchmark-training benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor \
+benchmarks: benchmark-training benchmark-lists benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor \
 	benchmark-policies benchmark-gate benchmark-extraction benchmark-validation benchmark-preprocessing benchmark-round
 
 benchmark-training: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=benchmarks
 	@exec .venvs/benchmarks/bin/python -m benchmarks.training $(BENCHMARK_FLAGS)
+
+benchmark-lists: environments
+	@exec .venvs/training/bin/python -m benchmarks.list_lookup $(BENCHMARK_FLAGS)
 
 benchmark-quality: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=benchmarks

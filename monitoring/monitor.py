@@ -87,8 +87,7 @@ class Monitor:
         self._exposition = exposition or Exposition()
         self.journal = Journal(settings.state, clock)
         self._form = RecordFormat(recommender.features)
-        user = recommender.data.user
-        self._user_place = None if user is None else recommender.features.categorical.index(user)
+        self._user_place = recommender.user_place
         self._archive = _open_archive(settings, store, form=self._form, checkpoint=checkpoint)
         self.acting = self._make_acting(trigger)
         self.retraining = self.acting.retraining

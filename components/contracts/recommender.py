@@ -107,6 +107,11 @@ class Recommender:
         return (self.data.user, *lists)
 
     @property
+    def user_place(self) -> int | None:
+        """The place of the user on the categorical axis of tensors; None where no feature says who saw a row."""
+        return None if self.data.user is None else self.features.categorical.index(self.data.user)
+
+    @property
     def digest(self) -> str:
         """SHA-256 of `dumps`."""
         return hashlib.sha256(self.dumps()).hexdigest()

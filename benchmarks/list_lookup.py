@@ -1,0 +1,109 @@
+"""What a list costs in the served graph, beside as many flat columns: `make benchmark-lists`.
+
+Three graphs are run in turns by ONNX Runtime, without a server: 26 columns; the same and a list of up to 20 elements of
+the first column, pooled by mean; the same and 20 flat columns with vocabularies of their own. The list gives the
+network one vector more, the flat columns give it 20. Prints the time of an answer; writes all of it as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from benchmarks.command import benchmark_parser, documented
+from benchmarks.spread import Target, spread
+from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
+from components.contracts.serving import named_inputs
+from components.contracts.workflow import FeatureWorkflow
+from components.deployment.graph.export import write_graph
+from components.deployment.graph.parity import open_graph
+from components.models.configs import DcnConfig
+from components.models.network import build_network, export_onnx
+from components.store.models import GRAPH_FILE
+
+_COLUMNS = tuple(f"c{i}" for i in range(26))
+_LENGTH, _CATEGORIES, _WIDTH = 20, 10_000, 16
+CONTESTANTS = {
+    "columns": Features(numeric=(), categorical=_COLUMNS),
+    "list": Features(
+        numeric=(),
+        categorical=_COLUMNS,
+        lists=("last",),
+        list_options={"last": ListOptions(max=_LENGTH, table="c0", pool="mean")},
+    ),
+    "flat": Features(numeric=(), categorical=(*_COLUMNS, *(f"flat{i}" for i in range(_LENGTH)))),
+}
+_BATCHES = (1, 64, 1024)
+_ROUNDS, _QUICK_ROUNDS = 15, 3
+_SECONDS, _QUICK_SECONDS = 0.4, 0.05
+"""Of each graph in a round."""
+
+
+class Contestant:
+    """One graph, and rows that it is asked for."""
+
+    def __init__(self, features: Features, folder: Path) -> None:
+        """Writes and opens the graph; its weights are drawn, since speed does not depend on what they learned."""
+        random = np.random.default_rng(7)
+        workflow = FeatureWorkflow(
+            features=features,
+            vocabularies=tuple(np.arange(_CATEGORIES) for _ in features.slots),
+            means=np.zeros(0, np.float32),
+            stds=np.ones(0, np.float32),
+            frequency_threshold=1,
+        )
+        vectors = len(features.vector_names)
+        config = DcnConfig(num_dense=0, num_categorical=vectors, embedding_dim=_WIDTH, num_cross_layers=3)
+        table = random.normal(0, 0.1, (sum(workflow.slot_sizes), _WIDTH)).astype(np.float32)
+        network = onnx.load_from_string(export_onnx(build_network(config).eval(), config))
+        write_graph(folder, workflow, [table], network=network, name="benchmark")
+        self._session = open_graph(folder / GRAPH_FILE)
+        self._rows = random.integers(0, _CATEGORIES, (max(_BATCHES), len(features.place_names)))
+        for start, stop, _ in features.places.lists:
+            lengths = random.integers(0, stop - start + 1, (len(self._rows), 1))
+            self._rows[:, start:stop][np.arange(stop - start) >= lengths] = MISSING_CATEGORY
+
+    def answer_ms(self, num_rows: int, seconds: float) -> float:
+        """Mean time of an answer to `num_rows` rows, milliseconds."""
+        inputs = named_inputs(np.zeros((num_rows, 0), np.float32), self._rows[:num_rows])
+        self._session.run(None, inputs)
+        count, began = 0, time.perf_counter()
+        while (passed := time.perf_counter() - began) < seconds:
+            self._session.run(None, inputs)
+            count += 1
+        return 1000 * passed / count
+
+
+def measure(num_rows: int, contestants: dict[str, Contestant], *, is_quick: bool) -> dict[str, Any]:
+    """The figures of one size of batch."""
+    rounds, seconds = (_QUICK_ROUNDS, _QUICK_SECONDS) if is_quick else (_ROUNDS, _SECONDS)
+    taken: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, each in contestants.items():
+            taken[name].append(each.answer_ms(num_rows, seconds))
+    ratio = [with_list / flat for with_list, flat in zip(taken["list"], taken["flat"])]
+    for name, values in taken.items():
+        print(f"{num_rows} rows, {name}: {spread(values).shown()} ms")
+    target = Target(f"{num_rows} rows: list over flat columns", spread(ratio), 1.0)
+    target.print()
+    return {"rows": num_rows, "ms": {name: spread(values) for name, values in taken.items()}, "ratio": spread(ratio)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and writes the document."""
+    flags = benchmark_parser("list_lookup", __doc__, quick="shorter rounds").parse_args(argv)
+    with documented(flags) as document, tempfile.TemporaryDirectory() as folder:
+        contestants = {name: Contestant(each, Path(folder) / name) for name, each in CONTESTANTS.items()}
+        document["batches"] = [measure(each, contestants, is_quick=flags.quick) for each in _BATCHES]
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
