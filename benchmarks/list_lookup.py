@@ -46,7 +46,7 @@ _SECONDS, _QUICK_SECONDS = 0.4, 0.05
 """Of each graph in a round."""
 
 
-class Contestant:
+class TimedGraph:
     """One graph, and rows that it is asked for."""
 
     def __init__(self, features: Features, folder: Path) -> None:
@@ -81,7 +81,7 @@ class Contestant:
         return 1000 * passed / count
 
 
-def measure(num_rows: int, contestants: dict[str, Contestant], *, is_quick: bool) -> dict[str, Any]:
+def measure(num_rows: int, contestants: dict[str, TimedGraph], *, is_quick: bool) -> dict[str, Any]:
     """The figures of one size of batch."""
     rounds, seconds = (_QUICK_ROUNDS, _QUICK_SECONDS) if is_quick else (_ROUNDS, _SECONDS)
     taken: dict[str, list[float]] = {name: [] for name in contestants}
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures and writes the document."""
     flags = benchmark_parser("list_lookup", __doc__, quick="shorter rounds").parse_args(argv)
     with documented(flags) as document, tempfile.TemporaryDirectory() as folder:
-        contestants = {name: Contestant(each, Path(folder) / name) for name, each in CONTESTANTS.items()}
+        contestants = {name: TimedGraph(each, Path(folder) / name) for name, each in CONTESTANTS.items()}
         document["batches"] = [measure(each, contestants, is_quick=flags.quick) for each in _BATCHES]
     return 0
 
