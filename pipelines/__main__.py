@@ -323,10 +323,14 @@ def _run_model(arguments: argparse.Namespace) -> int:
 
 def _run_journal(arguments: argparse.Namespace) -> int:
     from components.storage.uris import typed_folder
+    from components.store.promotion_journal import JOURNAL_FILE
     from pipelines.models import print_live_at, print_models
     from pipelines.runs import print_runs
 
     store = typed_folder(arguments.store, "--store")
+    known = ("models", "runs", "recommender", JOURNAL_FILE)
+    if any(store.iterdir()) and not any((store / name).exists() for name in known):
+        raise ContractError(f"--store {store} holds none of {', '.join(known)}, expected a model store")
     if arguments.command == "runs":
         print_runs(store, as_json=arguments.json)
     elif arguments.command == "live-at":

@@ -19,10 +19,13 @@ from components.storage.uris import typed_folder, typed_uri
 from components.store.recommenders import logged_recommender
 from monitoring.backtest.archived_requests import Span, parse_time, read_requests
 from monitoring.backtest.judging import Backtest, backtest, judge_requests, no_reference
-from monitoring.backtest.settings import JudgingSettings
+from monitoring.backtest.settings import JudgingSettings, read_judging
 from monitoring.deciding.judging import no_baseline
 from monitoring.flags import build_parser, expect, flat_values, make_settings, settings_of
 from monitoring.released_models import ReleasedModels
+
+FEW_POINTS = 20
+"""Decision points below which a backtest says little of its policies: it warns."""
 
 
 @exits_with_code
@@ -31,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     values = vars(arguments)
     names = settings_of(JudgingSettings)
-    settings = make_settings(JudgingSettings, **{name: value for name, value in values.items() if name in names})
+    known = flat_values(read_judging(typed_folder(arguments.state, "--state"))) if arguments.state else {}
+    settings = make_settings(JudgingSettings, **known | {name: values[name] for name in values.keys() & names.keys()})
     expect(arguments, "at least 0", lambda value: value >= 0, "run_seconds")
     archive = open_objects(typed_uri(arguments.archive))
     store = typed_folder(arguments.store, "--store") if arguments.store else None
@@ -49,6 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             features=features,
         )
         backtests.append(backtest(judgements, of_run, run_seconds=arguments.run_seconds, drift_at=arguments.drift_at))
+    if (fewest := min(each.decision_points for each in backtests)) < FEW_POINTS:
+        said = (
+            f"labels wait {settings.judge.attribution_window_seconds:g} s, points {settings.judge.decide_seconds:g} s"
+        )
+        hint = "" if arguments.state else "; --state takes the settings of the monitor that recorded them"
+        print(
+            f"only {fewest} decision points, expected {FEW_POINTS} or more to tell policies: {said}{hint}",
+            file=sys.stderr,
+        )
     if arguments.json:
         print(json.dumps([asdict(each) for each in backtests], indent=2, allow_nan=False))
     else:
@@ -64,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, help=text, **{"default": None, **options})
 
     add("--policy", "like --policies; repeated, to compare them on the same records", action="append", metavar="NAMES")
+    add("--state", "state folder of a monitor: its settings in place of the defaults", metavar="DIR")
     add("--store", "model store: what the gate measured, what models learned from", metavar="DIR")
     add("--start", "first event time, ISO 8601 or seconds", type=parse_time, metavar="TIME")
     add("--end", "event time to stop before", type=parse_time, metavar="TIME")

@@ -67,6 +67,14 @@ def test_demo_refuses_a_folder_that_it_did_not_write(tmp_path, capsys):
     assert (tmp_path / "thesis.txt").exists()
 
 
+@pytest.mark.parametrize("command", ["models", "runs"])
+def test_a_folder_that_is_no_store_is_refused_and_an_empty_one_is_a_store_of_nothing(command, tmp_path, capsys):
+    assert main([command, "--store", str(tmp_path)]) == 0
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert main([command, "--store", str(tmp_path)]) == 2
+    assert "holds none of models, runs, recommender, journal.jsonl, expected a model store" in capsys.readouterr().err
+
+
 def test_room_of_an_environment_that_was_not_built_says_which(tmp_path, monkeypatch, capsys):
     from pipelines import __main__ as command
 

@@ -13,7 +13,7 @@ from components.storage.locations import open_objects
 from monitoring.backtest.__main__ import main
 from monitoring.backtest.archived_requests import read_requests
 from monitoring.backtest.judging import backtest, judge_requests
-from monitoring.backtest.settings import JudgingSettings
+from monitoring.backtest.settings import JudgingSettings, write_judging
 from monitoring.deciding.policy import Action, Decision, DecisionPoint
 from monitoring.flags import make_settings
 from monitoring.measures.kpis import Kpis
@@ -92,6 +92,18 @@ def test_the_command_compares_policies_on_one_archive(ran, capsys):
     assert told["decision_points"] == len(lines)
     assert main(command) == 0
     assert "threshold" in capsys.readouterr().out
+
+
+def test_it_judges_by_a_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp_path, capsys):
+    write_judging(tmp_path, ran.settings)
+    told = []
+    for flags in (FLAGS, [f"--state={tmp_path}"], ["--policies=threshold", "--auc-threshold=0.7"]):
+        assert main([str(ran.archive), "--json", *flags]) == 0
+        told.append(capsys.readouterr())
+    assert json.loads(told[0].out)[0]["decision_points"] >= 20
+    assert (told[1].out, told[1].err) == (told[0].out, "")
+    assert "decision points, expected 20 or more to tell policies: labels wait 1800 s" in told[2].err
+    assert "--state takes the settings" in told[2].err
 
 
 @pytest.mark.parametrize(
