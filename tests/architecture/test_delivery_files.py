@@ -155,19 +155,9 @@ def test_every_image_of_ours_that_a_manifest_names_is_built(overlay):
 def test_every_image_that_the_compiled_pipeline_names_is_built(backend, tmp_path):
     output = tmp_path / "pipeline.yaml"
     placement = REPOSITORY / "k8s" / "overlays" / "gke" / "placement.yaml"
-    line = [
-        sys.executable,
-        "-m",
-        "pipelines",
-        "compile",
-        "--placement",
-        placement,
-        "--backend",
-        backend,
-        "--tag",
-        REVISION,
-    ]
-    subprocess.run([*line, "--output", output], check=True, cwd=REPOSITORY, capture_output=True, timeout=120)
+    flags = {"placement": placement, "backend": backend, "tag": REVISION, "output": output}
+    words = [sys.executable, "-m", "pipelines", "compile", *(f"--{name}={value}" for name, value in flags.items())]
+    subprocess.run(words, check=True, cwd=REPOSITORY, capture_output=True, timeout=120)
     found = images_of(output.read_text())
     assert len(found) >= 7
     assert found <= {f"{registry_of('gke')}/{image_name(name)}:{REVISION}" for name in DOCKERFILES}

@@ -1,7 +1,7 @@
 """The images of steps and programs without Docker: what each Dockerfile says, and that what it copies is enough.
 
 The COPY lines are replayed into an empty folder, where the image's own code is then all there is. That the programs do
-their work there is `test_image_steps.py`'s; how images are built, `test_image_builds.py`'s.
+their work there is `test_containers.py`'s; how images are built, `test_image_builds.py`'s.
 """
 
 from __future__ import annotations
