@@ -68,8 +68,8 @@ class CategoricalOptions:
     it there again. The gate judges by this value as well, and the mean score of the rows so served is their click
     rate. A request may leave the feature out; a row that is logged without it teaches nothing of it."""
     embed: int | None = None
-    """Length of the vectors of its categories, at least 1; null = the model's `embedding_dim`. Of `dcn` trained with
-    PyTorch: a network that multiplies vectors with each other needs all of one length."""
+    """Length of the vectors of its categories, at least 1; null = the model's `embedding_dim`. Of `dcn`: a
+    network that multiplies vectors with each other needs all of one length."""
 
     def __post_init__(self) -> None:
         """Refuses vectors without a number."""
