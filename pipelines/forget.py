@@ -74,7 +74,7 @@ logger = logging.getLogger(__name__)
 PLACES = {
     "lake": "lake: folder, file:// or gs:// URI",
     "archive": "the monitor's archive",
-    "state": "the monitor's state folder: requests that are not archived yet",
+    "state": "the monitor's state folder: rows of its windows, and requests that are not archived yet",
     "incidents": "folder whose folders are recorded incidents",
     "work": "work folder of the pipeline's runs",
 }
@@ -429,12 +429,12 @@ def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
     quarantine = quarantine_folder(store)
     rows = [found for root in (open_objects(quarantine.as_uri()), *roots) for found in in_rows(root, user)]
     local = [local_path(root.uri) for root in roots if not is_bucket_uri(root.uri)]
-    first = [found for folder in (quarantine, *local, *folders.values()) for found in unfinished(folder)]
+    # Before all else: it refuses while a monitor runs.
+    first = list(in_windows(typed_folder(places["state"], "--state"), user)) if "state" in places else []
+    first += [found for folder in (quarantine, *local, *folders.values()) for found in unfinished(folder)]
     first += [found for root in roots for found in in_outcomes(root, user)]
     if incidents := folders.get("incidents"):
         first += in_folders((path.parent for path in incidents.glob(f"[!.]*/{INCIDENT}")), user, kind="incident")
-    if "state" in places:
-        first += in_windows(typed_folder(places["state"], "--state"), user)
     if work := folders.get("work"):
         runs = (path for path in work.iterdir() if path.is_dir() and not _UNFINISHED.fullmatch(path.name))
         first += in_folders(runs, user, kind="files of a run")
