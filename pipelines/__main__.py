@@ -48,7 +48,11 @@ ROOMS = {
     "backfill": ("components.extraction.backfill", (), "replace a past day of the lake by a new version of it"),
     "lineage": ("components.extraction.lineage", (), "which model saw which version of which day"),
     "forget": ("pipelines.forget", (), "name, or remove, all that holds a user; name the models that learnt it"),
-    "collect": ("pipelines.collect", (), "name, or remove, work and models that are old and that nothing goes back to"),
+    "collect": (
+        "components.store.collect",
+        (),
+        "name, or remove, work and models that are old and that nothing goes back to",
+    ),
     "verify": ("components.deployment.verify", (), "prove offline that a version answered as it was released"),
     "canary": ("components.deployment.canary", (), "give a new version a growing share of traffic, or take it back"),
     "controller": (

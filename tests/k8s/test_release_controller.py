@@ -17,6 +17,7 @@ import pytest
 from components.deployment.canary.__main__ import build_parser as canary_parser
 from components.deployment.controller import build_parser as controller_parser
 from components.deployment.servers import parse_urls
+from components.store.collect import build_parser as collect_parser
 from pipelines.images import image_name
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_for
@@ -90,15 +91,23 @@ def test_the_controller_starts_before_any_release_turns_green_and_ends_when_told
 def test_flags_are_ones_that_the_commands_take_and_addresses_ones_that_they_resolve(variant):
     controller = only_container(find(variant, "Deployment", "release-controller"))
     canary = only_container(find(variant, "CronJob", "canary"))
-    assert [controller["command"][2], canary["command"][2]] == [
+    collect = only_container(find(variant, "CronJob", "collect"))
+    assert [each["command"][2] for each in (controller, canary, collect)] == [
         "components.deployment.controller",
         "components.deployment.canary",
+        "components.store.collect",
     ]
-    for container in (controller, canary):
+    for container in (controller, canary, collect):
         assert container["image"].rsplit("/", 1)[-1].split(":")[0] == image_name("deployment")
     parsed = controller_parser().parse_args(controller["args"])
     step = canary_parser().parse_args([*canary["command"][3:], *canary["args"]])
     assert step.command == "step"
+    for manifest in (m for m in variant if m["kind"] == "CronJob" and m["metadata"]["name"].startswith("collect")):
+        container = only_container(manifest)
+        removes = collect_parser().parse_args(container["args"])
+        mounts = {mount["mountPath"]: mount["subPath"] for mount in container["volumeMounts"]}
+        assert mounts == {path: path.removeprefix("/evergreen/") for path in (removes.store, removes.work)}
+        assert removes.yes
     services = {m["metadata"]["name"] for m in variant if m["kind"] == "Service"}
     urls = [url for each in (parsed, step) for url in (each.triton_urls, each.metrics_urls)]
     for url in parse_urls(",".join(urls)):

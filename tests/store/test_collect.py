@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 import pytest
 
 from components.contracts.manifests import Model
+from components.store import collect
 from components.store.models import graph_folder, model_folder
 from components.store.promotion_journal import CANARY, append_promotion, read_journal
 from components.store.runs import RunOutcome, write_outcome
-from pipelines import collect
 from tests.support.releases import keep_model, make_live, release
 
 NOW = datetime(2026, 6, 30, tzinfo=timezone.utc)
