@@ -28,7 +28,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help python environments demo test test-images check manifests images client-wheel benchmarks benchmark-training \
 	benchmark-lists benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies \
-	benchmark-gate benchmark-round benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock clean
+	benchmark-gate benchmark-round benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock dependencies clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -172,6 +172,10 @@ lock:
 	  [ ! -f $$name.test.in ] || $$compile "make lock ENVIRONMENT=$$name" $$name.test.in -c $$name.lock -o $$name.test.lock || exit 1; \
 	  [ ! -f $$name.no-deps.in ] || $$compile "" --no-header --no-deps $$name.no-deps.in >> $$name.lock || exit 1; \
 	done
+
+# For maintainers: how far each package is behind, as the index that pip is configured for tells.
+dependencies: environments
+	@$(DRIVER) -m requirements.dependencies > docs/.dependencies.md && mv docs/.dependencies.md docs/dependencies.md
 
 clean:
 	rm -rf build .venvs
