@@ -4,7 +4,7 @@ Simulated traffic over a day after a first model; policies differ in how they re
 round goes through the steps themselves, with their defaults: extraction, preprocessing, training, the gate, and the
 release or the canary that follows (`benchmarks.model_line`). Prints the AUC of what users were served, what became of
 the rounds, and what they cost, beside the gains and savings that others published; `--output docs` writes the figures
-and the chart there. docs/freshness.md says what was chosen; the world is `inference_client.simulation.slow_drift`'s.
+and the chart there. docs/freshness.md says what was chosen; the world is `benchmarks.slow_drift`'s.
 
 The order is that of production: rows of a quarter of an hour are scored by what is live then, and join the lake; a
 canary is judged; when a policy's interval is over, a round runs over the lake so far, and what it released scores what
@@ -33,10 +33,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.model_line import CANARY, GAVE_WAY, REFUSED, RELEASED, LineRound, ModelLine, TimedRows
+from benchmarks.slow_drift import DriftingWorld, SlowDrift
 from components.charts.line_chart import HEIGHT, WIDTH, Line, line_chart
 from components.contracts.metrics import Z_95, auc_difference, log_loss, normalized_entropy, roc_auc
 from components.contracts.retrain_request import CURRENT, NONE
-from inference_client.simulation.slow_drift import DriftingWorld, SlowDrift
 from inference_client.simulation.world import World
 from tests.crossings.warm_steps import WarmSteps
 

@@ -1,7 +1,7 @@
 """Precomputed tables that make drawing a row cheap, one per column, and rows drawn from a set of them.
 
 A table knows the distribution of its column and the planted effect of every value. Which tables there are, how effects
-become probabilities and what drift does to them is decided in `world` and `slow_drift`.
+become probabilities and what drift does to them is decided in `world`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the training benchmark compares is comparable: the peer is our network, the rows are what they claim to be."""
+"""What the training benchmark compares is comparable: the peer is our network, whatever its lists."""
 
 from dataclasses import replace
 
@@ -33,19 +33,3 @@ def test_plain_pytorch_peer_computes_our_network(tmp_path, pool):
         theirs = peer.eval()(torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))).sigmoid()
     assert ours.std() > 0.1
     np.testing.assert_allclose(theirs.numpy(), ours, atol=1e-6)
-
-
-def test_rows_follow_the_planted_logit_and_the_seed():
-    planted = PlantedLogit(SLOT_SIZES)
-    rows, logits = planted.draw(20_000, seed=5)
-    again, _ = PlantedLogit(SLOT_SIZES).draw(20_000, seed=5)
-    assert np.array_equal(rows.ids, again.ids)
-    assert np.array_equal(rows.labels, again.labels)
-    assert (rows.ids >= 0).all()
-    assert (rows.ids < SLOT_SIZES).all()
-    expected = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    for part in np.array_split(np.argsort(logits), 5):
-        error = np.sqrt((expected[part] * (1 - expected[part])).sum()) / len(part)
-        assert abs(rows.labels[part].mean() - expected[part].mean()) < 4 * error
-    # Zipf with exponent 1: the share of ids up to k is log(2 + k) / log(1 + size).
-    assert (rows.ids[:, 25] == 0).mean() == pytest.approx(np.log(2) / np.log1p(SLOT_SIZES[25]), abs=0.015)
