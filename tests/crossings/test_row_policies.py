@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta, timezone
+from datetime import date
 
 import numpy as np
 import pyarrow as pa
@@ -86,21 +86,6 @@ def test_the_counts_of_thinning_and_the_left_out_columns_reach_the_model(rounds,
         clicks = read(local_path(encoded.replay_uri))[raw_rows.LABEL].to_numpy().sum()
         assert clicks == old.sum()
         assert encoded.num_replay_rows - clicks == pytest.approx((old == 0).sum() * rate, rel=0.2)
-
-
-def test_every_row_that_was_mature_in_time_is_learned_by_one_round_or_judges_the_last(rounds):
-    lake = read(rounds.root / "lake")
-    first, second = (this.extraction for this in rounds.rounds)
-    found = []
-    for uri in (first.train_uri, second.train_uri, second.holdout_uri):
-        rows = read(local_path(uri))
-        found += zip(rows[raw_rows.REQUEST_ID].to_pylist(), rows[raw_rows.ROW].to_pylist())
-    times = np.array(lake[raw_rows.EVENT_TIME].to_pylist())
-    keys = np.array(list(zip(lake[raw_rows.REQUEST_ID].to_pylist(), lake[raw_rows.ROW].to_pylist())), dtype=object)
-    mature = times <= times.max() - timedelta(hours=HOURS)
-    assert len(found) == len(set(found)) == mature.sum()
-    assert set(found) == {tuple(key) for key in keys[mature]}
-    assert datetime.fromisoformat(first.last_event_time) < datetime(2026, 1, 2, 24 - HOURS, tzinfo=timezone.utc)
 
 
 @pytest.mark.parametrize("turn", [0, 1])

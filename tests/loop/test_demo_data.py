@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 
 import pytest
@@ -59,22 +58,10 @@ def test_the_loop_turns_on_a_csv_of_other_columns_that_nobody_described(tmp_path
     [
         (lambda folder, kaggle: folder / "absent.csv", "does not exist"),
         (lambda folder, kaggle: folder, "holds no file of rows"),
-        (
-            lambda folder, kaggle: _written(folder / "rows.csv", "price,item\n" + "0.5,1\n1.5,2\n" * 600),
-            "rows.csv has no column that looks like label, expected one of each",
-        ),
         (lambda folder, kaggle: _written(folder / "letter.csv", "Dear all,\nno clicks today.\n"), "is no Criteo file"),
         (lambda folder, kaggle: kaggle(folder / "train.csv", 200), "holds 200 rows, expected at least 1,000"),
-        (
-            lambda folder, kaggle: _unclicked(kaggle(folder / "train.csv", 1500)),
-            "0 clicks in 1,500 rows, expected rows of",
-        ),
-        (
-            lambda folder, kaggle: _doubled(kaggle(folder / "train.csv", 1500)),
-            "train.csv.gz begins with the 1,000 rows",
-        ),
     ],
-    ids=["absent", "empty folder", "no label", "a letter", "200 rows", "no clicks", "one file twice"],
+    ids=["absent", "empty folder", "a letter", "200 rows"],
 )
 def test_unusable_data_is_one_clear_line(tmp_path, run_to_end, write_kaggle, make, words):
     data = tmp_path / "in put"
@@ -97,17 +84,6 @@ def test_data_inside_the_demos_own_folder_is_refused_and_kept(tmp_path, run_to_e
     assert ended.code == 2
     assert "which the demo empties" in ended.output
     assert data.exists()
-
-
-def _unclicked(path):
-    head, *lines = path.read_text().splitlines()
-    rows = [line.split(",", 2) for line in lines]
-    return _written(path, "\n".join([head, *(f"{number},0,{features}" for number, _, features in rows)]) + "\n")
-
-
-def _doubled(path):
-    (path.parent / "train.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
-    return path.parent
 
 
 def _written(path, text):

@@ -12,7 +12,6 @@ from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.runtime.errors import ContractError
 from pipelines.local.demo import start_clean
 from pipelines.local.plan import DemoSettings, describe_data, plan_for_data
-from pipelines.recommender_file.form import read_recommender
 
 
 def test_a_second_demo_in_the_folder_is_refused_and_the_firsts_files_stay(tmp_path):
@@ -73,15 +72,6 @@ def test_criteos_rows_are_known_and_not_drafted(tmp_path, name, text, said):
     assert found == CRITEO_RECOMMENDER
     assert sentence.startswith(f"the rows {said}")
     assert not (tmp_path / "draft.yaml").exists()
-
-
-def test_other_rows_are_drafted_with_what_is_assumed_of_each_column(tmp_path):
-    lines = [f"{at % 2},{at / 8},{at % 5},2026-01-0{1 + at % 3},x" for at in range(100)]
-    (tmp_path / "shop.csv").write_text("\n".join(["seen,price,item,day,note", *lines]))
-    found, said = describe_data(tmp_path / "shop.csv", tmp_path / "draft.yaml")
-    assert found == read_recommender(tmp_path / "draft.yaml")
-    assert (found.name, found.data.label, found.features.names) == ("shop", "seen", ("price", "item"))
-    assert "left out: note (it says nothing, being the same in all rows)" in said
 
 
 def test_rows_that_no_draft_can_describe_are_refused_with_what_is_missing(tmp_path):

@@ -1,7 +1,7 @@
 """A process that deploys in children which kill themselves at a named place, told by lines of JSON on its input.
 
 One process for many crashes: each child is a fork, so libraries are imported once. Line: `action` (release | rollback),
-`settings` (store, repository, urls, state: None = real servers), `candidate` (paths of the three manifests), `kill_at`
+`settings` (store, repository, urls, state), `candidate` (paths of the three manifests), `kill_at`
 (checkpoint), `occurrence` (from 1). Answer: the child's status as os.waitpid gives it.
 """
 
@@ -30,11 +30,8 @@ def settings_of(job, checkpoint):
 
 
 def connect_of(job):
-    from components.deployment.triton_client import Triton
     from tests.support.file_triton import FileTriton
 
-    if job["state"] is None:
-        return Triton
     return lambda url: FileTriton(url, repository=job["repository"], state=job["state"])
 
 

@@ -199,28 +199,6 @@ def test_a_canary_is_loaded_beside_the_live_version_and_only_the_plan_leads_to_i
     assert canary_at_work(place.store).version == done.version
 
 
-def test_a_canary_without_loss_grows_to_all_and_leaves_nothing_behind(place):
-    done, seen = place.start(), []
-    place.requests()
-    place.pairs()
-
-    def wait(seconds):
-        place.clock.advance(seconds)
-        if place.plan().canary:
-            place.requests()
-            place.pairs()
-
-    last = canary.watch(place.settings(), interval_seconds=1.0, sleep=wait, report=seen.append)
-    assert [(s.action, s.share) for s in seen if s.action != "draining"] == [
-        ("grown", 0.05), ("grown", 0.25), ("released", 1.0), ("ended", None),
-    ]  # fmt: skip
-    assert last.action == "ended"
-    assert current(place.store).version == done.version
-    assert [e.share for e in read_entries(place.store) if e.action == "canary"] == [0.01, 0.05, 0.25]
-    assert place.actions()[-2:] == ["intent", "promote"]
-    assert_clean(place)
-
-
 def test_salt_stays_while_it_grows_and_changes_with_the_next_canary(place):
     place.start()
     salt = place.plan().salt

@@ -7,24 +7,18 @@ answers from the version that the journal calls live, and nothing of the killed 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from components.contracts.serving import versions_of
-from components.deployment.release import release
-from components.deployment.rollback import rollback
 from components.runtime.errors import ContractError
 from components.store.promotion_journal import read_entries
 from tests.support.paths import REPOSITORY
-from tests.support.real_servers import live_version
-from tests.support.served_names import MODEL_NAME
 
 RELEASE_PLACES = [
     ("kept", 1), ("intent written", 1), ("staged", 1), ("rehearsed", 1), ("folder published", 1), ("config written", 1),
@@ -129,36 +123,3 @@ def test_a_first_release_that_was_killed_leaves_nothing_served(world, kill):
     assert [server.loaded() for server in world.servers] == [[], []]
     assert world.repository.read_config() is None
     assert world.release(2).version == 2
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize(
-    "place",
-    [
-        pytest.param(("config written", 1), marks=pytest.mark.slow, id="config written"),
-        pytest.param(("loaded", 1), id="loaded"),
-    ],
-)
-def test_a_release_killed_over_the_real_server_is_put_right(
-    deploy, settings, repository, client, raw_rows, make_candidate, kill, tmp_path, place
-):
-    deploy(1)
-    paths = []
-    candidate = make_candidate(settings.store, 2)
-    for manifest in candidate:
-        paths.append(str(tmp_path / f"{type(manifest).__name__}.json"))
-        manifest.write(paths[-1])
-    status = kill(
-        action="release", store=str(settings.store), repository=settings.repository, state=None,
-        urls=list(settings.triton_urls), candidate=paths, kill_at=place[0], occurrence=place[1],
-    )  # fmt: skip
-    assert was_killed(status)
-    assert set(versions_of(repository.read_config())) <= set(repository.versions())
-    assert live_version(client, raw_rows(3)) in {entry.version for entry in read_entries(settings.store)}
-    back = rollback(dataclasses.replace(settings, who="person"), reason="it hung")
-    assert (back.action, back.version) == ("release", 1)
-    assert live_version(client, raw_rows(3)) == 1
-    done = release(*candidate, settings=settings)
-    assert (done.version, live_version(client, raw_rows(3))) == (3, 3)
-    assert not (Path(str(repository.objects.local("click_model/2")))).exists()
-    assert client.is_ready(MODEL_NAME, 3)

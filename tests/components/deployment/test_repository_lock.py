@@ -24,19 +24,6 @@ def test_the_configuration_is_not_written_over_anothers(open_objects, put_live):
     assert repository.read_config() == "by another"
 
 
-def test_a_second_deployment_is_refused_with_the_name_of_the_first(open_objects):
-    first = ModelRepository(open_objects(), NAMES, holder="the night's release")
-    second = ModelRepository(open_objects(), NAMES, holder="another")
-    with (
-        first.locked(),
-        pytest.raises(TemporaryError, match="another deployment is at work .*held by the night's release"),
-        second.locked(),
-    ):
-        pytest.fail("two deployments at once")
-    with second.locked():
-        pass
-
-
 def test_an_expired_holder_that_still_writes_is_refused_everywhere(open_bucket, put_live, make_version):
     clock = Clock()
     settings = {"clock": clock, "monotonic": clock}

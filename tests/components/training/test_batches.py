@@ -26,21 +26,6 @@ def rows():
     )
 
 
-@pytest.mark.parametrize("numbers", [[7], [3, 3, 3], list(range(49, -1, -1))], ids=["one", "repeated", "all"])
-def test_a_batch_leads_from_table_rows_to_lookups_and_back(rows, numbers):
-    batch = assemble(rows, np.array(numbers), [(EVERY, OFFSETS)])
-    keys = (rows.ids[numbers] + OFFSETS).ravel()
-    np.testing.assert_array_equal(batch.labels, rows.labels[numbers])
-    np.testing.assert_array_equal(batch.dense, rows.dense[numbers])
-    (found,) = batch.lookups
-    np.testing.assert_array_equal(found.table_rows, np.unique(keys))
-    np.testing.assert_array_equal(found.table_rows[found.taken], keys)
-    ends = [*found.starts.tolist()[1:], len(keys)]
-    for row, start, end in zip(found.table_rows.tolist(), found.starts.tolist(), ends):
-        # In the order of the rows, so that sums always add up in the same order.
-        np.testing.assert_array_equal(found.order[start:end], np.flatnonzero(keys == row))
-
-
 def test_keys_of_a_table_beyond_32_bits_do_not_collide(rows):
     offsets = OFFSETS + 2**40
     (found,) = assemble(rows, np.arange(50), [(EVERY, offsets)]).lookups

@@ -11,7 +11,7 @@ import pytest
 from components.models.files import one_each
 from components.runtime.errors import PermanentError
 from components.training.hugectr.embeddings import embeddings_of
-from components.training.hugectr.staging import staged, write_stage
+from components.training.hugectr.staging import write_stage
 from components.training.rows import Rows
 from tests.support.training_world import dcn
 
@@ -39,32 +39,6 @@ def read_stage(stage):
     count, *files = stage.file_list.read_text().splitlines()
     assert int(count) == len(files)
     return [pq.read_table(file) for file in files]
-
-
-@pytest.mark.parametrize("num_files", [1, 2, 3])
-def test_staged_batches_come_out_of_the_workers_in_order(num_files, rows, tmp_path, double, world, embeddings):
-    import double_reader
-
-    order = np.random.default_rng(4).permutation(1_500)[: 128 * 7]
-    sizes = {"batch_size": 128, "num_files": num_files, "stage_rows": 500}
-    stages = staged(rows, order, embeddings=embeddings, folder=tmp_path / "staged", **sizes)
-    at = 0
-    for stage in stages:
-        reader = double_reader.Reader(
-            source=str(stage.file_list), most_keys=[1] * 26, is_fixed=[True] * 26, label_dim=1, dense_dim=13,
-            batch_size=128, slot_sizes=[], num_workers=12, num_gpus=num_files, i64=True,
-        )  # fmt: skip
-        reader.set_source("")
-        for _ in range(stage.num_batches):
-            labels, dense, keys = reader.next()
-            expected = order[at : at + 128]
-            np.testing.assert_array_equal(labels[:, 0], rows.labels[expected])
-            np.testing.assert_array_equal(dense, rows.dense[expected])
-            offsets = np.cumsum(world.slot_sizes) - world.slot_sizes
-            np.testing.assert_array_equal(keys, rows.ids[expected] + offsets)
-            at += 128
-        assert reader.next() is None
-    assert at == len(order)
 
 
 def test_staged_files_are_in_hugectrs_form(write, tmp_path):

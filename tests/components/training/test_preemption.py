@@ -16,16 +16,6 @@ def test_sigterm_outside_a_fit_ends_the_step_at_once():
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_sigterm_within_a_fit_is_a_request_and_ends_the_step_after_it():
-    done = []
-    with pytest.raises(Preempted, match="it is saved whole"), stop_on_sigterm() as request:  # noqa: PT012
-        assert not request()
-        with request.deferred():
-            signal.raise_signal(signal.SIGTERM)
-            done.append(request())
-    assert done == [True]
-
-
 def test_a_second_sigterm_does_not_disturb_the_end_that_the_first_began():
     done = []
     with pytest.raises(Preempted, match="while no fit was under way"), stop_on_sigterm():  # noqa: PT012

@@ -46,15 +46,6 @@ def test_the_last_window_of_a_long_pass_is_no_leftover(small_windows):
     assert len(np.unique(rows // 8)) == 4  # nine runs: five, then four
 
 
-@pytest.mark.parametrize("in_time_order", [False, True], ids=["shuffled", "in time order"])
-def test_replay_rows_are_spread_over_all_of_them_and_over_the_pass(in_time_order):
-    order = PassOrder(part(900, num_replayed=100, available=1000), 1, in_time_order=in_time_order).rows(0, 1000)
-    drawn = order[order >= 900] - 900
-    assert sorted(drawn // 10) == list(range(100))
-    positions = np.flatnonzero(order >= 900)
-    assert 20 < (positions < 500).sum() < 80
-
-
 def test_in_time_order_no_row_is_further_from_its_place_than_a_tenth_of_the_pass():
     rows = PassOrder(part(2_005), 1, in_time_order=True).rows(0, 2_005)
     assert np.abs(rows - np.arange(2_005)).max() < 201

@@ -152,16 +152,6 @@ def test_interval_counts_the_rows_of_a_request_as_alike_also_where_the_window_cu
     assert (kpis.auc, kpis.auc_low, kpis.auc_high) == (expected.auc, expected.low, expected.high)
 
 
-def test_clicks_of_three_requests_give_an_auc_without_an_interval():
-    random, window = np.random.default_rng(1), RowWindow(2000)
-    for request in range(20):
-        labels = (random.random(64) < (0.5 if request < 3 else 0.0)).astype(np.uint8)
-        window.update(labels, random.random(64).astype(np.float32))
-    kpis = measure(1, window)
-    assert kpis.auc is not None
-    assert (kpis.auc_low, kpis.auc_high) == (None, None)
-
-
 def test_ranked_requests_reach_the_kpis(bench):
     b = bench()
     monitor = b.start()

@@ -20,7 +20,6 @@ from monitoring.memory.archive_tables import build_row_table
 from monitoring.memory.store import Store
 from monitoring.rows import ArchiveRow, MaturedRequest
 from tests.support.archives import archived_rows, expected_rows
-from tests.support.crashes import Killed, crash_at
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish
 from tests.support.record_messages import FORM, encode
 
@@ -192,33 +191,6 @@ def test_a_request_larger_than_a_file_is_archived_whole(bench):
     b.clock.now = START + WINDOW
     monitor.tick()
     assert len(b.archived) == 40
-
-
-def test_a_crash_after_forgetting_forgets_nothing_that_is_needed(bench):
-    """Ids go, what is open or waits for its file stays; an outcome of nobody is late once."""
-    b = bench(keep_ids_seconds=0.0, archive_roll_seconds=100.0)
-    b.start()
-    publish(b.log, prediction("done", 3), clicks("orphan", [("nobody", 1, START + 1)]))
-    b.clock.now = START + WINDOW + 1
-    b.monitor.tick()
-    b.clock.now += 101.0
-    b.monitor.tick()
-    b.clock.now = START + 3600.0 + 700.0
-    publish(b.log, prediction("matured", 2, time=b.clock.now - WINDOW), prediction("open", 4, time=b.clock.now))
-    b.checkpoint = crash_at("store.forgotten")
-    with pytest.raises(Killed):
-        b.monitor.tick()
-    b.checkpoint = lambda name: None
-    b.start().tick()
-    publish(b.log, clicks("for open", [("open", 2, b.clock.now)]))
-    b.clock.now += WINDOW + 700.0
-    b.monitor.tick()
-    b.monitor.stop()
-    batches = [prediction("done", 3), prediction("matured", 2), prediction("open", 4)]
-    assert archived_rows(b.archived) == expected_rows(batches, {("open", 2)})
-    (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
-    assert pq.ParquetFile(path).read().column("request_id").to_pylist() == ["nobody"]
-    assert b.store.counters["unmatched_outcome"] == 1
 
 
 def test_windows_are_rebuilt_after_a_restart_from_archived_and_waiting_rows(bench):
