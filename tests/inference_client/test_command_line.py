@@ -228,17 +228,6 @@ def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
     assert len(errors.splitlines()) == 1
 
 
-def test_score_names_the_row_that_is_wrong(server, folder, store, raw_table):
-    table = raw_table(5)
-    wrong = table.set_column(table.column_names.index("C4"), "C4", [["1", "2", "red", "4", "5"]])
-    pq.write_table(wrong, folder / "rows.parquet")
-    done = run("score", "--server", server.url, "--recommender", store, "--data", folder / "rows.parquet")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(
-        f"error: {folder}/rows.parquet row 2: C4 is 'red', expected a whole number of 64 bits"
-    )
-
-
 def test_score_prints_a_line_per_row(server, folder, store, raw_table, score_rows):
     pq.write_table(raw_table(20), folder / "data.parquet")
     done = run("score", "--server", server.url, "--recommender", store, "--data", folder / "data.parquet", "--limit", 7)

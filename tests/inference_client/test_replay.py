@@ -188,14 +188,6 @@ def test_a_failed_request_is_counted_reported_and_not_published(play, scorer):
     assert replay.failure is None
 
 
-def test_too_many_failures_in_a_row_end_the_replay(play, scorer):
-    scorer.fails = lambda number: number >= 3
-    replay, _, logged = play(max_consecutive_failures=7, max_in_flight=1)
-    assert replay.statistics.failed == 7
-    assert logged.published_rows == 30
-    assert replay.failure == "7 requests failed in a row, the last with: server x is unavailable: gone"
-
-
 def test_lines_report_a_second_and_start_anew(play):
     replay, _, _ = play(max_rows=100)
     assert replay.statistics.take_second(1.0) == {

@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from components.contracts import criteo, raw_rows
 from components.contracts.criteo import RAW_TYPES
 from components.store.archived_rows import arrow_schema
 from monitoring.memory.archive_tables import build_row_table
@@ -72,21 +71,6 @@ def test_the_events_tell_a_canary_from_a_version_that_serves(bench):
     monitor.tick()
     seen = {e["version"]: e["text"] for e in b.events if e["kind"] == "version_seen"}
     assert seen == {1: "model version 1 serves", 2: "model version 2 takes a share of the traffic"}
-
-
-def test_a_file_has_the_shadow_columns_where_a_row_has_a_shadow_and_nulls_beside_it():
-    plain = prediction("plain", 2)
-    shadowed = dataclasses.replace(
-        prediction("shadowed", 3), shadow_version=9, shadow_scores=np.array([0.25, 0.5, 0.75], np.float32)
-    )
-
-    assert build_row_table(archive_rows(plain), FORM).schema.equals(SCHEMA)
-    table = build_row_table(archive_rows(plain, shadowed), FORM)
-    assert table.column_names == [*criteo.RAW_TYPES, *raw_rows.SHADOW_TYPES]
-    assert table["shadow_version"].to_pylist() == [None, None, 9, 9, 9]
-    assert table["shadow_score"].to_pylist() == [None, None, 0.25, 0.5, 0.75]
-    assert table.select(SCHEMA.names).slice(0, 2).equals(build_row_table(archive_rows(plain), FORM))
-    assert decode(encode(shadowed)).shadow_scores.tolist() == [0.25, 0.5, 0.75]
 
 
 def test_a_ranked_list_is_no_pair_because_the_arm_that_served_it_chose_its_rows():

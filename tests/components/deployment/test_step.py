@@ -163,9 +163,3 @@ def test_component_whose_verdict_is_stale_ends_without_a_release_and_without_a_r
     assert not (tmp_path / "outputs" / "release").exists()
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert (note.state, "judged against model-0" in note.reason) == ("refused", True)
-
-
-def test_component_ends_with_the_steps_exit_code(arguments):
-    with pytest.raises(SystemExit) as ended:
-        deployment.python_func(**{**arguments, "triton_urls": "nonsense"})
-    assert ended.value.code == 2

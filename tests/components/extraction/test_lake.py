@@ -100,18 +100,6 @@ def test_a_burst_of_traffic_is_cut_where_it_is(tmp_path, raw_table, write_lake):
     assert max(sizes) <= 400
 
 
-@pytest.mark.parametrize("piece_rows", [100, 10_000])
-def test_a_row_delivered_twice_is_read_once_across_files(tmp_path, four_days, write_lake, read_lake, piece_rows):
-    lake = write_lake(tmp_path / "lake", four_days)
-    again = four_days.slice(300, 500)
-    path = lake / "day=2026-03-02" / "again.parquet"
-    day = [t.date().isoformat() == "2026-03-02" for t in again.column(raw_rows.EVENT_TIME).to_pylist()]
-    pq.write_table(again.filter(pa.array(day)), path)
-    rows, num_duplicates, _ = read_lake(folder_lake(lake, piece_rows=piece_rows))
-    assert num_duplicates == sum(day) > 0
-    assert identities(rows) == identities(four_days.to_pylist())
-
-
 def test_the_earliest_of_rows_with_one_identity_stays(tmp_path, raw_table, write_lake, read_lake):
     table = raw_table(20, start=START.timestamp(), seconds=20)
     index = table.schema.get_field_index(raw_rows.EVENT_TIME)

@@ -156,16 +156,6 @@ def test_malformed_late_rows_are_set_aside_once_and_judged(rounds, between):
     assert rounds._run_main(rounds.flags, run="strict", max_malformed_fraction="0.01") == 2
 
 
-def test_a_window_without_new_rows_stops_and_leaves_late_ones_to_the_next_round(rounds, between, capsys):
-    rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
-    rounds.turn()
-    rounds.add(between(0, 30, step=2), "b.parquet")
-    assert rounds._run_main(rounds.flags, run="too early") == 2
-    assert "no rows, expected at least 10" in capsys.readouterr().err
-    rounds.add(between(30, 48), "c.parquet")
-    assert rounds.turn().num_late_rows == 150
-
-
 def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, between, tmp_path):
     rounds.add(between(0, 30, step=4, offset=3), "a.parquet")
     rounds.turn()
@@ -183,27 +173,6 @@ def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, betw
     assert set(dataset.files["2026-03-02"]) == {"a.parquet", "b.parquet", "c.parquet"}
     rounds.add(between(48, 60), "d.parquet")
     assert rounds.turn().num_late_rows == 0
-
-
-def test_a_lake_in_a_bucket_has_the_late_rows_of_the_same_lake_in_a_folder(rounds, between, cloud_storage):
-    rounds.add(between(0, 97, step=2, offset=1), "a.parquet")
-    # The day before the last row's has nothing to replay but late rows.
-    shutil.rmtree(rounds.lake / "day=2026-03-04")
-    rounds.turn(late_days="3")
-    rounds.add(between(72, 96, step=2), "b.parquet")
-    rounds.add(between(24, 36, step=2), "b.parquet")
-    rounds.add(between(97, 120), "c.parquet")
-    put(rounds.lake)
-    cloud_storage.seen.clear()
-    asked = {"late_days": "3", "replay_days": "2", "replay_share": "0.2"}
-    expected = rounds.turn("refused", **asked)
-    found = rounds.turn("refused", lake=URI, **asked)
-    assert found.num_late_rows == expected.num_late_rows == 180
-    assert (found.digest, found.days, found.files) == (expected.digest, expected.days, expected.files)
-    assert (found.replay_days, found.num_duplicates) == (expected.replay_days, expected.num_duplicates)
-    assert set(found.files) == {f"2026-03-0{day}" for day in (2, 3, 4, 5)}
-    asked_for = {name.partition("/")[0][-1] for name in fetched(cloud_storage.seen) if name.startswith("day=")}
-    assert asked_for == {*"2345"}, "days 2 and 4 for late rows, 3 and 5 to replay"
 
 
 def test_of_a_bucket_only_days_with_unseen_files_are_fetched(rounds, between, cloud_storage):

@@ -105,17 +105,6 @@ def test_a_lease_taken_before_the_clock_was_set_back_is_over():
     assert progress.take_expired(1.0, 10, until=46.0) == []
 
 
-def test_an_offset_is_committed_once_and_again_only_where_that_failed():
-    progress: PartitionProgress[str] = PartitionProgress(1)
-    assert progress.offset_to_commit() is None
-    progress.take(0, "m", until=1.0)
-    progress.end(0, 1)
-    progress.sent_offset = progress.offset_to_commit()
-    assert progress.offset_to_commit() is None
-    progress.sent_offset = None
-    assert progress.offset_to_commit() == 1
-
-
 # -- readers that come and go
 
 

@@ -17,9 +17,8 @@ from components.contracts.features import CategoricalOptions, Features, ListOpti
 from components.contracts.recommender import Recommender
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.models.configs import config_from_document, network_config
-from components.models.files import TABLE, new_model, slot_offsets
+from components.models.files import slot_offsets
 from components.models.network import build_network, export_onnx, load_dense
-from components.models.scoring import load_scorer
 from components.runtime.errors import ContractError
 from tests.support import networks
 from tests.support.graphs import open_built
@@ -166,29 +165,6 @@ def test_how_a_batch_is_cut_changes_no_bit_of_any_score(served, rows_each):
     parts = [answers(session, dense[i : i + rows_each], categorical[i : i + rows_each]) for i in starts]
     parts = np.concatenate(parts)
     np.testing.assert_array_equal(parts.view(np.int32), whole[: len(parts)].view(np.int32))
-
-
-@every_network
-def test_a_saved_model_scores_as_the_network_and_an_id_outside_its_slot_has_a_zero_vector(config, tmp_path):
-    network, random = network_of(config), np.random.default_rng(2)
-    sizes = [3 + i for i in range(config.num_categorical)]
-    shapes = {TABLE: (sum(sizes), config.embedding_dim)}
-    shapes |= {name: values.shape for name, values in parameters(network).items()}
-    with new_model(tmp_path, shapes) as stored:
-        stored.weights.table[:] = random.normal(0, 0.3, stored.weights.table.shape)
-        for name, values in parameters(network).items():
-            stored.weights.dense[name][:] = values
-        table = stored.weights.table.copy()
-    dense, _ = inputs(config)
-    ids = random.integers(-1, np.array(sizes) + 1, (len(dense), len(sizes)))
-    known = (ids >= 0) & (ids < sizes)
-    vectors = table[np.where(known, ids, 0) + slot_offsets(sizes)] * known[:, :, None]
-    expected = sigmoid(networks.logits(config, parameters(network), dense, vectors))
-    scorer = load_scorer(tmp_path, config, sizes)
-    np.testing.assert_allclose(scorer.probabilities(dense, ids), expected, atol=1e-6)
-    np.testing.assert_allclose(scorer.probabilities(dense, ids, batch_rows=7), expected, atol=1e-6)
-    with pytest.raises(ContractError, match="expected"):
-        scorer.probabilities(dense, np.pad(ids, ((0, 0), (0, 1))))
 
 
 def test_parameters_of_another_network_are_refused():

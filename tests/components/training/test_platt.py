@@ -7,13 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts.manifests import Model
 from components.contracts.metrics import log_loss
-from components.models.configs import DeepFmConfig, DlrmConfig, config_from_document
-from components.models.files import multiply, open_model
+from components.models.configs import DeepFmConfig, DlrmConfig
+from components.models.files import multiply
 from components.models.scoring import load_scorer
 from components.runtime.errors import ContractError, Preempted
-from components.storage.uris import local_path
 from components.training.calibration import sure_slope
 from components.training.config import TrainingSettings
 from components.training.pytorch.engine import PytorchEngine
@@ -142,33 +140,6 @@ def test_a_fit_that_was_broken_off_after_it_was_judged_is_mended_as_a_whole_one(
         fitted(training_set, DCN, settings, start=parent, path=path, should_stop=StopAfter(145))
     assert '"slope": 0.' in (path / "progress.json").read_text(), "the break came after the rows were scored"
     assert content(fitted(training_set, DCN, settings, start=parent, path=path)) == content(whole)
-
-
-@pytest.mark.parametrize("backend", ["pytorch", "hugectr"])
-def test_a_chain_of_rounds_on_thinned_rows_stays_calibrated_on_all_rows(
-    backend, world, make_training_set, train_run, double
-):
-    asked = {"backend": backend, "config": DCN, "settings": replace(SLOW, calibration="platt")}
-
-    def run(number, *, parent=None):
-        labels, dense, ids, _ = world.rows(24_000, number)
-        kept = (labels == 1) | (np.random.default_rng(number).random(24_000) < 0.5)
-        training_set = make_training_set(labels[kept], dense[kept], ids[kept], name=f"set {number}")
-        training_set = replace(training_set, negative_rate=0.5, parent_model_uri=parent)
-        return train_run(training_set, name=f"round {number}", **asked)
-
-    labels, dense, ids, _ = world.rows(20_000, seed=99)
-    first = run(1)
-    overconfident(local_path(first.uri) / Model.WEIGHTS, DCN)
-    mended = run(2, parent=first.uri)
-    scorer = load_scorer(local_path(mended.uri) / Model.WEIGHTS, config_from_document(mended.config), mended.slot_sizes)
-    scored = scorer.probabilities(dense, ids)
-    for band in np.array_split(np.argsort(scored), 4):
-        assert scored[band].mean() == pytest.approx(labels[band].mean(), abs=0.04)
-    before, after = (
-        open_model(local_path(each.uri) / Model.WEIGHTS, each.slot_sizes).weights.dense for each in (first, mended)
-    )
-    assert np.linalg.norm(after["final_cross"]) < 0.75 * np.linalg.norm(before["final_cross"])
 
 
 def test_a_network_without_a_layer_to_multiply_is_refused(world, make_training_set, fitted):

@@ -210,12 +210,6 @@ def component(write_rows, raw_table, tmp_path, store):
     return run
 
 
-def test_the_component_fails_where_the_work_failed_so_that_it_is_tried_again(component, tmp_path):
-    (tmp_path / "file").touch()
-    done, recorded = component(tmp_path / "file")
-    assert (done.returncode, recorded) == (3, None), done.stderr
-
-
 def test_the_component_logs_metrics_and_copies_the_report(component, tmp_path):
     done, recorded = component(tmp_path / "work")
     assert done.returncode == 0, done.stderr

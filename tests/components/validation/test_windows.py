@@ -124,15 +124,6 @@ def test_of_a_long_column_the_frequent_values_are_kept_and_the_floor_bounds_what
     assert merged.floor < 0.001 * len(np.concatenate(parts))
 
 
-def test_a_feature_left_out_is_absent_and_comes_back_with_the_rows_that_have_it(judged, window_of):
-    without, later = window_of(judged(500), excluded=("I3", "C7")), window_of(judged(700, seed=1))
-    assert set(criteo.FEATURES) - set(without.columns) == {"I3", "C7"}
-    merged = without + later
-    assert set(merged.columns) == set(criteo.FEATURES)
-    column = merged.columns["I3"]
-    assert column.present + column.missing.rows == 700
-
-
 # -- kept
 
 
@@ -145,20 +136,6 @@ def test_what_is_read_is_what_was_written_and_the_same_windows_give_the_same_byt
     assert len(found.windows) == 2
     for one, other in zip(found.windows, kept.windows):
         assert_same(one, other)
-
-
-def test_the_newest_window_stays_apart_and_older_ones_become_one(judged, window_of):
-    kept = KeptWindows(())
-    for number in range(4):
-        kept = kept.followed_by(window_of(judged(100 + number, seed=number), str(number)))
-    assert [window.rows for window in kept.windows] == [100 + 101 + 102, 103]
-    assert kept.newest.digest == "3"
-    assert kept.merged.rows == 406
-
-
-def test_a_window_that_is_learned_again_counts_once(judged, window_of):
-    kept = KeptWindows((window_of(judged(100), "a"), window_of(judged(200), "b")))
-    assert kept.followed_by(window_of(judged(200), "b")).merged.rows == 300
 
 
 @pytest.mark.parametrize(

@@ -116,19 +116,6 @@ def test_the_day_is_the_predictions_and_where_it_is_unknown_the_outcomes(bench):
     assert b.store.counters["unmatched_outcome"] == 1
 
 
-def test_an_outcome_is_archived_once_however_often_it_comes(bench):
-    b = bench()
-    monitor = b.start()
-    publish(b.log, prediction("a", 2))
-    b.clock.now = START + WINDOW
-    monitor.tick()
-    for i in range(3):
-        publish(b.log, clicks(f"again {i}", [("a", 1, START + 3 + i)] * 2))
-        monitor.tick()
-        monitor.stop()
-    assert outcomes(b) == [("a", 1, CLICK)]
-
-
 def test_conversions_that_nobody_awaits_are_all_archived_and_in_no_number(bench):
     b = bench()
     monitor = b.start()
