@@ -94,18 +94,6 @@ def outcomes_of(records):
     ]
 
 
-def test_what_is_read_back_is_what_was_scored(tmp_path, time, prediction, read_log):
-    publisher, sent = sqlite_publisher(tmp_path / "log.db", time), prediction("r1")
-    publisher.add(sent, [Outcome(request_id="r1", row=0, time=1001.0), Outcome(request_id="r1", row=3, time=1002.5)])
-    asyncio.run(publisher.drain())
-    read, *outcomes = read_log(tmp_path / "log.db")
-    for name in ("dense", "categorical", "scores"):
-        np.testing.assert_array_equal(getattr(read, name), getattr(sent, name))
-    assert outcomes_of(outcomes) == [("click", "r1", 0, 1001.0), ("click", "r1", 3, 1002.5)]
-    assert (publisher.counts.published_rows, publisher.counts.published_outcomes) == (4, 2)
-    assert (publisher.counts.queued_rows, publisher.counts.queued_outcomes) == (0, 0)
-
-
 def test_an_outcome_is_published_after_its_prediction_and_not_before_its_time(time, prediction):
     log = MemoryLog()
     publisher = publisher_of(log, time)

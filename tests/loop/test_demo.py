@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 
 import pytest
@@ -131,7 +130,3 @@ def test_screen_shows_transitions_and_no_library_noise(turned):
     assert len(lines) < 60
     assert any(re.search(r"training, run by run: \d+\.\d s, \d+\.\d s$", line) for line in lines)
     assert all(re.match(r" *\d+\.\d s  ", line) for line in lines), ended.output
-
-
-def _shared_memory():
-    return {name for name in os.listdir("/dev/shm") if name.startswith(f"evergreen_{os.getpid()}_")}

@@ -186,19 +186,6 @@ def assert_clean(place):
     assert all(max(s.loaded()) == current(place.store).version for s in place.servers.values())
 
 
-def test_a_canary_is_loaded_beside_the_live_version_and_only_the_plan_leads_to_it(place):
-    done = place.start()
-    plan = place.plan()
-    assert (plan.stable.version, plan.canary.version, plan.canary_share) == (1, done.version, 0.01)
-    assert (plan.canary.model_name, plan.shadow_share) == (CANARY_NAME, 1.0)
-    for server in place.servers.values():
-        assert server.loaded(CANARY_NAME) == [done.version]
-        assert server.loaded() == [1], "who names no version never meets the canary"
-    assert place.actions()[-2:] == ["intent", "canary"]
-    assert current(place.store).version == 1
-    assert canary_at_work(place.store).version == done.version
-
-
 def test_salt_stays_while_it_grows_and_changes_with_the_next_canary(place):
     place.start()
     salt = place.plan().salt

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from components.contracts.features import CategoricalOptions, Features, NumericOptions
-from components.contracts.serving import input_tensors, named_inputs
+from components.contracts.serving import named_inputs
 from components.contracts.workflow import TOMBSTONE
 from components.deployment.graph.encoding import DENSE
 from components.deployment.graph.export import write_graph
@@ -24,11 +24,6 @@ from tests.support.workflows import workflow_of
 
 DIM = 4
 SHOP = Features(numeric=("price", "age"), categorical=("item", "shop", "city"))
-EACH = pytest.mark.parametrize(
-    "features",
-    [SHOP, Features(numeric=(), categorical=SHOP.categorical), Features(numeric=SHOP.numeric, categorical=())],
-    ids=["both", "no numeric", "no categorical"],
-)
 
 
 def shop_workflow(features, excluded=()):
@@ -82,36 +77,6 @@ def by_hand(workflow, table, dense, categorical, weights):
             row.append((math.log1p(value) - float(mean)) / float(std))
         answers.append(1 / (1 + math.exp(-np.dot(row, weights.astype(np.float64)))))
     return np.array(answers)
-
-
-@EACH
-@pytest.mark.parametrize("excludes", [False, True], ids=["all learnt", "some excluded"])
-def test_graph_scores_rows_of_any_columns_as_workflow_and_network_do(features, excludes, tmp_path):
-    workflow = shop_workflow(features, tuple(n for n in ("age", "shop") if n in features.names) if excludes else ())
-    network = network_of(features)
-    weights = numpy_helper.to_array(network.graph.initializer[1])
-    table = np.random.default_rng(2).normal(0, 0.5, (sum(workflow.slot_sizes), DIM)).astype(np.float32)
-    write_graph(tmp_path, workflow, [table], network=network, name="shop")
-    dense, categorical = rows_of(features)
-    inputs = named_inputs(dense, categorical)
-    session = open_graph(tmp_path / GRAPH_FILE)
-    assert {each.name: each.shape[1] for each in session.get_inputs()} == {
-        tensor.name: tensor.width for tensor in input_tensors(features)
-    }
-    scores = session.run(["probability"], inputs)[0]
-    assert scores.shape == (len(dense), 1)
-    assert scores.std() > 0.05
-    np.testing.assert_allclose(scores[:, 0], by_hand(workflow, table, dense, categorical, weights), rtol=0, atol=1e-6)
-    inside = open_graph(with_inner_values(tmp_path / GRAPH_FILE, [DENSE, "table_rows"]))
-    values, table_rows, _ = inside.run([DENSE, "table_rows", "probability"], inputs)
-    encoded, ids = workflow.encode_dense(dense), workflow.encode_categorical(categorical)
-    np.testing.assert_array_equal(values.view(np.int32), encoded.view(np.int32))
-    np.testing.assert_array_equal(table_rows, ids + np.cumsum([0, *workflow.slot_sizes])[: ids.shape[1]])
-    vectors = table[table_rows]
-    logit = onnxruntime.InferenceSession(network.SerializeToString()).run(
-        ["logit"], {"dense": encoded, "embeddings": vectors}
-    )[0]
-    np.testing.assert_allclose(scores[:, 0], 1 / (1 + np.exp(-logit.astype(np.float64))), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("excluded", [(), ("standard", "range")], ids=["all learnt", "some excluded"])

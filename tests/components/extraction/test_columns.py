@@ -14,9 +14,8 @@ import pytest
 from components.contracts.criteo import CRITEO, FEATURES
 from components.contracts.manifests import Model, RawDataset
 from components.contracts.recommender import Recommender
-from components.extraction.columns import unread_columns
 from components.storage.uris import local_path
-from components.store.models import model_folder, stored_model
+from components.store.models import model_folder
 from tests.support.recommenders import accept_into
 from tests.support.workflows import workflow_of
 
@@ -45,15 +44,6 @@ def values_in(dataset, names):
         table = pa.concat_tables([pq.read_table(path, partitioning=None) for path in paths])
         found[part] = {name: table.num_rows - table[name].null_count for name in names}
     return found
-
-
-def test_excluded_columns_are_null_in_the_rows_and_named_in_the_manifest(flags, run_main):
-    assert run_main(flags, columns=ASKED) == 0
-    dataset = RawDataset.read(flags["--output"])
-    assert dataset.excluded_columns == EXCLUDED
-    found = values_in(dataset, FEATURES)
-    for part in found.values():
-        assert {name for name, num in part.items() if num == 0} == set(EXCLUDED)
 
 
 def test_a_lake_that_lacks_an_excluded_column_is_read(flags, run_main, capsys):
@@ -112,10 +102,3 @@ def test_a_column_that_came_later_is_missing_in_the_days_before(
     else:
         rows = pa.concat_tables(map(pq.read_table, local_path(RawDataset.read(flags["--output"]).train_uri).iterdir()))
         assert rows["price"].is_null().equals(pc.less(rows["event_time"], pa.scalar(START + timedelta(days=1))))
-
-
-def test_a_chain_of_rounds_without_a_column_reads_it_in_none(tmp_path, champion_without):
-    champion_without(*EXCLUDED)
-    champion = stored_model(tmp_path / "my store", "m1")
-    assert unread_columns(EXCLUDED, champion) == unread_columns(EXCLUDED, None) == set(EXCLUDED)
-    assert unread_columns([], champion) == set()
