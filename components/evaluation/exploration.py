@@ -112,13 +112,13 @@ def reordering_gain(rows: ShownRows) -> ReorderingGain | None:
     return replace(found, gain=gain, low=max(gain - radius, -_LARGEST), high=min(gain + radius, _LARGEST))
 
 
-def deviation_bound(sums: NDArray[np.float64], alpha: float = ALPHA) -> float:
+def deviation_bound(sums: NDArray[np.float64]) -> float:
     """What the sum of these numbers [n] in [-2, 2] is off from that of their expectations, at most.
 
-    At all n at once, with a probability of at least 1 - alpha.
+    At all n at once, with a probability of at least 1 - `ALPHA`.
     """
     variance = float(np.square(sums / _LARGEST).sum())
-    price = math.log(2 * len(_LAMBDAS) / alpha)
+    price = math.log(2 * len(_LAMBDAS) / ALPHA)
     return _LARGEST * float(((price + (-np.log1p(-_LAMBDAS) - _LAMBDAS) * variance) / _LAMBDAS).min())
 
 

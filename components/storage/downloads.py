@@ -42,7 +42,6 @@ def download_all(
     *,
     arrived: Callable[[int], None] = ignore_progress,
     finished: Callable[[], None] = lambda: None,
-    num_transfers: int = NUM_TRANSFERS,
 ) -> None:
     """Brings every object to its path, whole; large ones first, so that no single one is waited for at the end.
 
@@ -53,7 +52,6 @@ def download_all(
         downloads: What is fetched; no two have the same path.
         arrived: See `Objects.fetch`.
         finished: Called for each file that is whole.
-        num_transfers: At a time.
 
     Raises:
         Changed, TemporaryError, PermanentError: see `Objects.fetch`; the first one. No transfer continues.
@@ -73,7 +71,7 @@ def download_all(
         fsync_path(download.path.parent)
         finished()
 
-    with ThreadPoolExecutor(num_transfers, thread_name_prefix="download") as threads:
+    with ThreadPoolExecutor(NUM_TRANSFERS, thread_name_prefix="download") as threads:
         ordered = sorted(downloads, key=lambda download: -download.wanted.size)
         try:
             for done in as_completed([threads.submit(bring, download) for download in ordered]):

@@ -42,7 +42,6 @@ from components.training.hugectr.files import (
     import_model,
 )
 from components.training.hugectr.layers import MODEL_NAME, Blueprint, compiled_model
-from components.training.hugectr.rates import rate_correction
 from components.training.hugectr.staging import Stage, full_batches, staged
 from components.training.rows import Rows
 
@@ -337,3 +336,16 @@ def _require_settings(settings: TrainingSettings, num_gpus: int) -> None:
         raise ContractError("precision is 'bfloat16', expected float32 or tf32")
     if settings.batch_size % num_gpus:
         raise ContractError(f"batch_size is {settings.batch_size}, expected a multiple of {num_gpus} GPUs")
+
+
+def rate_correction(settings: TrainingSettings, *, step: int, model_step: int) -> float:
+    """What the learning rate of step `step` of all rounds, its model's own step `model_step`, is multiplied by.
+
+    HugeCTR's count of steps, Adam's t, starts anew with every model, which is made whenever weights are restored or the
+    batch size changes, and HugeCTR does not save it. Its step is `w -= lr * c(t) * m / (sqrt(v) + eps)` with `c(t) =
+    sqrt(1 - beta2^t) / (1 - beta1^t)`; t enters nowhere else, for dense parameters and embeddings alike. Giving it
+    `lr * c(T) / c(t)`, with T the steps since the weights were initialised, therefore makes exactly the step of an Adam
+    that never forgot its count.
+    """
+    now, forgotten = ((1 - settings.beta2**t) ** 0.5 / (1 - settings.beta1**t) for t in (step, model_step))
+    return float(now / forgotten)

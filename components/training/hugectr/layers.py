@@ -166,7 +166,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
 
 def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
     settings = blueprint.settings
-    # Every step is given its learning rate, see `rates.rate_correction`.
+    # Every step is given its learning rate, see `engine.rate_correction`.
     return hugectr.CreateSolver(
         model_name=MODEL_NAME,
         seed=settings.seed,
