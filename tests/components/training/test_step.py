@@ -9,14 +9,12 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from components.contracts.manifests import Model
 from components.contracts.raw_rows import ColumnNames
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
-from components.models.configs import NETWORKS, config_from_document
-from components.models.files import open_model, slot_offsets
+from components.models.configs import config_from_document
 from components.models.scoring import load_scorer
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError, PermanentError
@@ -93,26 +91,6 @@ def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, t
     assert (note.state, note.facts["model"]) == ("done", model.model_id)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-def test_the_networks_own_graph_lies_beside_the_weights_and_is_hashed_with_them(step, training_set, world, network):
-    code, model, _ = step(training_set, model={"kind": network, "embedding_dim": 4, "tower": [8]})
-    assert code == 0
-    assert model.config["network"] == network
-    folder = local_path(model.uri) / Model.WEIGHTS
-    assert {path.name for path in folder.iterdir()} == {
-        "weights.safetensors", "optimizer.safetensors", "network.onnx"
-    }  # fmt: skip
-    config, (_, dense, ids, _) = config_from_document(model.config), world.rows(100)
-    table = open_model(folder, model.slot_sizes).weights.table
-    vectors = table[ids + slot_offsets(model.slot_sizes)]
-    session = onnxruntime.InferenceSession(folder / "network.onnx", providers=["CPUExecutionProvider"])
-    (logits,) = session.run(["logit"], {"dense": dense, "embeddings": vectors})
-    expected = load_scorer(folder, config, model.slot_sizes).probabilities(dense, ids)
-    np.testing.assert_allclose(1 / (1 + np.exp(-logits)), expected, rtol=0, atol=1e-6)
-    (folder / "network.onnx").unlink()
-    assert sha256_tree(folder) != model.sha256["weights"]
-
-
 def test_a_retry_publishes_the_same_model_and_mends_a_damaged_one(step, training_set):
     _, first, _ = step(training_set)
     _, second, _ = step(training_set)
@@ -124,17 +102,6 @@ def test_a_retry_publishes_the_same_model_and_mends_a_damaged_one(step, training
     assert step(training_set)[1] == first
     assert sha256_tree(folder / "weights") == first.sha256["weights"]
     assert [p.name for p in folder.parent.iterdir()] == [first.model_id]
-
-
-def test_an_incremental_round_continues_its_parents_steps(step, training_set, world, make_training_set):
-    _, first, _ = step(training_set)
-    sizes = [s + 2 for s in training_set.slot_sizes]
-    grown = make_training_set(*world.rows(2_000, seed=8)[:3], name="grown", slot_sizes=sizes)
-    code, second, _ = step(replace(grown, parent_model_uri=first.uri), run="r2")
-    assert code == 0
-    assert second.parent_model_id == first.model_id
-    assert second.slot_sizes == sizes
-    assert second.optimizer_step >= first.optimizer_step
 
 
 @pytest.mark.parametrize(
