@@ -4,7 +4,8 @@
    run checks that both say the same (`same_encoding`), or the figures would be of different work.
 2. An incremental round: vocabularies are extended, nothing is refitted; the script cannot do so and fits again.
 3. Fixed cost: an incremental round of few rows, interpreter and imports included.
-4. Memory at two sizes of the window: the proportional share of anonymous memory (Linux `Pss_Anon`), summed over the
+4. The engines beside each other: seconds, processor time and memory of each of these rounds.
+5. Memory at two sizes of the window: the proportional share of anonymous memory (Linux `Pss_Anon`), summed over the
    process and those that it forks.
 
 Whole processes, in turns, every round in another order; a ratio is of one round's two. A missed target is printed as
@@ -55,9 +56,9 @@ class Run(NamedTuple):
     """Bytes."""
 
 
-def step(raw: Path, bench: Path, run: str, *, parent: str | None = None, **settings: int) -> Run:
+def step(raw: Path, bench: Path, run: str, *, parent: str | None = None, **settings: int | str) -> Run:
     """The step on the raw rows of a manifest; writes `bench/work/<run>/preprocessing` and `bench/<run>.json`."""
-    asked = {"frequency_threshold": FREQUENCY_THRESHOLD, **settings}
+    asked: dict[str, int | str] = {"frequency_threshold": FREQUENCY_THRESHOLD, **settings}
     recommender = CRITEO_RECOMMENDER.with_settings({f"preprocessing.{name}": value for name, value in asked.items()})
     replace(RawDataset.read(raw), parent_model_id=parent, recommender=recommender).write(raw)
     command = [sys.executable, "-m", "components.preprocessing", f"--run={run}"]
@@ -145,7 +146,7 @@ class PreprocessingBench:
         """A first round of the step."""
         return step(self.first, self.folder, "full")
 
-    def incremental_round(self, raw: Path, **settings: int) -> Run:
+    def incremental_round(self, raw: Path, **settings: int | str) -> Run:
         """A round that goes on from the model."""
         return step(raw, self.folder, "incremental", parent="m0", **settings)
 
@@ -192,6 +193,30 @@ def fixed(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     return result
 
 
+def engines(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
+    """NVTabular's engine to NumPy's on the same rows, in turns."""
+    cases: dict[str, Callable[[str], Run]] = {
+        "first round": lambda engine: step(bench.first, bench.folder, "engines", engine=engine),
+        "incremental round": lambda engine: bench.incremental_round(bench.later, engine=engine),
+        f"{FIXED_ROWS:,} rows": lambda engine: bench.incremental_round(bench.few, engine=engine),
+    }
+    results: dict[str, Any] = {}
+    for case, run in cases.items():
+        taken = []
+        for number in range(rounds):
+            turns = ("numpy", "nvtabular") if number % 2 else ("nvtabular", "numpy")
+            taken.append({engine: run(engine) for engine in turns})
+        of_engines = {
+            engine: {figure: spread([getattr(runs[engine], figure) for runs in taken]) for figure in Run._fields}
+            for engine in turns
+        }
+        ratios = {f: spread([getattr(r["nvtabular"], f) / getattr(r["numpy"], f) for r in taken]) for f in Run._fields}
+        results[case] = {**of_engines, "nvtabular_to_numpy": ratios}
+        said = ", ".join(f"{figure} {ratio.median:.2f}" for figure, ratio in ratios.items())
+        print(f"  {case}: NVTabular's engine to NumPy's: {said}")
+    return results
+
+
 def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """Peak memory of a round on once and four times the rows, in partitions of the same size."""
     larger = raw_windows.write_window(bench.folder / "larger", 4 * bench.num_rows, seed=4, is_later=True)
@@ -221,7 +246,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
         bench = PreprocessingBench(Path(scratch), 200_000 if flags.quick else 1_000_000)
         rounds = 1 if flags.quick else 5
-        document["results"] = {part.__name__: part(bench, rounds) for part in (full, incremental, fixed, memory)}
+        document["results"] = {
+            part.__name__: part(bench, rounds) for part in (full, incremental, fixed, engines, memory)
+        }
     return 0
 
 

@@ -11,18 +11,19 @@ from pathlib import Path
 
 from components.contracts.criteo import CRITEO
 from components.contracts.raw_rows import LABEL
-from components.preprocessing import feature_graph, raw_partitions
+from components.preprocessing import fitting, numpy_engine, nvtabular_engine, raw_partitions
 from components.preprocessing.settings import PreprocessingSettings
 
 
 def fit(raw: Path, num_rows: int, output: Path) -> None:
     """Writes both forms of the workflow of the rows in `raw`."""
     plan = raw_partitions.plan_partitions(raw, expected_rows=num_rows, partition_rows=100_000, features=CRITEO)
-    statistics = feature_graph.statistics_of(plan, numeric=CRITEO.numeric)
+    unscaled = numpy_engine.unscaler(CRITEO, CRITEO.numeric)
+    statistics = fitting.statistics_of_share(plan, unscaled=unscaled)
     rules = PreprocessingSettings(frequency_threshold=1)
-    features, _ = feature_graph.next_workflow(statistics, of=CRITEO, parent=None, now=0, rules=rules)
+    features, _ = fitting.next_workflow(statistics, of=CRITEO, parent=None, now=0, rules=rules)
     features.save(output / "features")
-    workflow = feature_graph.explicit_workflow(features, output / "storage")
+    workflow = nvtabular_engine.explicit_workflow(features, output / "storage")
     workflow.remove_inputs([LABEL])
     workflow.save(str(output / "nvtabular"))
 

@@ -1,6 +1,6 @@
 """The fitted feature workflow: vocabularies and the arithmetic on the dense columns, independent of any library.
 
-Joins preprocessing, which fits it with NVTabular, to deployment, which writes it into the served graph, and to the
+Joins preprocessing, which fits it, to deployment, which writes it into the served graph, and to the
 next round's preprocessing, which carries it on. Which categories enter and leave is preprocessing's, and so is what it
 remembers of them beside these files; what changed between two workflows is `vocabulary_changes`'.
 
@@ -26,7 +26,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY, Features
+from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY, Features, NumericOptions
 from components.contracts.recommender import settings_of
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
@@ -42,6 +42,31 @@ TOMBSTONE = -2
 
 SETTINGS_FILE = "workflow.json"
 VOCABULARIES_FILE = "vocabularies.npz"
+
+
+def unscaled(features: Features, dense: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Raw numbers [n, d], NaN = missing, filled, clipped and logged: as they are before they are scaled.
+
+    In float32, but for the logarithm: float64's, rounded. Libraries' own float32 logarithms differ in the last bits
+    from each other, from one processor to the next, and some by a value's place in the array.
+    """
+    options = [features.options_of(name) for name in features.numeric]
+    values: NDArray[np.float32] = np.where(
+        np.isnan(dense), np.array([each.fill for each in options], np.float32), dense
+    ).astype(np.float32)
+    bounds = np.array([each.bounds for each in options], np.float32).reshape(-1, 2)
+    values = np.minimum(np.maximum(values, bounds[:, 0]), bounds[:, 1])
+    logged = [each.is_logged for each in options]
+    shifted = (values[:, logged] + np.float32(1)).astype(np.float64)
+    values[:, logged] = np.log(shifted).astype(np.float32)
+    return values
+
+
+def clipped(values: NDArray[np.float32], options: NumericOptions) -> NDArray[np.float32]:
+    """Values of a bucketed column before they are bucketed; NaN stays NaN."""
+    least, largest = np.array(options.bounds, np.float32)
+    found: NDArray[np.float32] = np.minimum(np.maximum(values, least), largest)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +180,7 @@ class FeatureWorkflow:
 
     def _buckets(self, name: str, values: NDArray[np.float32]) -> NDArray[np.int64]:
         """The bucket of each value, `MISSING_CATEGORY` where it is missing; one on a boundary is in the upper one."""
-        clipped = np.clip(values, *np.array(self.features.options_of(name).bounds, np.float32))
-        found = np.searchsorted(self.boundaries[name], clipped, side="right")
+        found = np.searchsorted(self.boundaries[name], clipped(values, self.features.options_of(name)), side="right")
         return np.where(np.isnan(values), MISSING_CATEGORY, found).astype(np.int64)
 
     @property
@@ -176,20 +200,12 @@ class FeatureWorkflow:
     def encode_dense(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
         """The network's dense inputs [n, `features.dense_inputs`] of raw numbers [n, d].
 
-        NaN is missing, and so is any value of an excluded column. In float32, but for the logarithm: float64's,
-        rounded. Libraries' own float32 logarithms differ in the last bits from each other, from one processor to the
-        next, and some by a value's place in the array.
+        NaN is missing, and so is any value of an excluded column.
         """
         numeric = self.features.numeric
         is_missing = np.isnan(dense)
         is_missing[:, self.excluded_dense] = True
-        options = [self.features.options_of(name) for name in numeric]
-        values = np.where(is_missing, np.array([each.fill for each in options], np.float32), dense).astype(np.float32)
-        bounds = np.array([each.bounds for each in options], np.float32).reshape(-1, 2)
-        values = np.minimum(np.maximum(values, bounds[:, 0]), bounds[:, 1])
-        logged = [each.is_logged for each in options]
-        shifted = (values[:, logged] + np.float32(1)).astype(np.float64)
-        values[:, logged] = np.log(shifted).astype(np.float32)
+        values = unscaled(self.features, np.where(is_missing, np.float32(np.nan), dense))
         scaled = ((values - self.means) / self.stds).astype(np.float32)
         indicators = is_missing[:, [numeric.index(name) for name in self.features.indicated]]
         if self.features.bucketed:

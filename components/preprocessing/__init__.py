@@ -1,1 +1,1 @@
-"""Preprocessing: raw rows become the ids and normalised values that models train on, by NVTabular."""
+"""Preprocessing: raw rows become the ids and normalised values that models train on, by NVTabular or NumPy."""

@@ -14,7 +14,7 @@ def preprocessing(
     training_set: Output[Dataset],
     metrics: Output[Metrics],
 ) -> None:
-    """Encodes the raw rows with NVTabular; extends the parent's vocabularies without moving an id.
+    """Encodes the raw rows; extends the parent's vocabularies without moving an id.
 
     Args:
         run: Name of the run.

@@ -1,40 +1,54 @@
-"""The Dask scheduler that does the work, where a run names one."""
+"""Who does the work: processes of this machine, or the workers of a Dask scheduler, where a run names one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-import dask
-
+from components.runtime import forked
 from components.runtime.errors import ContractError, TemporaryError, first_line
 
 CONNECT_SECONDS = "20s"
+SHARES_PER_THREAD = 4
+"""Of a Dask worker: of what a lost worker did, others do a share again."""
+
+
+class Workers(NamedTuple):
+    """Those that share the rows."""
+
+    run_all: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+    """The function's results, in the order of the items."""
+    num_shares: int
+    """Into how many items to divide the work."""
 
 
 @contextmanager
-def dask_client(scheduler: str) -> Iterator[None]:
-    """Runs Dask on the scheduler at that address, which NVTabular finds by itself; empty = no scheduler.
+def workers_of(scheduler: str, *, processes: int) -> Iterator[Workers]:
+    """The workers of the Dask scheduler at that address; empty = as many processes of this machine.
 
-    Its workers must see the raw and the work folder under the same paths, and have this step's packages and code.
+    The scheduler's workers must see the raw and the work folder under the same paths, and have this step's packages and
+    code.
 
     Raises:
         ContractError: the address is none.
         TemporaryError: no scheduler answers there, it has no worker, or workers were killed at the work.
     """
     if not scheduler:
-        # Not Dask's threads: a process that is forked from this one would wait for them for ever.
-        with dask.config.set(scheduler="synchronous"):
-            yield
+        yield Workers(partial(forked.run_all, processes=processes), processes)
         return
     from distributed.scheduler import KilledWorker
 
     with _client(scheduler) as client:
-        if not client.scheduler_info()["workers"]:
+        threads = sum(client.nthreads().values())
+        if not threads:
             raise TemporaryError(f"Dask scheduler {scheduler} has no worker, expected at least one")
         try:
-            yield
+            yield Workers(
+                lambda function, items: client.gather(client.map(function, items, pure=False)),
+                SHARES_PER_THREAD * threads,
+            )
         except KilledWorker as error:
             raise TemporaryError(
                 f"workers of Dask scheduler {scheduler} were killed: {first_line(error)}; smaller partitions take less "

@@ -1,7 +1,7 @@
 """The step itself: raw rows in, training set out, published whole or not at all.
 
-Sequences fit, transform, verification and the comparison of NVTabular with `contracts.workflow`, from which alone the
-served graph is built. How each is done is left to the modules named in the imports.
+Sequences fit, transform, verification and the comparison of what was written with `contracts.workflow`, from which
+alone the served graph is built. How each is done is left to the modules named in the imports.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from components.contracts import raw_rows
 from components.contracts.manifests import RawDataset, TrainingSet
 from components.contracts.vocabulary_changes import VocabularyChange, vocabulary_changes
 from components.contracts.workflow import FeatureWorkflow
-from components.preprocessing import encode, feature_graph, operators, raw_partitions
-from components.preprocessing.dask_scheduler import dask_client
+from components.preprocessing import encode, fitting, raw_partitions
+from components.preprocessing.dask_scheduler import Workers, workers_of
+from components.preprocessing.engines import Engine, engine_of
 from components.preprocessing.parent import (
     ParentWorkflow,
     expect_parents_columns,
@@ -28,6 +31,7 @@ from components.preprocessing.parent import (
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.thinning import thin
 from components.preprocessing.vocabularies import Column
+from components.preprocessing.window_statistics import merged
 from components.runtime import forked
 from components.runtime.durable import whole_directory
 from components.runtime.errors import ContractError, PermanentError
@@ -43,8 +47,8 @@ many."""
 TRAIN, HOLDOUT, WORKFLOW = "train", "holdout", "workflow"
 REPLAY, REPLAY_HOLDOUT = "replay", "replay_holdout"
 """Old rows: encoded with the round's workflow, which is fitted without them."""
-CATEGORY_FILES = ".categories"
-"""While the step works: the vocabularies as files that NVTabular's Categorify reads."""
+SCRATCH = ".scratch"
+"""While the step works: files that the engine needs."""
 THINNED = ".thinned"
 """While the step works: the rows to be learned that `negative_rate` keeps."""
 
@@ -59,11 +63,13 @@ def preprocess(
         PermanentError: what was written is not what HugeCTR or the served graph expects.
     """
     settings = raw.recommender.section("preprocessing", PreprocessingSettings)
-    processes = 1 if dask_scheduler else settings.processes or min(forked.available_cores(), forked.MAX_PROCESSES)
+    engine = engine_of(settings.engine)
+    pa.scalar(0)  # pyarrow imports pandas, if it is there, at its first use: once, not in every process that is forked
+    processes = settings.processes or min(forked.available_cores(), forked.MAX_PROCESSES)
     named, weighted = raw.recommender.features, raw.recommender.data.has_weights
     expect_parents_columns(named, raw.excluded_columns, parent)
     with (
-        dask_client(dask_scheduler),
+        workers_of(dask_scheduler, processes=processes) as workers,
         whole_directory(final, replace=True) as aside,
         _parts(raw, settings.negative_rate, aside) as parts,
     ):
@@ -71,14 +77,16 @@ def preprocess(
         plan = partial(raw_partitions.plan_partitions, features=named, excluded=excluded, weighted=weighted)
         plans = {part: plan(*at, settings.partition_rows) for part, at in parts.items()}
         to_fit = plan(*parts[TRAIN], min(settings.partition_rows, FIT_ROWS))
-        features, columns = _fit_workflow(to_fit, raw, parent=parent, processes=processes, folder=aside / WORKFLOW)
-        workflow = feature_graph.explicit_workflow(features, aside / CATEGORY_FILES, weighted=weighted)
-        rows = encode.encode_parts(workflow, features, plans, aside=aside, final=final, processes=processes)
+        features, columns = _fit_workflow(
+            to_fit, raw, parent=parent, engine=engine, workers=workers, folder=aside / WORKFLOW
+        )
+        encoder = engine.encoder(features, scratch=aside / SCRATCH, weighted=weighted)
+        rows = encode.encode_parts(encoder, features, plans, aside=aside, final=final, workers=workers)
         for part, (_, num_rows) in parts.items():
             if rows[part] != num_rows:
                 raise PermanentError(f"encoded folder {aside / part} has {rows[part]} rows, expected {num_rows}")
             logger.info("%s encoded: %d rows in %d files", part, num_rows, len(plans[part]))
-        shutil.rmtree(aside / CATEGORY_FILES)
+        shutil.rmtree(aside / SCRATCH, ignore_errors=True)
     changes = vocabulary_changes(parent.features if parent else None, features)
     training_set = TrainingSet(
         train_uri=(final / TRAIN).as_uri(),
@@ -156,18 +164,19 @@ def _fit_workflow(
     raw: RawDataset,
     *,
     parent: ParentWorkflow | None,
-    processes: int,
+    engine: Engine,
+    workers: Workers,
     folder: Path,
 ) -> tuple[FeatureWorkflow, list[Column]]:
     """Writes this round's workflow, with what the next one should know, into `folder`."""
     now = raw_rows.microseconds(moment_of(raw.last_event_time).timestamp())
     features = raw.recommender.features
     new = tuple(name for name in features.numeric if parent is None or name not in parent.scaling)
-    fit_share = partial(feature_graph.statistics_of, numeric=new)
-    shares = forked.shares(plan, processes, weight=lambda partition: partition.num_rows)
-    found = forked.run_all(fit_share, shares, processes=processes)
-    workflow, columns = feature_graph.next_workflow(
-        operators.merged(found),
+    unscaled = engine.unscaler(features, new) if new else None
+    shares = forked.shares(plan, workers.num_shares, weight=lambda partition: partition.num_rows)
+    found = workers.run_all(partial(fitting.statistics_of_share, unscaled=unscaled), shares)
+    workflow, columns = fitting.next_workflow(
+        merged(found),
         of=features,
         parent=parent,
         now=now,

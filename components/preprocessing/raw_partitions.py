@@ -1,10 +1,4 @@
-"""The raw rows as a Dask collection in the order of file names, with types that NVTabular encodes exactly.
-
-NVTabular's own Parquet reader is not used, for two reasons: it sorts files by the numbers in their names (a raw
-folder's row order is that of plain names), and a column's type depends on whether a partition holds a null. Here a
-category is always float64 (exact below 2^53, null = NaN) and a dense value float32. A list is as many columns of
-categories as it has places.
-"""
+"""The raw rows in partitions, in the order of file names, as Arrow reads them."""
 
 from __future__ import annotations
 
@@ -12,8 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -35,16 +27,6 @@ class Partition(NamedTuple):
     """Features that are missing whatever the file holds."""
     weighted: bool = False
     """Whether rows have weights."""
-
-
-def read_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
-    """Types of the columns of a partition's frame, in their order."""
-    return {
-        LABEL: "float32",
-        **dict.fromkeys(features.numeric, "float32"),
-        **dict.fromkeys(features.place_names, "float64"),
-        **({WEIGHT: "float32"} if weighted else {}),
-    }
 
 
 def raw_files(folder: Path) -> list[Path]:
@@ -93,41 +75,32 @@ def plan_partitions(
 
 
 def read_partition(partition: Partition, *, first_rows: int | None = None) -> Any:
-    """The label, the features and the weight of a partition, or of its first rows, as a frame of `read_types`.
+    """The label, the features and the weight of a partition, or of its first rows, as an Arrow record batch.
 
     Raises:
         ContractError: the file is damaged.
     """
     path, groups, _, features, excluded, weighted = partition
-    types = read_types(features, weighted=weighted)
-    names = [name for name in (LABEL, *features.names) if name not in excluded]
-    names += [WEIGHT] if weighted else []
+    types = raw_types(features, weighted=weighted)
+    columns = [LABEL, *features.names, *([WEIGHT] if weighted else [])]
     with reading_parquet(path):
-        file = pq.ParquetFile(path)
+        file, read = pq.ParquetFile(path), [name for name in columns if name not in excluded]
         if first_rows is None:
-            table = file.read_row_groups(list(groups), columns=names)
+            (rows,) = file.read_row_groups(list(groups), columns=read).combine_chunks().to_batches()
         else:
-            batches = file.iter_batches(batch_size=first_rows, row_groups=list(groups), columns=names)
-            table = pa.Table.from_batches([next(batches)])
-    columns = {
-        name: table[name].to_numpy().astype(types[name], copy=False) for name in names if name not in features.lists
-    }
+            rows = next(file.iter_batches(batch_size=first_rows, row_groups=list(groups), columns=read))
+    empty = {name: pa.nulls(rows.num_rows, arrow_schema({name: types[name]}).field(0).type) for name in excluded}
+    arrays = {**dict(zip(rows.schema.names, rows.columns)), **empty}
+    return pa.RecordBatch.from_arrays([arrays[name] for name in columns], names=columns)
+
+
+def place_columns(rows: Any, features: Features) -> dict[str, Any]:
+    """The categories of a record batch as Arrow arrays, null = missing: by place, see `Features.place_names`."""
+    found = {name: rows.column(name) for name in features.categorical}
     for name in features.lists:
-        if name in names:
-            found = list_matrix(table[name].combine_chunks(), features.list_options_of(name)).astype(np.float64)
-            found[found == MISSING_CATEGORY] = np.nan
-            columns |= {place: found[:, i] for i, place in enumerate(features.places_of(name))}
-    empty = np.full(table.num_rows, np.nan)
-    return pd.DataFrame({name: columns.get(name, empty).astype(dtype, copy=False) for name, dtype in types.items()})
-
-
-def read_lazily(partitions: list[Partition]) -> Any:
-    """The partitions, at least one, as a Dask frame."""
-    import dask.dataframe as dd
-
-    types = read_types(partitions[0].features, weighted=partitions[0].weighted)
-    empty = pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in types.items()})
-    return dd.from_map(read_partition, partitions, meta=empty, enforce_metadata=False)
+        places = list_matrix(rows.column(name), features.list_options_of(name)).T
+        found |= {n: pa.array(each, mask=each == MISSING_CATEGORY) for n, each in zip(features.places_of(name), places)}
+    return found
 
 
 def _grouped(metadata: Any, partition_rows: int) -> list[tuple[tuple[int, ...], int]]:

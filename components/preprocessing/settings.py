@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from components.runtime.errors import ContractError
 
@@ -18,6 +19,8 @@ class PreprocessingSettings:
         ContractError: a number is out of its range.
     """
 
+    engine: Literal["numpy", "nvtabular"] = "numpy"
+    """What encodes the rows; both write the same bytes, see preprocessing.md."""
     frequency_threshold: int = 5
     """Sightings in training rows, summed over rounds, that a category needs to get an id of its own; at least 1."""
     category_ttl_days: float = 0.0

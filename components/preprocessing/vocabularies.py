@@ -3,7 +3,7 @@
 A category enters once its sightings, summed over the rounds, reach a threshold, and leaves after a time unseen. Ids
 never move: who leaves leaves a tombstone, whose id a later round gives out again before it appends any. Everything
 depends on the parent's column and this round's counts alone, so a round that is tried again decides the same. Counting
-rows is left to `operators`, the file between the rounds to `parent`.
+rows is left to `window_statistics`, the file between the rounds to `parent`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The proof that the graph gives raw rows the scores that training gave encoded ones.
 
-Takes the raw held-out rows and the scores that evaluation kept of them (made by NVTabular's encoding and the
+Takes the raw held-out rows and the scores that evaluation kept of them (made by preprocessing's encoding and the
 training side's network), runs the graph in this process on one thread, and refuses above `TOLERANCE`. A sample of
 the rows goes with the version as its golden rows, so that a served model can be probed with them later.
 """

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from components.contracts import criteo, raw_rows
 from components.contracts.manifests import Model, RawDataset, TrainingSet
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.__main__ import main
+from components.preprocessing.settings import PreprocessingSettings
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
 from components.store.models import model_folder
@@ -78,9 +80,23 @@ def write_old_rows():
 
 @pytest.fixture
 def run_step(tmp_path):
-    """Runs the step as its command line does; the store and the work folder have a space in their names."""
+    """Runs the step as its command line does, by each engine: both must write the same bytes.
 
-    def run(raw_path, *, run="run-1", parent=None, extra=(), expect=0, **settings):
+    The store and the work folder have a space in their names.
+    """
+
+    def run(raw_path, *, run="run-1", expect=0, **options):
+        by_engine = {}
+        for engine in get_args(get_type_hints(PreprocessingSettings)["engine"]):
+            training_set = run_once(raw_path, run=run, expect=expect, engine=engine, **options)
+            folder = tmp_path / "big data" / run / "preprocessing"
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            by_engine[engine] = {str(path): path.read_bytes() for path in files}
+        assert by_engine["numpy"] == by_engine["nvtabular"]
+        assert bool(by_engine["numpy"]) == (expect == 0)
+        return training_set
+
+    def run_once(raw_path, *, run, expect, parent=None, extra=(), **settings):
         if raw_path.exists():
             with_settings(raw_path, **settings)
         if parent:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.features import Features, ListOptions, NumericOptions
+from components.contracts.raw_rows import WEIGHT, ColumnNames
 from components.contracts.recommender import Recommender
 from components.storage.uris import local_path
 from tests.support.numeric_columns import EVERY_KIND, scaling_of, unscaled, values_of
@@ -189,8 +190,9 @@ def test_lists_count_and_encode_the_elements_that_count_by_the_vocabulary_of_the
     table = table_of(Features(numeric=("price",), categorical=("item",)))
     for name, values in zip(LISTS.lists, lists):
         table = table.append_column(name, pa.array(values, pa.list_(pa.int64())))
-    path = write_raw(table)
-    described = Recommender(name="shop", features=LISTS)
+    weights = random.random(400).astype(np.float32)
+    path = write_raw(table.append_column(WEIGHT, pa.array(weights)))
+    described = Recommender(name="shop", features=LISTS, data=ColumnNames(weight="w"))
     reading.change(path, recommender=described, excluded_columns=left_out)
     encoded_set = run_step(path, partition_rows=90, processes=2)
     last, tags = ([each or [] for each in values] for values in lists)
@@ -199,7 +201,8 @@ def test_lists_count_and_encode_the_elements_that_count_by_the_vocabulary_of_the
     vocabularies = [[] if name in left_out else frequent(counts) for name, counts in zip(("item", "tags"), seen)]
     assert [each.tolist() for each in reading.workflow(encoded_set).vocabularies] == vocabularies
     found = reading.table(encoded_set.train_uri)
-    assert found.column_names == ["label", "price", "item", "last/0", "last/1", "tags/0", "tags/1", "tags/2"]
+    assert found.column_names == ["label", "price", "item", "last/0", "last/1", "tags/0", "tags/1", "tags/2", WEIGHT]
+    np.testing.assert_array_equal(found[WEIGHT].to_numpy(), weights)
     for name, rows, slot, width in zip(("item", *LISTS.lists), places, (0, 0, 1), (1, 2, 3)):
         known = {category: 3 + position for position, category in enumerate(vocabularies[slot])}
         absent = 1 if name == "item" else 0

@@ -10,7 +10,7 @@ import pytest
 
 from components.preprocessing import dask_scheduler
 from components.preprocessing.__main__ import main
-from components.preprocessing.dask_scheduler import dask_client
+from components.preprocessing.dask_scheduler import workers_of
 from components.runtime.errors import TemporaryError
 
 
@@ -55,12 +55,6 @@ def test_a_worker_that_is_killed_is_a_reason_to_try_again():
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
         pytest.raises(TemporaryError, match=f"workers of Dask scheduler {cluster.scheduler_address} were killed"),
-        dask_client(cluster.scheduler_address),
+        workers_of(cluster.scheduler_address, processes=1) as workers,
     ):
-        dask.compute(dask.delayed(os._exit)(9))
-
-
-def test_without_a_scheduler_no_thread_is_started_that_a_forked_process_would_wait_for():
-    with dask_client(""):
-        assert dask.compute(dask.delayed(os.getpid)())[0] == os.getpid()
-        assert dask.config.get("scheduler") == "synchronous"
+        workers.run_all(os._exit, [9])

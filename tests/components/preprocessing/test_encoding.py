@@ -1,20 +1,18 @@
-"""What NVTabular writes, against the contract's arithmetic, NumPy in float64, and counts made by hand."""
+"""What both engines write, against the contract's arithmetic, NumPy in float64, and counts made by hand."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import numpy as np
-import nvtabular
-import pandas
+import pyarrow as pa
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, CRITEO, DENSE
+from components.contracts.criteo import CATEGORICAL, DENSE
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID
-from components.preprocessing.feature_graph import explicit_workflow
-from components.preprocessing.raw_partitions import read_types
+from components.preprocessing import nvtabular_engine
 from components.storage.uris import local_path
 from tests.support.nasty_rows import nasty_rows, strange_workflow
 
@@ -111,12 +109,10 @@ def test_nvtabular_and_the_contract_agree_on_rows_that_no_client_should_send(wor
     # What preprocessing's readers let through, and what is far from any stand-in of NVTabular's.
     sent = (categorical >= MISSING_CATEGORY) | (categorical < -(2**31))
     categorical = np.where(sent, categorical, 2**32 - 5)
-    columns = {**dict(zip(DENSE, dense.T)), **dict(zip(CATEGORICAL, categorical.T))}
-    frame = pandas.DataFrame({LABEL: 0, **columns}).astype(read_types(CRITEO))
-    frame[list(CATEGORICAL)] = frame[list(CATEGORICAL)].replace(-1, float("nan"))
-    given = explicit_workflow(workflow, tmp_path / "categories")
-    encoded = given.transform(nvtabular.Dataset(frame, cpu=True)).compute()
-    ids, values = encoded[list(CATEGORICAL)].to_numpy(), encoded[list(DENSE)].to_numpy()
+    columns = {LABEL: np.zeros(4096, np.int32), **dict(zip(DENSE, dense.T))}
+    columns |= {name: pa.array(each, mask=each == MISSING_CATEGORY) for name, each in zip(CATEGORICAL, categorical.T)}
+    encoded = nvtabular_engine.encoder(workflow, scratch=tmp_path / "categories")(pa.RecordBatch.from_pydict(columns))
+    ids, values = (np.stack([encoded[name] for name in names], 1) for names in (CATEGORICAL, DENSE))
     assert {MISSING_ID, OOV_ID, FIRST_ID} <= set(np.unique(ids))
     assert np.abs(categorical[categorical < 0]).max() > 2**40 < categorical.max()
     np.testing.assert_array_equal(ids, workflow.encode_categorical(categorical))

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "pieces and processes": ({"PYTHONHASHSEED": "1"}, {"partition_rows": 200, "processes": 3}, ()),
     "one process, one core": ({"PYTHONHASHSEED": "2", "OMP_NUM_THREADS": "1"}, {"processes": 1}, ()),
     "a Dask cluster": ({}, {"partition_rows": 300}, ("--dask-scheduler", CLUSTER)),
+    "NVTabular there": ({}, {"partition_rows": 300, "engine": "nvtabular"}, ("--dask-scheduler", CLUSTER)),
 }
 
 
@@ -78,6 +79,16 @@ def test_no_setting_of_the_machine_changes_a_byte(write_raw, run_step, run_elsew
             assert tables[0].equals(tables[1]), list(ELSEWHERE)[number]
 
 
+def test_numpys_engine_needs_neither_nvtabular_nor_dask(write_raw, run_elsewhere, raw_table, reading, tmp_path):
+    for name in ("nvtabular", "merlin", "dask", "distributed"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError(__name__)")
+    raw = write_raw(raw_table(100))
+    run_elsewhere(raw, "numpy", {"PYTHONPATH": str(tmp_path)}, ())
+    reading.asked(raw, engine="nvtabular")
+    with pytest.raises(subprocess.CalledProcessError):
+        run_elsewhere(raw, "nvtabular", {"PYTHONPATH": str(tmp_path)}, ())
+
+
 def test_the_order_of_rows_changes_no_byte_of_the_workflow(write_raw, run_step, raw_table):
     table = raw_table(1200, seed=5)
     mixed = table.take(pa.array(np.random.default_rng(0).permutation(1200)))
@@ -91,7 +102,7 @@ def test_the_order_of_rows_changes_no_byte_of_the_workflow(write_raw, run_step, 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("is_logged", [True, False], ids=["logarithms", "any numbers"])
 def test_sums_are_those_of_exact_arithmetic_in_any_order(is_logged):
-    from components.preprocessing import operators
+    from components.preprocessing import window_statistics
 
     random = np.random.default_rng(0)
     drawn = random.normal(size=5000) * 10.0 ** random.integers(-44, 38, 5000)
@@ -99,8 +110,10 @@ def test_sums_are_those_of_exact_arithmetic_in_any_order(is_logged):
     if is_logged:
         values = np.log1p(np.floor(random.lognormal(4, 3, 5000))).astype(np.float32)
     pieces = np.split(random.permutation(values), np.sort(random.choice(5000, 7)))
-    found = [({}, {"I1": operators._moments(piece, is_logged=is_logged)}) for piece in pieces if len(piece)]
-    _, moments = operators.merged(found)
+    zero = window_statistics._moments(np.array([-0.0], np.float32), is_logged=is_logged)
+    assert not np.signbit([zero.least, zero.largest]).any()
+    found = [({}, {"I1": window_statistics._moments(piece, is_logged=is_logged)}) for piece in pieces if len(piece)]
+    _, moments = window_statistics.merged(found)
     bits = 32 if is_logged else 149
     exact = [int(Fraction(float(v)) * 2**bits) for v in values]
     assert moments["I1"] == (5000, sum(exact), sum(k * k for k in exact), values.min(), values.max(), 2.0**-bits)

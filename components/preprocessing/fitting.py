@@ -1,0 +1,112 @@
+"""The round's workflow, fitted on the statistics of its training rows, or carried on from its parent's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.contracts.features import Features, NumericOptions
+from components.contracts.workflow import FeatureWorkflow
+from components.preprocessing.engines import Columns
+from components.preprocessing.parent import ParentWorkflow
+from components.preprocessing.raw_partitions import Partition, read_partition
+from components.preprocessing.settings import PreprocessingSettings
+from components.preprocessing.vocabularies import Column, next_column, unseen_column
+from components.preprocessing.window_statistics import Moments, Statistics, merged, statistics_of
+
+_MERGED_AT_A_TIME = 8
+
+
+def statistics_of_share(partitions: Sequence[Partition], *, unscaled: Callable[[Any], Columns] | None) -> Statistics:
+    """The statistics of partitions, at least one, of which few are held at a time.
+
+    `unscaled` gives the numeric columns that are fitted, see `engines.Engine.unscaler`; None = there are none.
+    """
+    found: list[Statistics] = []
+    for partition in partitions:
+        rows = read_partition(partition)
+        found.append(statistics_of(rows, partition.features, unscaled(rows) if unscaled else {}))
+        if len(found) == _MERGED_AT_A_TIME:
+            found = [merged(found)]
+    return merged(found)
+
+
+def next_workflow(
+    statistics: Statistics,
+    *,
+    of: Features,
+    parent: ParentWorkflow | None,
+    now: int,
+    rules: PreprocessingSettings,
+    excluded: tuple[str, ...] = (),
+) -> tuple[FeatureWorkflow, list[Column]]:
+    """The workflow of this round, and what the next one should know of its categories.
+
+    Args:
+        statistics: Those of the training rows.
+        of: The columns.
+        parent: Whose workflow to carry on; None = fitted on these rows alone. The arithmetic on its dense columns stays
+            the parent's, because its weights were trained on it; columns that it lacks are fitted on these rows.
+        now: Newest row of the window, microseconds of UTC since 1970.
+        rules: When a category enters and leaves.
+        excluded: Features that the rows all lack, and that what is fitted always takes as missing.
+    """
+    counts, moments = statistics
+    before, unseen = parent.columns if parent else {}, unseen_column(np.zeros(0, np.int64))
+    own = of.slots[: len(of.slots) - len(of.bucketed)]
+    after = [next_column(before.get(name, unseen), *counts[name], now=now, rules=rules) for name in own]
+    num_buckets = {name: of.options_of(name).num_buckets for name in of.bucketed}
+    after += [unseen_column(np.arange(0 if name in excluded else n)) for name, n in num_buckets.items()]
+    means, stds = _scaling(moments, of, known=parent.scaling if parent else {})
+    known = parent.features.boundaries if parent else {}
+    boundaries = {n: known[n] if n in known else _boundaries(*counts[n], number) for n, number in num_buckets.items()}
+    features = FeatureWorkflow(
+        features=of,
+        vocabularies=tuple(column.vocabulary for column in after),
+        means=means,
+        stds=stds,
+        frequency_threshold=rules.frequency_threshold,
+        excluded=excluded,
+        boundaries=boundaries,
+    )
+    return features, after
+
+
+def _scaling(
+    moments: Moments, features: Features, *, known: Mapping[str, tuple[float, float]]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """What is subtracted from each numeric column and what it is divided by; 1 where all values are the same."""
+    found = np.array(
+        [
+            known[name] if name in known else _fitted(moments, name, features.options_of(name))
+            for name in features.numeric
+        ]
+    ).reshape(-1, 2)
+    centres, scales = found.T.astype(np.float32)
+    return centres, np.where(scales == 0, np.float32(1), scales)
+
+
+def _fitted(moments: Moments, name: str, options: NumericOptions) -> tuple[float, float]:
+    if options.is_standardized:
+        return moments[name].mean_and_std()
+    if options.is_minmax:
+        return moments[name].least, moments[name].largest - moments[name].least
+    return 0.0, 1.0
+
+
+def _boundaries(values: NDArray[np.float32], counts: NDArray[np.int64], num_buckets: int) -> NDArray[np.float32]:
+    """The quantiles i / `num_buckets` of a column, from its distinct values, ascending, and how often each occurs.
+
+    Each is a value of the column, by NumPy's method `higher`, so that it is exact in float32. One that equals another
+    or the least value is left out: every bucket holds a row.
+    """
+    if not len(values):
+        return np.zeros(0, np.float32)
+    up_to = np.cumsum(counts)
+    ranks = -(-np.arange(1, num_buckets) * (up_to[-1] - 1) // num_buckets)
+    places = np.unique(np.searchsorted(up_to, ranks, side="right"))
+    found: NDArray[np.float32] = values[places[places > 0]] + np.float32(0)
+    return found

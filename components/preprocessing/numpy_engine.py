@@ -1,0 +1,44 @@
+"""NumPy's engine: the arithmetic of `contracts.workflow` on whole partitions, with no other library beside Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.contracts.features import Features
+from components.contracts.raw_rows import LABEL, WEIGHT, category_matrix, feature_matrix
+from components.contracts.workflow import FeatureWorkflow, clipped, unscaled
+from components.preprocessing.engines import Columns
+
+
+def unscaler(features: Features, names: tuple[str, ...]) -> Callable[[Any], Columns]:
+    """See `engines.Engine`."""
+    return partial(_unscaled, features, names)
+
+
+def encoder(features: FeatureWorkflow, *, scratch: Path, weighted: bool = False) -> Callable[[Any], Columns]:
+    """See `engines.Engine`; writes no file."""
+    return partial(_encoded, features, weighted)
+
+
+def _unscaled(features: Features, names: tuple[str, ...], rows: Any) -> Columns:
+    dense = feature_matrix(rows, features.numeric, "float32", missing=np.nan)
+    found = dict(zip(features.numeric, unscaled(features, dense).T))
+    found |= {n: clipped(dense[:, features.numeric.index(n)], features.options_of(n)) for n in features.bucketed}
+    return {name: np.ascontiguousarray(found[name]) for name in names}
+
+
+def _encoded(workflow: FeatureWorkflow, weighted: bool, rows: Any) -> Columns:
+    features = workflow.features
+    dense = feature_matrix(rows, features.numeric, "float32", missing=np.nan)
+    ids = workflow.encode_categorical(workflow.with_buckets(dense, category_matrix(rows, features)))
+    return {
+        LABEL: rows.column(0).cast("float32").to_numpy(),
+        **dict(zip(features.dense_inputs, workflow.encode_dense(dense).T)),
+        **dict(zip(features.id_names, ids.T)),
+        **({WEIGHT: rows.column(rows.num_columns - 1).cast("float32").to_numpy()} if weighted else {}),
+    }

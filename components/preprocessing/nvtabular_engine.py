@@ -1,0 +1,171 @@
+"""NVTabular's engine: its graphs of a round, the first before anything is fitted, the second stated explicitly.
+
+The second graph is built from a `FeatureWorkflow`: Categorify with a vocabulary file whose order is that of our ids,
+and `Normalize` with given moments, so what NVTabular computes is, number for number, what the served graph computes
+from the same description. It defines the encoding; `numpy_engine` computes the same. The operators are `operators`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import nvtabular as nvt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from merlin.dag.executors import Device, LocalExecutor
+from merlin.schema import ColumnSchema, Schema
+from numpy.typing import NDArray
+from nvtabular import ops
+
+from components.contracts.features import MISSING_CATEGORY, Features, NumericOptions
+from components.contracts.raw_rows import LABEL, WEIGHT
+from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
+from components.preprocessing.engines import Columns
+from components.preprocessing.operators import (
+    DistinctCategorify,
+    Emptied,
+    IsMissing,
+    KnownBucketize,
+    RoundedLogOp,
+    stored_name,
+)
+from components.preprocessing.raw_partitions import place_columns
+
+
+def unscaler(features: Features, names: tuple[str, ...]) -> Callable[[Any], Columns]:
+    """See `engines.Engine`."""
+    plain = tuple(name for name in names if name not in features.bucketed)
+    inputs = _unscaled(features, plain)
+    inputs += [_clipped([name], features.options_of(name)) for name in names if name not in plain]
+    workflow = nvt.Workflow(_joined(inputs) >> ops.AddMetadata()).fit_schema(_input_schema(features, weighted=False))
+    return partial(_transformed, workflow, features)
+
+
+def encoder(features: FeatureWorkflow, *, scratch: Path, weighted: bool = False) -> Callable[[Any], Columns]:
+    """See `engines.Engine`."""
+    return partial(_transformed, explicit_workflow(features, scratch, weighted=weighted), features.features)
+
+
+def _transformed(workflow: Any, features: Features, rows: Any) -> Columns:
+    """What the executor that NVTabular gives each partition of a Dask collection makes of the rows."""
+    found = LocalExecutor(Device.CPU).transform(_frame(rows, features), workflow.graph)
+    return {name: found[name].to_numpy() for name in workflow.output_schema.column_names}
+
+
+def _frame(rows: Any, features: Features) -> Any:
+    """The rows as NVTabular encodes them exactly: a category is float64 (exact below 2^53, null = NaN)."""
+    columns = {**dict(zip(rows.schema.names, rows.columns)), **place_columns(rows, features)}
+    types = read_types(features, weighted=WEIGHT in columns)
+    return pd.DataFrame(
+        {name: columns[name].to_numpy(zero_copy_only=False).astype(dtype) for name, dtype in types.items()}
+    )
+
+
+def read_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
+    """Types of the columns of the frame that is encoded, in their order."""
+    return {
+        LABEL: "float32",
+        **dict.fromkeys(features.numeric, "float32"),
+        **dict.fromkeys(features.place_names, "float64"),
+        **({WEIGHT: "float32"} if weighted else {}),
+    }
+
+
+def explicit_workflow(features: FeatureWorkflow, storage: Path, *, weighted: bool = False) -> Any:
+    """The NVTabular workflow that computes what `features` says; its category files lie below `storage`.
+
+    A weight of `weighted` rows stays as it is, behind all other columns.
+    """
+    columns = features.features
+    categorify = DistinctCategorify(_write_vocabularies(features, storage), columns, folder=storage)
+    normalize = ops.Normalize(out_dtype=np.float32)
+    # A float32 scalar written as a Python float keeps the arithmetic in float32.
+    normalize.means = dict(zip(columns.numeric, map(float, features.means)))
+    normalize.stds = dict(zip(columns.numeric, map(float, features.stds)))
+    categorify.fitted = normalize.fitted = True
+    outputs = [[LABEL] >> ops.AddMetadata(tags=["target"])]
+    if plain := tuple(columns.numeric[place] for place in columns.plain_numeric):
+        dense = _joined(_unscaled(columns, plain, excluded=features.excluded)) >> normalize
+        if columns.indicated:
+            dense += _present(columns.indicated, features.excluded) >> IsMissing()
+        outputs.append(dense[list(columns.dense_inputs)])
+    if columns.id_names:
+        places = zip(columns.place_names, columns.place_features)
+        left_out = tuple(place for place, name in places if name in features.excluded)
+        inputs = [_present(columns.place_names, left_out)] * bool(columns.place_names)
+        bucketize = KnownBucketize({name: values.tolist() for name, values in features.boundaries.items()})
+        for name in columns.bucketed:
+            inputs.append(_clipped(_present((name,), features.excluded), columns.options_of(name)) >> bucketize)
+        outputs.append(_joined(inputs) >> categorify)
+    if weighted:
+        outputs.append([WEIGHT] >> ops.AddMetadata(tags=["sample_weight"]))
+    return nvt.Workflow(_joined(outputs)).fit_schema(_input_schema(columns, weighted=weighted))
+
+
+def _unscaled(features: Features, names: tuple[str, ...], *, excluded: tuple[str, ...] = ()) -> list[Any]:
+    """The parts of the graph of these numeric columns before they are scaled, one for all columns of equal options."""
+    groups: dict[tuple[float, tuple[float, float], bool], list[str]] = {}
+    for name in names:
+        options = features.options_of(name)
+        groups.setdefault((options.fill, options.bounds, options.is_logged), []).append(name)
+    parts = []
+    for (fill, _, is_logged), columns in groups.items():
+        part = _clipped(
+            _present(tuple(columns), excluded) >> ops.FillMissing(fill_val=fill), features.options_of(columns[0])
+        )
+        parts.append(part >> RoundedLogOp() if is_logged else part)
+    return parts
+
+
+def _clipped(part: Any, options: NumericOptions) -> Any:
+    least, largest = options.bounds
+    if least == -np.inf:
+        return part
+    return part >> ops.Clip(min_value=least, max_value=largest if largest < np.inf else None)
+
+
+def _input_schema(features: Features, *, weighted: bool) -> Any:
+    """Stated, because NVTabular would read a partition to find out."""
+    types = read_types(features, weighted=weighted)
+    return Schema([ColumnSchema(name, dtype=np.dtype(dtype)) for name, dtype in types.items()])
+
+
+def _joined(parts: list[Any]) -> Any:
+    """The columns of all parts, at least one, in their order."""
+    return sum(parts[1:], start=parts[0])
+
+
+def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, str]:
+    """Files as Categorify leaves them: the id as the index, the category as the column; no table of its sizes.
+
+    Integers, because pandas merges floats as objects, five times slower.
+    """
+    folder = storage / "categories"
+    folder.mkdir(parents=True)
+    paths = {}
+    for i, (name, values) in enumerate(zip(features.features.slots, features.vocabularies)):
+        # NVTabular cannot encode with an empty vocabulary; this value, which no raw row holds, stands in for it.
+        listed = _without_tombstones(values) if len(values) else np.array([MISSING_CATEGORY])
+        frame = pd.DataFrame({stored_name(name): listed}, index=pd.RangeIndex(FIRST_ID, FIRST_ID + len(listed)))
+        paths[name] = str(folder / f"unique.{i}.parquet")
+        pq.write_table(pa.Table.from_pandas(frame), paths[name], use_dictionary=False, write_statistics=False)
+    return paths
+
+
+def _present(columns: tuple[str, ...], excluded: tuple[str, ...]) -> Any:
+    """The columns as a graph begins with them; excluded ones are emptied, whatever the rows hold."""
+    return list(columns) >> Emptied(excluded) if set(columns) & set(excluded) else list(columns)
+
+
+def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The vocabulary with a negative value of its own, which no raw row holds, for each id without a category.
+
+    An id is a position, so each needs a value. They differ because NVTabular looks up by a merge: equal ones would
+    multiply a row that held such a value, should one ever come past the checks.
+    """
+    return np.where(vocabulary == TOMBSTONE, TOMBSTONE - np.arange(len(vocabulary)), vocabulary)
