@@ -13,13 +13,7 @@ from components.contracts.serving import MAX_BATCH_ROWS
 from components.runtime.exit_codes import exits_with_code
 from k8s.scaling.cluster import StartTimes
 from k8s.scaling.hpa import Autoscaler
-from k8s.scaling.manifests import (
-    HPA_MANIFEST,
-    PENDING_METRIC,
-    QUEUE_METRIC,
-    read_autoscaler,
-    with_targets,
-)
+from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC, SHIPPED_AUTOSCALER, read_autoscaler, with_targets
 from k8s.scaling.queueing import PodSettings
 from k8s.scaling.report import describe
 from k8s.scaling.service_times import read_service_times, shipped_or_file
@@ -64,7 +58,9 @@ def build_parser() -> argparse.ArgumentParser:
     trace.add_argument("--seed", type=int, default=0, help="of arrivals, choices and service times (default: 0)")
 
     scaler = simulate.add_argument_group("autoscaler (default: as the manifests ship it)")
-    scaler.add_argument("--manifest", type=Path, default=HPA_MANIFEST, help="another HPA than the shipped one")
+    scaler.add_argument(
+        "--manifest", type=Path, default=SHIPPED_AUTOSCALER, help="another ScaledObject or HPA than the shipped one"
+    )
     scaler.add_argument("--target-queue-microseconds", type=_positive, metavar="N", help="instead of the manifest's")
     scaler.add_argument("--target-pending", type=_positive, metavar="N", help="instead of the manifest's")
 

@@ -54,17 +54,12 @@ class Pod:
     name: str
     node: Node
     created_at: float
-    running_at: float
     serving_at: float
     """Its server answers; its metrics can be scraped."""
     ready_at: float
     queue: PodQueue
     scrape_offset: float
     leaving_at: float = math.inf
-
-    def seen(self, now: float) -> hpa.PodStatus:
-        """What the autoscaler's controller sees of it."""
-        return hpa.PodStatus(self.name, is_pending=now < self.running_at)
 
 
 @dataclass
@@ -92,6 +87,10 @@ class Cluster:
         """Pods that are not being deleted."""
         return [pod for pod in self.pods if pod.leaving_at == math.inf]
 
+    def counted(self, now: float) -> hpa.PodCounts:
+        """The pods as the autoscaler's controller counts them."""
+        return hpa.PodCounts(existing=len(self.staying()), ready=sum(pod.ready_at <= now for pod in self.pods))
+
     def ready(self, now: float) -> list[Pod]:
         """Pods that requests go to."""
         return [pod for pod in self.pods if pod.ready_at <= now < pod.leaving_at]
@@ -100,7 +99,7 @@ class Cluster:
         """The pods with which the simulation begins: ready at 0."""
         self.scale(0.0, count)
         for pod in self.pods:
-            pod.running_at = pod.serving_at = pod.ready_at = pod.node.ready_at = 0.0
+            pod.serving_at = pod.ready_at = pod.node.ready_at = 0.0
             pod.queue = self.new_queue(0.0)
             pod.node.image_at = 0.0
 
@@ -149,15 +148,13 @@ class Cluster:
             self.nodes.append(node)
         # The first pod pulls the image; one that comes meanwhile waits for the same pull.
         node.image_at = min(node.image_at, max(now, node.ready_at) + self.times.image)
-        begins = max(now, node.image_at)
-        serving = begins + self.times.pod
+        serving = max(now, node.image_at) + self.times.pod
         node.pods, node.idle_since = node.pods + 1, math.inf
         self.pods.append(
             Pod(
                 name=f"triton-{self._number}",
                 node=node,
                 created_at=now,
-                running_at=begins,
                 serving_at=serving,
                 ready_at=serving + self.times.readiness,
                 queue=self.new_queue(serving),

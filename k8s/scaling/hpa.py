@@ -1,14 +1,14 @@
 """Kubernetes' HorizontalPodAutoscaler: how many replicas it asks for at each of its syncs.
 
 The algorithm is the controller's of Kubernetes 1.29 and later (pkg/controller/podautoscaler: `replica_calculator.go`,
-`horizontal.go`), for metrics of type Pods. CPU and memory have rules of their own for pods that start, which do not
-hold for this type. `manifests` reads what is shipped; pods and metrics are `simulation`'s.
+`horizontal.go`), for metrics of type External, which KEDA and prometheus-adapter serve. `manifests` reads what is
+shipped; pods and metrics are `simulation`'s.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from components.runtime.errors import ContractError
@@ -17,9 +17,6 @@ SYNC_SECONDS = 15.0
 """Between two syncs; kube-controller-manager's default."""
 TOLERANCE = 0.1
 """Within so much of the target nothing is changed; the controller's default."""
-
-PerPod = Mapping[str, float]
-"""A metric's value by the pod's name; pods may be missing."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,8 @@ class Metric:
 
     name: str
     target: float
+    is_average: bool = False
+    """Whether the target is of the value divided by the pods (`AverageValue`) or of the value itself (`Value`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +63,14 @@ class Autoscaler:
     down: Rules = DEFAULT_DOWN
 
 
-@dataclass(frozen=True)
-class PodStatus:
-    """A pod as the controller sees it; those being deleted are not shown to it."""
+@dataclass(frozen=True, kw_only=True)
+class PodCounts:
+    """The Deployment's pods as the controller counts them."""
 
-    name: str
-    is_pending: bool = False
+    existing: int
+    """Pods that are not being deleted."""
+    ready: int
+    """Pods that run and are ready; one that is being deleted counts until it has ended."""
 
 
 @dataclass
@@ -84,21 +85,14 @@ class Controller:
     _recommended: list[tuple[float, int]] = field(default_factory=list)
     _changes: list[tuple[float, int]] = field(default_factory=list)
 
-    def sync(
-        self,
-        now: float,
-        current: int,
-        *,
-        pods: Sequence[PodStatus],
-        readings: Mapping[str, PerPod],
-    ) -> int:
+    def sync(self, now: float, current: int, *, pods: PodCounts, readings: Mapping[str, float | None]) -> int:
         """Replicas that it asks for now.
 
         Args:
             now: Seconds, not before the last sync's.
             current: Replicas that the Deployment is asked for.
             pods: Those that exist.
-            readings: By metric, the value by pod; a metric that could not be had is empty or absent.
+            readings: Each metric's value; None or absent where it could not be had.
         """
         if not self._recommended:
             self._recommended.append((now, current))
@@ -115,40 +109,20 @@ class Controller:
             self._changes.append((now, wanted - current))
         return wanted
 
-    def _largest_wish(self, current: int, pods: Sequence[PodStatus], readings: Mapping[str, PerPod]) -> int | None:
+    def _largest_wish(self, current: int, pods: PodCounts, readings: Mapping[str, float | None]) -> int | None:
         """The largest wish of all metrics; None where too little is known to act."""
-        wishes: list[int | None] = []
-        for metric in self.spec.metrics:
-            values = {pod: _thousandths(value) for pod, value in readings.get(metric.name, {}).items()}
-            wishes.append(self._wish_by_pods(_thousandths(metric.target), current, pods=pods, values=values))
-        known = [wish for wish in wishes if wish is not None]
+        values = [(metric, readings.get(metric.name)) for metric in self.spec.metrics]
+        known = [self._wish(metric, value, current, pods=pods) for metric, value in values if value is not None]
         # A metric that is missing might have asked for more: without it nothing is taken away.
-        if not known or (len(known) < len(wishes) and max(known) < current):
+        if not known or (len(known) < len(values) and max(known) < current):
             return None
         return max(known)
 
-    def _wish_by_pods(
-        self, target: int, current: int, *, pods: Sequence[PodStatus], values: dict[str, int]
-    ) -> int | None:
-        pending = {pod.name for pod in pods if pod.is_pending}
-        missing = {pod.name for pod in pods} - pending - values.keys()
-        measured = {pod.name: values[pod.name] for pod in pods if pod.name in values.keys() - pending}
-        if not measured:
-            return None
-        ratio = _mean_ratio(measured, target)
-        starting = bool(pending) and ratio > 1
-        if not starting and not missing:
-            return current if self._is_within(ratio) else math.ceil(ratio * len(measured))
-        # A pod without a value counts against the change: as at its target on the way down, as idle on the way up.
-        measured |= dict.fromkeys(missing, target if ratio < 1 else 0)
-        if starting:
-            measured |= dict.fromkeys(pending, 0)
-        careful = _mean_ratio(measured, target)
-        if self._is_within(careful) or (ratio < 1 < careful) or (careful < 1 < ratio):
-            return current
-        wish = math.ceil(careful * len(measured))
-        turns = (careful < 1 and wish > current) or (careful > 1 and wish < current)
-        return current if turns else wish
+    def _wish(self, metric: Metric, value: float, current: int, *, pods: PodCounts) -> int:
+        ratio = _thousandths(value) / _thousandths(metric.target)
+        if metric.is_average:
+            return pods.existing if self._is_within(ratio / pods.existing) else math.ceil(ratio)
+        return current if self._is_within(ratio) else math.ceil(ratio * pods.ready)
 
     def _is_within(self, ratio: float) -> bool:
         return 1 - self.spec.down.tolerance <= ratio <= 1 + self.spec.up.tolerance
@@ -197,7 +171,3 @@ def _thousandths(value: float) -> int:
     if math.isinf(value):
         raise ContractError(f"a query's value is {value}, which no quantity holds; expected a finite one")
     return int(value * 1000)
-
-
-def _mean_ratio(values: Mapping[str, int], target: int) -> float:
-    return (sum(values.values()) // len(values)) / target

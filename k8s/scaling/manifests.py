@@ -1,4 +1,4 @@
-"""The autoscaler as the manifests in k8s/ ship it, which are its only home.
+"""The autoscaler as the manifests in k8s/ ship it, which are its only home, be it KEDA's or Kubernetes' own.
 
 The simulator reads it here, so that no copy can differ from what a cluster runs. The algorithm is `hpa`'s.
 """
@@ -17,7 +17,7 @@ from k8s.scaling.hpa import DEFAULT_DOWN, DEFAULT_UP, Autoscaler, Metric, Rules,
 
 QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_pending_requests"
 """What Triton is scaled by; the manifests' rules publish them under these names."""
-HPA_MANIFEST = Path(__file__).resolve().parents[1] / "base" / "triton" / "autoscaler.yaml"
+SHIPPED_AUTOSCALER = Path(__file__).resolve().parents[1] / "components" / "keda" / "scaled-object.yaml"
 _SUFFIXES = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
 
 Document = dict[str, Any]
@@ -25,18 +25,22 @@ Document = dict[str, Any]
 
 
 def read_autoscaler(path: Path) -> Autoscaler:
-    """The one HorizontalPodAutoscaler of a manifest or a folder of manifests; what it leaves out has the default.
+    """The one ScaledObject or HorizontalPodAutoscaler of a manifest or a folder of manifests.
+
+    What it leaves out has the default.
 
     Raises:
         ContractError: there is not exactly one, or it cannot be simulated; names what.
     """
-    scalers = [each for each in _read_documents(path) if each.get("kind") == "HorizontalPodAutoscaler"]
+    readers = {"ScaledObject": _scaled_object, "HorizontalPodAutoscaler": _autoscaler}
+    scalers = [each for each in _read_documents(path) if each.get("kind") in readers]
     if len(scalers) != 1:
-        raise ContractError(f"{path} holds {len(scalers)} HorizontalPodAutoscalers, expected 1")
+        raise ContractError(f"{path} holds {len(scalers)} of {', '.join(readers)}, expected 1")
+    kind, spec = scalers[0]["kind"], scalers[0].get("spec")
     try:
-        return _autoscaler(scalers[0]["spec"])
+        return readers[kind](spec)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise ContractError(f"{path} is no autoscaler of autoscaling/v2: {error!r}") from error
+        raise ContractError(f"{path} is no {kind} that can be simulated: {error!r}") from error
 
 
 def with_targets(spec: Autoscaler, targets: Mapping[str, float]) -> Autoscaler:
@@ -65,21 +69,35 @@ def quantity(given: object) -> float:
     return float(digits) * _SUFFIXES[text[len(digits) :] or ""]
 
 
+def _scaled_object(spec: Document) -> Autoscaler:
+    """What the HPA says that KEDA makes of a ScaledObject; a schedule's trigger is not simulated."""
+    metrics = []
+    for trigger in spec["triggers"]:
+        if trigger["type"] != "prometheus":
+            raise ContractError(f"a trigger is of type {trigger['type']}, expected prometheus")
+        target, is_average = float(trigger["metadata"]["threshold"]), trigger.get("metricType") != "Value"
+        metrics.append(Metric(name=trigger["name"], target=target, is_average=is_average))
+    least, most = int(spec.get("minReplicaCount", 1)), int(spec.get("maxReplicaCount", 100))
+    behavior = spec.get("advanced", {}).get("horizontalPodAutoscalerConfig", {}).get("behavior", {})
+    return _with_behavior(behavior, metrics=metrics, least=least, most=most)
+
+
 def _autoscaler(spec: Document) -> Autoscaler:
     metrics = []
     for metric in spec["metrics"]:
-        if metric["type"] != "Pods":
-            raise ContractError(f"a metric is of type {metric['type']}, expected Pods")
-        target = quantity(metric["pods"]["target"]["averageValue"])
-        metrics.append(Metric(name=metric["pods"]["metric"]["name"], target=target))
-    behavior = spec.get("behavior", {})
-    return Autoscaler(
-        metrics=tuple(metrics),
-        least=int(spec.get("minReplicas", 1)),
-        most=int(spec["maxReplicas"]),
-        up=_rules(behavior.get("scaleUp"), DEFAULT_UP),
-        down=_rules(behavior.get("scaleDown"), DEFAULT_DOWN),
-    )
+        if metric["type"] != "External":
+            raise ContractError(f"a metric is of type {metric['type']}, expected External")
+        target = metric["external"]["target"]
+        is_average = target["type"] == "AverageValue"
+        value = quantity(target["averageValue" if is_average else "value"])
+        metrics.append(Metric(name=metric["external"]["metric"]["name"], target=value, is_average=is_average))
+    least, most = int(spec.get("minReplicas", 1)), int(spec["maxReplicas"])
+    return _with_behavior(spec.get("behavior", {}), metrics=metrics, least=least, most=most)
+
+
+def _with_behavior(behavior: Document, *, metrics: list[Metric], least: int, most: int) -> Autoscaler:
+    up, down = _rules(behavior.get("scaleUp"), DEFAULT_UP), _rules(behavior.get("scaleDown"), DEFAULT_DOWN)
+    return Autoscaler(metrics=tuple(metrics), least=least, most=most, up=up, down=down)
 
 
 def _rules(given: Mapping[str, Any] | None, default: Rules) -> Rules:

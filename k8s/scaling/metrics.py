@@ -1,8 +1,8 @@
 """The two metrics that Triton is scaled by, from the counters that Prometheus scrapes from simulated pods.
 
-Queue time per request is the growth of the queue time by the growth of the answered requests, both as `rate` of
-PromQL over a minute, with a floor of one request in the minute; pending requests are the mean over the minute. That
-is what the shipped queries say: a test holds this file to a real Prometheus that answers them.
+Queue time per request is the growth of all pods' queue time by the growth of their answered requests, both as `rate`
+of PromQL over a minute, with a floor of one request in the minute; pending requests are the sum of the pods' means
+over the minute. That is what the shipped queries say: a test holds this file to a real Prometheus that answers them.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ class Sample(NamedTuple):
     pending: float
 
 
-def metrics_by_pod(samples: PodSamples, now: float) -> dict[str, dict[str, float]]:
-    """Each metric by pod, as prometheus-adapter answers; a pod with too few samples in the window is absent.
+def fleet_metrics(samples: PodSamples, now: float) -> dict[str, float | None]:
+    """Each metric of all pods together; None where no pod has enough samples in the window.
 
     Args:
-        samples: Of the pods that are asked about.
+        samples: Of every pod that Prometheus has scraped in the window, those that are gone by now included.
         now: Seconds.
     """
     queue = _rates(samples, now, lambda sample: sample.queue_microseconds)
     answered = _rates(samples, now, lambda sample: sample.answered)
+    pending = _mean_pending(samples, now)
     return {
-        QUEUE_METRIC: {pod: rate / max(answered[pod], _LOWEST_RATE) for pod, rate in queue.items()},
-        PENDING_METRIC: _mean_pending(samples, now),
+        QUEUE_METRIC: sum(queue) / max(sum(answered), _LOWEST_RATE) if queue else None,
+        PENDING_METRIC: sum(pending) if pending else None,
     }
 
 
@@ -121,18 +122,18 @@ class Scraper:
         }
 
 
-def _rates(samples: PodSamples, now: float, counter: Callable[[Sample], float]) -> dict[str, float]:
+def _rates(samples: PodSamples, now: float, counter: Callable[[Sample], float]) -> list[float]:
     first, last = _window(now)
-    rates = {
-        pod: counter_rate([(each.milliseconds, counter(each)) for each in _within(found, first, last)], first, last)
-        for pod, found in samples.items()
-    }
-    return {pod: rate for pod, rate in rates.items() if rate is not None}
+    rates = (
+        counter_rate([(each.milliseconds, counter(each)) for each in _within(found, first, last)], first, last)
+        for found in samples.values()
+    )
+    return [rate for rate in rates if rate is not None]
 
 
-def _mean_pending(samples: PodSamples, now: float) -> dict[str, float]:
-    pending = {pod: [each.pending for each in _within(found, *_window(now))] for pod, found in samples.items()}
-    return {pod: sum(values) / len(values) for pod, values in pending.items() if values}
+def _mean_pending(samples: PodSamples, now: float) -> list[float]:
+    pending = ([each.pending for each in _within(found, *_window(now))] for found in samples.values())
+    return [sum(values) / len(values) for values in pending if values]
 
 
 def _window(now: float) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from components.runtime.errors import ContractError
 from k8s.scaling.cluster import Cluster, Pod, StartTimes
 from k8s.scaling.hpa import SYNC_SECONDS, Autoscaler, Controller
 from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC
-from k8s.scaling.metrics import SCRAPE_SECONDS, Scraper, metrics_by_pod
+from k8s.scaling.metrics import SCRAPE_SECONDS, Scraper, fleet_metrics
 from k8s.scaling.queueing import Counters, PodQueue, PodSettings
 from k8s.scaling.service_times import ServiceTimes
 from k8s.scaling.traces import Trace, TraceRequests
@@ -45,7 +44,7 @@ class SyncState:
     wanted: int
     ready: int
     metrics: dict[str, float | None]
-    """The mean over pods; None where no pod has the metric."""
+    """None where no pod has the metric."""
 
 
 @dataclass
@@ -169,11 +168,9 @@ class Simulation:
         self._advance_pods(now)
         for pod in cluster.settle(now):
             self._add_to_outcome(pod)
-        pods, samples = cluster.staying(), self._scraper.visible(now)
-        readings = metrics_by_pod({pod.name: samples[pod.name] for pod in pods if pod.name in samples}, now)
-        self._wanted = self._controller.sync(now, self._wanted, pods=[pod.seen(now) for pod in pods], readings=readings)
-        metrics = {name: fmean(by_pod.values()) if by_pod else None for name, by_pod in readings.items()}
-        self.outcome.moments.append(SyncState(now, self._wanted, len(cluster.ready(now)), metrics))
+        readings = fleet_metrics(self._scraper.visible(now), now)
+        self._wanted = self._controller.sync(now, self._wanted, pods=cluster.counted(now), readings=readings)
+        self.outcome.moments.append(SyncState(now, self._wanted, len(cluster.ready(now)), readings))
         cluster.scale(now, self._wanted)
 
     def _add_to_outcome(self, pod: Pod) -> None:

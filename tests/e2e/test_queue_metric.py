@@ -8,18 +8,15 @@ what the query covers is all that they counted.
 from __future__ import annotations
 
 import pytest
-import yaml
 
-from tests.support.adapter_queries import ADAPTER, metric_name, read_queries
 from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus
-from tests.support.rendering import K8S
+from tests.support.scaler_queries import KEDA, adapter_rules, metric_name, of_pods, read_queries
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.sleeping_triton import Client, sleeping_triton
 
 pytestmark = pytest.mark.e2e
 
-KEDA = K8S / "components/keda"
 QUEUE, PENDING = "triton_queue_microseconds_per_request", "triton_pending_requests"
 BUSY, IDLE = PODS = ("triton-7d9f-busy", "triton-7d9f-idle")
 SECONDS = {MODEL_NAME: 0.004, CANARY_NAME: 0.03}
@@ -55,14 +52,14 @@ def send(client: Client):
 
 
 def test_the_shipped_query_is_the_servers_own_mean_under_load_and_zero_when_idle(servers, prometheus):
-    per_pod, client = read_queries(ADAPTER, pods=PODS), servers[BUSY][1]
+    queries, client = read_queries(KEDA), servers[BUSY][1]
     # A rate needs values from before the load: three scrapes.
     scrapes = f'min by (pod) (count_over_time(nv_inference_request_success{{model="{MODEL_NAME}"}}[1m]))'
     wait_for(lambda: prometheus.ask(scrapes).keys() == set(PODS) and min(prometheus.ask(scrapes).values()) >= 3)
-    assert prometheus.ask(per_pod[QUEUE]) == prometheus.ask(per_pod[PENDING]) == dict.fromkeys(PODS, 0.0)
+    assert prometheus.ask(queries[QUEUE]) == prometheus.ask(queries[PENDING]) == {"": 0.0}
 
     # Once is enough where a scrape falls into the load.
-    wait_for(lambda: send(client) or prometheus.ask(per_pod[PENDING])[BUSY] > 0)
+    wait_for(lambda: send(client) or prometheus.ask(queries[PENDING])[""] > 0)
     # The server counts a request after it has answered it.
     wait_for(lambda: statistics(client)[1] >= client.answered)
     microseconds, requests = statistics(client)
@@ -71,23 +68,20 @@ def test_the_shipped_query_is_the_servers_own_mean_under_load_and_zero_when_idle
     counted = f'sum by (pod) (nv_inference_request_success{{pod="{BUSY}"}})'
     wait_for(lambda: prometheus.ask(f"min_over_time(({counted})[2s:1s])") == {BUSY: requests})
 
-    said, fleet = prometheus.ask(per_pod[QUEUE]), prometheus.ask(read_queries(KEDA)[QUEUE])
     # The metrics hold whole microseconds, rounded down for each request: up to 1 lower than the statistics. Prometheus
     # extrapolates all counters over the same stretch, as all begin at zero: the ratio is exact but for float.
     truth = microseconds / requests
     assert truth > 1000, "the requests queued"
-    assert truth - 1 <= said[BUSY] * (1 + 1e-6)
-    assert said[BUSY] <= truth * (1 + 1e-6)
-    assert said[IDLE] == 0
     # The idle pod has no requests, so the mean of all is the busy pod's.
-    assert truth - 1 <= fleet[""] * (1 + 1e-6)
-    assert fleet[""] <= truth * (1 + 1e-6)
-    assert prometheus.ask(per_pod[PENDING])[IDLE] == 0
+    for query in (queries[QUEUE], of_pods(queries[QUEUE], BUSY)):
+        assert truth - 1 <= prometheus.ask(query)[""] * (1 + 1e-6)
+        assert prometheus.ask(query)[""] <= truth * (1 + 1e-6)
+    for name in (QUEUE, PENDING):
+        assert prometheus.ask(of_pods(queries[name], IDLE)) == {"": 0.0}
 
 
 def test_the_adapter_finds_every_rules_series_by_pod_and_namespace(servers, prometheus):
-    rules = yaml.safe_load((ADAPTER / "rules.yaml").read_text())["rules"]
-    for rule in rules:
+    for rule in adapter_rules():
         wait_for(lambda rule=rule: {s["pod"] for s in prometheus.series(rule["seriesQuery"])} == set(PODS))
         found = prometheus.series(rule["seriesQuery"])
         assert {s["namespace"] for s in found} == {"evergreen"}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from k8s.scaling.manifests import read_autoscaler
+from k8s.scaling.manifests import SHIPPED_AUTOSCALER, read_autoscaler
 from tests.k8s.crds import validate_crd
-from tests.support.adapter_queries import ADAPTER, read_queries
-from tests.support.rendering import K8S, OVERLAYS, find, render_variant
+from tests.support.rendering import OVERLAYS, render_variant
+from tests.support.scaler_queries import ADAPTER, KEDA, adapter_rules, read_queries
 from tests.support.yaml_texts import documents
 
-KEDA = K8S / "components/keda"
-AUTOSCALER, SCALED_OBJECT = K8S / "base/triton/autoscaler.yaml", KEDA / "scaled-object.yaml"
+HPA = ADAPTER / "autoscaler.yaml"
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 SLOWEST_START_SECONDS = 300
 """A GPU node, its image and the model: what is taken away is back no sooner (docs/autoscaling.md)."""
@@ -22,47 +21,44 @@ def scalers_of(manifests, target="triton"):
     return [m for m in manifests if m["kind"] in SCALERS and m["spec"]["scaleTargetRef"]["name"] == target]
 
 
-def test_the_hpa_asks_for_the_metrics_that_the_adapter_publishes_per_pod(manifests):
-    [scaler] = scalers_of(manifests)
-    asked = {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]}
-    published = yaml.safe_load(find(manifests, "ConfigMap", "triton-adapter-rules")["data"]["config.yaml"])["rules"]
-    assert {rule["name"]["as"] for rule in published} == asked
-    for rule in published:
-        # How the adapter knows which of the API's objects a series belongs to.
-        assert rule["resources"]["overrides"] == {name: {"resource": name} for name in ("namespace", "pod")}
+def test_the_adapter_publishes_what_the_hpa_asks_for_by_kedas_queries():
+    asked = {metric.name for metric in read_autoscaler(HPA).metrics}
+    assert read_queries(ADAPTER) == read_queries(KEDA)
+    assert read_queries(ADAPTER).keys() == asked
+    for rule in adapter_rules():
+        # How the adapter knows in which namespace the HPA may ask for it.
+        assert rule["resources"]["overrides"] == {"namespace": {"resource": "namespace"}}
         assert rule["seriesQuery"].endswith('{namespace!="",pod!=""}')
 
 
-def test_the_adapter_is_told_of_the_config_map_that_is_sent(rendered):
+def test_both_ask_the_prometheus_that_the_operator_makes():
     values = yaml.safe_load((ADAPTER / "values.yaml").read_text())
-    config = find(rendered(OVERLAYS[0]), "ConfigMap", values["rules"]["existing"])
-    assert set(config["data"]) == {"config.yaml"}, "the chart starts the adapter with that file"
-    assert config["metadata"]["namespace"] == "monitoring"
     address = values["prometheus"]["url"] + f":{values['prometheus']['port']}"
-    triggers = yaml.safe_load(SCALED_OBJECT.read_text())["spec"]["triggers"]
+    triggers = yaml.safe_load(SHIPPED_AUTOSCALER.read_text())["spec"]["triggers"]
     assert {trigger["metadata"]["serverAddress"] for trigger in triggers} == {address}
 
 
 def test_targets_are_written_as_the_api_server_writes_them():
     """It keeps the largest suffix that leaves a whole number; another form would be `configured` by every apply."""
-    spec = yaml.safe_load(AUTOSCALER.read_text())["spec"]
-    written = [str(metric["pods"]["target"]["averageValue"]) for metric in spec["metrics"]]
-    assert written == ["1k", "8"]
-    assert [metric.target for metric in read_autoscaler(AUTOSCALER).metrics] == [1000, 8]
+    targets = [metric["external"]["target"] for metric in yaml.safe_load(HPA.read_text())["spec"]["metrics"]]
+    assert targets == [{"type": "Value", "value": "1k"}, {"type": "AverageValue", "averageValue": "8"}]
 
 
-def test_keda_decides_by_the_same_targets_bounds_and_pace_as_the_hpa():
-    ours, theirs = (yaml.safe_load(path.read_text())["spec"] for path in (AUTOSCALER, SCALED_OBJECT))
-    targets = {metric.name: metric.target for metric in read_autoscaler(AUTOSCALER).metrics}
-    assert {each["name"]: float(each["metadata"]["threshold"]) for each in theirs["triggers"]} == targets
-    assert read_queries(KEDA).keys() == read_queries(ADAPTER).keys() == targets.keys()
-    assert (theirs["minReplicaCount"], theirs["maxReplicaCount"]) == (ours["minReplicas"], ours["maxReplicas"])
-    assert theirs["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == ours["behavior"]
+def test_hpa_and_keda_decide_by_the_same_targets_bounds_and_pace():
+    assert read_autoscaler(HPA) == read_autoscaler(SHIPPED_AUTOSCALER)
+    spec = read_autoscaler(SHIPPED_AUTOSCALER)
+    assert [(metric.target, metric.is_average) for metric in spec.metrics] == [(1000, False), (8, True)]
+
+
+def test_the_hpa_is_the_only_scaler_where_the_adapter_takes_kedas_place(tmp_path):
+    [scaler] = scalers_of(documents(render_variant("base+prometheus-adapter", tmp_path)))
+    assert (scaler["kind"], scaler["metadata"]["namespace"]) == ("HorizontalPodAutoscaler", "evergreen")
+    assert scalers_of(documents(render_variant("base", tmp_path))) == []
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_keda_is_the_only_scaler_where_it_is_switched_on(rendered, overlay):
-    [scaler] = scalers_of(rendered(f"{overlay}+keda"))
+def test_keda_is_the_only_scaler_of_an_overlay(rendered, overlay):
+    [scaler] = scalers_of(rendered(overlay))
     assert scaler["kind"] == "ScaledObject"
     # The HPA that KEDA makes takes the place of one applied before, under the name that alerts look for.
     assert scaler["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["name"] == "triton"
@@ -70,9 +66,9 @@ def test_keda_is_the_only_scaler_where_it_is_switched_on(rendered, overlay):
 
 
 def test_scaling_to_zero_is_an_option_and_something_beside_the_servers_wakes_them(rendered, tmp_path):
-    [without] = scalers_of(rendered("gke+keda"))
+    [without] = scalers_of(rendered("gke"))
     assert "idleReplicaCount" not in without["spec"]
-    text = render_variant("gke+keda+keda/scale-to-zero", tmp_path)
+    text = render_variant("gke+keda/scale-to-zero", tmp_path)
     [scaler] = scalers_of(documents(text))
     validate_crd(scaler)
     spec = scaler["spec"]
@@ -85,7 +81,7 @@ def test_scaling_to_zero_is_an_option_and_something_beside_the_servers_wakes_the
 
 
 def test_replicas_go_slowly_and_come_fast():
-    spec = read_autoscaler(AUTOSCALER)
+    spec = read_autoscaler(SHIPPED_AUTOSCALER)
     assert spec.down.stabilization_seconds >= SLOWEST_START_SECONDS
     for policy in spec.down.policies:
         assert policy.type == "Pods", "a share of many replicas is many at once"

@@ -16,8 +16,8 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from pipelines.placement import read_values
 from tests.k8s.grafana import DASHBOARDS, Asked, filled, offered, panels, queries
 from tests.support import metric_names
-from tests.support.adapter_queries import ADAPTER, read_queries
 from tests.support.rendering import K8S, find
+from tests.support.scaler_queries import KEDA, read_queries
 
 UNITS = {"short", "none", "s", "µs", "percentunit", "reqps", "cps", "dateTimeFromNow"}
 """Of Grafana's ids in packages/grafana-data/src/valueFormats/categories.ts, those in use here."""
@@ -76,9 +76,8 @@ def test_grafanas_own_types_hold_every_field(name):
     assert json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder)) == dashboard
 
 
-def test_the_queue_panels_ask_what_the_autoscaler_asks():
-    shipped = read_queries(ADAPTER, pods=("POD",))
-    expected = {name: query.replace('pod="POD"', 'pod=~"triton-.+"') for name, query in shipped.items()}
+def test_the_queue_panels_show_by_pod_what_the_autoscaler_asks():
+    expected = {name: query.replace("sum(", "sum by (pod) (") for name, query in read_queries(KEDA).items()}
     drawn = {panel["title"]: filled(panel["targets"][0]["expr"]) for panel in panels(DASHBOARDS["serving"])}
     assert drawn["Queue time per request"] == expected["triton_queue_microseconds_per_request"]
     assert drawn["Pending requests"] == expected["triton_pending_requests"]

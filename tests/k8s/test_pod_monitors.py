@@ -7,8 +7,8 @@ import re
 import pytest
 import yaml
 
-from tests.support.adapter_queries import read_queries
 from tests.support.rendering import K8S, find
+from tests.support.scaler_queries import KEDA, read_queries
 
 NAMES = ("triton", "monitor")
 every_monitor = pytest.mark.parametrize("name", NAMES)
@@ -52,12 +52,7 @@ def test_job_names_are_the_workloads(manifests, name):
 
 def test_the_autoscalers_window_holds_four_scrapes(manifests):
     interval = seconds(endpoint(manifests, "triton")["interval"])
-    windows = {
-        seconds(window)
-        for folder in ("prometheus-adapter", "keda")
-        for query in read_queries(K8S / "components" / folder).values()
-        for window in re.findall(r"\[(\w+)\]", query)
-    }
+    windows = {seconds(each) for query in read_queries(KEDA).values() for each in re.findall(r"\[(\w+)\]", query)}
     assert windows
     assert 4 * interval <= min(windows)
 

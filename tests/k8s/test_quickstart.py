@@ -106,7 +106,7 @@ def test_the_pool_may_grow_to_all_replicas_one_that_is_rolled_out_and_a_training
     line = command(f"gcloud container node-pools create {POOL[overlay]} ")
     (partition,) = re.findall(r"gpu-partition-size=([\w.]+)", line) or [""]
     manifests = rendered(overlay)
-    most = find(manifests, "HorizontalPodAutoscaler", "triton")["spec"]["maxReplicas"]
+    most = find(manifests, "ScaledObject", "triton")["spec"]["maxReplicaCount"]
     surge = find(manifests, "Deployment", "triton")["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
     assert most + surge + 1 <= int(flag(line, "max-nodes")) * SLICES[partition]
 

@@ -103,7 +103,7 @@ def test_no_object_is_sent_twice(variant):
     ],
 )
 def test_a_fault_in_a_custom_resource_is_refused_and_named(rendered, kind, old, new, words):
-    manifest = next(m for m in rendered("gke+keda") if m["kind"] == kind)
+    manifest = next(m for m in rendered("gke") if m["kind"] == kind)
     changed = ast.literal_eval(repr(manifest).replace(old, new))
     assert changed != manifest
     with pytest.raises(AssertionError, match=words):

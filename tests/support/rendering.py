@@ -17,7 +17,7 @@ from tests.support.paths import REPOSITORY
 
 K8S = REPOSITORY / "k8s"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir() if path.is_dir())
-VARIANTS = (*OVERLAYS, "gke+keda", "cpu+simulation", "cpu+second-recommender")
+VARIANTS = (*OVERLAYS, "cpu+simulation", "cpu+second-recommender")
 """What the manifests' tests judge: each overlay, and overlays with components that a user may switch on."""
 RENDERED = REPOSITORY / "build" / "manifests"
 
@@ -35,14 +35,18 @@ def render(folder: Path) -> str:
 
 
 def render_variant(variant: str, scratch: Path) -> str:
-    """Renders `<overlay>` or `<overlay>+<component>...`; the latter by a kustomization written into `scratch`."""
+    """Renders `<overlay>` or `<overlay>+<component>...`, the latter by a kustomization written into `scratch`.
+
+    In the place of an overlay, `base` is what all of them have.
+    """
     overlay, *components = variant.split("+")
+    source = K8S / "base" if overlay == "base" else K8S / "overlays" / overlay
     if not components:
-        return render(K8S / "overlays" / overlay)
+        return render(source)
     folder = scratch / variant
     folder.mkdir(parents=True, exist_ok=True)
     kustomization = {
-        "resources": [os.path.relpath((K8S / "overlays" / overlay).resolve(), folder.resolve())],
+        "resources": [os.path.relpath(source.resolve(), folder.resolve())],
         "components": [os.path.relpath((K8S / "components" / name).resolve(), folder.resolve()) for name in components],
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))

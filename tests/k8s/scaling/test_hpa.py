@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from k8s.scaling.hpa import (
-    Autoscaler,
-    Controller,
-    Metric,
-    PodStatus,
-    Rules,
-    ScalingPolicy,
-)
+from k8s.scaling.hpa import Autoscaler, Controller, Metric, PodCounts, Rules, ScalingPolicy
 
 FREE = Rules(
     stabilization_seconds=0, policies=(ScalingPolicy("Percent", 10_000, 15), ScalingPolicy("Pods", 10_000, 15))
@@ -27,60 +20,64 @@ def spec(*metrics: Metric, least: int = 1, most: int = 100, up: Rules = FREE, do
     return Autoscaler(metrics=metrics or (Metric(name="queue", target=100),), least=least, most=most, up=up, down=down)
 
 
-def pods(count: int, *, pending: int = 0) -> list[PodStatus]:
-    return [PodStatus(f"p{i}", is_pending=i >= count - pending) for i in range(count)]
-
-
-def once(values: list[float | None], *, pending: int = 0, **of_spec) -> int:
-    """What one sync asks for, with a value for each pod; None = the pod has none."""
-    given_pods = pods(len(values) + pending, pending=pending)
-    reading = {f"p{i}": value for i, value in enumerate(values) if value is not None}
-    return Controller(spec(**of_spec)).sync(0.0, len(given_pods), pods=given_pods, readings={"queue": reading})
+def once(current: int, *, ready: int | None = None, of: Autoscaler | None = None, **values: float | None) -> int:
+    """What one sync asks for, with a value for each metric; None = it cannot be had."""
+    pods = PodCounts(existing=current, ready=current if ready is None else ready)
+    return Controller(of or spec()).sync(0.0, current, pods=pods, readings=values)
 
 
 @pytest.mark.parametrize(
-    ("values", "pending", "wanted"),
+    ("current", "ready", "value", "wanted"),
     [
-        ([200, 200], 0, 4),  # the documentation's example: twice the target doubles
-        ([50, 50, 50, 50], 0, 2),  # half the target halves
-        ([109, 109], 0, 2),  # within the tolerance of 0.1
-        ([110, 110], 0, 2),  # on its edge: "if abs(1 - ratio) <= tolerance, nothing"
-        ([112, 112], 0, 3),  # ceil(2 * 1.12)
-        ([90, 90], 0, 2),
-        ([89, 89, 89], 0, 3),  # ceil(3 * 0.89) = 3
-        ([0, 0, 0], 0, 1),  # ceil(0), and the least
-        ([300, None], 0, 3),  # up: the silent pod counts as 0: 150 over both, ceil(1.5 * 2)
-        ([190, None], 0, 2),  # 95 with the 0: it would turn down, so nothing
-        ([40, 40, None, None], 0, 3),  # down: silent ones count as the target: 70, ceil(0.7 * 4)
-        ([85, None], 0, 2),  # 92.5 with the target: within the tolerance
-        ([300, 300], 1, 6),  # a pending pod counts as 0 on the way up: 200 over 3
-        ([150, 150], 2, 4),  # 75 over 4: it would turn down, so nothing
-        ([50, 50], 1, 1),  # on the way down a pending pod is left out: ceil(0.5 * 2)
-        ([None, None], 0, 2),  # nothing is known: nothing is done
+        (2, 2, 200, 4),  # the documentation's example: twice the target doubles
+        (4, 4, 50, 2),  # half the target halves
+        (2, 2, 109, 2),  # within the tolerance of 0.1
+        (2, 2, 110, 2),  # on its edge: "if abs(1 - ratio) <= tolerance, nothing"
+        (2, 2, 112, 3),  # ceil(2 * 1.12)
+        (2, 2, 90, 2),
+        (3, 3, 89, 3),  # ceil(3 * 0.89) = 3
+        (3, 3, 0, 1),  # ceil(0), and the least
+        (4, 2, 300, 6),  # only ready pods are multiplied: ceil(3 * 2)
+        (4, 2, 150, 3),  # fewer than there are, while two of them start
+        (2, 3, 150, 5),  # a pod that is being deleted is still ready
+        (2, 2, None, 2),  # nothing is known: nothing is done
     ],
 )
-def test_one_metric_per_pod_gives_what_the_controllers_source_gives(values, pending, wanted):
-    assert once(values, pending=pending) == wanted
+def test_a_value_gives_what_the_controllers_source_gives(current, ready, value, wanted):
+    assert once(current, ready=ready, queue=value) == wanted
+
+
+@pytest.mark.parametrize(
+    ("current", "value", "wanted"),
+    [
+        (2, 40, 4),  # ceil(40 / 10)
+        (2, 21.9, 2),  # 10.95 a pod: within the tolerance
+        (4, 10, 1),
+        (2, 22.1, 3),
+    ],
+)
+def test_a_sum_is_divided_by_the_pods_that_exist_whether_ready_or_not(current, value, wanted):
+    average = spec(Metric(name="pending", target=10, is_average=True))
+    assert once(current, ready=0, of=average, pending=value) == wanted
 
 
 def test_values_are_compared_in_whole_thousandths_as_the_metrics_api_carries_them():
-    controller = Controller(spec(Metric(name="queue", target=0.1)))
     # 0.1109 is sent as 110m: within the tolerance of 100m, which 0.1109 itself is not.
-    assert controller.sync(0.0, 2, pods=pods(2), readings={"queue": {"p0": 0.1109, "p1": 0.1109}}) == 2
+    assert once(2, of=spec(Metric(name="queue", target=0.1)), queue=0.1109) == 2
 
 
 @pytest.mark.parametrize(
     ("readings", "wanted"),
     [
-        ({"queue": {"p0": 200.0, "p1": 200.0}, "pending": {"p0": 30.0, "p1": 30.0}}, 6),  # the largest wish wins
-        ({"queue": {"p0": 200.0, "p1": 200.0}, "pending": {}}, 4),  # up, though one metric is missing
-        ({"queue": {"p0": 10.0, "p1": 10.0}, "pending": {}}, 2),  # not down while one is missing
+        ({"queue": 200.0, "pending": 60.0}, 6),  # the largest wish wins
+        ({"queue": 200.0, "pending": None}, 4),  # up, though one metric is missing
+        ({"queue": 10.0, "pending": None}, 2),  # not down while one is missing
         ({}, 2),
     ],
 )
 def test_of_several_metrics_the_largest_wish_wins_and_none_is_taken_away_unseen(readings, wanted):
-    two = spec(Metric(name="queue", target=100), Metric(name="pending", target=10))
-    assert Controller(two).sync(0.0, 2, pods=pods(2), readings=readings) == wanted
+    two = spec(Metric(name="queue", target=100), Metric(name="pending", target=10, is_average=True))
+    assert once(2, of=two, **readings) == wanted
 
 
 @pytest.mark.parametrize(("select", "wanted"), [("Max", 6), ("Min", 8), ("Disabled", 10)])
@@ -90,8 +87,7 @@ def test_select_policy_takes_the_larger_the_smaller_or_no_change(select, wanted)
         policies=(ScalingPolicy("Pods", 2, 60), ScalingPolicy("Percent", 40, 60)),
         select=select,
     )
-    controller = Controller(spec(down=down))
-    assert controller.sync(0.0, 10, pods=pods(10), readings={"queue": {f"p{i}": 0.0 for i in range(10)}}) == wanted
+    assert once(10, of=spec(down=down), queue=0.0) == wanted
 
 
 def test_scale_down_waits_until_no_recommendation_of_the_window_asked_for_more():
@@ -100,9 +96,8 @@ def test_scale_down_waits_until_no_recommendation_of_the_window_asked_for_more()
     for turn in range(60):
         now = 15.0 * turn
         value = 100.0 if now < 60 else 40.0
-        current = controller.sync(
-            now, current, pods=pods(current), readings={"queue": {f"p{i}": value for i in range(current)}}
-        )
+        pods = PodCounts(existing=current, ready=current)
+        current = controller.sync(now, current, pods=pods, readings={"queue": value})
         seen[now] = current
     # The last recommendation of 8 was made at 45 s; 300 s later it no longer counts.
     assert seen[330.0] == 8
@@ -127,9 +122,8 @@ def test_no_run_leaves_bounds_policies_tolerance_or_stabilisation(up, down, valu
     current, raw, numbers = first, [first], [first]
     for turn, value in enumerate(values):
         before = current
-        current = controller.sync(
-            15.0 * turn, before, pods=pods(before), readings={"queue": {f"p{i}": value for i in range(before)}}
-        )
+        pods = PodCounts(existing=before, ready=before)
+        current = controller.sync(15.0 * turn, before, pods=pods, readings={"queue": value})
         ratio = int(value * 1000) / 100_000
         raw.append(before if abs(1 - ratio) <= 0.1 else math.ceil(ratio * before))
         assert 2 <= current <= 30

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import shutil
 import subprocess
@@ -10,9 +9,9 @@ import subprocess
 import pytest
 
 from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC
-from k8s.scaling.metrics import Sample, metrics_by_pod
-from tests.support.adapter_queries import ADAPTER, read_queries
+from k8s.scaling.metrics import Sample, fleet_metrics
 from tests.support.prometheus import Prometheus
+from tests.support.scaler_queries import KEDA, read_queries
 
 SEEDS = range(4)
 START, DAY, SPAN = 1_700_000_000_000, 86_400_000, 900_000
@@ -69,22 +68,23 @@ def prometheus(tmp_path_factory):
 
 @pytest.mark.parametrize("metric", [QUEUE_METRIC, PENDING_METRIC])
 def test_metrics_are_what_a_real_prometheus_answers_to_the_shipped_queries(prometheus, metric):
-    query = read_queries(ADAPTER, pods=PODS)[metric]
+    query = read_queries(KEDA)[metric]
     num_values = 0
     for seed in SEEDS:
         samples, chance = random_samples(seed), random.Random(seed)
-        moments = [START + seed * DAY + chance.randrange(SPAN + 120_000) for _ in range(40)]
+        moments = [START + seed * DAY + chance.randrange(SPAN + 120_000) for _ in range(60)]
         # Moments at which a sample falls on the window's very edge, too.
         moments += [samples[PODS[0]][9].milliseconds + offset for offset in (0, 60_000)]
         for at in moments:
-            theirs = prometheus.ask(query, time=f"{at / 1000:.3f}")
-            assert metrics_by_pod(samples, at / 1000)[metric] == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+            theirs = list(prometheus.ask(query, time=f"{at / 1000:.3f}").values())
+            ours = fleet_metrics(samples, at / 1000)[metric]
+            assert ([] if ours is None else [ours]) == pytest.approx(theirs, rel=1e-9, abs=1e-12)
             num_values += len(theirs)
     assert num_values >= 200, "the moments found too little to say anything"
 
 
 def test_without_enough_samples_there_is_no_value_and_without_requests_it_is_zero():
     idle = [Sample(at * 15_000, 7.0, 3.0, 0.0) for at in range(4)]
-    found = metrics_by_pod({"idle": idle, "new": idle[-1:]}, 45.0)
-    assert found == {QUEUE_METRIC: {"idle": 0.0}, PENDING_METRIC: {"idle": 0.0, "new": 0.0}}
-    assert not any(math.isnan(value) for value in found[QUEUE_METRIC].values())
+    assert fleet_metrics({"idle": idle, "new": idle[-1:]}, 45.0) == {QUEUE_METRIC: 0.0, PENDING_METRIC: 0.0}
+    assert fleet_metrics({"new": idle[-1:]}, 45.0) == {QUEUE_METRIC: None, PENDING_METRIC: 0.0}
+    assert fleet_metrics({"gone": idle}, 900.0) == {QUEUE_METRIC: None, PENDING_METRIC: None}

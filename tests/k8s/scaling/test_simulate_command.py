@@ -9,10 +9,12 @@ import pytest
 import yaml
 
 from k8s.scaling.__main__ import main
-from k8s.scaling.manifests import HPA_MANIFEST, read_autoscaler
+from k8s.scaling.manifests import SHIPPED_AUTOSCALER, read_autoscaler
 from k8s.scaling.service_times import read_service_times, shipped_or_file
+from tests.support.scaler_queries import ADAPTER
 
 HEAD = "seconds,requests_per_second\n"
+HPA = ADAPTER / "autoscaler.yaml"
 
 
 @pytest.fixture
@@ -31,12 +33,12 @@ def refused(capsys, *flags: object) -> str:
     return capsys.readouterr().err
 
 
-def changed_hpa(tmp_path, change) -> Path:
-    """The shipped HPA with a change, as a file."""
-    document = yaml.safe_load(HPA_MANIFEST.read_text())
+def changed(manifest, tmp_path, change) -> Path:
+    """A shipped autoscaler with a change, as a file."""
+    document = yaml.safe_load(manifest.read_text())
     change(document["spec"])
-    (tmp_path / "hpa.yaml").write_text(yaml.safe_dump(document))
-    return tmp_path / "hpa.yaml"
+    (tmp_path / "changed.yaml").write_text(yaml.safe_dump(document))
+    return tmp_path / "changed.yaml"
 
 
 def test_what_is_printed_of_a_run_is_the_same_again(tmp_path, capsys):
@@ -55,19 +57,26 @@ def test_what_is_printed_of_a_run_is_the_same_again(tmp_path, capsys):
 def test_default_service_times_are_those_for_which_the_shipped_target_was_chosen(short, capsys):
     assert main(["simulate", "--trace", short]) == 0
     printed = capsys.readouterr().out
-    target = read_autoscaler(HPA_MANIFEST).metrics[0].target
+    target = read_autoscaler(SHIPPED_AUTOSCALER).metrics[0].target
     times = read_service_times(shipped_or_file("demo"))
     assert target / (1e6 * times.of_rows(1024)) == pytest.approx(0.2, rel=0.15)
     assert f"queue target {target:,.0f} us" in printed
     assert times.what in printed
 
 
-def test_manifest_without_optional_fields_means_kubernetes_defaults(tmp_path):
-    def bare(spec):
-        del spec["behavior"], spec["minReplicas"]
-        spec["metrics"][0]["pods"]["target"]["averageValue"] = "1500m"
+def bare_scaled_object(spec):
+    del spec["advanced"], spec["minReplicaCount"]
+    spec["triggers"][0]["metadata"]["threshold"] = "1.5"
 
-    autoscaler = read_autoscaler(changed_hpa(tmp_path, bare))
+
+def bare_hpa(spec):
+    del spec["behavior"], spec["minReplicas"]
+    spec["metrics"][0]["external"]["target"]["value"] = "1500m"
+
+
+@pytest.mark.parametrize(("manifest", "bare"), [(SHIPPED_AUTOSCALER, bare_scaled_object), (HPA, bare_hpa)])
+def test_manifest_without_optional_fields_means_kubernetes_defaults(tmp_path, manifest, bare):
+    autoscaler = read_autoscaler(changed(manifest, tmp_path, bare))
     assert autoscaler.least == 1
     assert autoscaler.metrics[0].target == 1.5
     assert autoscaler.down.stabilization_seconds == 300
@@ -113,18 +122,21 @@ def test_flags_that_cannot_be_are_refused_by_name(capsys, flags, named):
 
 
 def test_target_of_a_metric_that_the_manifest_lacks_is_refused(tmp_path, capsys, short):
-    manifest = changed_hpa(tmp_path, lambda spec: spec["metrics"].pop())
+    manifest = changed(SHIPPED_AUTOSCALER, tmp_path, lambda spec: spec["triggers"].pop())
     error = refused(capsys, "--trace", short, "--manifest", manifest, "--target-pending", "3")
     assert "metric is triton_pending_requests" in error
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("manifest", "change"),
     [
-        lambda spec: spec.pop("maxReplicas"),
-        lambda spec: spec["metrics"][0]["pods"]["target"].update(averageValue="many"),
+        (HPA, lambda spec: spec.pop("maxReplicas")),
+        (HPA, lambda spec: spec["metrics"][0]["external"]["target"].update(value="many")),
+        (HPA, lambda spec: spec["metrics"][0].update(type="Pods")),
+        (SHIPPED_AUTOSCALER, lambda spec: spec["triggers"][0]["metadata"].update(threshold="many")),
+        (SHIPPED_AUTOSCALER, lambda spec: spec["triggers"][0].update(type="cron")),
     ],
 )
-def test_manifest_that_is_no_autoscaler_is_refused_by_its_path(tmp_path, capsys, short, change):
-    manifest = changed_hpa(tmp_path, change)
-    assert str(manifest) in refused(capsys, "--trace", short, "--manifest", manifest)
+def test_manifest_that_cannot_be_simulated_is_refused_with_the_reason(tmp_path, capsys, short, manifest, change):
+    path = changed(manifest, tmp_path, change)
+    assert re.search(f"{path}|is of type (Pods|cron)", refused(capsys, "--trace", short, "--manifest", path))

@@ -10,7 +10,8 @@ import pytest
 
 from components.runtime.errors import ContractError
 from k8s.scaling.cluster import Cluster, StartTimes
-from k8s.scaling.manifests import HPA_MANIFEST, read_autoscaler, with_targets
+from k8s.scaling.hpa import PodCounts
+from k8s.scaling.manifests import SHIPPED_AUTOSCALER, read_autoscaler, with_targets
 from k8s.scaling.queueing import PodQueue, PodSettings
 from k8s.scaling.service_times import SHIPPED, ServiceTimes, read_service_times
 from k8s.scaling.simulation import Settings, Simulation
@@ -27,13 +28,13 @@ def steps(*rates: float, seconds: float = 300) -> Trace:
 
 
 def simulated(trace: Trace, *, target: float = 20_000, **of_settings):
-    spec = with_targets(read_autoscaler(HPA_MANIFEST), {QUEUE: target})
+    spec = with_targets(read_autoscaler(SHIPPED_AUTOSCALER), {QUEUE: target})
     settings = Settings(**{"service_times": TIMES, "starts": QUICK, **of_settings})
     return Simulation(trace, spec, settings).run()
 
 
 def test_overload_brings_replicas_and_quiet_takes_them_away_within_the_shipped_bounds():
-    spec = read_autoscaler(HPA_MANIFEST)
+    spec = read_autoscaler(SHIPPED_AUTOSCALER)
     outcome = simulated(steps(5, 150, 150, 5, 5, 5, 5, 5))
     wanted = [moment.wanted for moment in outcome.moments]
     assert all(spec.least <= each <= spec.most for each in wanted)
@@ -67,12 +68,12 @@ def test_pod_on_a_new_node_answers_after_all_that_has_to_start():
     cluster = Cluster(QUICK, 1, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0)
     cluster.start_at_once(1)
     cluster.scale(100.0, 2)
-    assert [pod.seen(189.0).is_pending for pod in cluster.pods] == [False, True]
-    assert [pod.seen(191.0).is_pending for pod in cluster.pods] == [False, False]
     assert [len(cluster.ready(at)) for at in (204.0, 205.0)] == [1, 2]
+    assert cluster.counted(204.0) == PodCounts(existing=2, ready=1)
     # The newest leaves first and stops after its pause; the next one finds its node up, with the image on it.
     cluster.scale(300.0, 1)
     assert [pod.name for pod in cluster.ready(300.0)] == ["triton-0"]
+    assert cluster.counted(300.0) == PodCounts(existing=1, ready=2)
     assert cluster.settle(304.0) == []
     assert [pod.name for pod in cluster.settle(305.0)] == ["triton-1"]
     cluster.scale(310.0, 2)

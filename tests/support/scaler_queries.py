@@ -1,0 +1,46 @@
+"""The queries that the shipped manifests send to Prometheus, as the autoscalers send them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from tests.support.rendering import K8S
+from tests.support.yaml_texts import documents
+
+KEDA, ADAPTER = K8S / "components" / "keda", K8S / "components" / "prometheus-adapter"
+
+
+def read_queries(folder: Path) -> dict[str, str]:
+    """PromQL by the name of its metric, of KEDA's triggers or of prometheus-adapter's rules for external metrics.
+
+    An adapter's rule is a Go template (pkg/naming/metrics_query.go, `Build`); the shipped ones have no field.
+    """
+    if folder == ADAPTER:
+        queries = {metric_name(rule): str(rule["metricsQuery"]) for rule in adapter_rules()}
+    else:
+        (scaler,) = documents((folder / "scaled-object.yaml").read_text())
+        triggers = [each for each in scaler["spec"]["triggers"] if each["type"] == "prometheus"]
+        queries = {trigger["name"]: trigger["metadata"]["query"] for trigger in triggers}
+    assert queries
+    assert not any("<<" in query for query in queries.values())
+    return queries
+
+
+def adapter_rules() -> list[dict]:
+    """The rules in the values of prometheus-adapter's chart."""
+    return yaml.safe_load((ADAPTER / "values.yaml").read_text())["rules"]["external"]
+
+
+def of_pods(query: str, *pods: str) -> str:
+    """The query asked about these pods alone."""
+    return query.replace('pod=~"triton-.+"', f'pod=~"{"|".join(pods)}"')
+
+
+def metric_name(rule: dict) -> str:
+    """The name under which an adapter's rule publishes; Go's `$0`, `$1` in it are not used here."""
+    series = str(rule["seriesQuery"]).partition("{")[0]
+    assert re.search(rule["name"]["matches"], series), f"{series} is not what the rule is about: it publishes nothing"
+    return rule["name"]["as"]
