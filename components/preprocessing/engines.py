@@ -20,7 +20,7 @@ Columns = dict[str, NDArray[Any]]
 """Columns of one partition by name, in file order."""
 
 
-class Engine(Protocol):
+class EncodingEngine(Protocol):
     """A module of this room; its functions' results take record batches of `raw_partitions.read_partition`.
 
     Results may be forked, and sent to a Dask worker.
@@ -42,6 +42,6 @@ class Engine(Protocol):
         ...
 
 
-def engine_of(name: str) -> Engine:
+def engine_of(name: str) -> EncodingEngine:
     """The engine `name` of `settings.ENGINES`; only its own libraries are imported."""
-    return cast(Engine, import_module(f"components.preprocessing.{name}_engine"))
+    return cast(EncodingEngine, import_module(f"components.preprocessing.{name}_engine"))

@@ -23,7 +23,7 @@ _MERGED_AT_A_TIME = 8
 def statistics_of_share(partitions: Sequence[Partition], *, unscaled: Callable[[Any], Columns] | None) -> Statistics:
     """The statistics of partitions, at least one, of which few are held at a time.
 
-    `unscaled` gives the numeric columns that are fitted, see `engines.Engine.unscaler`; None = there are none.
+    `unscaled` gives the numeric columns that are fitted, see `engines.EncodingEngine.unscaler`; None = there are none.
     """
     found: list[Statistics] = []
     for partition in partitions:

@@ -16,12 +16,12 @@ from components.preprocessing.engines import Columns
 
 
 def unscaler(features: Features, names: tuple[str, ...]) -> Callable[[Any], Columns]:
-    """See `engines.Engine`."""
+    """See `engines.EncodingEngine`."""
     return partial(_unscaled, features, names)
 
 
 def encoder(features: FeatureWorkflow, *, scratch: Path, weighted: bool = False) -> Callable[[Any], Columns]:
-    """See `engines.Engine`; writes no file."""
+    """See `engines.EncodingEngine`; writes no file."""
     return partial(_encoded, features, weighted)
 
 

@@ -38,7 +38,7 @@ from components.preprocessing.raw_partitions import place_columns
 
 
 def unscaler(features: Features, names: tuple[str, ...]) -> Callable[[Any], Columns]:
-    """See `engines.Engine`."""
+    """See `engines.EncodingEngine`."""
     plain = tuple(name for name in names if name not in features.bucketed)
     inputs = _unscaled(features, plain)
     inputs += [_clipped([name], features.options_of(name)) for name in names if name not in plain]
@@ -47,7 +47,7 @@ def unscaler(features: Features, names: tuple[str, ...]) -> Callable[[Any], Colu
 
 
 def encoder(features: FeatureWorkflow, *, scratch: Path, weighted: bool = False) -> Callable[[Any], Columns]:
-    """See `engines.Engine`."""
+    """See `engines.EncodingEngine`."""
     return partial(_transformed, explicit_workflow(features, scratch, weighted=weighted), features.features)
 
 

@@ -22,7 +22,7 @@ from components.contracts.vocabulary_changes import VocabularyChange, vocabulary
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing import encode, fitting, raw_partitions
 from components.preprocessing.dask_scheduler import Workers, workers_of
-from components.preprocessing.engines import Engine, engine_of
+from components.preprocessing.engines import EncodingEngine, engine_of
 from components.preprocessing.parent import (
     ParentWorkflow,
     expect_parents_columns,
@@ -64,7 +64,6 @@ def preprocess(
     """
     settings = raw.recommender.section("preprocessing", PreprocessingSettings)
     engine = engine_of(settings.engine)
-    pa.scalar(0)  # pyarrow imports pandas, if it is there, at its first use: once, not in every process that is forked
     processes = settings.processes or min(forked.available_cores(), forked.MAX_PROCESSES)
     named, weighted = raw.recommender.features, raw.recommender.data.has_weights
     expect_parents_columns(named, raw.excluded_columns, parent)
@@ -82,10 +81,7 @@ def preprocess(
         )
         encoder = engine.encoder(features, scratch=aside / SCRATCH, weighted=weighted)
         rows = encode.encode_parts(encoder, features, plans, aside=aside, final=final, workers=workers)
-        for part, (_, num_rows) in parts.items():
-            if rows[part] != num_rows:
-                raise PermanentError(f"encoded folder {aside / part} has {rows[part]} rows, expected {num_rows}")
-            logger.info("%s encoded: %d rows in %d files", part, num_rows, len(plans[part]))
+        _expect_all_rows(rows, {part: num_rows for part, (_, num_rows) in parts.items()}, aside)
         shutil.rmtree(aside / SCRATCH, ignore_errors=True)
     changes = vocabulary_changes(parent.features if parent else None, features)
     training_set = TrainingSet(
@@ -117,6 +113,13 @@ def preprocess(
     facts = _facts_of(training_set, changes, columns)
     logger.info("workflow fitted: %s", facts)
     return training_set, facts
+
+
+def _expect_all_rows(rows: dict[str, int], expected: dict[str, int], aside: Path) -> None:
+    for part, num_rows in expected.items():
+        if rows[part] != num_rows:
+            raise PermanentError(f"encoded folder {aside / part} has {rows[part]} rows, expected {num_rows}")
+        logger.info("%s encoded: %d rows", part, num_rows)
 
 
 def _facts_of(training_set: TrainingSet, changes: list[VocabularyChange], columns: list[Column]) -> dict[str, Any]:
@@ -164,7 +167,7 @@ def _fit_workflow(
     raw: RawDataset,
     *,
     parent: ParentWorkflow | None,
-    engine: Engine,
+    engine: EncodingEngine,
     workers: Workers,
     folder: Path,
 ) -> tuple[FeatureWorkflow, list[Column]]:
@@ -173,6 +176,7 @@ def _fit_workflow(
     features = raw.recommender.features
     new = tuple(name for name in features.numeric if parent is None or name not in parent.scaling)
     unscaled = engine.unscaler(features, new) if new else None
+    pa.scalar(0)  # pyarrow imports pandas, if it is there, at its first use: once, not in every process that is forked
     shares = forked.shares(plan, workers.num_shares, weight=lambda partition: partition.num_rows)
     found = workers.run_all(partial(fitting.statistics_of_share, unscaled=unscaled), shares)
     workflow, columns = fitting.next_workflow(

@@ -64,7 +64,7 @@ def statistics_of(rows: Any, features: Features, numbers: Mapping[str, NDArray[n
     Args:
         rows: As `raw_partitions.read_partition` gives them.
         features: Their columns.
-        numbers: What `engines.Engine.unscaler` gives of the numeric columns that are fitted.
+        numbers: What `engines.EncodingEngine.unscaler` gives of the numeric columns that are fitted.
     """
     slots: dict[int, list[Any]] = {slot: [] for slot in features.places.slots}
     for place, slot in zip(place_columns(rows, features).values(), features.places.slots):

@@ -36,9 +36,9 @@ def read_autoscaler(path: Path) -> Autoscaler:
     scalers = [each for each in _read_documents(path) if each.get("kind") in readers]
     if len(scalers) != 1:
         raise ContractError(f"{path} holds {len(scalers)} of {', '.join(readers)}, expected 1")
-    kind, spec = scalers[0]["kind"], scalers[0].get("spec")
+    kind = scalers[0]["kind"]
     try:
-        return readers[kind](spec)
+        return readers[kind](scalers[0]["spec"])
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise ContractError(f"{path} is no {kind} that can be simulated: {error!r}") from error
 
