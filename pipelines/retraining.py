@@ -71,11 +71,12 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             served: Archive of served rows that training rows are compared with, folder or gs://bucket/prefix; empty =
                 not compared.
         """
-        noted = {"run": dsl.PIPELINE_JOB_NAME_PLACEHOLDER, "store": store}
-        record = run_outcome(**noted, trigger_id=trigger_id, trigger_reason=trigger_reason)
+        run = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
+        record = run_outcome(run=run, store=store, trigger_id=trigger_id, trigger_reason=trigger_reason)
         with dsl.ExitHandler(place(record, "run_outcome", placement), name="record the outcome"):
             extracted = extraction(
-                **noted,
+                run=run,
+                store=store,
                 work=work,
                 lake=lake,
                 window_start=window_start,
@@ -87,7 +88,8 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             )
             place(extracted, "extraction", placement)
             validated = validation(
-                **noted,
+                run=run,
+                store=store,
                 work=work,
                 champion=champion,
                 served=served,
@@ -98,12 +100,17 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             raw_dataset = validated.outputs["valid_dataset"]
             with dsl.If(validated.outputs["Output"] == True, name="data is fit to learn from"):  # noqa: E712
                 preprocessed = preprocessing(
-                    **noted, work=work, dask_scheduler=placement.dask_scheduler, raw_dataset=raw_dataset
+                    run=run,
+                    store=store,
+                    work=work,
+                    dask_scheduler=placement.dask_scheduler,
+                    raw_dataset=raw_dataset,
                 )
                 place(preprocessed, "preprocessing", placement)
                 training_set = preprocessed.outputs["training_set"]
                 trained = training(
-                    **noted,
+                    run=run,
+                    store=store,
                     work=work,
                     backend=placement.backend,
                     num_gpus=placement.training_gpus,
@@ -111,20 +118,28 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     validation_report=validated.outputs["report"],
                 )
                 place(trained, "training", placement)
-                encoded = {"raw_dataset": raw_dataset, "training_set": training_set}
-                candidate = {"model": trained.outputs["model"]}
-                judged = evaluation(**noted, work=work, champion=champion, **encoded, **candidate)
+                model = trained.outputs["model"]
+                judged = evaluation(
+                    run=run,
+                    store=store,
+                    work=work,
+                    champion=champion,
+                    raw_dataset=raw_dataset,
+                    training_set=training_set,
+                    model=model,
+                )
                 place(judged, "evaluation", placement)
                 with dsl.If(judged.outputs["Output"] == True, name="candidate is accepted"):  # noqa: E712
                     released = deployment(
-                        **noted,
+                        run=run,
+                        store=store,
                         repository=repository,
                         triton_urls=triton_urls,
                         server=server,
                         device=device,
                         trigger_id=trigger_id,
                         raw_dataset=raw_dataset,
-                        **candidate,
+                        model=model,
                         verdict=judged.outputs["verdict"],
                     )
                     place(released, "deployment", placement)
