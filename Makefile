@@ -4,6 +4,7 @@
 # make check  style, types, dependency arrows, compiled pipeline, manifests
 # make manifests            what each overlay sends to a cluster, in build/manifests (needs kubectl)
 # make images               every image, tagged by git revision, with docker or podman (REGISTRY=... PUSH=1 DIRTY=1 DRY_RUN=1)
+# make kind               the demo on a Kubernetes cluster of this machine (Docker, kind, kubectl; docs/kind.md)
 # make client-wheel         the inference client as one wheel for other services, in build/wheels (docs/log-from-your-service.md)
 # make benchmark-training   training's speed against named peers in one run (BENCHMARK_FLAGS=--quick: two minutes)
 # make benchmark-lists      what a list costs in the served graph, beside as many flat columns (a minute)
@@ -26,7 +27,7 @@ DRIVER := .venvs/driver/bin/python
 export ORT_DISABLE_TELEMETRY := 1
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help python environments demo test test-images check manifests images client-wheel benchmarks benchmark-training \
+.PHONY: help python environments demo test test-images check manifests images kind client-wheel benchmarks benchmark-training \
 	benchmark-lists benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies \
 	benchmark-gate benchmark-round benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock dependencies clean
 
@@ -102,6 +103,10 @@ images: python
 	@$(PYTHON) -m pipelines.build_images $(IMAGES) $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(TAG),--tag "$(TAG)") \
 	  $(if $(REVISION),--revision "$(REVISION)") $(if $(SOURCE),--source "$(SOURCE)") $(if $(ENGINE),--engine "$(ENGINE)") \
 	  $(if $(PUSH),--push) $(if $(DIRTY),--dirty) $(if $(DRY_RUN),--dry-run)
+
+kind: python
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=driver
+	@exec k8s/kind/up
 
 client-wheel: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=driver

@@ -17,8 +17,8 @@ from tests.support.paths import REPOSITORY
 
 K8S = REPOSITORY / "k8s"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir() if path.is_dir())
-VARIANTS = (*OVERLAYS, "cpu+simulation", "cpu+second-recommender")
-"""What the manifests' tests judge: each overlay, and overlays with components that a user may switch on."""
+VARIANTS = (*OVERLAYS, "cpu+simulation", "cpu+second-recommender", "kind")
+"""What the manifests' tests judge: overlays, overlays with components that a user may switch on, and `make kind`'s."""
 RENDERED = REPOSITORY / "build" / "manifests"
 
 Manifest = dict[str, Any]
@@ -37,10 +37,10 @@ def render(folder: Path) -> str:
 def render_variant(variant: str, scratch: Path) -> str:
     """Renders `<overlay>` or `<overlay>+<component>...`, the latter by a kustomization written into `scratch`.
 
-    In the place of an overlay, `base` is what all of them have.
+    In the place of an overlay, `base` is what all of them have, and `kind` what `make kind` applies.
     """
     overlay, *components = variant.split("+")
-    source = K8S / "base" if overlay == "base" else K8S / "overlays" / overlay
+    source = K8S / overlay if overlay in ("base", "kind") else K8S / "overlays" / overlay
     if not components:
         return render(source)
     folder = scratch / variant

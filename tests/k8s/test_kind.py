@@ -1,0 +1,146 @@
+"""`make kind`: the script's steps against doubles of docker, kind and kubectl, and its commands by their own parsers.
+
+The doubles note what they are told and know what was made; `kubectl kustomize` is the real one. No cluster was made.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pipelines.__main__ import build_parser
+from pipelines.images import DOCKERFILES, image_name
+from pipelines.placement import NEEDS, read_placement, read_values
+from pipelines.recommender_file import __main__ as recommender_file
+from tests.support.paths import REPOSITORY
+from tests.support.rendering import containers, workloads
+from tests.support.yaml_texts import documents
+
+SCRIPT = REPOSITORY / "k8s" / "kind" / "up"
+DOUBLES = {
+    "docker": """case "$*" in
+  "inspect "*) test -e made-registry && echo true ;;
+  "run "*) touch made-registry ;;
+  "network inspect "*) test -e made-network && echo evergreen-registry ;;
+  "network connect "*) touch made-network ;;
+  "exec -i "*) cat > hosts.toml ;;
+esac""",
+    "kind": """case "$*" in
+  "get clusters") test ! -e made-cluster || echo evergreen ;;
+  "create cluster "*) touch made-cluster ;;
+esac""",
+    "kubectl": """case "$*" in
+  "kustomize "*) cd "$REPOSITORY" && exec "$REAL_KUBECTL" "$@" ;;
+  *" apply -f -") cat > applied.yaml ;;
+  *" get job simulated-lake") test -e made-lake ;;
+  *" create job simulated-lake "*) touch made-lake ;;
+  *" exec deployment/monitor "*) printf 'ctr_monitor_%s 1\\n' 'rolling_auc{version="1"}' \\
+      'retrain_requests_total{outcome="started"}' 'retrain_requests_total{outcome="released"}' ;;
+esac""",
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """`run(*steps)`: what the doubles were told, a line each, after a run of the script that ended well."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed: manifests cannot be rendered")
+    tools, place = tmp_path / "bin", tmp_path / "machine"
+    tools.mkdir()
+    place.mkdir()
+    for name, body in DOUBLES.items():
+        head = f'#!/bin/bash\ncd {shlex.quote(str(place))}\necho "{name} $*" >> told\n'
+        (tools / name).write_text(f"{head}{body}\n")
+        (tools / name).chmod(0o755)
+    variables = os.environ | {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "REAL_KUBECTL": shutil.which("kubectl"),
+        "REPOSITORY": str(REPOSITORY),
+        "TAG": "0123abc",
+    }
+
+    def do(*steps: str) -> list[str]:
+        (place / "told").unlink(missing_ok=True)
+        done = subprocess.run([SCRIPT, *steps], env=variables, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return (place / "told").read_text().splitlines()
+
+    do.place = place
+    return do
+
+
+def script_lists(name: str) -> list[str]:
+    (found,) = re.findall(rf'^{name}="(.*)"$', SCRIPT.read_text(), re.MULTILINE)
+    return found.split()
+
+
+def test_a_second_run_makes_nothing_twice_and_applies_again(run):
+    made = re.compile(r"^(docker run|docker network connect|kind create|.* create job)")
+    steps = ("cluster", "evergreen", "lake", "traffic", "drift")
+    first, second = run(*steps), run(*steps)
+    assert len([line for line in first if made.search(line)]) == 4
+    assert [line for line in second if made.search(line)] == []
+    for told in (first, second):
+        assert [line for line in told if line.endswith(" apply -f -")]
+    assert "host" in (run.place / "hosts.toml").read_text()
+
+
+def test_nothing_is_asked_of_another_cluster_than_the_one_that_was_made(run):
+    told = [line for line in run("pipelines", "evergreen", "lake", "traffic", "drift") if line.startswith("kubectl ")]
+    assert len(told) > 10
+    assert [line for line in told if "--context kind-evergreen " not in line] == ["kubectl kustomize k8s/kind"]
+
+
+def test_what_is_applied_takes_the_images_that_are_built_by_the_tag(run):
+    run("evergreen")
+    applied = documents((run.place / "applied.yaml").read_text())
+    registry = read_values(SCRIPT.parent / "cluster.env")["REGISTRY"]
+    placement = read_placement(SCRIPT.parent / "placement.yaml", {"tag": "0123abc"})
+    built = {f"{registry}/{image_name(image)}:0123abc" for image in script_lists("images")}
+    used = {each["image"] for _, spec in workloads(applied) for each in containers(spec)}
+    assert {image for image in used if image.startswith(registry)} <= built
+    assert {image for image in used if not image.startswith(registry)} == {
+        "apache/kafka:4.1.1",
+        "nvcr.io/nvidia/tritonserver:26.10-py3",
+    }
+    assert {f"{placement.registry}/{image_name(step)}:{placement.tag}" for step in NEEDS} <= built
+    assert set(script_lists("images")) <= set(DOCKERFILES)
+
+
+def test_every_evergreen_command_of_the_script_is_one():
+    text = SCRIPT.read_text().replace('"$tag"', "0123abc").replace("$store", "build/kind/store")
+    commands = [shlex.split(line.partition("$evergreen ")[2]) for line in text.splitlines() if "$evergreen " in line]
+    assert [command[0] for command in commands] == ["recommender", "compile", "submit"]
+    recommender, compile_, submit = commands
+    recommender_file.build_parser().parse_args(recommender[1:])
+    build_parser().parse_args(compile_)
+    build_parser().parse_args([*submit, "--host", "http://127.0.0.1:1"])
+    for path in (recommender[2], compile_[2]):
+        assert (REPOSITORY / path).is_file()
+
+
+@pytest.mark.parametrize("tool", [*DOUBLES, "git"])
+def test_a_tool_that_is_not_there_is_named(tmp_path, tool):
+    for name in {*DOUBLES, "git", "bash", "dirname"} - {tool}:
+        (tmp_path / name).symlink_to(shutil.which(name) or "/bin/true")
+    variables = {"PATH": str(tmp_path), "TAG": "0123abc"}
+    done = subprocess.run([tmp_path / "bash", SCRIPT, "lake"], env=variables, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, f"error: '{tool}' is not installed; a cluster of kind needs it\n")
+
+
+def test_a_step_that_is_none_is_refused_before_anything_is_made(run):
+    done = subprocess.run(
+        [SCRIPT, "cluster", "lakes"],
+        env=os.environ | {"PATH": f"{run.place.parent}/bin:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "step 'lakes' is none of cluster, images" in done.stderr
+    assert not Path(run.place, "told").exists()
