@@ -1,6 +1,6 @@
 # make demo   the whole loop on this machine, once
 # make test   every test, each in the environment of its image
-# make test-images  builds the images with podman and runs the pipeline in them (root, podman, runc, mmdebstrap)
+# make test-images  builds the images with podman, runs the pipeline in them, plays the cpu overlay (root, podman, runc, mmdebstrap, kubectl)
 # make check  style, types, dependency arrows, compiled pipeline, manifests
 # make manifests            what each overlay sends to a cluster, in build/manifests (needs kubectl)
 # make images               every image, tagged by git revision, with docker or podman (REGISTRY=... PUSH=1 DIRTY=1 DRY_RUN=1)
@@ -75,7 +75,8 @@ test: environments
 	@exec $(DRIVER) -m tests.everywhere $(TEST_FLAGS)
 
 test-images: environments
-	@exec $(DRIVER) -m pytest -q -s -m images -o faulthandler_timeout=5400 tests/architecture/test_containers.py $(TEST_FLAGS)
+	@exec $(DRIVER) -m pytest -q -s -m images -o faulthandler_timeout=5400 \
+	  tests/architecture/test_containers.py tests/architecture/test_played_overlay.py $(TEST_FLAGS)
 
 # TESTS=follow leaves the manifests' tests to a `make test` that follows and runs them among all others.
 check: environments

@@ -1,19 +1,14 @@
 """Images built by podman, and the compiled pipeline in them: `make test-images`, which needs root and an index.
 
-A base is a Debian with Debian's Python 3.11 under the very name in the Dockerfiles, so those are built unchanged. All
-lies in a storage of its own, where no release can take a stand-in for the real base; a second run builds from its
-layers. What this cannot show: Python's own base images, CUDA, NVIDIA's images, a kubelet.
+What this cannot show: Python's own base images (`containers` says what stands for them), CUDA, NVIDIA's images, a
+kubelet.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import os
-import shutil
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -23,98 +18,19 @@ from onnx import numpy_helper
 
 from components.contracts.manifests import RawDataset
 from components.store.runs import find_outcome
-from pipelines.images import DOCKERFILES, ENVIRONMENT_OF_STEP, image_name
+from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local import runner
 from pipelines.local.environments import python_of
 from pipelines.package import compile_pipeline
 from pipelines.placement import Placement
-from tests.support.dockerfiles import environment, stages
+from tests.support.containers import CONFINED, PLAIN, USER, give_to_user, in_containers
+from tests.support.dockerfiles import environment
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(5400)]
-STORAGE = "/var/lib/containers/evergreen-tests"
-TAG = "tests"
-USER = 10001
-CONFINED = (
-    *("--read-only", "--read-only-tmpfs=false", "--tmpfs=/tmp", "--cap-drop=all"),
-    *("--security-opt=no-new-privileges", f"--user={USER}", "--passwd=false", "--network=none"),
-    *("--ulimit=nofile=4096:4096", "--ulimit=nproc=4096:4096"),
-)
-"""Podman's own limits are above what a root without SYS_RESOURCE may set."""
-DEBIAN = {
-    "slim": "ca-certificates,python3.11",
-    "full": "ca-certificates,python3.11-dev,python3.11-venv,python3-pip,g++",
-}
 CEILINGS_MB = {"driver": 950, "preprocessing": 1150, "validation": 2950, "training": 1700}
 """Of an image, by its lock, uncompressed, with the base; torch's CPU build."""
-PLAIN = [image for image in DOCKERFILES if environment(image)]
-"""The images without anything of NVIDIA's."""
-HANDED_OVER = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
-"""What the local runner sets for an environment of a laptop."""
-
-
-@pytest.fixture(scope="module")
-def podman(tmp_path_factory):
-    """Runs podman with a storage of its own; runc, since crun refuses hybrid cgroups; as root, who may mount."""
-    missing = [name for name in ("podman", "runc", "mmdebstrap") if shutil.which(name) is None]
-    if missing or os.geteuid() != 0:
-        pytest.skip(f"containers need root and podman, runc, mmdebstrap; here: uid {os.geteuid()}, without {missing}")
-    folder = tmp_path_factory.mktemp("podman")
-    (folder / "storage.conf").write_text(
-        f'[storage]\ndriver = "overlay"\ngraphroot = "{STORAGE}"\nrunroot = "/run/containers/evergreen-tests"\n'
-    )
-    engine = '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
-    # Settings of containers.conf are of one machine: they reach no image. A step says `--network=none` itself.
-    mounts = json.dumps([f"{path}:{path}:ro" for path in pip_places()] + [f"{folder}/pip.conf:/etc/pip.conf:ro"])
-    (folder / "build.conf").write_text(f'{engine}[containers]\nnetns = "host"\nvolumes = {mounts}\n')
-    (folder / "run.conf").write_text(engine)
-    lines = [f"{name} = {value}" for name, value in pip_settings().items()]
-    (folder / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
-
-    def variables(purpose: str) -> dict[str, str]:
-        conf = {"CONTAINERS_CONF": f"{folder}/{purpose}.conf", "CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf"}
-        return {**os.environ, **conf}
-
-    return variables
-
-
-@pytest.fixture(scope="module")
-def images(podman, tmp_path_factory):
-    """Builds the images by the project's own command over stand-in bases; image -> reference."""
-    variables = podman("build")
-    for base in sorted({stage.base for image in PLAIN for stage in stages(image)}):
-        name = f"docker.io/library/{base}"
-        if subprocess.run(["podman", "image", "exists", name], env=variables).returncode:
-            root = tmp_path_factory.mktemp("base") / "root.tar"
-            packages = DEBIAN["slim" if "slim" in base else "full"]
-            link = "ln -s /usr/bin/python3.11 $1/usr/local/bin/python"
-            make = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", f"--customize-hook={link}"]
-            subprocess.run([*make, "bookworm", str(root)], check=True)
-            subprocess.run(["podman", "import", "--quiet", str(root), name], check=True, env=variables)
-            root.unlink()
-    command = [sys.executable, "-m", "pipelines.build_images", *PLAIN, "--engine", "podman", "--dirty", "--tag", TAG]
-    log = REPOSITORY / "build" / "test-images.log"
-    log.parent.mkdir(exist_ok=True)
-    with open(log, "wb") as output:
-        done = subprocess.run(command, cwd=REPOSITORY, env=variables, stdout=output, stderr=subprocess.STDOUT)
-    assert done.returncode == 0, log.read_text()[-3000:]
-    return {image: f"localhost/{image_name(image)}:{TAG}" for image in PLAIN}
-
-
-def pip_settings() -> dict[str, str]:
-    """How pip of this machine is configured, by its files and variables."""
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True)
-    pairs = (line.partition("=") for line in listed.stdout.splitlines())
-    return {name.rpartition(".")[2]: ast.literal_eval(value) for name, _, value in pairs}
-
-
-def pip_places() -> list[str]:
-    """Files and folders of this machine that its pip's settings name; of an index also what lies beside its pages."""
-    words = [word for value in pip_settings().values() for word in value.split()]
-    indexes = [Path(word.removeprefix("file://")).parent for word in words if word.startswith("file://")]
-    others = [Path(word) for word in words if word.startswith("/")]
-    return sorted({str(path) for path in (*indexes, *others) if path.exists()})
 
 
 def inspect(podman, reference: str) -> dict:
@@ -138,21 +54,9 @@ def test_images_are_no_larger_than_their_ceilings(podman, images):
 
 @pytest.mark.parametrize("image", sorted(PLAIN))
 def test_entry_point_helps_in_a_confined_container(podman, images, image):
-    command = ["podman", "run", "--rm", *CONFINED, images[image], "--help"]
+    command = ["podman", "run", "--rm", *CONFINED, "--network=none", images[image], "--help"]
     done = subprocess.run(command, env=podman("run"), capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout[:17]) == (0, "usage: python -m "), done.stderr[-3000:]
-
-
-@pytest.fixture
-def volume():
-    """A folder that the images' user may write; not pytest's, which belongs to this user alone."""
-    with tempfile.TemporaryDirectory(prefix="evergreen-containers-") as folder:
-        yield Path(folder)
-
-
-def give_to_user(folder: Path) -> None:
-    for path in [folder, *folder.rglob("*")]:
-        os.chown(path, USER, 0)
 
 
 def turn(folder: Path, lake: Path) -> dict:
@@ -194,23 +98,12 @@ def test_compiled_pipeline_comes_to_the_same_in_containers(podman, images, volum
     volume.chmod(0o755)
     give_to_user(volume)
     mount = f"--volume={volume}:{volume}"
-    command = ["podman", "run", "--rm", *CONFINED, mount, images["inference_client"], *simulate]
+    command = ["podman", "run", "--rm", *CONFINED, "--network=none", mount, images["inference_client"], *simulate]
     subprocess.run(command, env=podman("run"), check=True)
     outside = turn(volume / "outside", lake)
     steps = []
-
-    def contained(command, variables, log):
-        """A task's own command line in its image, with the variables that the compiled pipeline gives it."""
-        step = command[command.index("--function_to_execute") + 1]
-        steps.append(step)
-        added = {k: v for k, v in variables.items() if k not in HANDED_OVER and os.environ.get(k) != v}
-        flags = [f"--env={name}={value}" for name, value in added.items()]
-        program, *rest = command
-        run = ["podman", "run", "--rm", *CONFINED, mount, *flags, f"--entrypoint={program}", images[step], *rest]
-        return subprocess.run(run, env=podman("run"), stdout=log, stderr=subprocess.STDOUT).returncode
-
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)  # the pipeline sets it, not who tests
-    monkeypatch.setattr(runner, "_run_step", contained)
+    monkeypatch.setattr(runner, "_run_step", in_containers(podman, images, steps, "--network=none", mount))
     # KFP makes the folders of a task's outputs as root before it; on a cluster the volume's group may write.
     previous = os.umask(0)
     try:

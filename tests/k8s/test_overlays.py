@@ -5,8 +5,8 @@ What a name on GKE or of NVIDIA's device plugin means is from their documentatio
 
 from __future__ import annotations
 
+import itertools
 import re
-import shutil
 
 import pytest
 import yaml
@@ -19,7 +19,7 @@ from tests.support.rendering import (
     find,
     pod_spec,
     pod_template,
-    render,
+    render_edited,
     render_variant,
     title,
     workloads,
@@ -33,17 +33,8 @@ GPU_RESOURCES = re.compile(r"nvidia\.com/.*")
 @pytest.fixture
 def changed(tmp_path):
     """`changed(overlay, values)`: that overlay as rendered after a user edited its `cluster.env`."""
-    copies = []
-
-    def do(overlay, values):
-        copy = tmp_path / f"k8s-{len(copies)}"
-        copies.append(copy)
-        shutil.copytree(K8S, copy)
-        path = copy / "overlays" / overlay / "cluster.env"
-        path.write_text("".join(f"{k}={v}\n" for k, v in {**read_values(path), **values}.items()))
-        return documents(render(copy / "overlays" / overlay))
-
-    return do
+    copies = itertools.count()
+    return lambda overlay, values: render_edited(overlay, values, tmp_path / f"k8s-{next(copies)}")
 
 
 def filled(values):

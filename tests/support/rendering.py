@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from pipelines.placement import read_values
 from tests.support.paths import REPOSITORY
+from tests.support.yaml_texts import documents
 
 K8S = REPOSITORY / "k8s"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir() if path.is_dir())
@@ -51,6 +53,14 @@ def render_variant(variant: str, scratch: Path) -> str:
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     return render(folder)
+
+
+def render_edited(overlay: str, values: dict[str, str], copy: Path) -> list[Manifest]:
+    """The overlay's objects after a user edited its `cluster.env`, in the new folder `copy`."""
+    shutil.copytree(K8S, copy)
+    path = copy / "overlays" / overlay / "cluster.env"
+    path.write_text("".join(f"{k}={v}\n" for k, v in {**read_values(path), **values}.items()))
+    return documents(render(path.parent))
 
 
 def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:

@@ -1,0 +1,281 @@
+"""The rendered cpu overlay played by `podman kube play`, from an empty share to traffic whose every record is archived.
+
+Part of `make test-images`. Pods share the address 127.0.0.1 of a network of their own, where names of the cluster lead.
+`playable` says what podman 4.3 cannot take from a manifest and what takes its place; probes are asked by the test, as
+the manifests say. A laptop's tritonserver plays NVIDIA's image, and librdkafka's mock cluster plays Kafka. One replica
+a Deployment, and no kubelet: what restarts, surges and drains pods is not shown, nor are Services and policies.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+
+import pytest
+import yaml
+
+from components.store.runs import find_outcome
+from pipelines.images import ENVIRONMENT_OF_STEP
+from pipelines.local import runner
+from pipelines.local.environments import python_of
+from pipelines.local.log_server import LogPlace
+from pipelines.local.plan import DemoSettings, Services, plan_for_world
+from pipelines.local.summary import count_served_rows
+from pipelines.package import compile_pipeline
+from pipelines.placement import read_placement
+from tests.k8s.pod import expanded, variables
+from tests.support.containers import CONFINED, SERVED_AT, TAG, TRITON, USER, give_to_user, in_containers
+from tests.support.kafka_cluster import KafkaCluster
+from tests.support.paths import REPOSITORY
+from tests.support.processes import DIRECT, wait_for
+from tests.support.recommenders import accept_into
+from tests.support.rendering import containers, find, pod_spec, render_edited
+
+pytestmark = [pytest.mark.images, pytest.mark.timeout(5400)]
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+LAPTOP_TRITON = """\
+FROM docker.io/library/python:3.11.15-bookworm
+COPY . /usr/local/lib/python3.11/dist-packages
+RUN cd /usr/local/lib/python3.11/dist-packages/pytriton/tritonserver \\
+ && mkdir -p /opt/tritonserver/backends && cp -r backends/python /opt/tritonserver/backends \\
+ && cp python_backend_stubs/3.11/* /opt/tritonserver/backends/python \\
+ && ln -s $PWD/bin/tritonserver /usr/bin/python3.11 /usr/local/bin && ln -s python3.11 /usr/local/bin/python3
+ENV LD_LIBRARY_PATH=/usr/local/lib/python3.11/dist-packages/nvidia_pytriton.libs
+CMD ["sh", "-c", "trap exit TERM; sleep infinity & wait"]
+"""
+"""The packages of the laptop's serving environment over a stand-in base, its server and backend where NVIDIA's are."""
+NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+TRAFFIC = "evergreen-played-traffic"
+
+
+@pytest.fixture(scope="module")
+def triton_image(podman, images, tmp_path_factory):
+    """Builds what plays NVIDIA's image."""
+    dockerfile = tmp_path_factory.mktemp("triton") / "Dockerfile"
+    dockerfile.write_text(LAPTOP_TRITON)
+    (packages,) = python_of("serving", REPOSITORY).parents[1].glob("lib/python3.11/site-packages")
+    command = ["podman", "build", "--quiet", f"--file={dockerfile}", f"--tag={TRITON}", str(packages)]
+    subprocess.run(command, env=podman("build"), check=True)
+
+
+@pytest.fixture
+def network(triton_image):
+    """This thread, and what it starts, in a network of their own with nothing but loopback; after the builds."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    assert libc.unshare(NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
+    try:
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        yield
+    finally:
+        assert libc.setns(before, NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
+        os.close(before)
+
+
+def playable(manifests, workload, claims):
+    """The Deployment and its ConfigMaps as podman 4.3 plays them.
+
+    Words are expanded, a mounted sub-folder is a volume of its own, a claim is the folder in `claims`, a token's volume
+    is empty, and volumes are named after the Deployment too, since podman shares an emptyDir among pods by its name.
+    Taken out: probes and hooks, which need systemd or a kubelet; ports, since pods share one network; /dev/shm, which
+    podman brings.
+    """
+    workload = copy.deepcopy(workload)
+    # Podman 4.3 waits 20 s for an init container that has ended, and fails where it is to remove that one.
+    workload["metadata"]["annotations"] = {"io.podman.annotations.init.container.type": "always"}
+    spec = pod_spec(workload)
+    spec["hostNetwork"] = True
+    claimed = {v["name"]: claims[c["claimName"]] for v in spec["volumes"] if (c := v.get("persistentVolumeClaim"))}
+    volumes = {}
+    for container in containers(spec):
+        values = variables(manifests, container)
+        for key in {"command", "args"} & container.keys():
+            container[key] = [expanded(word, values) for word in container[key]]
+        for key in (*PROBES, "ports", "lifecycle"):
+            container.pop(key, None)
+        container["volumeMounts"] = [m for m in container["volumeMounts"] if m["mountPath"] != "/dev/shm"]
+        for mount in container["volumeMounts"]:
+            folder, part = claimed.get(mount["name"]), mount.pop("subPath", "")
+            mount["name"] = "-".join(filter(None, (workload["metadata"]["name"], mount["name"], part)))
+            place = {"hostPath": {"path": str(folder / part), "type": "Directory"}} if folder else {"emptyDir": {}}
+            volumes[mount["name"]] = {"name": mount["name"], **place}
+    spec["volumes"] = list(volumes.values())
+    return yaml.safe_dump_all([*(m for m in manifests if m["kind"] == "ConfigMap"), workload])
+
+
+class PlayedPod:
+    """The pod of one Deployment, played and asked."""
+
+    def __init__(self, podman, manifests, name, *, claims, folder) -> None:
+        self.workload = find(manifests, "Deployment", name)
+        self.file, self.name, self._podman = folder / f"{name}.yaml", name, podman
+        self.file.write_text(playable(manifests, self.workload, claims))
+
+    def run(self, *words, check=True):
+        done = subprocess.run(["podman", *words], env=self._podman("run"), capture_output=True, text=True)
+        assert not check or done.returncode == 0, done.stderr
+        return done
+
+    def play(self):
+        self.run("kube", "play", "--network=host", str(self.file))
+
+    def delete(self):
+        """By SIGTERM and the manifest's grace, which `kube down` does not wait for."""
+        seconds = pod_spec(self.workload)["terminationGracePeriodSeconds"]
+        self.run("pod", "stop", "--ignore", f"--time={seconds}", f"{self.name}-pod-0", check=False)
+        self.run("kube", "down", str(self.file), check=False)
+
+    def passes(self, probe):
+        """Whether every container that has the probe passes it now, as a kubelet would find."""
+        return all(self._passes(c, c[probe]) for c in pod_spec(self.workload)["containers"] if probe in c)
+
+    def _passes(self, container, probe):
+        if action := probe.get("exec"):
+            words = ["exec", f"{self.name}-pod-0-{container['name']}", *action["command"]]
+            return self.run(*words, check=False).returncode == 0
+        (port,) = [p["containerPort"] for p in container["ports"] if p["name"] == probe["httpGet"]["port"]]
+        return get(port, probe["httpGet"]["path"], probe["timeoutSeconds"])[0] in range(200, 400)
+
+    def wait_for(self, *probes):
+        for probe in probes:
+            try:
+                wait_for(lambda probe=probe: self.passes(probe), seconds=300)
+            except AssertionError:
+                logs = self.run("pod", "logs", "--tail=20", f"{self.name}-pod-0", check=False)
+                pytest.fail(f"the {probe} of {self.name} does not pass: {(logs.stdout + logs.stderr)[-3000:]}")
+
+
+def get(port, path, seconds=10):
+    """Status and text of a port's answer; 0 = nobody answered."""
+    try:
+        with DIRECT.open(f"http://127.0.0.1:{port}{path}", timeout=seconds) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, ""
+    except OSError:
+        return 0, ""
+
+
+@pytest.fixture
+def site(podman, network, volume):
+    """The overlay rendered for images, share and log of this machine, its pods by name, and where all of it lies."""
+    volume.chmod(0o755)
+    share, state = volume / "share", volume / "state"
+    for folder in (share, state):
+        folder.mkdir()
+    with KafkaCluster() as kafka:
+        kafka.create_topic("evergreen-records", partitions=16)
+        log = f"kafka://{kafka.brokers}/evergreen-records?group=evergreen-monitor"
+        values = {"REGISTRY": "localhost", "TAG": TAG, "LOG_URL": log}
+        manifests = render_edited("cpu", values, volume / "k8s")
+        claims = {"evergreen": share, "monitor-state": state}
+        names = ("monitor", "release-controller", "triton")
+        pods = {name: PlayedPod(podman, manifests, name, claims=claims, folder=volume) for name in names}
+        try:
+            yield pods, runner.LocalFolders(root=share), log
+        finally:
+            subprocess.run(["podman", "rm", "--force", "--ignore", TRAFFIC], env=podman("run"), stdout=sys.stderr)
+            for pod in pods.values():
+                pod.delete()
+
+
+def release_first(podman, images, monkeypatch, folders):
+    """The overlay's pipeline in containers, with the share where pods have it; a model small enough for any machine."""
+    root = folders.root.parent
+    package, steps = root / "retraining.yaml", []
+    compile_pipeline(package, read_placement(root / "k8s/overlays/cpu/placement.yaml", {}))
+    mounts = [f"--volume={root}:{root}", f"--volume={folders.root}:/evergreen", "--network=host"]
+    monkeypatch.setattr(runner, "_run_step", in_containers(podman, images, steps, *mounts))
+    settings = "preprocessing.frequency_threshold=1 model.embedding_dim=4 model.tower=[8] gate.min_auc=0"
+    arguments = {"settings": settings, "trigger_id": "first", "server": "python"}
+    pythons = {name: python_of(name, REPOSITORY) for name in set(ENVIRONMENT_OF_STEP.values())}
+    paths = {"root": root / "artifacts", "logs": root / "logs", "source": REPOSITORY}
+    previous = os.umask(0)  # KFP makes the folders of a task's outputs as root before it
+    try:
+        runner.run_pipeline(package, arguments, pythons=pythons, **paths)
+    except runner.PipelineFailed:
+        pytest.fail("\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in sorted((root / "logs").glob("*"))))
+    finally:
+        os.umask(previous)
+    assert find_outcome(folders.store, "first").state == "released"
+
+
+def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, monkeypatch):
+    pods, folders, log = site
+    triton, monitor, controller = pods["triton"], pods["monitor"], pods["release-controller"]
+    root = folders.root
+    settings = DemoSettings(folder=root, rows=20_000)
+    plan = plan_for_world(settings)
+    url = f"dns:///{SERVED_AT[0]}:8001"
+    services = Services(
+        settings=settings, plan=plan, folders=folders, triton_url=url, metrics_url="", log=LogPlace(url=log)
+    )
+
+    def client(*words):
+        mount = f"--volume={root}:{root}"
+        flags = [*CONFINED, "--network=host", mount, "--interactive", f"--name={TRAFFIC}"]
+        return ["podman", "run", "--rm", *flags, images["inference_client"], *words]
+
+    accept_into(folders.store, plan.recommender())
+    give_to_user(root.parent)
+    monitor.play()
+    monitor.wait_for(*PROBES)
+    triton.play()
+    triton.wait_for("startupProbe", "livenessProbe")
+    assert not triton.passes("readinessProbe"), "there is no model"
+    controller.play()
+    controller.wait_for(*PROBES)
+    days = ["--days=4", "--last-day=2026-01-04", f"--seed={settings.seed}"]
+    world, drifted = f"--world={root}/world.json", f"--output={root}/drifted_world.json"
+    lake = [f"--lake={folders.lake}", f"--rows={settings.rows}", *days]
+    subprocess.run(client("simulate", world, *lake), env=podman("run"), check=True)
+    subprocess.run(client("drift", world, drifted, f"--seed={settings.seed}"), env=podman("run"), check=True)
+    release_first(podman, images, monkeypatch, folders)
+    triton.wait_for("readinessProbe")
+
+    command = client(*services.replay_command()[3:])
+    traffic = subprocess.Popen(command, env=podman("run"), stdin=subprocess.PIPE, text=True)
+    sent = root / "traffic.jsonl"
+
+    def rows_on(more):
+        """Waits until that many rows more were sent."""
+        before = rows_sent()
+        wait_for(lambda: traffic.poll() is not None or rows_sent() >= before + more, "traffic", seconds=300)
+        assert traffic.poll() is None, "traffic ended"
+
+    def rows_sent():
+        lines = sent.read_text().splitlines() if sent.exists() else []
+        return sum(json.loads(line)["rows"] for line in lines if line.endswith("}"))
+
+    rows_on(20_000)
+    for pod in (monitor, controller):
+        pod.delete()
+        rows_on(2_000)
+        pod.play()
+        pod.wait_for(*PROBES)
+    rows_on(20_000)
+    traffic.communicate("stop\n", timeout=120)
+    assert traffic.returncode == 0
+    found = json.loads((root / "traffic_summary.json").read_text())
+    assert found["requests"]["failed"] == found["dropped_rows"] == 0
+    assert found["published_rows"] == found["rows"] >= 44_000
+
+    def is_settled():
+        status = json.loads(get(9464, "/status")[1] or '{"log_backlog": 1}')
+        return not status["log_backlog"] and status["pending_rows"] == 0
+
+    wait_for(is_settled, "the last labels", seconds=300)
+    # What the monitor archives at its end is the uploader's of the pod that comes next.
+    for pod in (monitor, triton):
+        pod.delete()
+        pod.play()
+        pod.wait_for(*PROBES)
+    wait_for(lambda: count_served_rows(folders.lake) >= found["rows"], "the archive", seconds=300)
+    assert count_served_rows(folders.lake) == found["rows"]
+    assert {path.stat().st_uid for path in folders.lake.rglob("part-*")} == {USER}
+    print(f"\n{found['requests']['sent']:,} requests, 0 failed; {found['rows']:,} rows published and archived")

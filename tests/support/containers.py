@@ -1,0 +1,147 @@
+"""Images built by podman over stand-in bases, in a storage of their own, and containers of them.
+
+A base is a Debian with Debian's Python 3.11 under the very name in the Dockerfiles, so those are built unchanged. No
+release can take a stand-in for the real base; a second run builds from its layers.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from pipelines.images import DOCKERFILES, image_name
+from tests.support.dockerfiles import environment, stages
+from tests.support.paths import REPOSITORY
+
+STORAGE = "/var/lib/containers/evergreen-tests"
+TAG = "tests"
+USER = 10001
+CONFINED = (
+    *("--read-only", "--read-only-tmpfs=false", "--tmpfs=/tmp", "--cap-drop=all"),
+    *("--security-opt=no-new-privileges", f"--user={USER}", "--passwd=false"),
+)
+DEBIAN = {
+    "slim": "ca-certificates,python3.11",
+    "full": "ca-certificates,python3.11-dev,python3.11-venv,python3-pip,g++",
+}
+PLAIN = [image for image in DOCKERFILES if environment(image)]
+"""The images without anything of NVIDIA's."""
+TRITON = "nvcr.io/nvidia/tritonserver:26.10-py3"
+"""NVIDIA's image, which a laptop's tritonserver plays here; pods are held together by a container of it, too."""
+SERVED_AT = [f"{service}.evergreen.svc.cluster.local" for service in ("triton", "triton-headless")]
+"""Names of the cluster, which are this machine in a container."""
+HANDED_OVER = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
+"""What the local runner sets for an environment of a laptop."""
+
+
+@pytest.fixture(scope="session")
+def podman(tmp_path_factory):
+    """Runs podman with a storage of its own; runc, since crun refuses hybrid cgroups; as root, who may mount."""
+    missing = [name for name in ("podman", "runc", "mmdebstrap") if shutil.which(name) is None]
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"containers need root and podman, runc, mmdebstrap; here: uid {os.geteuid()}, without {missing}")
+    folder = tmp_path_factory.mktemp("podman")
+    (folder / "storage.conf").write_text(
+        f'[storage]\ndriver = "overlay"\ngraphroot = "{STORAGE}"\nrunroot = "/run/containers/evergreen-tests"\n'
+    )
+    engine = '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+    # Settings of containers.conf are of one machine: they reach no image. A step says `--network=none` itself.
+    mounts = json.dumps([f"{path}:{path}:ro" for path in pip_places()] + [f"{folder}/pip.conf:/etc/pip.conf:ro"])
+    (folder / "build.conf").write_text(f'{engine}[containers]\nnetns = "host"\nvolumes = {mounts}\n')
+    # Podman's own limits are above what a root without SYS_RESOURCE may set.
+    limits = 'default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]'
+    hosts = f'base_hosts_file = "{folder}/hosts"'
+    (folder / "run.conf").write_text(f'{engine}infra_image = "{TRITON}"\n[containers]\n{limits}\n{hosts}\n')
+    (folder / "hosts").write_text(f"127.0.0.1 localhost {' '.join(SERVED_AT)}\n")
+    lines = [f"{name} = {value}" for name, value in pip_settings().items()]
+    (folder / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
+
+    def variables(purpose: str) -> dict[str, str]:
+        conf = {"CONTAINERS_CONF": f"{folder}/{purpose}.conf", "CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf"}
+        return {**os.environ, **conf}
+
+    return variables
+
+
+@pytest.fixture(scope="session")
+def images(podman, tmp_path_factory):
+    """Builds the images by the project's own command over stand-in bases; image -> reference."""
+    variables = podman("build")
+    for base in sorted({stage.base for image in PLAIN for stage in stages(image)}):
+        name = f"docker.io/library/{base}"
+        if subprocess.run(["podman", "image", "exists", name], env=variables).returncode:
+            root = tmp_path_factory.mktemp("base") / "root.tar"
+            packages = DEBIAN["slim" if "slim" in base else "full"]
+            link = "ln -s /usr/bin/python3.11 $1/usr/local/bin/python"
+            make = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", f"--customize-hook={link}"]
+            subprocess.run([*make, "bookworm", str(root)], check=True)
+            subprocess.run(["podman", "import", "--quiet", str(root), name], check=True, env=variables)
+            root.unlink()
+    started = time.monotonic()
+    logs = REPOSITORY / "build" / "test-images"
+    logs.mkdir(parents=True, exist_ok=True)
+    builds = {}
+    # Images of one lock share a layer, so they are built after each other; the locks beside each other: podman copies
+    # an environment to find out that it has that layer, on one core.
+    for lock in sorted({environment(image) for image in PLAIN}):
+        names = [image for image in PLAIN if environment(image) == lock]
+        command = [sys.executable, "-m", "pipelines.build_images", *names, "--engine", "podman", "--dirty"]
+        with open(logs / f"{lock}.log", "wb") as log:
+            streams = {"stdout": log, "stderr": subprocess.STDOUT}
+            builds[lock] = subprocess.Popen([*command, "--tag", TAG], cwd=REPOSITORY, env=variables, **streams)
+    codes = {lock: process.wait() for lock, process in builds.items()}
+    failed = [(logs / f"{lock}.log").read_text()[-3000:] for lock, code in codes.items() if code]
+    assert not failed, "\n".join(failed)
+    print(f"\n{len(PLAIN)} images built in {time.monotonic() - started:.0f} s")
+    return {image: f"localhost/{image_name(image)}:{TAG}" for image in PLAIN}
+
+
+def pip_settings() -> dict[str, str]:
+    """How pip of this machine is configured, by its files and variables."""
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True)
+    pairs = (line.partition("=") for line in listed.stdout.splitlines())
+    return {name.rpartition(".")[2]: ast.literal_eval(value) for name, _, value in pairs}
+
+
+def pip_places() -> list[str]:
+    """Files and folders of this machine that its pip's settings name; of an index also what lies beside its pages."""
+    words = [word for value in pip_settings().values() for word in value.split()]
+    indexes = [Path(word.removeprefix("file://")).parent for word in words if word.startswith("file://")]
+    others = [Path(word) for word in words if word.startswith("/")]
+    return sorted({str(path) for path in (*indexes, *others) if path.exists()})
+
+
+@pytest.fixture
+def volume():
+    """A folder that the images' user may write; not pytest's, which belongs to this user alone."""
+    with tempfile.TemporaryDirectory(prefix="evergreen-containers-") as folder:
+        yield Path(folder)
+
+
+def give_to_user(folder: Path) -> None:
+    for path in [folder, *folder.rglob("*")]:
+        os.chown(path, USER, 0)
+
+
+def in_containers(podman, images, steps, *flags):
+    """Runs a task's own command line in its image; stands for the local runner's `_run_step`."""
+
+    def contained(command, variables, log):
+        step = command[command.index("--function_to_execute") + 1]
+        steps.append(step)
+        added = {k: v for k, v in variables.items() if k not in HANDED_OVER and os.environ.get(k) != v}
+        given = [f"--env={name}={value}" for name, value in added.items()]
+        program, *rest = command
+        run = ["podman", "run", "--rm", *CONFINED, *flags, *given, f"--entrypoint={program}", images[step], *rest]
+        return subprocess.run(run, env=podman("run"), stdout=log, stderr=subprocess.STDOUT).returncode
+
+    return contained
