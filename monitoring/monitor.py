@@ -35,6 +35,7 @@ from monitoring.released_models import ReleasedModels
 from monitoring.rows import LateOutcome
 from monitoring.settings import MonitorSettings
 from monitoring.showing.exposition import Exposition, Snapshot
+from monitoring.showing.folder_sizes import SizeWatcher, installation_folders
 from monitoring.showing.store_status import StoreWatcher
 from monitoring.stored_judge import StoredJudge
 
@@ -79,8 +80,7 @@ class Monitor:
             clock: Seconds since the epoch.
             checkpoint: Called with the name of each step that a crash may follow; tests crash there.
         """
-        self._settings, self._subscriber, self._store = settings, subscriber, store
-        self._recommender = recommender
+        self._settings, self._subscriber, self._store, self._recommender = settings, subscriber, store, recommender
         _expect_columns_of_before(store, recommender.features)
         self._records, self._judge_settings = settings.records, settings.judging.judge
         self._clock, self._checkpoint = clock, checkpoint
@@ -97,8 +97,8 @@ class Monitor:
         self._judging = StoredJudge(
             settings.judging, model_store=settings.store, store=store, journal=self.journal, checkpoint=checkpoint
         )
-        reference = ReleasedModels(settings.store).reference
-        watch = DriftWatch(reference, settings.judging.drift, features=recommender.features)
+        released = ReleasedModels(settings.store)
+        watch = DriftWatch(released.reference, settings.judging.drift, features=recommender.features)
         self._drift = KeptWatch(watch, store, form=self._form, journal=self.journal, clock=clock)
         self._read_up_to: float | None = None
         """The watermark: every record published before is in; None before the log first says so.
@@ -107,6 +107,7 @@ class Monitor:
         """
         has_uploader = settings.acting.upload_wait_seconds > 0
         self._store_watcher = StoreWatcher(settings.store, store, self._archive, has_uploader=has_uploader)
+        self._size_watcher = SizeWatcher(installation_folders(settings.state, settings.archive, settings.store))
         self._last_record_time: float | None = None
         self._newest: tuple[float, int] | None = None
         """Time and model version of the newest prediction that no canary made."""
@@ -399,6 +400,7 @@ class Monitor:
             decisions=self._last_decision.decisions if self._last_decision else (),
             acting=self.acting.status(now),
             store_status=store_status,
+            folder_sizes=self._size_watcher.look(now),
         )
 
 

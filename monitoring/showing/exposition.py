@@ -16,6 +16,7 @@ from monitoring.acting.acting import ActingStatus
 from monitoring.deciding.policy import Decision
 from monitoring.measures.kpis import Kpis
 from monitoring.measures.open_labels import OpenEstimate
+from monitoring.showing.folder_sizes import FolderSize
 from monitoring.showing.store_status import StoreStatus
 
 STALL_SECONDS = 60.0
@@ -59,6 +60,8 @@ class Snapshot:
     """None before the first turn."""
     store_status: StoreStatus | None = None
     """The model store and the archive, as of a minute ago at most; None before they were first read."""
+    folder_sizes: Mapping[str, FolderSize] = field(default_factory=dict)
+    """What the installation's folders hold and their disks have left, by folder."""
 
     @property
     def threshold(self) -> float | None:

@@ -19,7 +19,7 @@ from tests.support import metric_names
 from tests.support.rendering import K8S, find
 from tests.support.scaler_queries import KEDA, read_queries
 
-UNITS = {"short", "none", "s", "µs", "percentunit", "reqps", "cps", "dateTimeFromNow"}
+UNITS = {"short", "none", "bytes", "s", "µs", "percentunit", "reqps", "cps", "dateTimeFromNow"}
 """Of Grafana's ids in packages/grafana-data/src/valueFormats/categories.ts, those in use here."""
 
 every_query = pytest.mark.parametrize("asked", list(queries()), ids=str)

@@ -9,6 +9,7 @@ from monitoring.deciding.policy import Action, Decision
 from monitoring.measures.kpis import Kpis
 from monitoring.measures.open_labels import OpenEstimate
 from monitoring.showing.exposition import Snapshot
+from monitoring.showing.folder_sizes import FolderSize
 from monitoring.showing.metrics import metrics_page
 from monitoring.showing.store_status import LastRun, Promotions, RunCounts, StoreStatus
 
@@ -88,6 +89,7 @@ FULL = Snapshot(
         unuploaded_files=4,
         oldest_unuploaded=700.0,
     ),
+    folder_sizes={"lake": FolderSize(held=5, disk_free=3, disk_size=9)},
 )
 POINTS = [
     {"time": NOW - 300 + 3 * i, "version": 3, "auc": 0.75 - i / 1000, "auc_low": 0.7, "auc_high": 0.8}
