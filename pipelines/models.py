@@ -1,28 +1,56 @@
-"""Prints the promotion journal: who is live, what was live when, who made it so, and why."""
+"""Prints the promotion journal: who is live, what was live when, who made it so, and why; and shows a model's card."""
 
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
+from components.charts.model_card import card_page
+from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
+from components.store.model_cards import card_path, read_card
 from components.store.promotion_journal import Promotion, current, live_at, moment_of, read_entries
 
 HASH_DIGITS = 12
 
 
 def print_models(store: Path, *, as_json: bool = False) -> None:
-    """One line per entry of the journal, newest last; the line that made the live version live is marked."""
+    """One line per entry of the journal, newest last; the line that made the live version live is marked.
+
+    As JSON, each with the URI of its model's card, or None where it has none.
+    """
     entries, live = read_entries(store), current(store)
     if as_json:
-        print(json.dumps([{**asdict(each), "live": each == live} for each in entries], indent=2))
+        cards = {each.model_id: card_path(store, each.model_id) for each in entries}
+        uris = {name: path.absolute().as_uri() if path.exists() else None for name, path in cards.items()}
+        lines = [{**asdict(each), "live": each == live, "card": uris[each.model_id]} for each in entries]
+        print(json.dumps(lines, indent=2))
         return
     if not entries:
         print(f"nothing was ever live in {store}")
     for entry in entries:
         print(f"{'*' if entry == live else ' '} {_journal_line(entry)}")
+    if entries:
+        folder = shlex.quote(str(store))
+        print(f"card of a model: evergreen model card VERSION --store {folder} --output card.html", file=sys.stderr)
+
+
+def show_card(store: Path, reference: str, *, output: Path | None) -> None:
+    """Writes the card's page to `output`, or prints the card as JSON.
+
+    Raises:
+        ContractError: as `read_card`.
+    """
+    card = read_card(store, reference)
+    if output is None:
+        print(card.dumps().decode(), end="")
+        return
+    write_whole(output, card_page(card))
+    print(f"card of model {card.model_id}: {output.absolute().as_uri()}")
 
 
 def _journal_line(entry: Promotion) -> str:

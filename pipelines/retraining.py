@@ -126,6 +126,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     champion=champion,
                     raw_dataset=raw_dataset,
                     training_set=training_set,
+                    validation_report=validated.outputs["report"],
                     model=model,
                 )
                 place(judged, "evaluation", placement)

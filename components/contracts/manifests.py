@@ -391,8 +391,8 @@ class AucLead:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OldRowsQuality:
-    """What both models remember: their quality on the held-out rows of days before the window."""
+class RowsQuality:
+    """Both models on the same held-out rows."""
 
     candidate: ModelQuality
     champion: ModelQuality | None
@@ -439,8 +439,9 @@ class Verdict(Manifest):
     difference: AucLead | None
     scores_uri: str
     """NumPy .npz with float32 `candidate` (and `champion`) scores of the held-out rows, in their order."""
-    old_distribution: OldRowsQuality | None = None
-    """None = no old rows were held out. The gate judges by it on request only."""
+    old_distribution: RowsQuality | None = None
+    """On rows of days before the window: what both models remember. None = no such rows were held out. The gate judges
+    by it on request only."""
     reordering_gain: ReorderingGain | None = None
     """None = no held-out list was explored. Information: the gate does not judge by it."""
     champion_reference: str = "current"

@@ -15,10 +15,15 @@ from pathlib import Path
 from components.contracts.serving import AUTO, CANARY, FULL, SHADOW, UNRELEASED
 from components.deployment.repository.triton_config import DEVICES, SERVERS, ServingOptions
 from components.deployment.settings import RolloutSettings, ServingSettings
-from components.runtime.errors import Refused
+from components.runtime.durable import write_whole
+from components.runtime.errors import ContractError, Refused
 from components.runtime.exit_codes import exits_with_code
 from components.store import promotion_journal, runs
+from components.store.model_cards import card_path, read_card
 
+logger = logging.getLogger(__name__)
+
+STEP = "deployment"
 SERVES = {FULL: "serves", CANARY: "is a canary", SHADOW: "scores in the shadow"}
 
 
@@ -42,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--raw-dataset", required=True, type=Path, help="RawDataset manifest")
     parser.add_argument("--model", required=True, type=Path, help="Model manifest")
     parser.add_argument("--verdict", required=True, type=Path, help="Verdict manifest")
+    parser.add_argument("--html", type=Path, help="where the page of the model's card goes")
     parser.add_argument("--output", required=True, type=Path, help="where the Release manifest goes")
     return parser
 
@@ -53,7 +59,9 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from components.storage.uris import local_path
 
-    with runs.noted(local_path(arguments.store), arguments.run, "deployment") as note:
+    store = local_path(arguments.store)
+    with runs.noted(store, arguments.run, STEP) as note:
+        runs.forget_report(store, arguments.run, STEP)
         _deploy(arguments, note)
     return 0
 
@@ -108,6 +116,22 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         "parity_max_abs_diff": done.parity_max_abs_diff,
         "parity_rows": done.parity_rows,
     }
+    _keep_card(arguments, settings.store, model.model_id)
+
+
+def _keep_card(arguments: argparse.Namespace, store: Path, model_id: str) -> None:
+    """Writes the model's card again, as of now; the release stands whether or not this works."""
+    from components.charts.model_card import card_page
+
+    try:
+        card = read_card(store, model_id)
+        card.write(card_path(store, model_id))
+        page = card_page(card)
+        runs.keep_report(store, arguments.run, STEP, html=page)
+        if arguments.html:
+            write_whole(arguments.html, page)
+    except (ContractError, OSError) as error:
+        logger.warning("the card of model %s could not be written: %s", model_id, error)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Deployment's place in the pipeline; the work is in `__main__` and the modules beside it."""
 
 from kfp import dsl
-from kfp.dsl import Artifact, Dataset, Input, Metrics, Model, Output
+from kfp.dsl import HTML, Artifact, Dataset, Input, Metrics, Model, Output
 
 
 @dsl.component(base_image="evergreen-deployment", install_kfp_package=False)
@@ -18,6 +18,7 @@ def deployment(
     verdict: Input[Artifact],
     release: Output[Artifact],
     metrics: Output[Metrics],
+    card: Output[HTML],
 ) -> None:
     """Releases an accepted model to Triton: one ONNX graph, parity proven, published whole, probed, recorded.
 
@@ -37,6 +38,7 @@ def deployment(
         verdict: Verdict manifest; its scores are what the graph must repeat.
         release: Release manifest.
         metrics: Version, parity and seconds.
+        card: The model's card as of its release, for people.
     """
     from components.contracts.manifests import Release
     from components.deployment.__main__ import main
@@ -45,7 +47,7 @@ def deployment(
     flags = run_flags(
         run=run, store=store, repository=repository, triton_urls=triton_urls, server=server, device=device,
         trigger_id=trigger_id, raw_dataset=raw_dataset.path, model=model.path, verdict=verdict.path,
-        output=release.path)  # fmt: skip
+        output=release.path, html=card.path)  # fmt: skip
     if code := main(flags):
         if code == 1:
             return  # refused: a retry would be refused too

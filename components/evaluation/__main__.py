@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.contracts.manifests import Model, RawDataset, TrainingSet, Verdict
+from components.contracts.manifests import Model, RawDataset, TrainingSet, ValidationReport, Verdict
 from components.evaluation.settings import GateSettings
 from components.models import share_cores
 from components.runtime.durable import write_whole
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.uris import local_path
+from components.store.model_cards import card_path, completed
 from components.store.models import champion, keep_verdict, scores_path
 from components.store.runs import forget_report, keep_report, noted
 
@@ -31,10 +32,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--raw-dataset", required=True, help="path of the RawDataset manifest")
     parser.add_argument("--training-set", required=True, help="path of the TrainingSet manifest")
     parser.add_argument("--model", required=True, help="path of the candidate's Model manifest")
+    parser.add_argument("--validation-report", help="path of the ValidationReport manifest, for the model's card")
     parser.add_argument("--output", required=True, help="path of the Verdict manifest to write")
     parser.add_argument("--metrics", help="path for the metrics, as one flat JSON object")
     parser.add_argument("--roc", help="path for the ROC curve, as JSON")
-    parser.add_argument("--html", help="path for the report")
+    parser.add_argument("--html", help="path for the page of the model's card")
     return parser
 
 
@@ -64,15 +66,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> Verdict:
     share_cores()
+    from components.charts.model_card import card_page
     from components.contracts.reference_statistics import ScoreHistogram
     from components.evaluation.evaluate import evaluate
-    from components.evaluation.report import metrics_document, render_report, roc_document
+    from components.evaluation.report import make_card, metrics_document, roc_document
 
-    store, raw = local_path(arguments.store), RawDataset.read(arguments.raw_dataset)
+    store, raw, model = local_path(arguments.store), RawDataset.read(arguments.raw_dataset), Model.read(arguments.model)
     evaluation = evaluate(
         raw=raw,
         training_set=TrainingSet.read(arguments.training_set),
-        model=Model.read(arguments.model),
+        model=model,
         champion=champion(store, arguments.champion),
         champion_reference=arguments.champion,
         settings=raw.recommender.section("gate", GateSettings),
@@ -82,10 +85,13 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         _write_json(arguments.metrics, metrics_document(evaluation.verdict))
     if arguments.roc:
         _write_json(arguments.roc, roc_document(evaluation.scored))
-    report = render_report(evaluation)
+    validation = ValidationReport.read(arguments.validation_report) if arguments.validation_report else None
+    card = completed(store, make_card(evaluation, run=arguments.run, model=model, raw=raw, validation=validation))
+    page = card_page(card)
     if arguments.html:
-        write_whole(Path(arguments.html), report)
-    keep_report(store, arguments.run, STEP, html=report)
+        write_whole(Path(arguments.html), page)
+    keep_report(store, arguments.run, STEP, html=page)
+    card.write(card_path(store, card.model_id))
     # The monitor compares served scores with them; the held-out ones, for the fitted ones are too sure.
     scores = ScoreHistogram.of(evaluation.scored.candidate)
     scores.write(scores_path(store, evaluation.verdict.candidate_model_id))

@@ -13,6 +13,7 @@ def evaluation(
     raw_dataset: Input[Dataset],
     training_set: Input[Dataset],
     model: Input[Model],
+    validation_report: Input[Artifact],
     verdict: Output[Artifact],
     metrics: Output[Metrics],
     roc: Output[ClassificationMetrics],
@@ -28,11 +29,12 @@ def evaluation(
         raw_dataset: RawDataset manifest; its held-out rows are judged by.
         training_set: TrainingSet manifest of the same rows.
         model: Model manifest of the candidate.
+        validation_report: ValidationReport manifest, for the model's card.
         verdict: Verdict manifest.
         metrics: AUC with its interval, log loss, normalized entropy and calibration; the champion's and the difference;
             the same on old rows.
         roc: ROC curve of the candidate.
-        report: The comparison with slices, for people.
+        report: The model's card as of the gate, for people: comparison, slices, drift, data, specification, lineage.
 
     Returns:
         Output: True if the candidate goes on to deployment.
@@ -45,8 +47,8 @@ def evaluation(
 
     flags = run_flags(
         run=run, store=store, work=work, champion=champion, raw_dataset=raw_dataset.path,
-        training_set=training_set.path, model=model.path, output=verdict.path, metrics=metrics.path, roc=roc.path,
-        html=report.path)  # fmt: skip
+        training_set=training_set.path, model=model.path, validation_report=validation_report.path, output=verdict.path,
+        metrics=metrics.path, roc=roc.path, html=report.path)  # fmt: skip
     if (code := main(flags)) > 1:
         raise SystemExit(code)
     if code and not Path(metrics.path).exists():

@@ -16,39 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY
-from components.contracts.manifests import (
-    FAIL,
-    AucLead,
-    Model,
-    ModelQuality,
-    OldRowsQuality,
-    RawDataset,
-    Release,
-    TrainingSet,
-    Verdict,
-)
-from components.contracts.metrics import (
-    AucEstimate,
-    UserQuality,
-    calibration,
-    log_loss,
-    normalized_entropy,
-    roc_auc,
-    user_quality,
-)
+from components.contracts.manifests import FAIL, Model, RawDataset, Release, TrainingSet, Verdict
 from components.contracts.retrain_request import CURRENT
 from components.contracts.vocabulary_changes import vocabulary_changes
 from components.contracts.words import ShownValues, read_words
 from components.contracts.workflow import FeatureWorkflow
 from components.evaluation.exploration import read_shown, reordering_gain
-from components.evaluation.gate import Estimates, GateJudgement, estimate, judge
+from components.evaluation.gate import GateJudgement, judge
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
 from components.evaluation.settings import GateSettings
-from components.evaluation.slices import SliceMetrics, cut_slices, measure_slices
+from components.evaluation.slices import cut_slices, measure_rows, measure_slices
 from components.runtime.durable import whole_directory, write_whole
 from components.runtime.errors import ContractError, Refused
 from components.storage.uris import local_path
+from components.store.model_cards import SliceQuality
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +42,7 @@ class Evaluation:
 
     verdict: Verdict
     scored: ScoredHoldout
-    slices: list[SliceMetrics]
+    slices: list[SliceQuality]
     settings: GateSettings
 
 
@@ -105,7 +86,7 @@ def evaluate(
     slices = cut_slices(scored, is_first_round=training_set.parent_model_uri is None, shown=_shown_values(raw))
     judgement = _judge(scored, slices, settings)
     logger.info("gate: %s", judgement.reason)
-    quality = _measure_quality(scored, judgement.estimates)
+    quality = measure_rows(scored, judgement.estimates)
     verdict = Verdict(
         candidate_model_id=model.model_id,
         champion_model_id=champion.model_id if champion else None,
@@ -118,7 +99,7 @@ def evaluate(
         champion=quality.champion,
         difference=quality.difference,
         scores_uri=_keep_scores(final, scored).as_uri(),
-        old_distribution=_measure_quality(old, _estimate(old)) if old else None,
+        old_distribution=measure_rows(old) if old else None,
         reordering_gain=reordering_gain(read_shown(local_path(raw.holdout_uri), scored)),
         champion_reference=champion_reference,
     )
@@ -188,41 +169,6 @@ def _expect_same_champion(raw: RawDataset, champion: Release | None) -> None:
             f"champion is {found or 'none'}, expected {raw.champion_model_id or 'none'} as when the rows were "
             "extracted, since another one may have learned rows that judge; run the pipeline again"
         )
-
-
-def _estimate(scored: ScoredHoldout) -> Estimates:
-    return estimate(scored.labels, scored.candidate, scored.champion, groups=scored.groups)
-
-
-def _measure_quality(scored: ScoredHoldout, estimates: Estimates) -> OldRowsQuality:
-    """The figures of one set of held-out rows; those of the window itself are the verdict's."""
-
-    def quality(scores: NDArray[np.float32], estimated: AucEstimate | None) -> ModelQuality:
-        of_users = UserQuality()
-        if scored.users is not None:
-            known = scored.users != MISSING_CATEGORY
-            of_users = user_quality(scored.labels[known], scores[known], users=scored.users[known])
-        return ModelQuality(
-            auc=estimated.auc if estimated else roc_auc(scored.labels, scores),
-            auc_low=estimated.low if estimated else None,
-            auc_high=estimated.high if estimated else None,
-            log_loss=log_loss(scored.labels, scores, weights=scored.weights),
-            normalized_entropy=normalized_entropy(scored.labels, scores, weights=scored.weights),
-            calibration=calibration(scored.labels, scores, weights=scored.weights),
-            gauc=of_users.gauc,
-            user_ndcg=of_users.ndcg,
-        )
-
-    lead = AucLead()
-    if (difference := estimates.difference) is not None:
-        lead = AucLead(auc=difference.auc, low=difference.low, high=difference.high, p_value=difference.p_value)
-    return OldRowsQuality(
-        candidate=quality(scored.candidate, estimates.candidate),
-        champion=None if scored.champion is None else quality(scored.champion, estimates.champion),
-        difference=None if scored.champion is None else lead,
-        num_rows=len(scored.labels),
-        num_clicks=int(scored.labels.sum()),
-    )
 
 
 def _keep_scores(final: Path, scored: ScoredHoldout) -> Path:

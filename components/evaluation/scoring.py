@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,6 +116,11 @@ class ScoredHoldout:
         if self.users is None:
             return self.requests
         return np.where(self.users == MISSING_CATEGORY, MISSING_CATEGORY - 1 - self.requests, self.users)
+
+    def of_rows(self, kept: NDArray[np.bool_]) -> ScoredHoldout:
+        """The rows of a mask [n]."""
+        parts: dict[str, Any] = {name: of for name, of in vars(self).items() if isinstance(of, np.ndarray)}
+        return replace(self, **{name: values[kept] for name, values in parts.items()})
 
 
 def candidate_scorer(model: Model) -> ScoreEncoded:

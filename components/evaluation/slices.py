@@ -9,24 +9,26 @@ The gate refuses a candidate that surely harms one (`gate.judge`); here they are
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.features import MISSING_CATEGORY
+from components.contracts.manifests import AucLead, ModelQuality, RowsQuality
 from components.contracts.metrics import (
-    AucDifference,
     AucEstimate,
-    auc_difference,
-    auc_estimate,
+    UserQuality,
     calibration,
     click_rate,
     log_loss,
     normalized_entropy,
+    roc_auc,
+    user_quality,
 )
 from components.contracts.words import ShownValues
+from components.evaluation.gate import Estimates, estimate
 from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
+from components.store.model_cards import SliceQuality
 
 TOP_VALUES = 5
 MAX_POSITION = 10
@@ -35,23 +37,6 @@ MAX_SHOWN = 40
 _HOUR_SECONDS = 3_600
 _NOTHING = MISSING_CATEGORY - 1
 """In a place whose value the row already holds in another place, and in an empty one of a row that holds some value."""
-
-
-class SliceMetrics(NamedTuple):
-    """One line of the table; a number that does not exist is `None`."""
-
-    name: str
-    num_rows: int
-    click_rate: float | None
-    candidate: AucEstimate | None
-    normalized_entropy: float | None
-    calibration: float | None
-    champion: AucEstimate | None
-    difference: AucDifference | None
-    log_loss_change: float | None
-    """The candidate's log loss over the champion's, less 1."""
-    p_value: float | None
-    """One-sided, of the slice losing no more than is allowed; None where it was not tested."""
 
 
 def cut_slices(scored: ScoredHoldout, *, is_first_round: bool, shown: ShownValues) -> dict[str, NDArray[np.bool_]]:
@@ -77,10 +62,51 @@ def cut_slices(scored: ScoredHoldout, *, is_first_round: bool, shown: ShownValue
 
 def measure_slices(
     scored: ScoredHoldout, slices: Mapping[str, NDArray[np.bool_]], p_values: Mapping[str, float]
-) -> list[SliceMetrics]:
+) -> list[SliceQuality]:
     """The metrics of the slices that speak most against the candidate, by `p_values`, smallest first."""
-    ordered = sorted(slices, key=lambda name: p_values.get(name, 1.0))
-    return [_measure(scored, name, rows=slices[name], p_value=p_values.get(name)) for name in ordered[:MAX_SHOWN]]
+    shown = sorted(slices, key=lambda name: p_values.get(name, 1.0))[:MAX_SHOWN]
+    parts = {name: scored.of_rows(slices[name]) for name in shown}
+    return [
+        SliceQuality(
+            name=name,
+            click_rate=click_rate(part.labels, weights=part.weights),
+            p_value=p_values.get(name),
+            **vars(measure_rows(part)),
+        )
+        for name, part in parts.items()
+    ]
+
+
+def measure_rows(scored: ScoredHoldout, estimates: Estimates | None = None) -> RowsQuality:
+    """The figures of one set of held-out rows; `estimates` = the AUCs' where they are known already."""
+    known = estimates or estimate(scored.labels, scored.candidate, scored.champion, groups=scored.groups)
+
+    def quality(scores: NDArray[np.float32], estimated: AucEstimate | None) -> ModelQuality:
+        of_users = UserQuality()
+        if scored.users is not None:
+            named = scored.users != MISSING_CATEGORY
+            of_users = user_quality(scored.labels[named], scores[named], users=scored.users[named])
+        return ModelQuality(
+            auc=estimated.auc if estimated else roc_auc(scored.labels, scores),
+            auc_low=estimated.low if estimated else None,
+            auc_high=estimated.high if estimated else None,
+            log_loss=log_loss(scored.labels, scores, weights=scored.weights),
+            normalized_entropy=normalized_entropy(scored.labels, scores, weights=scored.weights),
+            calibration=calibration(scored.labels, scores, weights=scored.weights),
+            gauc=of_users.gauc,
+            user_ndcg=of_users.ndcg,
+        )
+
+    lead = AucLead()
+    if (difference := known.difference) is not None:
+        lead = AucLead(auc=difference.auc, low=difference.low, high=difference.high, p_value=difference.p_value)
+    return RowsQuality(
+        candidate=quality(scored.candidate, known.candidate),
+        champion=None if scored.champion is None else quality(scored.champion, known.champion),
+        difference=None if scored.champion is None else lead,
+        num_rows=len(scored.labels),
+        num_clicks=int(scored.labels.sum()),
+    )
 
 
 def _by_newness(scored: ScoredHoldout, is_first_round: bool) -> Iterator[tuple[str, NDArray[np.bool_]]]:
@@ -113,23 +139,3 @@ def _by_value(column: str, values: NDArray[np.int64], shown: ShownValues) -> Ite
     if len(distinct) > TOP_VALUES:
         is_other = np.isin(held, [*top, _NOTHING], invert=True)
         yield f"{column}: other {len(distinct) - TOP_VALUES} values", np.logical_or.reduce(is_other, axis=1)
-
-
-def _measure(scored: ScoredHoldout, name: str, *, rows: NDArray[np.bool_], p_value: float | None) -> SliceMetrics:
-    labels, candidate, groups = scored.labels[rows], scored.candidate[rows], scored.groups[rows]
-    champion = scored.champion[rows] if scored.champion is not None else None
-    weights = scored.weights[rows] if scored.weights is not None else None
-    before = None if champion is None else log_loss(labels, champion, weights=weights)
-    now = log_loss(labels, candidate, weights=weights)
-    return SliceMetrics(
-        name=name,
-        num_rows=len(labels),
-        click_rate=click_rate(labels, weights=weights),
-        candidate=auc_estimate(labels, candidate, groups=groups),
-        normalized_entropy=normalized_entropy(labels, candidate, weights=weights),
-        calibration=calibration(labels, candidate, weights=weights),
-        champion=auc_estimate(labels, champion, groups=groups) if champion is not None else None,
-        difference=None if champion is None else auc_difference(labels, candidate, champion, groups=groups),
-        log_loss_change=now / before - 1 if now is not None and before else None,
-        p_value=p_value,
-    )

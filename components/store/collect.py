@@ -1,8 +1,9 @@
 """`evergreen collect`: names what an installation may give up by its age, and removes it with `--yes`.
 
 What goes: work folders of runs that have ended, and the weights and graphs of models that nothing goes back to. What
-stays: manifests, vocabularies, verdicts, reports, notes and the journal, which are small and tell what was. Whatever
-its age, the live model stays, a canary, the newest versions that were live, and all of a run without an outcome.
+stays: manifests, vocabularies, verdicts, cards, reports, notes and the journal, which are small and tell what was.
+Whatever its age, the live model stays, a canary, the newest versions that were live, and all of a run without an
+outcome.
 
 A folder is renamed before its files go, so a command that was killed leaves whole folders and leftovers, which the next
 call removes. A run that names an old model as its parent or champion must not be under way. A removed model cannot be

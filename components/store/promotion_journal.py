@@ -101,20 +101,25 @@ def read_entries(store: Path) -> list[Promotion]:
     return entries
 
 
-def read_journal(store: Path) -> list[Promotion]:
-    """The lines that changed which version is live, oldest first; errors as `read_entries`.
+def read_standing(store: Path) -> list[Promotion]:
+    """The lines that changed what answers, and those about baking, oldest first; errors as `read_entries`.
 
     A line whose writing failed half-way is taken back by the `withdrawn` line that follows it.
     """
     lines: list[Promotion] = []
     before: Promotion | None = None
     for entry in read_entries(store):
-        if entry.action in LIVE_ACTIONS:
+        if entry.action not in (INTENT, WITHDRAWN):
             lines.append(entry)
         elif entry.action == WITHDRAWN and lines and before is lines[-1] and before.version == entry.version:
             lines.pop()
         before = entry
     return lines
+
+
+def read_journal(store: Path) -> list[Promotion]:
+    """The lines of `read_standing` that changed which version is live."""
+    return [entry for entry in read_standing(store) if entry.action in LIVE_ACTIONS]
 
 
 def append_promotion(store: Path, promotion: Promotion) -> Promotion:

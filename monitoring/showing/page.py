@@ -26,7 +26,7 @@ from monitoring.journal import EVENTS_FILE, TIMELINE_FILE
 from monitoring.measures.kpis import Kpis
 from monitoring.measures.open_labels import OpenEstimate
 from monitoring.showing.exposition import Exposition, Snapshot
-from monitoring.showing.run_reports import link_to
+from monitoring.showing.run_reports import CARDS, link_to
 
 REFRESH_SECONDS = 15
 TAIL_BYTES = 2 * 2**20
@@ -177,7 +177,6 @@ def _tiles_section(shown: Snapshot, now: float) -> str:
     serving = next((kpis for kpis in shown.windows if kpis.version == shown.serving_version), None)
     lag = None if shown.log_read_up_to is None else max(0.0, now - shown.log_read_up_to)
     tiles = {
-        "serving": "nothing yet" if shown.serving_version is None else f"version {shown.serving_version}",
         "AUC, 95 %": _format_band(serving.auc, serving.auc_low, serving.auc_high) if serving else "undefined",
         "click rate": _format_share(serving.ctr if serving else None),
         "log lag": "unknown" if lag is None else _format_duration(lag),
@@ -187,7 +186,13 @@ def _tiles_section(shown: Snapshot, now: float) -> str:
         "rows archived": f"{int(shown.counters.get('archived', 0)):,}",
     }
     divisions = "".join(f"<div>{name}<b>{escape(value)}</b></div>" for name, value in tiles.items())
-    return f'<div class="tiles">{divisions}</div>'
+    version = "nothing yet" if shown.serving_version is None else _version_link(shown.serving_version, "version ")
+    return f'<div class="tiles"><div>serving<b>{version}</b></div>{divisions}</div>'
+
+
+def _version_link(version: int, before: str = "") -> str:
+    """Leads to the card of the version's model."""
+    return f'<a href="{CARDS}{version}">{before}{version}</a>'
 
 
 def _auc_chart(shown: Snapshot, history: History, now: float) -> str:
@@ -247,7 +252,7 @@ def _versions_table(windows: Sequence[Kpis], serving: int | None) -> str:
         numbers = (kpis.log_loss, kpis.normalized_entropy, kpis.calibration, kpis.calibration_error)
         rows.append(
             [
-                f"{kpis.version}{' (serving)' if kpis.version == serving else ''}",
+                _version_link(kpis.version) + (" (serving)" if kpis.version == serving else ""),
                 f"{kpis.rows:,}",
                 f"{kpis.clicks:,}",
                 _format_band(kpis.auc, kpis.auc_low, kpis.auc_high),
@@ -257,7 +262,7 @@ def _versions_table(windows: Sequence[Kpis], serving: int | None) -> str:
             ]
         )
     others = ["click rate", "conversion rate", "hit rate@k", "NDCG@k", "GAUC"]
-    return _table("KPIs of the windows", [*head, *others], rows)
+    return html_table([*head, *others], rows, caption="KPIs of the windows")
 
 
 def _open_labels_section(open_labels: Sequence[OpenEstimate], now: float) -> str:

@@ -1,7 +1,8 @@
-"""The monitor's pages over HTTP: `/` (the status page), /reports/, /metrics, /healthz, /readyz and /status (JSON).
+"""The monitor's pages over HTTP.
 
-Their contents are left to `showing.page`, `showing.run_reports`, `showing.metrics` and `showing.exposition`. No page
-changes anything, so there is no login; who may reach the port is decided by the network.
+`/` (the status page), /reports/, /models/ (cards), /metrics, /healthz, /readyz and /status (JSON). Their contents are
+left to `showing.page`, `showing.run_reports`, `showing.metrics` and `showing.exposition`. No page changes anything, so
+there is no login; who may reach the port is decided by the network.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.metrics import metrics_page
-from monitoring.showing.run_reports import PREFIX
+from monitoring.showing.run_reports import CARDS, PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class MonitorServer:
             exposition: What is shown.
             settings: Where to listen.
             page: Makes the status page, HTML.
-            report: The report, HTML, that a path below /reports/ names (`run_reports`); None = there is none.
+            report: The HTML that a path below /reports/ or /models/ names (`run_reports`); None = there is none.
 
         Raises:
             PermanentError: the port is taken or may not be used.
@@ -111,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer_probe(self.shown.unready())
         elif path == "/" and (page := self.make_page()):
             self._answer(200, "text/html; charset=utf-8", page.encode())
-        elif path.startswith(PREFIX) and (report := self.find_report(path)) is not None:
+        elif path.startswith((PREFIX, CARDS)) and (report := self.find_report(path)) is not None:
             self._answer(200, "text/html; charset=utf-8", report)
         else:
             self._answer(404, "text/plain", b"pages: / /metrics /healthz /readyz /status\n")

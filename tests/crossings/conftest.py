@@ -160,7 +160,8 @@ class Chain:
         this = self.turn_to_training(run, validation_report=validation_report)
         encoded = this.paths["preprocessing"]
         inputs = {"raw_dataset": this.paths["valid"], "model": this.paths["training"]}
-        self._step_of(this, "evaluation", training_set=encoded, champion="current", **inputs)
+        asked = {"champion": "current", "validation_report": validation_report or this.paths["validation"]}
+        self._step_of(this, "evaluation", training_set=encoded, **asked, **inputs)
         release = {"repository": self.uri("repository"), "triton_urls": "", "server": "python"}
         verdict = this.paths["evaluation"]
         self._step_of(this, "deployment", verdict=verdict, trigger_id=f"asked-{run}", **release, **inputs)

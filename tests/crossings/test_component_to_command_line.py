@@ -18,7 +18,7 @@ FLAG_OF_OUTPUT = {
     "preprocessing": {"training_set": "output"},
     "training": {"model": "output"},
     "evaluation": {"verdict": "output", "metrics": "metrics", "roc": "roc", "report": "html"},
-    "deployment": {"release": "output"},
+    "deployment": {"release": "output", "card": "html"},
 }
 """Output artifact -> the flag that is given its path. Other outputs are filled by the component itself."""
 

@@ -62,8 +62,10 @@ def test_times_never_run_backwards(store):
 
 def test_models_lists_every_entry_and_marks_what_is_live(store, capsys):
     assert main(["models", "--store", str(store)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
     assert len(lines) == 10
+    assert "evergreen model card" in told.err
     assert [line.startswith("*") for line in lines] == [False] * 9 + [True]
     assert "graph aaaaaaaaaaaa " in lines[1]
     assert "run-1: because" in lines[1]

@@ -142,6 +142,7 @@ def arguments(make_candidate, tmp_path):
         "trigger_id": "",
         **folders, **artifacts,
         "release": SimpleNamespace(path=str(tmp_path / "outputs" / "release")), "metrics": Logged(),
+        "card": SimpleNamespace(path=str(tmp_path / "outputs" / "card")),
     }  # fmt: skip
 
 

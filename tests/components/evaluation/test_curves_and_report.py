@@ -10,7 +10,7 @@ from sklearn import metrics as sklearn_metrics
 
 from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
 from components.contracts.features import MISSING_CATEGORY
-from components.contracts.manifests import Verdict
+from components.contracts.manifests import AucLead, Verdict
 from components.contracts.metrics import auc_difference, auc_estimate, user_quality
 from components.contracts.raw_rows import ColumnNames
 from components.contracts.words import ShownValues
@@ -20,6 +20,7 @@ from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
 from components.evaluation.slices import MAX_SHOWN, cut_slices, measure_slices
 from components.runtime.exit_codes import ExitCode
 from components.storage.uris import local_path
+from components.store.model_cards import card_path
 from tests.support.html_pages import assert_needs_nothing
 
 
@@ -102,9 +103,14 @@ def test_slices_are_measured_on_their_own_rows():
         np.testing.assert_array_equal(slices[name], kept)
         part, groups, labels = measured[name], rows.groups[kept], rows.labels[kept]
         assert (part.num_rows, part.p_value) == (kept.sum(), 0.5)
-        assert part.candidate == auc_estimate(labels, rows.candidate[kept], groups=groups)
         by_both = rows.candidate[kept], rows.champion[kept]
-        assert part.difference == auc_difference(labels, *by_both, groups=groups)
+        for quality, scores in zip((part.candidate, part.champion), by_both):
+            assert quality.auc == pytest.approx(sklearn_metrics.roc_auc_score(labels, scores))
+            estimate = auc_estimate(labels, scores, groups=groups)
+            assert (quality.auc_low, quality.auc_high) == ((estimate.low, estimate.high) if estimate else (None, None))
+        lead = auc_difference(labels, *by_both, groups=groups)
+        numbers = {name: getattr(lead, name, None) for name in ("auc", "low", "high", "p_value")}
+        assert part.difference == AucLead(**numbers)
         now, before = (sklearn_metrics.log_loss(labels, scores.astype(np.float64)) for scores in by_both)
         assert part.log_loss_change == pytest.approx(now / before - 1)
     for column in ("hour", "C9"):
@@ -172,20 +178,26 @@ def test_slice_without_clicks_has_no_number():
     rows = scored(40)
     rows.labels[:] = 0
     for part in measure_slices(rows, cut_slices(rows, is_first_round=False, shown=ShownValues()), {}):
-        assert (part.candidate, part.champion, part.difference, part.calibration) == (None, None, None, None)
+        assert (part.candidate.auc, part.champion.auc, part.difference.auc, part.candidate.calibration) == (None,) * 4
 
 
 def test_quality_within_users_is_told_where_the_recommender_names_them(make_round):
     made = make_round(1000)
     made.release_champion(made.planted)
     named = replace(CRITEO_RECOMMENDER, data=ColumnNames(user="C17"))
-    flags = made.flags()
+    flags, users = made.flags(), made.categorical[:, 16]
+
+    def values_shown():
+        told = made.path("report.html").read_text() + card_path(made.store, "candidate").read_text()
+        return [user for user in np.unique(users[users != MISSING_CATEGORY]) if str(user) in told]
+
     assert main(flags) == ExitCode.DONE
     assert "GAUC" not in made.path("report.html").read_text()
+    assert values_shown()
     made.change("raw", recommender=named)
     assert main(flags) == ExitCode.DONE
     verdict = Verdict.read(made.path("verdict"))
-    users = made.categorical[:, 16]
+    assert not values_shown(), "values of a column of users"
     known, scores = users != MISSING_CATEGORY, np.load(local_path(verdict.scores_uri))["candidate"]
     expected = user_quality(made.labels[known], scores[known], users=users[known])
     assert verdict.candidate.gauc == pytest.approx(expected.gauc)
@@ -203,5 +215,5 @@ def test_report_is_one_closed_page_that_fetches_nothing(make_round):
     (kept,) = made.store.glob("runs/*/evaluation_report.html")
     assert kept.read_text() == page, "the work folder may be emptied"
     assert "&lt;b&gt;champion&lt;/b&gt;" in page
-    for expected in ("Model gate: accepted", "speak most against", "<polyline"):
+    for expected in ("The gate accepted it", "speak most against", "<polyline"):
         assert expected in page

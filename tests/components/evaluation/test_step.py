@@ -13,7 +13,7 @@ import pytest
 from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
 
-from components.contracts.manifests import AucLead, RawDataset, Verdict
+from components.contracts.manifests import AucLead, RawDataset, ValidationReport, Verdict
 from components.contracts.raw_rows import ColumnNames
 from components.evaluation.__main__ import main
 from components.storage.uris import local_path
@@ -252,12 +252,15 @@ def test_metrics_are_finite_and_named(make_round):
 def run_as_component(made):
     """The component's process, as Kubeflow starts it, and what it recorded."""
     replace(made.raw, recommender=criteo_with(gate={"max_auc_loss": 0.01})).write(made.path("raw_dataset"))
+    files = dict.fromkeys(("statistics_uri", "schema_uri", "report_uri", "json_uri", "parent_statistics_uri"), "")
+    report = {"decision": "warn", "reasons": ["I3 is <new>"], "findings": [], "drift": [], "raw_digest": "digest"}
+    ValidationReport(**report, **files, num_rows=1).write(made.path("validation_report"))
     parameters = {"run": made.run, "store": str(made.store), "work": str(made.root / "work"), "champion": "current"}
     return run_component(
         "evaluation",
         made.root / "artifacts",
         parameters,
-        inputs={"raw_dataset": "Dataset", "training_set": "Dataset", "model": "Model"},
+        inputs={"raw_dataset": "Dataset", "training_set": "Dataset", "model": "Model", "validation_report": "Artifact"},
         outputs={"verdict": "Artifact", "metrics": "Metrics", "roc": "ClassificationMetrics", "report": "HTML"},
     )
 
@@ -285,4 +288,6 @@ def test_component_logs_metrics_curve_and_matrix_and_returns_the_answer(make_rou
 
     assert metadata("metrics")["auc"] == verdict_of(made).candidate.auc
     assert 2 < len(metadata("roc")["confidenceMetrics"]) <= 201
-    assert "<h1>Model gate" in made.path("report").read_text()
+    page = made.path("report").read_text()
+    assert "<h1>Model card: candidate" in page
+    assert "<li>I3 is &lt;new&gt;</li>" in page

@@ -89,6 +89,8 @@ def test_the_page_leads_to_the_report_and_the_server_answers_it(store, get):
         "/reports/pipe/validation",
         "/reports//validation",
         "/reports/",
+        "/models/7",
+        "/models/../secret",
         "/reports/" + 5000 * "x" + "/validation",
     ],
 )

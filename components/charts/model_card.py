@@ -1,0 +1,326 @@
+"""The page of a model's card: served, judged, learned, descended. What it shows is all in the card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timezone
+from html import escape
+from typing import Any
+
+from components.charts.line_chart import Line, line_chart
+from components.charts.page import ABSENT, html_page, html_table, number, percent, probability
+from components.contracts.manifests import AucLead, Model, ModelQuality, RawDataset, ReorderingGain, ValidationReport
+from components.store.model_cards import Ancestor, CalibrationBin, ModelCard, ServedSpan, SliceQuality
+from components.store.promotion_journal import CANARY, ROLLBACK, Promotion, moment_of
+
+_THRESHOLDS = {
+    "min_auc": "AUC needed at all",
+    "max_auc_loss": "AUC by which the candidate may trail the champion",
+    "max_slice_loss": "part by which its log loss may exceed the champion's in a slice",
+    "max_calibration_factor": "factor by which expected clicks may be off",
+    "min_class_requests": "requests with a click, and with a row without, needed for an interval",
+}
+
+
+def card_page(card: ModelCard) -> str:
+    """The page, HTML."""
+    verdict = card.verdict
+    return html_page(
+        f"Model card: {card.model_id}",
+        decision=verdict.decision,
+        intro=f"<p>The gate {'accepted' if verdict.accepted else 'refused'} it: {escape(verdict.reason)}.</p>"
+        + _state(card),
+        sections={
+            "Served": _served(card.served),
+            "All held-out rows": _quality_table(
+                card, verdict.candidate, verdict.champion, difference=verdict.difference
+            ),
+            "Old rows": _old_rows(card),
+            "Explored lists": _explored_lists(verdict.reordering_gain),
+            "Calibration": _calibration(card.calibration, card.champion_calibration),
+            "Slices": "<p>Those that speak most against the candidate. p is the probability of such a loss of log loss "
+            "where the slice loses no more than is allowed; the gate corrects it for the number of slices. Intervals "
+            "are 95 %, one by one.</p>" + _slices_table(card.slices),
+            "How it was judged": _settings_table(card),
+            "Drift": _drift(card.validation),
+            "Data": _data(card.raw),
+            "Specification": _specification(card.model),
+            "Lineage": _lineage(card.model, card.lineage),
+        },
+    )
+
+
+# -- what came after the gate
+
+
+def _state(card: ModelCard) -> str:
+    """Whether the model is live, a canary, or was ever, and as of when: one line."""
+    last = card.served[-1] if card.served else None
+    if card.barred is not None:
+        state, text = "bad", f"Taken back at {_time(card.barred.time)}, and barred until a person promotes it"
+    elif live := next((span.begun for span in card.served if span.is_live), None):
+        state, text = "good", f"Live as version {live.version} since {_time(live.time)}"
+    elif last is None:
+        state, text = "", "It has not answered a request"
+    elif last.ended is None:
+        state, text = "warn", f"Version {last.begun.version} is a {_role(last.begun)} since {_time(last.begun.time)}"
+    else:
+        state, text = "", f"Not live since {_time(last.ended.time)}"
+    as_of = f", by the promotion journal up to {_time(card.journal_time)}" if card.journal_time else ""
+    return (
+        f'<p class="banner {state}">{escape(text + as_of)}. What came later is on the card that the monitor\'s status '
+        "page links to, and that <code>evergreen model card</code> writes.</p>"
+    )
+
+
+def _served(spans: Sequence[ServedSpan]) -> str:
+    if not spans:
+        return "<p>No version of it is in the promotion journal.</p>"
+    rows = [
+        [
+            f"version {span.begun.version}, {_role(span.begun)}",
+            _time(span.begun.time),
+            _time(span.ended.time) if span.ended else "now",
+            _told(span.begun),
+            _time(span.baked.time) if span.baked else ABSENT,
+            _told(span.ended) if span.ended else ABSENT,
+            span.repository_uri,
+        ]
+        for span in spans
+    ]
+    head = ["as", "from", "to", "begun by", "baked", "ended by", "model repository"]
+    return _table(head, rows, caption="where it answered, when (UTC), and by whose word", numbers=(1, 2, 4))
+
+
+def _role(line: Promotion) -> str:
+    if line.action != CANARY:
+        return "live"
+    return f"canary at {percent(line.share)}" if line.share else "shadow"
+
+
+def _told(line: Promotion) -> str:
+    action = "rollback to" if line.action == ROLLBACK else f"{line.action.replace('_', ' ')} of"
+    return f"{action} version {line.version} by {line.who or 'unknown'}: {line.reason}"
+
+
+def _time(text: str) -> str:
+    """To the second, UTC."""
+    return moment_of(text).astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+# -- what the gate found
+
+
+def _auc(quality: ModelQuality | None) -> str:
+    if quality is None or quality.auc is None:
+        return ABSENT
+    low, high = (ABSENT if end is None else f"{end:.4f}" for end in (quality.auc_low, quality.auc_high))
+    return f"{quality.auc:.4f} [{low}, {high}]"
+
+
+def _difference(value: AucLead | None) -> str:
+    if value is None or value.auc is None or value.low is None or value.high is None:
+        return ABSENT
+    text = f"{value.auc:+.4f} [{value.low:+.4f}, {value.high:+.4f}]"
+    return f'<span class="worse">{text}</span>' if value.high < 0 else text
+
+
+def _quality_table(
+    card: ModelCard, candidate: ModelQuality, champion: ModelQuality | None, *, difference: AucLead | None
+) -> str:
+    of_users = candidate.gauc is not None
+
+    def row(name: str, quality: ModelQuality) -> list[str]:
+        others = [quality.log_loss, quality.normalized_entropy, quality.calibration]
+        others += [quality.gauc, quality.user_ndcg] if of_users else []
+        return [escape(name), _auc(quality), *map(number, others)]
+
+    rows = [row(f"candidate {card.model_id}", candidate)]
+    if champion is not None:
+        rows.append(row(f"champion {card.verdict.champion_model_id}", champion))
+    head = ["model", "AUC [95 %]", "log loss", "normalized entropy", "expected / observed clicks"]
+    head += ["AUC within users (GAUC)", "NDCG within users"] if of_users else []
+    table = html_table(head, rows, caption="both models on the same rows", numbers=range(1, len(head)))
+    if difference is None:
+        return f"{table}<p>There is no champion to compare with.</p>"
+    p_value = probability(difference.p_value)
+    text = f"AUC difference, candidate minus champion, paired: <b>{_difference(difference)}</b>, p = {escape(p_value)}."
+    return f"{table}<p>{text}</p>"
+
+
+def _old_rows(card: ModelCard) -> str:
+    old = card.verdict.old_distribution
+    if old is None:
+        return "<p>No rows older than the window were held out.</p>"
+    return (
+        f"<p>{old.num_rows} rows of days before the window, {old.num_clicks} clicks, drawn for this and never "
+        "replayed. Both models may have learned them when they were new: this shows how well they are remembered. "
+        "Where the world changed in between, a candidate that follows it is wrong about them and scores lower; that is "
+        "a fault only where the old world may return.</p>"
+        + _quality_table(card, old.candidate, old.champion, difference=old.difference)
+    )
+
+
+def _explored_lists(found: ReorderingGain | None) -> str:
+    if found is None:
+        return "<p>No held-out list was explored, so the logs do not tell what another order is worth.</p>"
+    overlap = (
+        f"{found.num_lists} held-out lists were explored. The candidate would order {percent(found.disputed_share)} of "
+        f"the neighbours otherwise, and {found.num_swaps} swaps of such a pair were shown"
+    )
+    if found.gain is None or found.low is None or found.high is None:
+        return f"<p>{overlap}: too few to tell what its order is worth.</p>"
+    return (
+        f"<p>{overlap}. Each such swap gains <b>{found.gain:+.4f} [{found.low:+.4f}, {found.high:+.4f}]</b> clicks on "
+        "the two rows over the order that was served. The interval, 95 %, holds at every number of lists at once. The "
+        "gate does not judge by it.</p>"
+    )
+
+
+def _slices_table(slices: Sequence[SliceQuality]) -> str:
+    head = ["slice", "rows", "click rate", "log loss", "p", "AUC [95 %]", "difference", "NE", "calibration"]
+    rows = [
+        [
+            escape(part.name),
+            str(part.num_rows),
+            percent(part.click_rate),
+            ABSENT if part.log_loss_change is None else f"{part.log_loss_change:+.1%}",
+            escape(probability(part.p_value)),
+            _auc(part.candidate),
+            _difference(part.difference),
+            number(part.candidate.normalized_entropy),
+            number(part.candidate.calibration),
+        ]
+        for part in slices
+    ]
+    return html_table(head, rows, caption="parts of the held-out rows", numbers=range(1, len(head)))
+
+
+def _calibration(candidate: Sequence[CalibrationBin], champion: Sequence[CalibrationBin]) -> str:
+    # The candidate last: it lies on top.
+    models = {"champion": (champion, "var(--mark)"), "candidate": (candidate, "var(--now)")}
+    lines = [
+        Line(label=name, color=color, x=[each.mean_score for each in bins], y=[each.click_rate for each in bins])
+        for name, (bins, color) in models.items()
+        if bins
+    ]
+    ends = [0.0, max((value for line in lines for value in line.x), default=0.0)]
+    lines = [Line(label="calibrated", color="#bbb", x=ends, y=ends), *lines]
+    drawn = line_chart(lines, y_label="click rate", x_unit="", from_zero=True)
+    return f'<p class="soft">Click rate against mean score, of ten equal shares of the rows.</p>{drawn}'
+
+
+def _settings_table(card: ModelCard) -> str:
+    rows = {_THRESHOLDS.get(name, name): f"{value:g}" for name, value in card.gate.items()}
+    rows["held-out rows, clicks, each counted once"] = f"{card.verdict.num_rows}, {card.verdict.num_clicks}"
+    rows["scores"] = card.verdict.scores_uri
+    rows["run"] = card.run
+    return _facts(rows, caption="the gate's settings and what they met")
+
+
+# -- what it learned from, and what it is
+
+
+def _drift(report: ValidationReport | None) -> str:
+    if report is None:
+        return "<p>Evaluation was not given the validation report.</p>"
+    reasons = "".join(f"<li>{escape(reason)}</li>" for reason in report.reasons)
+    found = f"<p>Validation decided: {escape(report.decision)}.</p>" + (f"<ul>{reasons}</ul>" if reasons else "")
+    if report.label is not None:
+        label = report.label
+        found += (
+            f"<p>Click rate {percent(label['rate_now'])}, before {percent(label['rate_before'])}: difference "
+            f"{label['difference']:+.4f} [{label['low']:+.4f}, {label['high']:+.4f}].</p>"
+        )
+    if not report.drift:
+        return f"{found}<p>Nothing to compare the rows with.</p>"
+    moved = [entry for entry in report.drift if entry["drifted"]]
+    rows = [
+        [
+            entry["feature"],
+            "learned already" if entry["learned"] else ", ".join(entry["changes"]),
+            f"{number(entry['effect'])} [{number(entry['effect_low'])}, {number(entry['effect_high'])}]",
+            number(entry["threshold"]),
+            probability(entry["q_value"]),
+        ]
+        for entry in moved
+    ]
+    found += f"<p>{len(moved)} of {len(report.drift)} features drifted against the rows of the parent's line.</p>"
+    head = ["feature", "what changed", "effect [95 %]", "matters from", "q"]
+    return found + (_table(head, rows, caption="features that drifted", numbers=range(2, 5)) if rows else "")
+
+
+def _data(raw: RawDataset) -> str:
+    facts: dict[str, object] = {
+        "source": raw.source_uri,
+        "window": f"{raw.window_start or 'the first row'} to {raw.window_end or 'the last row'}",
+        "rows read of it": f"{raw.first_event_time} to {raw.last_event_time}",
+        "learned up to": raw.last_learned_time,
+        "rows learned, of them late": f"{raw.num_train_rows}, {raw.num_late_rows}",
+        "rows held out": raw.num_holdout_rows,
+        "rows replayed from earlier days, held out of them": f"{raw.num_replay_rows}, {raw.num_replay_holdout_rows}",
+        "malformed, duplicate, quarantined": f"{raw.num_malformed}, {raw.num_duplicates}, {raw.num_quarantined}",
+        "clicks that came late": raw.num_late_clicks,
+        "digest (SHA-256)": raw.digest,
+        "digest of late outcomes": raw.outcomes_digest or ABSENT,
+        "columns left out": ", ".join(raw.excluded_columns) or "none",
+    }
+    days = [
+        [each["day"], str(each["version"]), str(each["num_rows"]), "yes" if each.get("replay") else "", digest]
+        for each in raw.seen_days()
+        for digest in [each.get("digest", ABSENT)]
+    ]
+    head = ["day", "version", "rows", "replayed", "digest (SHA-256)"]
+    table = _table(head, days, caption="days that were read", numbers=(1, 2)) if days else ""
+    return _facts(facts, caption="the rows of its round") + table
+
+
+def _specification(model: Model) -> str:
+    recommender = model.recommender
+    features = recommender.features
+    facts: dict[str, object] = {
+        "recommender": recommender.name,
+        "digest of its description": recommender.digest,
+        "numeric features": ", ".join(features.numeric) or "none",
+        "categorical features": ", ".join(features.categorical) or "none",
+        "features of lists": ", ".join(features.lists) or "none",
+        "engine": model.backend,
+        "network": _named(model.config),
+        **{f"settings of {section}": _named(values) for section, values in recommender.settings.items()},
+        "ids of categories": sum(model.slot_sizes),
+        "seed": model.seed,
+        "rows of its own round": model.num_train_rows,
+        "optimizer steps, over all rounds": model.optimizer_step,
+        "share of rows without a click that was kept": f"{model.negative_rate:g}",
+        **{f"{name} on rows just before they were learned": number(v) for name, v in model.progressive.items()},
+        "made": model.created_at,
+        "folder": model.uri,
+        **{f"SHA-256 of {part}": digest for part, digest in model.sha256.items()},
+    }
+    return _facts(facts, caption="what the model is")
+
+
+def _lineage(model: Model, ancestors: Sequence[Ancestor]) -> str:
+    if model.parent_model_id is None:
+        return "<p>It began from scratch.</p>"
+    rows = [
+        [m.model_id, m.created_at, m.window_start or "the first row", m.last_learned_time, str(m.num_train_rows)]
+        for m in ancestors
+    ]
+    head = ["model", "made", "learned from", "up to", "rows"]
+    return f"<p>It continues model {escape(model.parent_model_id)}.</p>" + _table(
+        head, rows, caption="its line, newest first", numbers=(4,)
+    )
+
+
+def _named(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in values.items())
+
+
+def _facts(facts: Mapping[str, object], *, caption: str) -> str:
+    return _table(["what", "value"], [[name, str(value)] for name, value in facts.items()], caption=caption)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str, numbers: Any = ()) -> str:
+    """A table of plain text."""
+    return html_table(head, [[escape(cell) for cell in row] for row in rows], caption=caption, numbers=numbers)
