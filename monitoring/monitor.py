@@ -35,7 +35,7 @@ from monitoring.released_models import ReleasedModels
 from monitoring.rows import LateOutcome
 from monitoring.settings import MonitorSettings
 from monitoring.showing.exposition import Exposition, Snapshot
-from monitoring.showing.folder_sizes import SizeWatcher, installation_folders
+from monitoring.showing.folder_sizes import SizeWatcher, installation_folders, start_thread
 from monitoring.showing.store_status import StoreWatcher
 from monitoring.stored_judge import StoredJudge
 
@@ -66,6 +66,7 @@ class Monitor:
         recommender: Recommender,
         exposition: Exposition | None = None,
         clock: Callable[[], float] = time.time,
+        start_beside: Callable[[Callable[[], None]], None] = start_thread,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
         """Continues where a predecessor stopped: finishes its archive file, rebuilds its windows, finds its run.
@@ -78,6 +79,7 @@ class Monitor:
             recommender: Whose rows the log holds; others are dead letters.
             exposition: Shown over HTTP.
             clock: Seconds since the epoch.
+            start_beside: Runs the count of the folders' bytes beside the loop.
             checkpoint: Called with the name of each step that a crash may follow; tests crash there.
         """
         self._settings, self._subscriber, self._store, self._recommender = settings, subscriber, store, recommender
@@ -107,7 +109,8 @@ class Monitor:
         """
         has_uploader = settings.acting.upload_wait_seconds > 0
         self._store_watcher = StoreWatcher(settings.store, store, self._archive, has_uploader=has_uploader)
-        self._size_watcher = SizeWatcher(installation_folders(settings.state, settings.archive, settings.store))
+        folders = installation_folders(settings.state, settings.archive, settings.store)
+        self._size_watcher = SizeWatcher(folders, start=start_beside)
         self._last_record_time: float | None = None
         self._newest: tuple[float, int] | None = None
         """Time and model version of the newest prediction that no canary made."""
