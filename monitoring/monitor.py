@@ -92,16 +92,13 @@ class Monitor:
         self._user_place = recommender.user_place
         self._archive = _open_archive(settings, store, form=self._form, checkpoint=checkpoint)
         self.acting = self._make_acting(trigger)
-        self.retraining = self.acting.retraining
         self._measuring = self._make_measuring()
         self.windows = self._measuring.windows
         self._versions_seen: set[int] = set((store.read_document("versions") or {"seen": []})["seen"])
         self._judging = StoredJudge(
             settings.judging, model_store=settings.store, store=store, journal=self.journal, checkpoint=checkpoint
         )
-        released = ReleasedModels(settings.store)
-        watch = DriftWatch(released.reference, settings.judging.drift, features=recommender.features)
-        self._drift = KeptWatch(watch, store, form=self._form, journal=self.journal, clock=clock)
+        self._drift = self._make_drift_watch()
         self._read_up_to: float | None = None
         """The watermark: every record published before is in; None before the log first says so.
 
@@ -127,6 +124,12 @@ class Monitor:
             store=self._store,
             clock=self._clock,
         )
+
+    def _make_drift_watch(self) -> KeptWatch:
+        released = ReleasedModels(self._settings.store)
+        features = self._recommender.features
+        watch = DriftWatch(released.reference, self._settings.judging.drift, features=features)
+        return KeptWatch(watch, self._store, form=self._form, journal=self.journal, clock=self._clock)
 
     def _make_acting(self, trigger: Trigger | None) -> Acting:
         return Acting(
@@ -214,7 +217,7 @@ class Monitor:
             f"{store.num_pending_rows} rows pending, {store.num_unarchived_rows} matured rows to archive",
             pending=store.num_pending_rows,
             unarchived=store.num_unarchived_rows,
-            phase=self.retraining.progress.phase,
+            phase=self.acting.retraining.progress.phase,
         )
 
     # -- intake

@@ -24,7 +24,7 @@ def test_a_policy_that_only_notifies_requests_no_run_and_pauses_as_between_runs(
     assert b.kinds().count("decision") == 1
     assert "held" not in b.kinds()
     assert b.store.counters["request_notified"] == 1
-    assert monitor.retraining.memory.requested_at == ()
+    assert monitor.acting.retraining.memory.requested_at == ()
 
 
 def test_a_start_without_a_trigger_leaves_the_request_under_way_for_a_later_start(bench):
@@ -36,7 +36,7 @@ def test_a_start_without_a_trigger_leaves_the_request_under_way_for_a_later_star
     monitor = b.start()
     traffic(b, "bad too", auc="bad")
     monitor.tick()
-    assert monitor.retraining.progress.phase == "running"
+    assert monitor.acting.retraining.progress.phase == "running"
     b.trigger = trigger
     trigger.end("released", version=2)
     monitor = b.start()
@@ -57,10 +57,10 @@ def test_of_several_policies_those_that_only_notify_start_no_run(bench):
     now = b.clock.now
     answer = monitor.acting.consider(columns, [columns, fine], now=now, data_until=now - 60.0)
     assert answer == columns
-    assert monitor.retraining.progress.phase == "idle"
+    assert monitor.acting.retraining.progress.phase == "idle"
     answer = monitor.acting.consider(columns, [columns, auc], now=now + 10.0, data_until=now - 50.0)
     assert answer.action is Action.RETRAIN
-    request = monitor.retraining.progress.request
+    request = monitor.acting.retraining.progress.request
     assert (request["reason"], request["parent"]) == ("auc fell (incremental run)", "current")
     assert b.store.counters["request_notified"] == 1
 

@@ -87,7 +87,7 @@ def test_the_archive_is_flushed_and_uploaded_before_the_run_is_requested(bench):
     monitor = b.start()
     traffic(b, "bad", auc="bad")
     monitor.tick()
-    assert monitor.retraining.progress.phase == "uploading"
+    assert monitor.acting.retraining.progress.phase == "uploading"
     assert len(b.archived) == 400
     monitor.tick()
     assert b.trigger.requests == []
@@ -169,11 +169,11 @@ def test_a_crash_at_any_step_leads_to_exactly_one_run(bench, point):
         monitor.tick()
     assert len(b.trigger.requests) == 1
     if point != "retraining.ended":
-        assert monitor.retraining.progress.phase == "running"
+        assert monitor.acting.retraining.progress.phase == "running"
         b.trigger.end("released", version=2)
         monitor.tick()
-    assert monitor.retraining.progress.phase == "idle"
-    assert monitor.retraining.memory.blocked_until > b.clock.now
+    assert monitor.acting.retraining.progress.phase == "idle"
+    assert monitor.acting.retraining.memory.blocked_until > b.clock.now
     assert b.kinds().count("run_ended") == 1
 
 
@@ -184,7 +184,7 @@ def test_a_run_that_its_trigger_never_heard_of_counts_as_failed_after_a_while(be
     monitor.tick()
     b.trigger.runs.clear()
     monitor.tick()
-    assert monitor.retraining.progress.phase == "running"
+    assert monitor.acting.retraining.progress.phase == "running"
     b.clock.now += 61
     monitor.tick()
     assert b.events[-1]["outcome"] == "failed"
@@ -245,10 +245,10 @@ def test_a_run_that_takes_long_is_reported_once_and_followed_to_its_end(bench):
         b.clock.now += 3600.0
         monitor.tick()
     assert b.kinds().count("overdue") == 1
-    assert monitor.retraining.progress.phase == "running"
+    assert monitor.acting.retraining.progress.phase == "running"
     b.trigger.end("released", version=2)
     monitor.tick()
-    assert monitor.retraining.progress.phase == "idle"
+    assert monitor.acting.retraining.progress.phase == "idle"
 
 
 def test_a_full_timeline_makes_room_and_keeps_its_predecessor(tmp_path):
