@@ -120,12 +120,12 @@ def _flags(command):
 def test_every_command_and_flag_that_the_page_names_exists():
     named = {}
     for piece in PAGE.split("evergreen ")[1:]:
-        words = re.match(r"(?:canary )?[a-z][a-z-]+", piece)
+        words = re.match(r"(?:canary |model )?[a-z][a-z-]+", piece)
         # A command ends with its cell, its quotation or its paragraph.
-        if words and words[0] != "canary":
+        if words and words[0] not in {"canary", "model"}:
             flags = re.findall(r"--[a-z][a-z-]+", re.split(r"`|\||\n\n", piece)[0])
             named.setdefault(words[0], set()).update(flags)
-    assert {"models", "live-at", "rollback", "promote", "verify", "controller", "load", "canary start"} <= named.keys()
+    assert {"models", "live-at", "rollback", "promote", "verify", "controller", "load", "canary start", "model card"} <= named.keys()
     for command, flags in named.items():
         known = _flags(command)
         assert {flag for flag in flags if flag not in known} == set(), command
