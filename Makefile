@@ -4,6 +4,8 @@
 # make check  style, types, dependency arrows, compiled pipeline, manifests
 # make manifests            what each overlay sends to a cluster, in build/manifests (needs kubectl)
 # make images               every image, tagged by git revision, with docker or podman (REGISTRY=... PUSH=1 DIRTY=1 DRY_RUN=1)
+# make sbom                 what each image installs from our locks, as CycloneDX in build/sbom
+# make audit                which locked packages have known vulnerabilities, as a report (asks PyPI, else OSV)
 # make kind               the demo on a Kubernetes cluster of this machine (Docker, kind, kubectl; docs/kind.md)
 # make client-wheel         the inference client as one wheel for other services, in build/wheels (docs/log-from-your-service.md)
 # make benchmark-training   training's speed against named peers in one run (BENCHMARK_FLAGS=--quick: two minutes)
@@ -27,7 +29,7 @@ DRIVER := .venvs/driver/bin/python
 export ORT_DISABLE_TELEMETRY := 1
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help python environments demo test test-images check manifests images kind client-wheel benchmarks benchmark-training \
+.PHONY: help python environments demo test test-images check manifests images sbom audit kind client-wheel benchmarks benchmark-training \
 	benchmark-lists benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies \
 	benchmark-gate benchmark-round benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock dependencies clean
 
@@ -105,6 +107,19 @@ images: python
 	  $(if $(REVISION),--revision "$(REVISION)") $(if $(SOURCE),--source "$(SOURCE)") $(if $(ENGINE),--engine "$(ENGINE)") \
 	  $(if $(PUSH),--push) $(if $(DIRTY),--dirty) $(if $(DRY_RUN),--dry-run)
 
+# A Dockerfile says which lock its image installs. NVIDIA's base and Debian's packages are not in it.
+sbom: python
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=audit
+	@mkdir -p build/sbom; for file in components/*/Dockerfile* inference_client/Dockerfile monitoring/Dockerfile; do \
+	  image=$$(sed -n 's/.*image.title="\(.*\)".*/\1/p' "$$file"); \
+	  sed -n 's/^COPY \(requirements\/[^ ]*\) .*/\1/p' "$$file" | xargs cat > build/sbom/requirements.txt || exit 1; \
+	  .venvs/audit/bin/cyclonedx-py requirements --output-reproducible -o "build/sbom/$$image.json" build/sbom/requirements.txt || exit 1; \
+	  echo "build/sbom/$$image.json: $$(grep -c '"purl"' "build/sbom/$$image.json") packages"; done
+
+audit: python
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=audit
+	@.ci/audit
+
 kind: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=driver
 	@exec k8s/kind/up
@@ -169,7 +184,7 @@ format: environments
 	$(DRIVER) -m ruff format .
 
 # For maintainers, after an edit of an .in file: resolves it again with hashes. `X.no-deps.in` goes in without dependencies.
-LOCKS := driver validation preprocessing training serving benchmarks serving-peers
+LOCKS := driver validation preprocessing training serving benchmarks serving-peers audit
 lock:
 	@cd requirements; \
 	compile="../.venvs/driver/bin/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command"; \

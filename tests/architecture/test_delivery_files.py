@@ -177,12 +177,12 @@ def test_shell_texts_and_scripts_are_bash_and_what_they_call_is_there():
         done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
         assert done.returncode == 0, f"{text}: {done.stderr}"
     assert all(os.access(path, os.X_OK) for path in SCRIPTS)
-    joined = "\n".join(commands())
-    called = set(re.findall(r"\.ci/[\w-]+", joined))
-    assert called == {f".ci/{path.name}" for path in SCRIPTS}
     makefile = (REPOSITORY / "Makefile").read_text()
+    joined = "\n".join([*commands(), *(path.read_text() for path in SCRIPTS)])
+    called = set(re.findall(r"\.ci/[\w-]+", joined + makefile))
+    assert called == {f".ci/{path.name}" for path in SCRIPTS}
     targets = set(re.findall(r"\bmake (?:--\S+ )*([a-z-]+)", joined))
-    assert targets == {"check", "environments", "images", "test"}
+    assert targets == {"audit", "check", "environments", "images", "sbom", "test"}
     assert targets <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     for program in set(re.findall(r"python3\.11 (\S+\.py)", joined)):
         assert (REPOSITORY / program).exists()
@@ -269,6 +269,22 @@ def test_candidate_is_tried_apart_and_promoted_unchanged(checkout, kfp, tmp_path
     assert len(kfp.runs) == 1, "promotion starts no run"
 
 
+def digests_of(images: set[str], folder: Path) -> dict[str, str]:
+    """Writes the file of digests of `images` into `folder`; gives each image by tag -> by digest."""
+    named = {image: f"{image.rpartition(':')[0]}@sha256:{index:064x}" for index, image in enumerate(sorted(images))}
+    (folder / "images.txt").write_text("".join(f"{name}\n" for name in named.values()))
+    return named
+
+
+def test_candidate_of_a_build_with_digests_runs_images_by_digest(checkout, kfp, tmp_path):
+    named = digests_of({f"{registry_of('gke')}/{image_name(name)}:{REVISION}" for name in DOCKERFILES}, tmp_path)
+    done = script(checkout, ".ci/sample", KFP_HOST=kfp.url, DIGESTS=str(tmp_path / "images.txt"))
+    assert done.returncode == 0, done.stderr
+    used = set(re.findall(r"image: (\S+)", kfp.uploads[-1].decode()))
+    assert used <= set(named.values())
+    assert len(used) == 7
+
+
 def test_sample_that_fails_ends_the_release(checkout, kfp):
     kfp.end = "FAILED"
     done = script(checkout, ".ci/sample", KFP_HOST=kfp.url)
@@ -294,6 +310,10 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 if "get" in sys.argv:
     print(open({str(tmp_path / "ready")!r}).read(), end="")
+if "kustomize" in sys.argv:
+    print(open({str(tmp_path / "kustomized")!r}).read(), end="")
+if sys.argv[1:] == ["apply", "-f", "-"]:
+    open({str(tmp_path / "applied")!r}, "w").write(sys.stdin.read())
 if "port-forward" in sys.argv:
     http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1].split(":")[0])), Answer).serve_forever()
 """)
@@ -326,6 +346,26 @@ def test_roll_out_gives_every_image_of_ours_the_revision_and_waits_for_what_can_
     assert waited == {"monitor", "release-controller"} | ({"triton"} if ready else set())
     ours = {image for image in images_of(render(settings.parent)) if "/evergreen-" in image}
     assert {image.rpartition(":")[2] for image in ours} == {REVISION}
+
+
+def test_roll_out_of_a_build_with_digests_names_every_image_of_ours_by_digest(checkout, kubectl, tmp_path):
+    path, notes = kubectl
+    (notes.parent / "ready").write_text("")
+    overlay = checkout / "k8s" / "overlays" / "gke"
+    settings = overlay / "cluster.env"
+    settings.write_text(re.sub("^TAG=.*", f"TAG={REVISION}", settings.read_text().replace("my-", "our-"), flags=re.M))
+    rendered = render(overlay)
+    (tmp_path / "kustomized").write_text(rendered)
+    named = digests_of({image for image in images_of(rendered) if "/evergreen-" in image}, tmp_path)
+    done = script(checkout, ".ci/roll-out", PATH=path, DIGESTS=str(tmp_path / "images.txt"))
+    assert done.returncode == 0, done.stderr
+    assert images_of((tmp_path / "applied").read_text()) == {named.get(image, image) for image in images_of(rendered)}
+    (tmp_path / "images.txt").write_text("\n".join(list(named.values())[1:]))
+    (tmp_path / "applied").unlink()
+    done = script(checkout, ".ci/roll-out", PATH=path, DIGESTS=str(tmp_path / "images.txt"))
+    assert done.returncode == 2
+    assert f"has no digest of {sorted(named)[0]}" in done.stderr
+    assert not (tmp_path / "applied").exists()
 
 
 def deployments(overlay: Path) -> list[dict]:

@@ -1,8 +1,11 @@
 """docs/dependencies.md agrees with the requirements files and the locks; no index is asked."""
 
 import re
+import shutil
+import subprocess
 from datetime import date
 
+import pytest
 import tomllib
 from packaging.version import Version
 
@@ -34,3 +37,26 @@ def test_newest_release_passes_over_prereleases_and_withdrawn_files():
     ]
     assert dependencies.newest_release(files) == dependencies.Release(Version("1.10"), date(2024, 5, 1))
     assert dependencies.newest_release(files[3:]) is None
+
+
+@pytest.mark.parametrize(
+    ("knows", "said"),
+    [("pypi", "asked of pypi"), ("osv", "asked of osv"), ("neither", "no service was reached: none of")],
+)
+def test_audit_prints_the_report_of_the_service_that_answers_or_that_none_did(tmp_path, knows, said):
+    shutil.copytree(REPOSITORY / ".ci", tmp_path / ".ci")
+    shutil.copytree(REPOSITORY / "requirements", tmp_path / "requirements")
+    double = tmp_path / ".venvs" / "audit" / "bin" / "pip-audit"
+    double.parent.mkdir(parents=True)
+    # pip-audit ends with 1 both where it finds something and where nothing answers; only the first writes a report.
+    double.write_text(f"""#!/bin/bash
+[[ " $* " == *" --vulnerability-service {knows} "* ]] || exit 1
+while [ "$1" != --output ]; do shift; done
+echo "an-old-package 1.0 CVE-2026-0001" > "$2"
+exit 1
+""")
+    double.chmod(0o755)
+    done = subprocess.run([tmp_path / ".ci" / "audit"], capture_output=True, text=True, timeout=60, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+    assert ("CVE-2026-0001" in done.stdout) == (knows != "neither")

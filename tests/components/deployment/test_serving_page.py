@@ -125,7 +125,17 @@ def test_every_command_and_flag_that_the_page_names_exists():
         if words and words[0] not in {"canary", "model"}:
             flags = re.findall(r"--[a-z][a-z-]+", re.split(r"`|\||\n\n", piece)[0])
             named.setdefault(words[0], set()).update(flags)
-    assert {"models", "live-at", "rollback", "promote", "verify", "controller", "load", "canary start", "model card"} <= named.keys()
+    assert {
+        "models",
+        "live-at",
+        "rollback",
+        "promote",
+        "verify",
+        "controller",
+        "load",
+        "canary start",
+        "model card",
+    } <= named.keys()
     for command, flags in named.items():
         known = _flags(command)
         assert {flag for flag in flags if flag not in known} == set(), command
