@@ -1,7 +1,5 @@
 """Line charts: values with bands, levels and the marks of events. What they show is their pages' concern."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The page of a model's card: served, judged, learned, descended. What it shows is all in the card."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import timezone
 from html import escape

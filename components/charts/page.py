@@ -4,8 +4,6 @@ A page is one file, readable on a phone, without a network and without a script.
 What a page shows is its step's concern; text that comes from data is escaped there, because cells are markup.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape

@@ -4,8 +4,6 @@ Joins the recommender's file (section `release`), which sets the limits, the mon
 and deployment's controller, which judges the servers' counters and may take a version back.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from components.runtime.errors import ContractError

@@ -3,8 +3,6 @@
 Leaves what a feature is to `contracts.features`.
 """
 
-from __future__ import annotations
-
 from components.contracts.features import Features
 from components.contracts.raw_rows import raw_types
 from components.contracts.recommender import Recommender

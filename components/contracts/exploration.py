@@ -11,8 +11,6 @@ neighbours are the least visible exploration that tells what an order is worth (
 AAAI; swap interventions: Joachims, Swaminathan and Schnabel 2017, WSDM).
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

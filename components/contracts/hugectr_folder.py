@@ -4,8 +4,6 @@ Joins preprocessing, which writes such folders, to training and evaluation, whic
 of the list is the number of files, each other line the path of one. Columns and types are `manifests.TrainingSet`'s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Joins each step to the next (see each class). A manifest carries its kind and `f
 what it does not know instead of guessing. Numbers that do not exist are `None`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

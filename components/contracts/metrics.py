@@ -4,8 +4,6 @@ Joins evaluation's gate, training's progressive validation, the simulated world'
 definition, so their numbers can be compared. A number that does not exist is `None`, never 0.5 or 0.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

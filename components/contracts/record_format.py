@@ -9,8 +9,6 @@ On the wire a packed field of numbers of fixed size and a field of bytes are the
 bytes as they are: to have Protobuf make a Python object of each number takes 5 times as long (64 rows of 39 columns).
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ is written is `contracts.record_format`'s, how it travels `logs.event_log`'s; wh
 the monitor's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

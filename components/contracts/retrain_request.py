@@ -3,8 +3,6 @@
 Joins the monitor's trigger (and people) to the pipeline, whose parameters it fills.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

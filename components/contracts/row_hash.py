@@ -4,8 +4,6 @@ Joins extraction, which draws old rows to replay, and preprocessing, which keeps
 What is drawn, and by which salt, is theirs.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 

@@ -4,8 +4,6 @@ Joins deployment, which writes the graph and its configuration, to the inference
 laptop's server, which starts with it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Joins preprocessing, which reports it, to training, which starts those ids' rows
 apart what holds them. Deciding who enters and leaves is preprocessing's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ learned, judged or served depends on it. Of a category whose word is not listed 
 says who a user is no value is shown.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping

@@ -5,8 +5,6 @@ not to be released (`rollout: none`), that it compared with a model that is no l
 trying again changes nothing, a new run must judge. With 2 and 3, what was live is live.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 from dataclasses import fields

@@ -4,8 +4,6 @@ Where they work is `<store>/serving.json`, as the last release left it, so that 
 reason and nothing else.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 

@@ -5,8 +5,6 @@ answers wrongly (`deployment.watchdog`), then the version that bakes is judged, 
 (`deployment.baking`). A canary is grown by commands of its own (`deployment.canary`).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

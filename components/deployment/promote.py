@@ -5,8 +5,6 @@ gate's opinion is overridden: the graph is built and its parity proven on the ro
 every check of a release is made. `promote_version` is how a canary becomes the live version.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import fields
 

@@ -13,8 +13,6 @@ has begun; a previous version kept loaded would gain nothing, since Triton loads
 configuration changed. It stays in the repository and in the store, and a rollback loads it from there.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from dataclasses import dataclass, field

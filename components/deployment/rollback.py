@@ -7,8 +7,6 @@ stay on disk, and a later release gets a number above them all. A version that l
 model store. Every server must answer; one that is gone for good is left out by naming the others with `--triton-urls`.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 from dataclasses import replace

@@ -9,8 +9,6 @@ the tensors, 10 for the check and 16 for the answer. Its memory arena, memory pa
 measured to make no difference, and what an IO binding could save is within those 16 us.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -10,8 +10,6 @@ What a resolver's cache still hides when a switch ends is left to the watchdog, 
 journal.
 """
 
-from __future__ import annotations
-
 import logging
 import socket
 import time

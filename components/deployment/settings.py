@@ -3,8 +3,6 @@
 Where a version goes and what runs it there is the installation's (`repository.triton_config.ServingOptions`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from components.contracts.baking import BakingSettings

@@ -9,8 +9,6 @@ and probed, then the intent is withdrawn. A killed release thus costs its versio
 releases the same model under the next one. A recovery that is killed itself begins anew.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -12,8 +12,6 @@ itself drains: a version that leaves answers what it has begun. After any failur
 is led back, and probed for the version before.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from contextlib import suppress

@@ -4,8 +4,6 @@ The only module here that calls tritonclient; its exceptions become `TemporaryEr
 Deadlines are generous on purpose: Triton 2.51 can crash when gRPC calls are cancelled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

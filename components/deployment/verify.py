@@ -8,8 +8,6 @@ server and no repository; memory is bounded by a batch of rows beside the graph.
 Exit codes are those of every command (docs/pipeline.md); 1 means that something differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -9,8 +9,6 @@ served. A release that was killed is taken back (`site.opened`), so that the con
 names. A server that does not answer at all is left to its supervisor to restart, and probed again until it is back.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from contextlib import closing

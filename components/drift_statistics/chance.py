@@ -4,8 +4,6 @@ Joins validation and the monitor, which test alike. NumPy and the standard libra
 the tests compare with SciPy's. How alike the rows of a request are is `clustered`'s, or the caller's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -8,8 +8,6 @@ as much as one about the item's.
 Each sample's correlation is measured around its own shares, so that a difference between the samples adds nothing.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from statistics import NormalDist

@@ -5,8 +5,6 @@ of TFDV's comparators (`tensorflow_data_validation/anomalies/metrics.cc`): both 
 whole, missing values are in neither, and the divergence's logarithm has base 2.
 """
 
-from __future__ import annotations
-
 import math
 from statistics import NormalDist
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Evaluation as a plain command; exit codes are those of every command (docs/pipeline.md), 1 = the gate refused."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -3,8 +3,6 @@
 Reading rows, scoring, judging and drawing are the modules beside this one; this one only puts them in order.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 from collections.abc import Callable, Mapping

@@ -24,8 +24,6 @@ inequality, divided among the `_LAMBDAS` and both sides, the interval holds at a
 Lists need not be alike; what each would have been clicked may change with time.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

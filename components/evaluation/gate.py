@@ -12,8 +12,6 @@ power of each is, docs/evaluation.md says. Sample weights count in these two: wh
 An AUC does not, and counts rows alike. Scores are computed, and slices cut, elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ The UI shows the card's page in a frame without network, and draws flat metrics 
 numbers, since a NaN or infinity in KFP's metadata ends the run. What the numbers are is decided elsewhere.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, replace
 from functools import partial

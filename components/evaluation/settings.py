@@ -1,7 +1,5 @@
 """What a recommender's file decides of evaluation: its section `gate`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from components.runtime.errors import ContractError

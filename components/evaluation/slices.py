@@ -6,8 +6,6 @@ Columns that say who a user is are not cut by value.
 The gate refuses a candidate that surely harms one (`gate.judge`); here they are cut, and measured for people.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import numpy as np

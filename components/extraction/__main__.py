@@ -1,7 +1,5 @@
 """The extraction step as a command line: where the description of the recommender enters the run."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

@@ -9,8 +9,6 @@ readers see it is last. The objects of an interrupted writer are not removed: it
 slow, and a marker that it wrote afterwards would name absent files, which stops every reader. Readers warn of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

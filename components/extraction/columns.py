@@ -10,8 +10,6 @@ read. The next step cannot see either, so `RawDataset.schema_mismatches` reports
 be cast stops this step (`readers.parquet`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

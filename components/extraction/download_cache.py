@@ -4,8 +4,6 @@
 which the next run continues. One run at a time uses the cache, holding `lock`; what it did not need is pruned.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import shutil

@@ -7,8 +7,6 @@ schema, `replay/` and `replay_holdout/` with rows older than the window (see `re
 was malformed, and `words.json` where a column holds words. A retried task replaces it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -9,8 +9,6 @@ No row is lost by that: the next round begins after the newest row learned here,
 and every row left out. What cannot be seen here is a request whose other rows all lie before the window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@ Days appear in the order of their rows' times, each file whole or not at all; in
 what they left.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools

@@ -5,8 +5,6 @@ each sorted by itself: memory is bounded by `PIECE_ROWS` as far as the row group
 lie; many rows at one instant cannot be cut.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -6,8 +6,6 @@ at a time uses; one that was replaced or removed since ends the run with an erro
 order are the bucket's, so a window's rows and digest are those that the same lake in a folder gives.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import logging

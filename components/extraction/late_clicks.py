@@ -7,8 +7,6 @@ click after the window, other events, outcomes of rows that are not read, and re
 folder nothing is read and no row is changed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A model that continues a parent keeps what the parent learned; so the rows of a 
 in every model down its line, until one starts from scratch.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -3,8 +3,6 @@
 Takes its facts from `contracts.raw_rows`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path

@@ -6,8 +6,6 @@ learned when it was new.) Reading is bounded twice: one piece is in memory at a 
 pieces are read as the wanted rows need, spread evenly over the rows before the window.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from contextlib import ExitStack

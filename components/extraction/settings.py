@@ -3,8 +3,6 @@
 What a single run decides, such as its window's two ends, is the command line's.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -14,8 +14,6 @@ This module holds the semantics of rounds and reads no rows; `lake` applies it t
   without a click may still get one. So the window ends where younger rows begin, and the next round reads them.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

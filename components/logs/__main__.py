@@ -4,8 +4,6 @@ For whoever is on call. Safe beside a running monitor: nothing is pulled from th
 promises is `logs.event_log`'s.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import time

@@ -7,8 +7,6 @@ the reason, never dropped. Backends: `logs.sqlite`, `logs.pubsub` and `logs.kafk
 URL names is left to `logs.locations`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 

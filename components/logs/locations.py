@@ -8,8 +8,6 @@ library is imported only where its scheme is used. What a log promises is `logs.
     kafka://host:port[,host:port]/topic?group=name          see `logs.kafka`
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ Joins the inference client and the monitor, which open the same file from two pr
 once; `synchronous=FULL` makes a returned `publish` durable. Not for a network drive.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import threading

@@ -5,8 +5,6 @@ networks. `files` is a model's folder in the store, `scoring` gives probabilitie
 `configs`, `files` and `inspection` import no torch, so that command lines, deployment and the monitor can use them.
 """
 
-from __future__ import annotations
-
 import os
 
 

@@ -4,8 +4,6 @@ A configuration names its network and all widths, so nothing that uses one needs
 imported when a network is built (`network.build_network`): this file needs no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product

@@ -7,8 +7,6 @@ linear layer on concat(tower, cross). HugeCTR's MultiCross layer computes the sa
 Shape suffixes: as in `network`; L cross layers, M = L + 1, K rank of a cross layer's matrices.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as affine

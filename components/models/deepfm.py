@@ -10,8 +10,6 @@ batch a row stands.
 Shape suffixes: as in `network`; K factors (E - 1), N fields (F + D).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as affine

@@ -7,8 +7,6 @@ pairs of different vectors. Without dense values there is neither the bottom tow
 Shape suffixes: as in `network`; N vectors (F, and 1 of the dense values), P pairs of them.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

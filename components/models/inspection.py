@@ -5,8 +5,6 @@ parts. The table is read in pieces, so a model need not fit into memory. Only ha
 numbers that are not finite are judged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

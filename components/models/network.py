@@ -7,8 +7,6 @@ Shape suffixes here and in the networks: B rows, D dense values, F categorical c
 of a row (F * E + D).
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import warnings

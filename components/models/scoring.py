@@ -3,8 +3,6 @@
 Used by training to score rows before it learns them and by evaluation to judge a candidate, whatever engine made it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One message as the JSON that Slack's incoming webhooks, and most other services, take: an object with `text`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from datetime import datetime, timezone

@@ -4,8 +4,6 @@ The address is a secret (who knows it can write to the channel): no error contai
 A long-lived program reads it from a file each time it sends, so that it can be changed.
 """
 
-from __future__ import annotations
-
 import http.client
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Preprocessing as a plain command."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """Who does the work: processes of this machine, or the workers of a Dask scheduler, where a run names one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial

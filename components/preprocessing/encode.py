@@ -7,8 +7,6 @@ with `contracts.workflow`, from which alone the served graph is built. Beside th
 about them (`_metadata.json`, `_file_list.txt`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from functools import partial

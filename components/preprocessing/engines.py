@@ -4,8 +4,6 @@ An engine computes on the rows of one partition. All else is the same for every 
 categories have an id, writing, proof, and who does which partition.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path

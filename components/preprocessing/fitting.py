@@ -1,7 +1,5 @@
 """The round's workflow, fitted on the statistics of its training rows, or carried on from its parent's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

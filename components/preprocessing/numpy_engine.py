@@ -1,7 +1,5 @@
 """NumPy's engine: the arithmetic of `contracts.workflow` on whole partitions, with no other library beside Arrow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -5,8 +5,6 @@ and `Normalize` with given moments, so what NVTabular computes is, number for nu
 from the same description. It defines the encoding; `numpy_engine` computes the same. The operators are `operators`'.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -6,8 +6,6 @@ at each: speed (Categorify is handed every distinct value of a column once and n
 to 20 times the rest), a case that NVTabular 23.8 refuses, or a result that is to be the same on every machine.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

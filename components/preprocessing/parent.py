@@ -6,8 +6,6 @@ next round's preprocessing only: when each category was last seen, and the count
 in the folder that training copies into the model, so going back to an older model goes back to what was known then.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 from collections.abc import Sequence

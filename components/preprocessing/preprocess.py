@@ -4,8 +4,6 @@ Sequences fit, transform, verification and the comparison of what was written wi
 alone the served graph is built. How each is done is left to the modules named in the imports.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The raw rows in partitions, in the order of file names, as Arrow reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple

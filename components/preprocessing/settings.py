@@ -1,7 +1,5 @@
 """What a recommender's file decides of preprocessing: its section `preprocessing`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

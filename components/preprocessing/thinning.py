@@ -7,8 +7,6 @@ are thinned at the same rate, for one bias corrects them all (`training.calibrat
 Categories are counted in the rows that are kept: an id is for a category that has rows to be learned from.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any

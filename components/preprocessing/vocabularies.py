@@ -6,8 +6,6 @@ depends on the parent's column and this round's counts alone, so a round that is
 rows is left to `window_statistics`, the file between the rounds to `parent`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

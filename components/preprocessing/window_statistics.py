@@ -4,8 +4,6 @@ Of distinct values counts, of numbers sums of integers: statistics of parts of t
 are the same bits however the rows are divided. Which values are counted is the engines'.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

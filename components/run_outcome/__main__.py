@@ -1,7 +1,5 @@
 """The exit handler as a plain command."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ is announced by the monitor, as part of its incident; a message from here would 
 run: it has ended, and its outcome is in the store. The message's form and the sending are `components.notices`'.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -3,8 +3,6 @@
 Joins the classes of settings to the help of commands and the generated documents.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

@@ -4,8 +4,6 @@ Joins every writer of files to every reader: a reader never meets half a file or
 is left to the module that owns the format.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -3,8 +3,6 @@
 Joins every room: whoever touches a library or the network translates its exceptions into one of these, once.
 """
 
-from __future__ import annotations
-
 
 class ContractError(ValueError):
     """The input breaks an agreement; the message names the thing, its value and what was expected."""

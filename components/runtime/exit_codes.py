@@ -4,8 +4,6 @@ A command's `main` carries the decorator and raises; it formats no error itself.
 decided where the error is found (`runtime.errors`). The table for users is in docs/pipeline.md.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Command-line flags: what several commands and components share."""
 
-from __future__ import annotations
-
 
 def run_flags(**values: object) -> list[str]:
     """The command line that gives a step these values; each flag is named as its value, with hyphens.

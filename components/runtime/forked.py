@@ -9,8 +9,6 @@ done, longer than a cluster waits for a pod; and it waits for ever where a proce
 for its processes share one pipe.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import multiprocessing

@@ -6,8 +6,6 @@ due is the monitor's decision; uploads, schedules and waiting for a run are `pip
 connection is made, so that a program that only needs the names below does not load it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ The package reads the variable when it is imported, so every module of ours impo
 whoever starts a process that runs it hands it `SILENT`.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -3,8 +3,6 @@
 Joins every command that writes a journal. Nobody is authenticated by it.
 """
 
-from __future__ import annotations
-
 import getpass
 import os
 import socket

@@ -8,8 +8,6 @@ which Beam holds validation's image to, the exceptions of reading are known too.
 without credentials.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -3,8 +3,6 @@
 How the bytes of one object arrive and are proven is `Objects.fetch`. Extraction caches what it reads repeatedly.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence

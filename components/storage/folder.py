@@ -7,8 +7,6 @@ repeat. Folders that a removal leaves empty are removed too: a bucket has none e
 unfinished is removed before the first change; nobody else writes below the root.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

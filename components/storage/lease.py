@@ -7,8 +7,6 @@ holder that slept through its lease's end may still believe in it: what it write
 (`repository.write_config`), for a lease alone cannot stop a late writer.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

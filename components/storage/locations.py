@@ -1,7 +1,5 @@
 """Which storage a URI means."""
 
-from __future__ import annotations
-
 import warnings
 
 from components.runtime.errors import ContractError

@@ -5,8 +5,6 @@ a reader sees the whole object before it or the whole one after it. `if_generati
 Cloud Storage's generation preconditions do, which is what lets two writers notice each other.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

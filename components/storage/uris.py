@@ -4,8 +4,6 @@ Every step that reads or writes data named by a URI asks here. Only `file://` an
 path: on a cluster the steps share a mounted volume. Objects in a bucket are opened by `locations.open_objects`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 

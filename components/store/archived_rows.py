@@ -8,8 +8,6 @@ validation's skew. The files are those that `monitoring.memory.archive` wrote an
 (`day=D/version=N/`) is a correction of what was served, and is left out. What is read of a file is left to the callers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The monitor has no right to change what is served, so it leaves its findings her
 controller. Whether a version bakes follows from the promotion journal.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from datetime import datetime

@@ -10,8 +10,6 @@ call removes. A run that names an old model as its parent or champion must not b
 promoted or continued any more, and a removed version cannot be rolled back to; each command then names what is absent.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ the promotion journal tells is read anew whenever a card is read, so a card that
 Layout: `<store>/verdicts/<model_id>/card.json`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice

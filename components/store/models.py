@@ -10,8 +10,6 @@ place in Triton's repository), `<store>/serving.json` (`manifests.ServingPlace`)
 (`store.promotion_journal`), `<store>/runs/` (`store.runs`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping

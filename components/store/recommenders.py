@@ -6,8 +6,6 @@ Joins `evergreen recommender`, which accepts a file, to extraction, where a desc
 accept that was killed, and the next accept overwrites it. Reading a person's file is left to others.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace

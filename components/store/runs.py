@@ -7,8 +7,6 @@ reports. The content of a report is its step's.
 Layout: `<store>/runs/<run>/<step>.json`, `<step>_report.html` and `.json`, and `outcome.json` from the exit handler.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import threading

@@ -9,8 +9,6 @@ features which are served as one value is `fit`'s.
 Rows may have weights, which count relative to each other: weights of 3 give what weights of 1 give.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -6,8 +6,6 @@ state: each call of the engine has its own seed. Whether a checkpoint belongs to
 question.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -4,8 +4,6 @@ The network's shape is `components.models.configs`'; which rows and which parent
 both a first model and an incremental round on some ten thousand rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

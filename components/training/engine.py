@@ -5,8 +5,6 @@ is computed is the engine's. Weights cross this seam as a folder (`components.mo
 another's library, and no copy of a large table is held in memory for saving.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path

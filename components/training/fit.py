@@ -13,8 +13,6 @@ of the rows within a pass is `row_order`'s, the weights that a fit starts from a
 logit is `calibration`'s, what a model in the store consists of is `publish`'s.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -8,8 +8,6 @@ source, KFP's launcher, which stands between Kubernetes and the step, does not h
 with it. The saves every `checkpoint_minutes` are what such a retry finds.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

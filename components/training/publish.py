@@ -5,8 +5,6 @@ engine. The network's own graph is exported beside them, so that deployment need
 `manifests.Model`'s. Fitting happened before; judging comes after.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable

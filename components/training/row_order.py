@@ -4,8 +4,6 @@ Replayed rows are mixed in evenly; rows, share and seed decide it all, so a resu
 many passes there are, and which order they take, is `fit`'s.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

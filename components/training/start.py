@@ -12,8 +12,6 @@ weights of a fit under way are not. So the correction is taken back where a fit 
 where its final weights are written.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Hashable, Sequence

@@ -1,7 +1,5 @@
 """The step: from manifests and settings to a model in the store. Sequences; the work is in the modules it calls."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

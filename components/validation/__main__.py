@@ -4,8 +4,6 @@ Exit codes are those of docs/pipeline.md: 0 for pass and warn, 1 for block, with
 Parsing needs the standard library only; TFDV is imported when the work begins.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -4,8 +4,6 @@ The same batches, options and counter as in `tfdv_statistics`, on the runner tha
 pass through `--temp_location`, because a runner's machines do not see this one's disk.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

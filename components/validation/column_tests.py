@@ -9,8 +9,6 @@ change of the other (`contracts.reference_statistics` has the measurement). Mean
 up to 10, like its logarithm beyond, so that no tail outweighs the rest.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """All rules about columns over what was measured of one run's rows: the findings, the worst first. Measures nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tensorflow_metadata.proto.v0 import anomalies_pb2

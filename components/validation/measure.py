@@ -1,7 +1,5 @@
 """Measures one run's rows: statistics, anomalies, drift, click rate, skew. Judging is `judge`'s."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Rows that are taken back (`replay`) are learned by the next round beside its win
 `quarantine.ReturningRows`. A wrong value is not repaired this way: for that the day is back-filled in the lake.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -8,8 +8,6 @@ Nothing is removed from it but the rows of a user who is forgotten (`pipelines.f
 never changed: a quarantined row stays there as it was.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Sequence

@@ -16,8 +16,6 @@ Keys of the JSON object, from which the page for people (`report_page`) is drawn
 A number that does not exist is null. Judging is left to `judge`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

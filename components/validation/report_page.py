@@ -5,8 +5,6 @@ cannot see the chart; its bars differ by shape, not by colour alone. All text th
 names is escaped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any

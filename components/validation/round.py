@@ -1,7 +1,5 @@
 """What one validation works on: this run's rows and rules, and the champion that they are compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

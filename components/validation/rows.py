@@ -1,7 +1,5 @@
 """The training rows as a stream of Arrow batches, in the raw schema in which extraction writes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

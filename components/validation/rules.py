@@ -11,8 +11,6 @@ Actions:
 Applying the rules is left to `judge` and, for single rows, `quarantine`. Importing this module loads nothing heavy.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

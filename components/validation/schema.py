@@ -9,8 +9,6 @@ if the first run had no negative value in `SIGNED_ROWS` rows or more, none. Drif
 not facts about the data. Later runs are judged by a file that is not changed by itself: `schema_versions`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container
 from typing import Any

@@ -4,8 +4,6 @@ Runs in the validation environment, or on a cluster in its image (`python -m com
 Comparing and storing is left to `schema_versions`.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ Accepted versions are stored as `<store>/schemas/<n>.pbtxt`, numbered from 1, wi
 accept that was killed, and the next accept overwrites it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

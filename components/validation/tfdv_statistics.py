@@ -7,8 +7,6 @@ moments except for rounding, do not depend on batches and processes; quantiles, 
 windows can be compared by to `windows`.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from pathlib import Path

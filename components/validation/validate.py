@@ -4,8 +4,6 @@ Which model is the champion, and which schema is in force, is found by the calle
 `__main__`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The canary's command line: `python -m components.deployment.canary start|step|watch|advance|abort|status`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict, fields

@@ -17,8 +17,6 @@ them. Requests that the response cache answers are among the successful ones. Wh
 `canary.policy`'s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from http.client import HTTPException

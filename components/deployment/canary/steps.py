@@ -20,8 +20,6 @@ fixed order of writes, so that what a crash left shows how far it came:
 A plan with a canary that the journal does not name is taken back; a canary's files without a plan are to be removed.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

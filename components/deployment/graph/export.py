@@ -10,8 +10,6 @@ The tables lie in `model.data`, whose size only the disk limits. What stops next
 the table while it writes it, then the server's, then `graph.encoding.MAX_KEYS` vocabulary entries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

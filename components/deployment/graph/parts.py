@@ -6,8 +6,6 @@ maps them, in 10 ms and shared by its instances; in the message, 754 MiB took 4.
 same parts give the same bytes. What the parts compute is left to those who add them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

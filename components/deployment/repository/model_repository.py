@@ -12,8 +12,6 @@ must have it), a lease in a bucket, which ends by itself. The configuration is w
 holder found: a holder whose lease ended unnoticed fails there. Notifying the servers is `switch`'s.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import logging

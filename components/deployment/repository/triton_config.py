@@ -10,8 +10,6 @@ Clients are given generous deadlines (a cancelled gRPC call can kill Triton 2.51
 instead: a request beyond the queue's size, or too long in it, is refused UNAVAILABLE.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

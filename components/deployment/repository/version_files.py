@@ -5,8 +5,6 @@ absent or of another size, is no version: the copy was interrupted. `VersionFold
 model's name; writing them, and which of them are served, is `model_repository`'s.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Rows have a label, 13 integers and 26 categories of up to 8 hex digits, and no t
 these features reads them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which form a file of click logs has, by name and content, and which files of a folder are click logs, in order."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator, Sequence

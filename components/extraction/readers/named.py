@@ -6,8 +6,6 @@ at least 0. A time is a timestamp, which without a zone is UTC, or seconds since
 are not read.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Row groups whose statistics lie outside the wanted span are not read. Sorting an
 `lake`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -5,8 +5,6 @@ the group `<group>.dead-letters` has committed: Kafka deletes nothing on request
 and commits its end. The topic's retention limits how long dead letters are kept: give it one that suits.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

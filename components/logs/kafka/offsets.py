@@ -4,8 +4,6 @@
 asks the brokers what is left. Reading messages is left to `subscriber`.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

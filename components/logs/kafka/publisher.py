@@ -3,8 +3,6 @@
 `KafkaSender` serves publishing, keeping dead letters and replaying them alike: topic and headers are the caller's.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

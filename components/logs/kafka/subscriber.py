@@ -8,8 +8,6 @@ What a transaction writes leaves its marks among the offsets, so the end of such
 with plain or idempotent producers.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

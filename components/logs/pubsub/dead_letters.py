@@ -5,8 +5,6 @@ reason of ours, and is recognised by that. Pub/Sub has no way to look without pu
 and for `lease_seconds` after one that was killed, another sees fewer messages.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

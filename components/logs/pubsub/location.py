@@ -5,8 +5,6 @@ The publisher needs only the topic, the monitor only the subscription (`<topic>-
 `subscriber.PubsubSettings`. On Google's emulator what is missing is created.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from components.logs.pubsub.publisher import PubsubPublisher

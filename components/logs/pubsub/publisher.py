@@ -3,8 +3,6 @@
 Which messages, and what to do while Pub/Sub is away, is left to the caller (`inference_client.publisher`).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError

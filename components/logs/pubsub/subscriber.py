@@ -5,8 +5,6 @@ comes for `lease_seconds`; what is not acknowledged by then is forgotten here, a
 before acknowledging is the caller's job; how far the log is read is estimated by `ReadMark`.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -5,8 +5,6 @@ An embedding of HugeCTR has one width of vectors and one way of pooling, a table
 mean is taken, and all others, since the sum of one vector is that vector. Columns that share a table share its keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain

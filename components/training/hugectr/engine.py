@@ -9,8 +9,6 @@ HugeCTR reports failed reads and writes in its log, if at all, and goes on. So w
 what it saved is checked before it is taken for a model.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import logging

@@ -14,8 +14,6 @@ has row k // n of GPU k % n. On one GPU a save lists the keys by their rows, so 
 whatever their order: what HugeCTR trained alone can be imported too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

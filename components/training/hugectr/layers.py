@@ -6,8 +6,6 @@ so that all tensors have names of ours. Nothing here trains or reads rows. `huge
 loads without it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -14,8 +14,6 @@ Shape suffixes: as in `components.models.network`; P places of a table (`compone
 rows of it in a batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
