@@ -4,8 +4,6 @@ Commands of other rooms (monitor, traffic, ...) replace this process by `python 
 that each room's flags are defined once, there. What needs kfp is imported when its command runs: kfp takes seconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -4,8 +4,6 @@
 and no package: a build machine has no environment of ours.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

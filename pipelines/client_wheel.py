@@ -6,8 +6,6 @@ For services that install nothing else of Evergreen. The wheel holds `inference_
 second client to keep. Commands, simulation and load are not in it. Needs the driver's environment and no network.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib.metadata

@@ -4,8 +4,6 @@ One image per step (its Dockerfile lies beside it), one pinned lock per environm
 lock. Where a step runs and with what resources is `pipelines.placement`'s; building is `pipelines.build_images`'s.
 """
 
-from __future__ import annotations
-
 ENVIRONMENT_OF_STEP = {
     "extraction": "driver",
     "validation": "validation",

@@ -1,7 +1,5 @@
 """Prints the promotion journal: who is live, what was live when, who made it so, and why; and shows a model's card."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -3,8 +3,6 @@
 The file is read before a run, so that a wrong name or value is an error at once and not of a server or a traceback.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Sequence

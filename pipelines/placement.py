@@ -6,8 +6,6 @@ what a laptop does not have (volumes, GPUs, limits); the compiled file is the sa
 between them is `pipelines.retraining`'s.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing

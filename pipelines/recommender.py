@@ -3,8 +3,6 @@
 The classes of the sections are their rooms'; which run has which description is `store.recommenders`'.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ All of it is read from what the steps left (`store.runs`) and from the verdicts 
 way has notes and no outcome.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from datetime import datetime

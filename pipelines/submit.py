@@ -4,8 +4,6 @@ For a person and for CI. The monitor decides when a run is due, and that only on
 `runtime.kubeflow`'s. A version of the same name and content is kept, and a schedule of the same name is replaced.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import time

@@ -6,8 +6,6 @@ every logged score recomputed, summary and report written. This file only sequen
 `plan`'s, processes `stack`'s, numbers `summary`'s.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

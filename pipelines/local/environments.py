@@ -3,8 +3,6 @@
 `make environments` builds them from their locks in `requirements/`; the `.in` files say which packages a lock holds.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 SERVING_PEERS = "serving-peers"

@@ -5,8 +5,6 @@ by this process at its start, so that a reader that comes before the first write
 and drops what is older, read or not: enough for a demo whose monitor keeps up, for nothing else.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import threading

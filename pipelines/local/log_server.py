@@ -5,8 +5,6 @@ given its URL, and only they the variable that makes Google's library talk to th
 part of Google's Cloud SDK, in Java, which evergreen does not bring.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

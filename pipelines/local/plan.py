@@ -4,8 +4,6 @@ A command line is a room's own flags, filled from the sizes. Starting and watchi
 order of events is `demo`'s.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 The numbers are `summary`'s; page, tables and lines are drawn by `components.charts`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby

@@ -10,8 +10,6 @@ prints goes to one log file per task; which step failed and why is in the run's 
 that they do not slow down the server beside them (`yielding`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

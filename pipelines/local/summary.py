@@ -4,8 +4,6 @@ Sources are the monitor's timeline, events and decisions, the traffic's lines (o
 the runs' notes. What does not exist is None. Drawing the page is `report`'s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone

@@ -3,8 +3,6 @@
 Reading and writing the file is left to `form`, drafting to `draft`, keeping accepted descriptions to the store.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

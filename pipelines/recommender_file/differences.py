@@ -1,7 +1,5 @@
 """What two descriptions of a recommender say differently, key by key, for people."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 

@@ -4,8 +4,6 @@ YAML 1.2's core schema, so that `on`, `no` and dates are texts and `1e-7` is a n
 twice, an alias and a second document are refused. What the values mean is left to `form`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ The columns that this version cannot learn from are named in comments, with what
 `sample`'s to say.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The sections' own rules are their rooms' (`pipelines.recommender`); YAML is `document`'s.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ It knows keys, types, defaults and meanings. What goes beyond them (ranges, colu
 another network) `evergreen recommender check` finds.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, get_type_hints
 

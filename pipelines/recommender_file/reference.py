@@ -3,9 +3,8 @@
 The text about each setting is its field's docstring; the classes are named by `pipelines.recommender`.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import inspect
 import json
 from collections.abc import Iterator
 from typing import Any, get_type_hints
@@ -90,7 +89,7 @@ def _rows(kind: type[Any], prefix: str = "") -> Iterator[str]:
         make: Any = field.default_factory
         default = field.default if make is dataclasses.MISSING else make()
         meaning = texts.get(field.name, "").replace("|", "\\|")
-        type_name = str(field.type).replace("|", "\\|")
+        type_name = inspect.formatannotation(hints[field.name]).replace("|", "\\|")
         yield f"| `{prefix}{field.name}` | {type_name} | `{json.dumps(default)}` | {meaning}"
 
 

@@ -3,8 +3,6 @@
 CSV and TSV with a header, plain or gzip, and Parquet. What the columns mean for a recommender is left to `draft`.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import zlib
