@@ -5,8 +5,6 @@ Read once, by each command's `main`; nothing else looks at the environment. What
 its field, which is the flag's help.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import typing

@@ -5,8 +5,6 @@ written before the step that it describes is recorded), but is never missing. A 
 replaces the previous one. Prometheus metrics are left to `monitoring.showing.metrics`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

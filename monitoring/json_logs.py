@@ -3,8 +3,6 @@
 What the lines say is their modules'. The field names are those that Google Cloud Logging and most collectors know.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from datetime import datetime, timezone

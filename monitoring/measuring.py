@@ -4,8 +4,6 @@ In: requests as they mature, and the store's open rows and conversions. Out: KPI
 How they are computed is left to `monitoring.measures`; keeping rows over a restart to `monitoring.memory.store`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ One turn: pull, store, acknowledge; mature what is due; archive; measure; judge;
 part is a module of its own. Everything runs in one thread; only the HTTP pages are served beside it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import time

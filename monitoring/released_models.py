@@ -5,8 +5,6 @@ and counts as absent: neither judging nor archiving stops for it. Remembering a 
 same model changes no decision, is left to `monitoring.deciding.judging`.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the memory hands out: open and matured requests, and outcomes that came too late for their row."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

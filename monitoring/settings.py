@@ -4,8 +4,6 @@ What belongs to the installation is read from flags and `EVERGREEN_MONITOR_*` va
 (`monitoring.flags`); the rules by which the monitor decides are the recommender's (`backtest.settings`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from pathlib import Path
 

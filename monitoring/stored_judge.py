@@ -3,8 +3,6 @@
 What is judged when is `monitoring.deciding.judging`'s; what follows from it, `monitoring.acting`'s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

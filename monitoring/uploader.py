@@ -9,8 +9,6 @@ The order that survives a kill: the file is stored in the lake and compared ther
 written; then the local file is removed. Each step is repeated or skipped on the next pass, by this uploader or another.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

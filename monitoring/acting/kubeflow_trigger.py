@@ -7,8 +7,6 @@ only the one that the server created first stays; whoever sees that its own run 
 run's parameters mean is the pipeline's concern.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import dataclass

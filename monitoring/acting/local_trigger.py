@@ -5,8 +5,6 @@ ended, whatever became of the monitor meanwhile. A run leaves its outcome in the
 exit code and its output in `<state>/runs`, so that a restarted monitor still learns how it ended.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging

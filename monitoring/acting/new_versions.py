@@ -5,8 +5,6 @@ Out: one findings file a version in the model store, and an event when a version
 taken back. The monitor changes nothing of what is served: deployment's controller reads the findings.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping

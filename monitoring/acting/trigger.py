@@ -4,8 +4,6 @@ In: a `RetrainRequest`. Out: whether a run started, and later how it ended. When
 (`monitoring.deciding`, `monitoring.acting.retraining`); the triggers are `local_trigger` and `kubeflow_trigger`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 from components.contracts.retrain_request import RetrainRequest

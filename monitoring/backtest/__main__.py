@@ -3,8 +3,6 @@
 Parses, calls and prints; the flags of judging are the monitor's own. Judging is left to `monitoring.backtest.judging`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

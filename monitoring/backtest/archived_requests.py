@@ -5,8 +5,6 @@ passed over. Labels are those of the click window, as archived: late outcomes ch
 here. Memory holds one day. Judging is left to `monitoring.backtest.judging`.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -7,8 +7,6 @@ judging, the judge's memory at the start, models by hash, SHA-256 of every other
 name and renamed, so a folder of its name is a whole incident. Judging is left to `monitoring.backtest.judging`.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

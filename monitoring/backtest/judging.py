@@ -7,8 +7,6 @@ training statistics were others. A fire changes no model here, so the second fir
 changed nothing. Pure; reading is left to `archived_requests`, printing to the command.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

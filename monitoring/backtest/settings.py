@@ -3,8 +3,6 @@
 The monitor keeps them in its state folder for incidents of it.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

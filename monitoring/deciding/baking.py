@@ -16,8 +16,6 @@ Whoever takes the version back, and when its baking ends, is `components.deploym
 nothing back: it says nothing of the version.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from statistics import NormalDist

@@ -24,8 +24,6 @@ who return in other requests: the claim is then of the users who came, of whom t
 the difference (docs/monitor.md has simulated rates).
 """
 
-from __future__ import annotations
-
 import base64
 import math
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ Keeping the memory is left to `monitoring.memory.store`; restraint and acting, w
 Decision points are the multiples of `decide_seconds`. Times are whole microseconds (`contracts.raw_rows.microseconds`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby

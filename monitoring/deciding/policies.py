@@ -6,8 +6,6 @@ not over months. `sequential` is bounded over all time (`monitoring.deciding.bet
 requested again is left to `monitoring.deciding.restraint`.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -5,8 +5,6 @@ the running monitor showed it. The policies are in `monitoring.deciding.policies
 `monitoring.deciding.judging`, acting on decisions to `monitoring.acting`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

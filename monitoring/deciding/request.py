@@ -5,8 +5,6 @@ and keeps what the model has learned; a full one takes hours and forgets what no
 categories that are gone. Both rules for full runs are off by default. Submitting is left to `monitoring.acting`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 

@@ -4,8 +4,6 @@ In: a decision, the memory of past runs, the time. Out: the decision as it may b
 Storing the memory is left to `monitoring.acting.retraining`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from components.contracts.retrain_request import CURRENT, NONE

@@ -11,8 +11,6 @@ requests are alike too is not corrected: nothing in a record names the user. Whe
 rate of false alarms is above the setting's.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

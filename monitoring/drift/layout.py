@@ -6,8 +6,6 @@ the score has its buckets. A list is two columns: its elements, each with a cell
 Counting is left to `monitoring.drift.sketch`.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 

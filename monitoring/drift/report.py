@@ -1,7 +1,5 @@
 """The drift report of one closed bucket: per column how far it moved, how likely that is by chance, and the verdict."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from monitoring.deciding.policy import FeatureDrift

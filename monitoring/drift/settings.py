@@ -1,7 +1,5 @@
 """When a column counts as drifted; described where it is used, in `monitoring.drift.comparison`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from monitoring.flags import expect

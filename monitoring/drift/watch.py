@@ -15,8 +15,6 @@ and after a restart observes what was stored since, loses nothing; predictions w
 lost to this measure, and to no other.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """The numbers of one model version's matured rows. Definitions are `contracts.metrics`'; which rows, `window`'s."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from components.contracts import metrics

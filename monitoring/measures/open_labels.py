@@ -20,8 +20,6 @@ It assumes that delays depend neither on the score nor on the time, and that `ag
 click is in (the log's watermark, not the clock): clicks on their way would look like clicks that did not happen.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ In: labels, scores and places as requests mature. Out: the newest of them. What 
 `monitoring.measures.kpis`; keeping them over a restart to `monitoring.memory.store`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import NamedTuple
 

@@ -11,8 +11,6 @@ name, flushed and renamed, its folder is flushed, then it is sealed (store). On 
 here or among the uploaded, is sealed; one that does not is written again under the same name from the same rows.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence

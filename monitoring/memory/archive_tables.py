@@ -5,8 +5,6 @@ shadow scores stay in the log: the arm that served the list chose its rows, and 
 one looks better than it is (ten of 200 by an equal model: by 0.04 of AUC).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone

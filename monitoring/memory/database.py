@@ -4,8 +4,6 @@ One process at a time holds it. One transaction is flushed to disk when it retur
 `monitoring.memory.store` and `monitoring.memory.file_tables`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import sqlite3

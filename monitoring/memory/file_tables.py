@@ -3,8 +3,6 @@
 A file goes through: intended -> sealed -> uploaded. Writing it is left to `monitoring.memory.archive`.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ In: deliveries of a `logs.event_log.Subscriber`. Out: records, or the reason why
 them is left to `monitoring.memory.store`, the order of storing and acknowledging to `monitoring.monitor`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from components.contracts.record_format import RecordFormat

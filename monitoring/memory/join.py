@@ -6,8 +6,6 @@ rate, and every number with it, would be too high while the window is open. Keep
 `monitoring.memory.store`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

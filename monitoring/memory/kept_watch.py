@@ -6,8 +6,6 @@ the judge. The watch's memory and the mark of the last prediction it has seen ar
 prediction came so late that its row was archived, and its message let go, within that time.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict

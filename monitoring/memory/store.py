@@ -10,8 +10,6 @@ A request goes through: prediction stored -> matured (click labels final) -> in 
 deleted). A conversion, and a click that comes too late for its row: stored as late -> in an intended file -> sealed.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ In: snapshots, one per turn of the loop. Out: reasons for not being healthy or r
 `showing.metrics` and `showing.page`, answering to `showing.server`.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping

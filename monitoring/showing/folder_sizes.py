@@ -6,8 +6,6 @@ Free space is asked each minute. Counting bytes walks over each file, on a netwo
 done once an hour beside the loop. What is removed, and when, is `components.store.collect`'s concern.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -5,8 +5,6 @@ documented in `monitoring.measures` and `monitoring.memory.store`. Each has the 
 monitors of one installation are told apart. Before its first turn a monitor exports only its versions, without it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any

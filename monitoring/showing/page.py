@@ -6,8 +6,6 @@ HTML. Everything that comes from a record or a file is escaped. Lines are drawn 
 requests is left to `showing.server`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone

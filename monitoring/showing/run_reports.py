@@ -5,8 +5,6 @@ report only a regular file of that one name is read, below the run's own folder,
 is made anew for each request, so it is never behind the promotion journal.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -5,8 +5,6 @@ left to `showing.page`, `showing.run_reports`, `showing.metrics` and `showing.ex
 there is no login; who may reach the port is decided by the network.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading
