@@ -3,8 +3,6 @@
 `translated` is the one place that knows Triton's status codes and messages.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException

@@ -8,8 +8,6 @@ meaning: an outage leaves one gap in the log instead of many. Every change of st
 stored is the log's job; what they mean together is the monitor's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import logging

@@ -6,8 +6,6 @@ good the scores were is the monitor's to measure. As a process (`run_replay`) it
 second and a summary, and ends with its parent: end of standard input means stop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -4,8 +4,6 @@ A file may lack a column that is served as one value. Other files become Parquet
 malformed rows apart; scoring stops at the first malformed value and names its file and row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple

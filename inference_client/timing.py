@@ -1,7 +1,5 @@
 """Time and chance as the client sees them: the one object through which tests control both."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -3,8 +3,6 @@
 A source hands out rows request by request. Sending them is `replay`'s job; the world's truth is `simulation`'s.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 

@@ -7,8 +7,6 @@ machine that is gone, or the caller's own deadline where the settings say that t
 back-pressure: a server that does not answer is not asked more than `max_in_flight` times.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

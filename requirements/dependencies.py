@@ -4,8 +4,6 @@
 answer in JSON with times of upload (PEP 691 and 700). dependencies.toml says what no index knows.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from dataclasses import dataclass

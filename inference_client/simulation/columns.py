@@ -5,8 +5,6 @@ The shares of planted variance say which columns matter: most of it lies in colu
 that a change can be learned again from some ten thousand rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE

@@ -3,8 +3,6 @@
 WorldRows are drawn by `world`; extraction reads the lake.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from io import BytesIO

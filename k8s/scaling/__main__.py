@@ -1,7 +1,5 @@
 """`evergreen scale simulate`: runs the shipped autoscaler over a trace, and prints what happened."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -4,8 +4,6 @@ Scheduling is simple: a pod takes a free place on a node, or a node is started f
 `queueing`'s.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ The algorithm is the controller's of Kubernetes 1.29 and later (pkg/controller/p
 shipped; pods and metrics are `simulation`'s.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 The simulator reads it here, so that no copy can differ from what a cluster runs. The algorithm is `hpa`'s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path

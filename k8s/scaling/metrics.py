@@ -5,8 +5,6 @@ of PromQL over a minute, with a floor of one request in the minute; pending requ
 over the minute. That is what the shipped queries say: a test holds this file to a real Prometheus that answers them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise

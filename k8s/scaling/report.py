@@ -3,8 +3,6 @@
 Simulating is `simulation`'s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -3,8 +3,6 @@
 `benchmarks/service_times.py` measures and writes such files. Times of a GPU were never measured in this project.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cache, cached_property

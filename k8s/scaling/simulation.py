@@ -4,8 +4,6 @@ Clients choose among the ready pods at random, as many clients with a list of ad
 event: scrapes, the autoscaler's syncs, pods that become ready, steps of the trace. Everything follows from the seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
