@@ -10,8 +10,6 @@ saves and a miss costs. Redis is not in the laptop's server.
 Prints a table and writes all of it as JSON. The requests and models are in `cache_model`.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

@@ -4,8 +4,6 @@ Rows are drawn from the demo's world; the workflow's vocabularies are the catego
 ones: neither the cost of a model nor that of hashing its requests depends on what it learned.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 What is measured, and how it is shown to people, is each benchmark's own.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

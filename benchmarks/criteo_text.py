@@ -5,8 +5,6 @@ their ranks drawn so that few values are in most rows and most values in few (lo
 seed gives the same file.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 from pathlib import Path

@@ -6,8 +6,6 @@ leaves of click logs. The true logit is a sum of one weight per id and of the we
 pools of its elements' weights; it has any number of elements up to its most, and none of them is id 0, its padding.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -8,8 +8,6 @@ rows every value. Peak memory of ours is taken on a second file too, of several 
 Prints tables, and writes all of it as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -4,8 +4,6 @@ Vocabularies come from preprocessing's own functions, files from `contracts`, th
 categories in place of NVTabular. Nothing is held out and nothing is judged.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -16,8 +16,6 @@ variances of the hours' paired differences add up. It says how sure these rows m
 this world; another seed is another world.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

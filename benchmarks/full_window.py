@@ -5,8 +5,6 @@ the others are the same rows at other times and of other requests. It extracts a
 each by the step's own command in a process of its own: memory that grew with the window would show in the second.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

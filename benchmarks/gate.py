@@ -5,8 +5,6 @@ judged by the shipped gate. Then hourly rounds of 20,000 rows: each judged alone
 shipped policy.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Sequence

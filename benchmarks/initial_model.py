@@ -4,8 +4,6 @@ The weights and the network's graph are made by training's own code in training'
 asks needs none.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ the first column, pooled by mean; the same and 20 flat columns with vocabularies
 network one vector more, the flat columns give it 20. Prints the time of an answer; writes all of it as JSON.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """What a figure was measured on: processor, versions, revision and other work on the machine; this process's memory."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -8,8 +8,6 @@ backend whose client library is not ours costs at least) or the SQLite log, whos
 too. A row is counted when it lies in a sealed file.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

@@ -12,8 +12,6 @@ linear part (no linear columns) and the L2 penalties on whole tables, which woul
 `VarLenSparseFeat`, on another column's vectors where the recommender says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import threading

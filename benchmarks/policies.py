@@ -5,8 +5,6 @@ at three click rates. Then streams whose rows share their user, one bet per row 
 `tests.support.click_streams`'s, policies the monitor's own.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Sequence

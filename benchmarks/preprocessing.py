@@ -12,8 +12,6 @@ Whole processes, in turns, every round in another order; a ratio is of one round
 missed, and the exit code stays 0. Writes all figures as JSON.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

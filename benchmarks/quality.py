@@ -12,8 +12,6 @@ least, and only its seconds. DeepCTR-Torch gets the encoded rows; LightGBM the r
 categories, and of each list how often it holds each id.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

@@ -4,8 +4,6 @@ Frequencies follow a power law (Zipf 1.2), dense values a log-normal one; column
 later window has new categories beside the old ones.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

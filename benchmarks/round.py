@@ -10,8 +10,6 @@ The fixed cost is that of a round of `EMPTY_ROWS` rows, measured like the others
 that every round goes through to the end.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from bisect import bisect_right

@@ -6,8 +6,6 @@ leaves missing and out-of-vocabulary alone, and moves no id outside its group of
 same within 1e-6 of the larger of 1 and the value: stock's logarithm is float32's own.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ that nothing waits and no two are batched; it must have no other callers meanwhi
 its counters say of each request's input, inference and output.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

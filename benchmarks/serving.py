@@ -11,8 +11,6 @@ JSON. A missed target is printed as missed and the exit code stays 0; contestant
 The model is in `serving_model`, the servers in `serving_contestants`, the measurements in `serving_runs`.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Sequence

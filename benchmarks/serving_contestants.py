@@ -9,8 +9,6 @@ goes through grpc.aio, HTTP/1.1 through asyncio's streams with connections kept 
 2.51 does not survive it).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -5,8 +5,6 @@ reference's design and ours must answer alike. The expected scores are NumPy's, 
 network as the papers state it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

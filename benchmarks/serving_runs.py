@@ -5,8 +5,6 @@ process, has its turn too. A percentile is taken within a round and then the med
 most beside it; a ratio is taken between contestants of the same round, so that a slow moment of the machine meets both.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import time

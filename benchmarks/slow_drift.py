@@ -12,8 +12,6 @@ age is due to what it does not know, not to a harder world. Seeds and the hour d
 depend on which others were taken before.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property

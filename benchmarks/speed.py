@@ -6,8 +6,6 @@ warms up and is not counted. In the end each has learned the same rows in batche
 same held-out ones.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A figure measured in several rounds: its median, with the least and the most beside it, and its target."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple

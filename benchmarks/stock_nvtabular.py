@@ -5,8 +5,6 @@ the types of the output are asked for, because HugeCTR would misread others.
 `python -m benchmarks.stock_nvtabular RAW OUT` encodes `RAW/train`, on which it fits, and `RAW/holdout` below `OUT`.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from pathlib import Path

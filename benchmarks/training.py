@@ -5,8 +5,6 @@ printed as missed, and the exit code stays 0: only peers that compute another ne
 how is `speed`'s, who is measured `peers`'.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a Triton counted of one model, all versions together, from the server's own statistics."""
 
-from __future__ import annotations
-
 from typing import Any
 
 PARTS = ("queue", "compute_input", "compute_infer", "compute_output")

@@ -8,8 +8,6 @@ shown the same files. What the windows and shifts are is `benchmarks.validation_
 Prints tables, and writes all of it as JSON.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Each step is tested in the environment that is its image; pytest started in another one passes over its folder.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

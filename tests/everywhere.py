@@ -4,8 +4,6 @@ One part more at a time than there are cores: those with servers wait for half o
 pytest.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

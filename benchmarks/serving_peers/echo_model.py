@@ -1,7 +1,5 @@
 """The floor: a model of the served tensors that computes nothing, for Triton's python backend."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import triton_python_backend_utils as pb_utils

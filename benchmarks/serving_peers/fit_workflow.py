@@ -4,8 +4,6 @@
 built from) and `OUTPUT/nvtabular` (the NVTabular workflow that the reference's design serves). They encode alike.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The embeddings are looked up here and the network is training's own export, so t
 equal scores say something about both.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

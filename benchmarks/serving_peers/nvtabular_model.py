@@ -6,8 +6,6 @@ one per column, and only features are encoded. Its vocabularies stay in memory; 
 pandas frames, one per column, which cost as much for one row as for a thousand.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

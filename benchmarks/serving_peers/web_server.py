@@ -4,8 +4,6 @@ One process, one thread of ONNX Runtime, as one instance in Triton has. `/score`
 the other, which is all that can be saved; JSON takes longer.
 """
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

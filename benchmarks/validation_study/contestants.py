@@ -11,8 +11,6 @@
 TFDV is imported by the first question, so that the study's plan can be read where TFDV is not installed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path

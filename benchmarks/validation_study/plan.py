@@ -5,8 +5,6 @@ the first one is read once. TFDV sees the first pairs only. Who judges, and by w
 `contestants`; counting the alarms is left to `benchmarks.validation`.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence

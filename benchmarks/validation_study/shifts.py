@@ -6,8 +6,6 @@ else: in a column of the user it strikes whole requests, in an item's column sin
 stay as alike as they were. Who finds the shift is left to the contestants.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ and GET /metrics the same to Prometheus.
 Run it with `uvicorn --factory examples.service.app:from_environment`; see README.md beside this file.
 """
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import AsyncIterator

@@ -4,8 +4,6 @@ What this cannot show: Python's own base images (`containers` says what stands f
 kubelet.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

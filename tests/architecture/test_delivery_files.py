@@ -4,8 +4,6 @@ Files are judged by published schemas (check-jsonschema carries them) and zizmor
 server's double and a kubectl that notes what it is told. No workflow and no build ran on GitHub's or Google's machines.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Commands that a page promises to work as they stand are run by tests of their own (docs/serving.md, docs/runbook.md).
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

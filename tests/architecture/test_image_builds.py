@@ -4,8 +4,6 @@ Where podman is installed, it builds what shows that; other tests put a script c
 notes its arguments.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -4,8 +4,6 @@ The COPY lines are replayed into an empty folder, where the image's own code is 
 their work there is `test_containers.py`'s; how images are built, `test_image_builds.py`'s.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -6,8 +6,6 @@ the manifests say. A laptop's tritonserver plays NVIDIA's image, and librdkafka'
 a Deployment, and no kubelet: what restarts, surges and drains pods is not shown, nor are Services and policies.
 """
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """The house rules that a machine can check: who may import whom, what stays light, names and exits."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """A world that moves slowly: its truth at every time, how fast it forgets, and that nothing else wanders."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score

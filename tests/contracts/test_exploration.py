@@ -1,7 +1,5 @@
 """The rule of exploration: the propensities are the odds at which rows stand where they are shown."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

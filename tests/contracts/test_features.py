@@ -1,7 +1,5 @@
 """Names that could not be told apart are refused, and so are columns that mean something else than the parent's."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The order of an encoded folder's files, and the lists that cannot be right."""
 
-from __future__ import annotations
-
 import pytest
 
 from components.contracts.hugectr_folder import FILE_LIST, listed_files, write_file_list

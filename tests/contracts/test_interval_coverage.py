@@ -3,8 +3,6 @@
 The row-wise interval, the same estimate with every row as its own group, is simulated beside it: it does not hold.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Manifests survive the disk, and a reader refuses what it does not know."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import typing

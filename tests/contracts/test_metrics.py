@@ -1,7 +1,5 @@
 """Metric definitions against scikit-learn and against DeLong's formulas written out pair by pair in float64."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """URIs; and every doctest of the contracts runs."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """Log records survive the wire exactly, and nothing else passes for one."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Numbers of rows: those of SplitMix64, evenly spread, and of another salt another draw."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

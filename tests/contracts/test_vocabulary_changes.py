@@ -1,7 +1,5 @@
 """What changed between two workflows, against sets made by hand and a loop over ids."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

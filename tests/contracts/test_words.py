@@ -1,7 +1,5 @@
 """The words of categories, for people: the most frequent ones, the same every time, in bounded memory."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

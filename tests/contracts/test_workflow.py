@@ -1,7 +1,5 @@
 """The feature workflow survives the disk, refuses what nobody fitted, and encodes as a loop over a dict would."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Six steps, six processes, four environments: what one writes is what the next one means."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

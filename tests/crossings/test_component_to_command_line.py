@@ -1,7 +1,5 @@
 """Each component's body makes a command line that its own step's parser reads back to the same values."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from types import SimpleNamespace

@@ -6,8 +6,6 @@ is in `build/tests/criteo.json`. Entries of metadata do not count. Rows and voca
 arithmetic on weights differs from one processor to the next and between versions of the libraries.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The command lines that the demo starts are ones that their programs take."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pyarrow as pa

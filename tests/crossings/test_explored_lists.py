@@ -1,7 +1,5 @@
 """Lists that a client explores, through its log, the monitor, the lake and every step up to the verdict."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

@@ -1,7 +1,5 @@
 """`evergreen forget` over what the rooms' own writers leave: an independent scan finds the user nowhere afterwards."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

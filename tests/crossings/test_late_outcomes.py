@@ -4,8 +4,6 @@ The stream is simulated with its own truth beside it: which rows are clicked wit
 and however often the log tells it. A click after the window is none, in the monitor and in training alike.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Categories that leave, through the real steps: their ids are reused, learnt afresh and served, beside replay."""
 
-from __future__ import annotations
-
 from datetime import date
 
 import numpy as np

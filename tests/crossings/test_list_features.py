@@ -1,8 +1,6 @@
 """A recommender with lists, a bucketed number and vectors of different widths, from a file to the served graph: all six
 steps, in two rounds."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import random

@@ -1,7 +1,5 @@
 """From the client through the log and the monitor into the lake and out by extraction: nothing changes on the way."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

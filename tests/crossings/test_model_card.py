@@ -1,7 +1,5 @@
 """A model's card tells what the manifests, the scores and the journal of two real rounds tell."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

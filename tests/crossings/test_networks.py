@@ -1,7 +1,5 @@
 """Every network but the default through all six steps and a real server: lake, train, gate, graph, serve."""
 
-from __future__ import annotations
-
 import shutil
 from datetime import date
 

@@ -1,7 +1,5 @@
 """A file that gets columns between two rounds: the second round goes on from the first, and learns from them."""
 
-from __future__ import annotations
-
 import random
 from datetime import datetime, timedelta, timezone
 

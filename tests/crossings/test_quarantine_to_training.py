@@ -1,7 +1,5 @@
 """A run with a quarantine rule: validation sets rows aside, every later step works on the rest, and they come back."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

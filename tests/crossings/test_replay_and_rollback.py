@@ -1,7 +1,5 @@
 """Old rows from the lake to the verdict; and a rollback, after which a round starts from exactly what was before."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """From the monitor's decision to the run: its request fills inputs that the compiled pipeline has, by both triggers."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

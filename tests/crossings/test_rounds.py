@@ -3,8 +3,6 @@
 Rows that came late are validated, encoded and learnt before the window's, and noted as seen.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import date
 

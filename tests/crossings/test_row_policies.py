@@ -1,7 +1,5 @@
 """Thinned rows, left-out columns and rows not yet mature, from the lake to the served graph, over two rounds."""
 
-from __future__ import annotations
-
 from datetime import date
 
 import numpy as np

@@ -4,8 +4,6 @@ Of the first day's rows without a click one in ten is in the file, with a weight
 an archive, which has no weights.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnxruntime
 import pyarrow as pa

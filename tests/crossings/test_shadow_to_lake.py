@@ -4,8 +4,6 @@ And past everything that wants no shadow scores: the rows that extraction makes 
 the same records without them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from datetime import datetime, timezone
 

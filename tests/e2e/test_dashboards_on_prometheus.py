@@ -5,8 +5,6 @@ present. No cluster and no GPU are here: what kube-state-metrics, the DCGM expor
 is the text below, in their names and labels.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from contextlib import ExitStack

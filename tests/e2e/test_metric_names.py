@@ -1,7 +1,5 @@
 """The names that alerts and dashboards ask Triton for are those that the real server exports."""
 
-from __future__ import annotations
-
 import re
 import urllib.request
 

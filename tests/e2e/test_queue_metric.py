@@ -5,8 +5,6 @@ clients count answers. Both servers begin at zero before the first scrape and al
 what the query covers is all that they counted.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.processes import wait_for

@@ -1,7 +1,5 @@
 """The response cache of the real server: never an answer of another version."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What is answered while servers die, files are damaged and requests are wrong: always by a version of the journal."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

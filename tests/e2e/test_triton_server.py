@@ -1,7 +1,5 @@
 """The local tritonserver: it starts, says why it cannot, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

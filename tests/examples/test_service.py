@@ -1,7 +1,5 @@
 """The example service on a real gRPC server's double and a real log."""
 
-from __future__ import annotations
-
 import dataclasses
 import zlib
 

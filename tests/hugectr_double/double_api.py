@@ -5,8 +5,6 @@ hold is not here; an argument that is missing, unknown or of another type is a T
 pybind in one way: a bool is no number and a NumPy number is no Python number.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 import re

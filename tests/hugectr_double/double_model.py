@@ -4,8 +4,6 @@ Adam's step count is the model's own and starts at 0, whatever is loaded. Dense 
 look at their size.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 It runs the graph it is given and not the network it should be, so a graph with a wrong order, width or tensor shows.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

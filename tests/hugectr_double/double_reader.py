@@ -6,8 +6,6 @@ keys as a row's list. Files absent from the disk are passed
 over, row counts must be those of `_metadata.json`, and each worker cuts batches out of its own files.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

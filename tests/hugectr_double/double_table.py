@@ -5,8 +5,6 @@ the order of the file. Saving writes the keys of each GPU by their value indices
 states in the same order, for the whole workspace.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

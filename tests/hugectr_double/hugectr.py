@@ -4,8 +4,6 @@ Found as `hugectr` by whoever puts this folder on `sys.path`. It refuses what Hu
 swallows, and trains the graph it is given. What it cannot do it refuses too (NotImplementedError).
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import double_api

@@ -1,7 +1,5 @@
 """Fixtures of the client: a server's double, rows, and a log's content."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`make client-wheel`: a service that has the wheel and its dependencies, and nothing else of ours, scores and logs."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import json

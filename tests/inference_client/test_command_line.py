@@ -1,7 +1,5 @@
 """The commands as processes, against a real gRPC server and a real log."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

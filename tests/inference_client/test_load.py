@@ -1,7 +1,5 @@
 """The load's schedule, latencies and counts against NumPy's, in time that only sleeping moves."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """Publishing to a real SQLite log and to logs that fail: order, delays, outages, bounds and counts."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sqlite3

@@ -1,7 +1,5 @@
 """The client against the real tritonserver that runs on a laptop (2.51, which cancelled calls can crash)."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The call that a site makes: rows by name in, scores and lists out, and all of it in the log."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from dataclasses import replace

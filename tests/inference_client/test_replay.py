@@ -1,7 +1,5 @@
 """The replay's schedule, counts and commands, in time that only sleeping moves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Following a traffic plan, and shadows at nobody's expense: a real server with two models, a real folder."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

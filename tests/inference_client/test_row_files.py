@@ -1,7 +1,5 @@
 """Rows of Parquet files, against the table that they were written from."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

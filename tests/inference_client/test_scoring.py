@@ -1,7 +1,5 @@
 """The client against a real gRPC server."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 

@@ -1,7 +1,5 @@
 """The synthetic click world: its shape, its truth, its drift, its files."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

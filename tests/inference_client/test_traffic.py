@@ -1,7 +1,5 @@
 """Sources of rows: a world, and a file whose columns are permuted on command."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow.parquet as pq
 import pytest

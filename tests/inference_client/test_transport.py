@@ -1,7 +1,5 @@
 """Deadlines, cancelled callers, back-pressure and replicas, against real gRPC servers."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

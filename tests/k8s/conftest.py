@@ -1,7 +1,5 @@
 """Each overlay's manifests, rendered once a session and kept in `build/manifests/`."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.rendering import OVERLAYS, RENDERED, VARIANTS, Manifest, render_variant

@@ -4,8 +4,6 @@ A schema holds the fields that this project uses or may soon use and refuses eve
 fails here and not silently in a cluster. What Kubernetes itself defines is left to `kubernetes-validate`.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

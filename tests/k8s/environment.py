@@ -3,8 +3,6 @@
 For tests that hold manifests against code. Nothing here knows Evergreen's settings.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path, PurePosixPath

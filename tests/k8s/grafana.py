@@ -1,7 +1,5 @@
 """The dashboards that ship, and their queries as Prometheus gets them once Grafana has filled in its variables."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ whether an `ipBlock` also matches pods' own addresses, it does here: what is den
 a cluster's network enforces policies at all is not known here.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from dataclasses import dataclass, field
 from typing import Any

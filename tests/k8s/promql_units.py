@@ -3,8 +3,6 @@
 Files and promtool's words stay in `build/promtool/`. promtool compares exactly; a tolerance is part of the query.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The example of Alertmanager's configuration: whole, without secrets, and alerts reach whom their severity says."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

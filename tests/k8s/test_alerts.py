@@ -4,8 +4,6 @@ The cases are in alert_cases.yaml. The rules are read from the manifest, which i
 given and what it says is kept in build/promtool/.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

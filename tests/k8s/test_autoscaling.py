@@ -1,7 +1,5 @@
 """What decides the number of replicas fits together: target, metrics, bounds and pace, in both ways of serving them."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

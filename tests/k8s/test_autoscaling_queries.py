@@ -4,8 +4,6 @@ The series are what real Tritons counted (`queue_series.json`). The truth is ari
 clients' own count of answers says that the counters can be trusted.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC

@@ -3,8 +3,6 @@
 Whether their queries return numbers is asked of a real Prometheus in tests/e2e/test_dashboards_on_prometheus.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -3,8 +3,6 @@
 The doubles note what they are told and know what was made; `kubectl kustomize` is the real one. No cluster was made.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

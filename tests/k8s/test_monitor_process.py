@@ -5,8 +5,6 @@ Kubeflow is away, and the log is a SQLite file. Everything else is the rendered 
 has the root file system read-only, as the pod has.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The monitor's manifests against its code: every key a setting, every path on a volume, every port the same."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -4,8 +4,6 @@ The flows are judged on the rendered policies by `tests.k8s.network`, with the l
 compiled pipeline's pods carry. That a cluster enforces them is its network plugin's promise, and was not tried.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import NamedTuple

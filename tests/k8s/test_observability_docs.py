@@ -1,7 +1,5 @@
 """docs/observability.md says of each metric and dashboard what there is."""
 
-from __future__ import annotations
-
 import re
 
 from monitoring.showing.metrics import RECORD_OUTCOMES

@@ -3,8 +3,6 @@
 What a name on GKE or of NVIDIA's device plugin means is from their documentation; no cluster was asked.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 

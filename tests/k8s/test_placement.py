@@ -1,7 +1,5 @@
 """Each overlay's placement of the pipeline agrees with what that overlay's manifests put on the cluster."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

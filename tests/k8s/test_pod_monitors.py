@@ -1,7 +1,5 @@
 """Prometheus finds the pods' metrics pages, often enough for the autoscaler, and keeps the labels queries ask for."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

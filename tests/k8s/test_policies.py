@@ -4,8 +4,6 @@ The rules of Pod Security's `restricted` profile are those of Kubernetes' docume
 others are ours.
 """
 
-from __future__ import annotations
-
 import re
 
 from components.runtime.onnx_runtime import SILENT

@@ -3,8 +3,6 @@
 Nothing is asked of Google here: sizes of machines and what GKE keeps of them are from its documentation.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ Nothing in Kubernetes refuses a Service that selects no pod or a probe of a port
 becomes ready. What may be absent (a Secret that an operator may or may not give) must say `optional: true`.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -3,8 +3,6 @@
 What they find and heal with real servers is tested with the deployment step; here, that a cluster starts them right.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """docs/runbook.md: each command parses as its program parses it, runs where it is said to, and names what exists."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.util

@@ -4,8 +4,6 @@ Kubernetes' own kinds are judged by `kubernetes-validate`, which ships the API's
 the version does not know is refused. Kinds of custom resources are judged by `tests.k8s.crds`.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

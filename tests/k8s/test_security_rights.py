@@ -5,8 +5,6 @@ experiment_server.go and pipeline_server.go below backend/src/apiserver/server):
 resource; creating a run also reads its pipeline, and asks for the right to act as the service account that it names.
 """
 
-from __future__ import annotations
-
 import re
 
 from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger

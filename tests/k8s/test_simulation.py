@@ -1,7 +1,5 @@
 """The simulated clicks of a new cluster: the lake's world and the traffic's are one, and the flags are real ones."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -4,8 +4,6 @@ Before any release, with a model, with a canary, with a version in rehearsal, wi
 whether it takes traffic, whether it would be killed, and whether a release can reach it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -1,7 +1,5 @@
 """The real commands of the loop as processes of their own, and Criteo files of the simulated world for them."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import os

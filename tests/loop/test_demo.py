@@ -1,7 +1,5 @@
 """The demo as a user starts it: one turn of the loop on simulated clicks, all its promises, nothing left running."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

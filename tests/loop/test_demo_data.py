@@ -1,7 +1,5 @@
 """The demo on a user's own file: few rows run and say how uncertain they are; no data is one clear line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The demo when something breaks or the user has enough: a clear last line, its exit code, nothing left running."""
 
-from __future__ import annotations
-
 import os
 import signal
 

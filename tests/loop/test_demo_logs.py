@@ -1,7 +1,5 @@
 """The demo with its records in a log that is a server: every promise that it keeps with a file, and nothing left."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

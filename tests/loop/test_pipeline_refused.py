@@ -1,7 +1,5 @@
 """`evergreen run` when a step says no or breaks: the exit code tells which, and the outcome names step and reason."""
 
-from __future__ import annotations
-
 import pytest
 
 from components.store import promotion_journal

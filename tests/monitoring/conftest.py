@@ -1,7 +1,5 @@
 """A monitor of the test's own, ended with the test."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.monitors import Bench

@@ -1,7 +1,5 @@
 """The monitor takes rows of any recommender by its own columns: intake, archive and drift, also without a kind."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

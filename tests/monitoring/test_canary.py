@@ -1,7 +1,5 @@
 """A canary beside the version that serves: its rows are kept and counted, its version judges nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -5,8 +5,6 @@ every published row lies in exactly one file of the lake, every late outcome onc
 volume's.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The monitor's own decisions: the same lines wherever a turn was cut short, each once."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

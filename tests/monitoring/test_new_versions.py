@@ -1,7 +1,5 @@
 """A version that bakes, as the running monitor sees it: findings for the controller, one word to people, a rest."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime, timezone
 

@@ -1,7 +1,5 @@
 """The monitor and the uploader as real processes: SIGKILL in mid-stream, SIGTERM, a local run, bad settings."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

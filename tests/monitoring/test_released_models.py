@@ -1,7 +1,5 @@
 """What is known of a released version, found through real manifests in a model store."""
 
-from __future__ import annotations
-
 from dataclasses import MISSING, fields
 
 import pytest

@@ -1,7 +1,5 @@
 """Settings: promised defaults, flags, environment variables, refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The uploader, into a folder and into a bucket: whole files, proved before the local one goes, whatever breaks."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

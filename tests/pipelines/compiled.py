@@ -1,7 +1,5 @@
 """A compiled pipeline by its parts, as tests ask for them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pipelines.images import ENVIRONMENT_OF_STEP

@@ -1,7 +1,5 @@
 """Which folder and which data the demo takes: one demo a folder, nothing of anybody else's, both labels."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

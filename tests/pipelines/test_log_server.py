@@ -1,7 +1,5 @@
 """The demo's log: found early, started as a process of the stack, its variables given to whom they concern alone."""
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import closing

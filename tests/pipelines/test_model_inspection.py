@@ -1,7 +1,5 @@
 """`evergreen model inspect`: figures beside NumPy's own, faults by name, and misuse in one line."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

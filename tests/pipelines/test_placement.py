@@ -1,7 +1,5 @@
 """What a placement says reaches the pods that it is said of, in the words that the backend parses."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

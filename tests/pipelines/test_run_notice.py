@@ -1,7 +1,5 @@
 """The exit handler tells people how a run ended, once, and never fails a run: real HTTP to a bad webhook."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

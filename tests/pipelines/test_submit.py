@@ -1,7 +1,5 @@
 """Submitting through the real kfp client, against an HTTP double of the KFP API."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

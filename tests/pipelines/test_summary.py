@@ -1,7 +1,5 @@
 """The demo's numbers: read from files and lines, absent where they do not exist, and held against the promises."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import datetime, timezone

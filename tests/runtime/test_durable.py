@@ -1,7 +1,5 @@
 """A reader meets the whole file or folder or none, whatever ends the writer."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

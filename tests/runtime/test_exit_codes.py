@@ -1,7 +1,5 @@
 """Every command ends with the code that tells its caller what to do next."""
 
-from __future__ import annotations
-
 import pytest
 
 from components.runtime.errors import ContractError, PermanentError, Preempted, Refused, TemporaryError

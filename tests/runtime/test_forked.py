@@ -1,7 +1,5 @@
 """Work among forked processes: in order, with the caller's errors, and nothing left where somebody is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Which files of an archive hold served rows, and what is said of one that cannot be read."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest

@@ -1,7 +1,5 @@
 """What an installation gives up by age: exactly what nothing goes back to, and never half of anything."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from datetime import datetime, timezone

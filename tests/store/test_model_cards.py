@@ -1,7 +1,5 @@
 """What a card tells of a model's serving, from journals written out."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The model store's references, the promotion journal, and the notes that explain a run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The traffic plan: who answers is decided by nothing but plan and key, and nothing malformed passes for a plan."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

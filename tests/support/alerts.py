@@ -1,7 +1,5 @@
 """The alerting rules, read from the manifest that ships them."""
 
-from __future__ import annotations
-
 import yaml
 
 from tests.support.rendering import K8S

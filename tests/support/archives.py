@@ -1,7 +1,5 @@
 """What an archive must hold after its requests matured, and what it does hold; rows by their days."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A browser without a screen, for the tests of pages."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -6,8 +6,6 @@ Binormal: scores of non-clicks are standard normal, those of clicks shifted, so 
 are left as they are, no probabilities: only their order counts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any

@@ -1,7 +1,5 @@
 """The one fake clock of the tests: it stands still until a test moves it."""
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 
 

@@ -4,8 +4,6 @@ A base is a Debian with Debian's Python 3.11 under the very name in the Dockerfi
 release can take a stand-in for the real base; a second run builds from its layers.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """A process killed in the middle of its work, as a test can raise it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 

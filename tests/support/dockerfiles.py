@@ -4,8 +4,6 @@ Only what our Dockerfiles use: FROM, ARG, COPY of one source, RUN, ENV, WORKDIR,
 is an error, so that no instruction passes unread.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Evidence made by hand, for policies that look at some of it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from monitoring.deciding.policy import Evidence, MaturedRows

@@ -6,8 +6,6 @@ repository; the highest version answers who names none; a server that starts loa
 ONNX Runtime. The real server is asked in the tests beside.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from uuid import uuid4

@@ -1,7 +1,5 @@
 """A store, a repository and two servers whose memory is files: for tests that need many releases and no real server."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A disk that becomes full, for this process alone."""
 
-from __future__ import annotations
-
 import resource
 from contextlib import contextmanager
 

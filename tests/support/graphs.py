@@ -1,7 +1,5 @@
 """Served graphs: built in a folder of their own, changed by a test, and opened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 

@@ -1,7 +1,5 @@
 """An HTML page as its tags, for the tests of reports."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 VOID = ("meta", "rect", "line", "circle", "polyline")

@@ -1,7 +1,5 @@
 """The monitor's small documents, in memory, as a restart finds them."""
 
-from __future__ import annotations
-
 import json
 
 

@@ -1,7 +1,5 @@
 """A component run as its container does it: KFP's executor on the function's source, inputs and outputs as JSON."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

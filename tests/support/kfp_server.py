@@ -9,8 +9,6 @@ lost after the server has acted; a token that must be shown; a moment between lo
 does and this does not: who may do what, validation of the pipeline, MySQL's collation.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -5,8 +5,6 @@ One process for many crashes: each child is a fork, so libraries are imported on
 (checkpoint), `occurrence` (from 1). Answer: the child's status as os.waitpid gives it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

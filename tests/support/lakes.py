@@ -1,7 +1,5 @@
 """Lakes in folders and, beside them, in the emulated bucket `models`; and what of those was fetched."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

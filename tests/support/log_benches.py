@@ -4,8 +4,6 @@ A backend joins the exam by a subclass of `Bench` in `BENCHES`. Leases run on an
 them; what runs on a server's clock is waited for, with a deadline.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import time

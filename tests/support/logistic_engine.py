@@ -4,8 +4,6 @@ Its parameters are the table (width 1: a weight per id), a weight per dense valu
 Adagrad, whose sums lie where Adam's second moments do.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from components.models.configs import DcnConfig

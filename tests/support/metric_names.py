@@ -5,8 +5,6 @@ tests/e2e/test_metric_names.py asks again. kube-state-metrics' and NVIDIA's GPU 
 no machine here has them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 

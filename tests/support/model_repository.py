@@ -1,7 +1,5 @@
 """A model repository to put versions into by hand: small ones, whose bytes need no meaning."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

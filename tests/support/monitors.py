@@ -1,7 +1,5 @@
 """A monitor with an injected clock over a real SQLite log, and records with known labels."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from dataclasses import dataclass, field

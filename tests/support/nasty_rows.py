@@ -4,8 +4,6 @@ And a workflow with every kind of vocabulary: empty, one category, evicted ones,
 the ends of what a category may be.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY

@@ -4,8 +4,6 @@ Each takes the dense parameters by their `state_dict` names, normalised values [
 gives its logit.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from components.models.configs import NETWORKS, NetworkConfig

@@ -1,7 +1,5 @@
 """Numeric columns of every kind of options, and what each becomes, by its docstring's words in float64."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ as two models of one line do. Half of each variance lies between requests. Score
 a model can give, so worse ones rank worse and are calibrated nevertheless. Population AUCs are integrals, no samples.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist

@@ -5,8 +5,6 @@ name once its folder was. Of each folder's later changes any first few may have 
 `os.mkdir`, `rename`, `replace` and `unlink`; a file counts from when it is renamed into place.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

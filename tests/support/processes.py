@@ -1,7 +1,5 @@
 """Processes of a server that is tested from outside: which run still, and waiting without a fixed time."""
 
-from __future__ import annotations
-
 import time
 import urllib.request
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real Prometheus on this machine, scraping given servers as a PodMonitor's pods, and what it answers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

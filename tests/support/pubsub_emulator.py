@@ -1,7 +1,5 @@
 """Google's Pub/Sub emulator as a process of the tests: started once on a free port, always ended."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

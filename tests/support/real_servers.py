@@ -1,7 +1,5 @@
 """Helpers of tests that ask real servers: a connection with one method changed, traffic in the background."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import contextmanager

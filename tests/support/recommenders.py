@@ -1,7 +1,5 @@
 """Criteo's recommender with other settings, accepted into a store or written as a run's parameter."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from datetime import datetime, timezone

@@ -1,7 +1,5 @@
 """Messages of records with Criteo's columns, and what Protobuf itself makes of a published schema."""
 
-from __future__ import annotations
-
 import re
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory

@@ -5,8 +5,6 @@ with few slow requests, one idle), `restarted` (killed half-way, while its traff
 `quiet` (three requests, once), `stuck` (its requests do not end). `answered` counts the answers that the clients got.
 """
 
-from __future__ import annotations
-
 import json
 
 from tests.support.paths import REPOSITORY

@@ -1,7 +1,5 @@
 """A release's verdict and manifest in a model store, as gate and deployment leave them, and its line in the journal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The manifests as a cluster gets them, by `kubectl kustomize`, and how to find one's way in them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

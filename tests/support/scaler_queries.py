@@ -1,7 +1,5 @@
 """The queries that the shipped manifests send to Prometheus, as the autoscalers send them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What Criteo's recommender is called in Triton, for tests that serve it."""
 
-from __future__ import annotations
-
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.serving import ServedNames
 from components.store.traffic_plan import traffic_file

@@ -1,7 +1,5 @@
 """Tritons for tests that kill canaries at every step: they count requests as Triton does, and tests alter them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from components.deployment.canary.evidence import COUNTERS

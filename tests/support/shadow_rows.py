@@ -1,7 +1,5 @@
 """Matured rows that both arms of a canary scored, as the monitor archives them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

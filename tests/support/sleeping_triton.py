@@ -1,7 +1,5 @@
 """A real Triton whose models take a known time and compute nothing, and a client that counts its answers."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

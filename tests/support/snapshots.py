@@ -1,7 +1,5 @@
 """A monitor's snapshot in which every number exists, and its metrics as Prometheus reads them."""
 
-from __future__ import annotations
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.acting.acting import ActingStatus

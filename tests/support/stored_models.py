@@ -1,7 +1,5 @@
 """Fixtures of a model store with real files: toy models (`tests.support.toy_models`) with their second opinion."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

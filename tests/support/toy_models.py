@@ -5,8 +5,6 @@ tested with it needs nothing of a network but its exported graph. `scores` is it
 row, from raw values by the docstrings of `contracts.workflow`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

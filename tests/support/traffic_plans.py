@@ -1,7 +1,5 @@
 """A traffic plan and a client that follows it, for tests."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """A small world with a planted logit, in HugeCTR's Parquet form: rows for training, a workflow, a TrainingSet."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models and servers for tests of a real Triton."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A real gRPC server that speaks Triton's protocol, scores by a known function and fails on command."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

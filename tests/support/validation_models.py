@@ -1,7 +1,5 @@
 """Raw datasets and a model store's releases, for the tests of validation."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A validation report with something in every section, for the tests of its page and its document."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

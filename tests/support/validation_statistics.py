@@ -1,7 +1,5 @@
 """TFDV's statistics of a table by the code that the step runs: from a Parquet file, batch by batch."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

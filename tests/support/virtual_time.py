@@ -1,7 +1,5 @@
 """Time that only sleeping moves."""
 
-from __future__ import annotations
-
 import asyncio
 
 from inference_client.timing import Timing

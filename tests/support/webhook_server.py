@@ -1,7 +1,5 @@
 """A webhook for tests: real HTTP that takes messages, fails, hangs, or asks for patience."""
 
-from __future__ import annotations
-
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

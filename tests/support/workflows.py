@@ -1,7 +1,5 @@
 """A feature workflow of given vocabularies, whose numeric columns are left as they are unless a test says otherwise."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from components.contracts.criteo import CRITEO

@@ -1,7 +1,5 @@
 """Pages for people stay on their screen, and never print a probability that does not exist."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Real and file-backed servers over a small model store, for the tests of deployment."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 

@@ -1,7 +1,5 @@
 """New versions on the real tritonserver while they bake: bad ones are taken back once, good ones are baked once."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from datetime import timedelta

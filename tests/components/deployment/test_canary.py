@@ -1,7 +1,5 @@
 """A canary from its start to its end: in folders and in a bucket, by hand, and killed at every named step."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import os

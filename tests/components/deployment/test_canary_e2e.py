@@ -1,7 +1,5 @@
 """A canary on the real tritonserver under the real client's load: no request fails, and nobody meets it by accident."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

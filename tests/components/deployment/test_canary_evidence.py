@@ -1,7 +1,5 @@
 """Pairs and counters: each row and each request counts once, for the arm that it belongs to."""
 
-from __future__ import annotations
-
 import os
 import threading
 from datetime import datetime, timedelta, timezone

@@ -1,7 +1,5 @@
 """A canary's rules against planted truths: how often they err, and what they never do."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """What a person types: relative paths, absent folders, empty reasons; each command says what was wrong with which."""
 
-from __future__ import annotations
-
 import pytest
 
 from components.deployment import controller, promote, rollback, verify

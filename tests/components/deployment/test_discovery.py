@@ -1,7 +1,5 @@
 """Which servers a deployment tells: addresses, names, replicas that come and go while it works."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
 

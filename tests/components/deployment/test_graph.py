@@ -1,7 +1,5 @@
 """The graph against the contracts' own encoding and a float64 network written for the test; its files and limits."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

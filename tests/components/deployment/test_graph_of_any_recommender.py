@@ -1,7 +1,5 @@
 """The served graph of another recommender than Criteo's: its own columns, also without a kind of them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

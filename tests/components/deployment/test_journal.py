@@ -1,7 +1,5 @@
 """The promotion journal: what counts as live, times that never run backwards, what was live at a time."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timezone
 

@@ -1,7 +1,5 @@
 """Parity: what is compared, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

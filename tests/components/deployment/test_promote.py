@@ -1,7 +1,5 @@
 """A model goes live on a person's word; the gate is overridden, the proof of parity is not."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A release that succeeds: what is served, recorded and kept once it is done, and how unusual requests are answered."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from contextlib import ExitStack, closing

@@ -1,7 +1,5 @@
 """The release protocol over a bucket: published, gone back from, put right after a failure, refused while locked."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -5,8 +5,6 @@ starts now, answers from a version whose graph the journal has the hash of. Afte
 answers from the version that the journal calls live, and nothing of the killed one is left over.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

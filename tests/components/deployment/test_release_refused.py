@@ -1,7 +1,5 @@
 """A release that fails: what was live is live, the journal says why, and the way is free for the next model."""
 
-from __future__ import annotations
-
 import dataclasses
 import fcntl
 import os

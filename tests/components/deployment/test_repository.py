@@ -1,7 +1,5 @@
 """The model repository, in a folder and in a bucket: what is published, what it holds, and what is cleared away."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from google.protobuf import text_format

@@ -1,7 +1,5 @@
 """The model repository on storage that fails: damaged files, refused writes, full disks, kills at each step."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

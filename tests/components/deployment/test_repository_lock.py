@@ -1,7 +1,5 @@
 """Who may change the model repository: one deployment at a time, and none that lost its turn unnoticed."""
 
-from __future__ import annotations
-
 import pytest
 
 from components.deployment.repository.model_repository import ModelRepository

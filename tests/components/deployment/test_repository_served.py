@@ -5,8 +5,6 @@ it by its variable for emulators. The release protocol over both is tested elsew
 the server's `load` are called by hand.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import urllib.request

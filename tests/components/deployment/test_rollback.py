@@ -1,7 +1,5 @@
 """Going back: by one version, by several, to one that left the repository; under load; and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 

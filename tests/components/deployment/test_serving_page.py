@@ -1,7 +1,5 @@
 """docs/serving.md: its commands and programs run as they stand there, against a real server with two versions."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A verdict holds for the champion that it compared with: two runs at once, one wins and the other says so."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The deployment step, as a command and as the KFP component: its manifest, its notes, its exit codes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from types import SimpleNamespace

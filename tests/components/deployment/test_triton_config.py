@@ -1,7 +1,5 @@
 """config.pbtxt, read back with Triton's own message definition."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

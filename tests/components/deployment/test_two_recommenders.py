@@ -1,7 +1,5 @@
 """Two recommenders on one tritonserver, each with a store of its own: what happens to one leaves the other alone."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Verification: what a version answered, held against float64 NumPy; whatever was tampered with is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """The watchdog against the real tritonserver: what it finds, what it heals, and when it keeps its hands off."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

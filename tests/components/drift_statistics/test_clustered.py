@@ -1,7 +1,5 @@
 """What rows of one request that are alike do to a comparison, against simulation and against definitions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

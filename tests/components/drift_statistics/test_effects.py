@@ -1,7 +1,5 @@
 """Effects and their intervals, against SciPy's definitions and against simulation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

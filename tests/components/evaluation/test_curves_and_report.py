@@ -1,7 +1,5 @@
 """Curves against scikit-learn, slices against a filter written out, and a report that needs nothing but itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The gain of the candidate's order: against the truth of simulated users, whose clicks depend on row and place."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import NamedTuple

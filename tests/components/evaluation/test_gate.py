@@ -1,7 +1,5 @@
 """The gate's decision on all rows together, and its sentence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How well old rows are remembered: told beside the verdict, never part of it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What the gate refuses though all rows together would pass: a slice that is harmed, clicks predicted wrongly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

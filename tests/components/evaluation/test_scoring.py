@@ -1,7 +1,5 @@
 """The scored rows: aligned with the raw ones, and marked by what is new in them."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The step as it is run: manifests in, verdict out, on a candidate and a champion of known quality."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

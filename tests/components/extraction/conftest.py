@@ -1,7 +1,5 @@
 """Criteo rows as text, an independent reading of them (csv, gzip, int), and lakes made of raw tables."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Rows of a recommender with columns of its own: the step over its lake, and the ingestion of its files."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Back-fills: the next version is whole or not there, what comes later is not lost, of two at once both are written."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timezone

@@ -1,7 +1,5 @@
 """A lake in a bucket: the rows of the same lake in a folder, fetched once, at one generation; and the cache."""
 
-from __future__ import annotations
-
 import json
 import logging
 import signal

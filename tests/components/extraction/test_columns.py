@@ -1,7 +1,5 @@
 """Features that a run leaves out: not read, unless the champion must be judged by them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone

@@ -1,7 +1,5 @@
 """The step as a command line and as a KFP component; the window that it resolves."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

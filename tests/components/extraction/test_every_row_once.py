@@ -6,8 +6,6 @@ these came, and what each line learned, counted in the folders that preprocessin
 (`tests/crossings/test_rounds.py` counts by training's own reader).
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import dataclass, field

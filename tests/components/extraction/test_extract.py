@@ -1,7 +1,5 @@
 """The step: a window becomes a dataset, whole or not at all."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timezone
 

@@ -1,7 +1,5 @@
 """Which form a file has, which files of a folder count, and in what order."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """A user's files become a lake and a replay file."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from datetime import date, timedelta

@@ -1,7 +1,5 @@
 """The lake read by window: against a filter, sort and set over plain Python rows."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timezone
 

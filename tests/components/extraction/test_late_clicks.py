@@ -1,7 +1,5 @@
 """Late outcomes joined to the rows: against plain dictionaries."""
 
-from __future__ import annotations
-
 import random
 from datetime import datetime, timedelta, timezone
 

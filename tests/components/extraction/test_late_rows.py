@@ -1,7 +1,5 @@
 """Rows that come to the lake after newer rows were learned: learned once, by the next round that is accepted."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from datetime import date, datetime, timedelta, timezone

@@ -1,7 +1,5 @@
 """Which model saw which version of which day, itself and through its parents."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from datetime import date, datetime, timedelta, timezone

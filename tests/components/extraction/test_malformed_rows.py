@@ -1,7 +1,5 @@
 """Malformed rows: kept with their reason, and refused when they are too many."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

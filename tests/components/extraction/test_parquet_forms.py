@@ -1,7 +1,5 @@
 """NVIDIA's int32 Parquet, hex-string Parquet and our raw schema."""
 
-from __future__ import annotations
-
 import struct
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Row streams to files, and the cut into older and newest."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest

@@ -1,7 +1,5 @@
 """Old rows: which are drawn, how many, when the same again; held against the lake's rows as plain Python."""
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import datetime, timezone
 from math import inf, nan

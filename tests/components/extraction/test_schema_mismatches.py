@@ -1,7 +1,5 @@
 """What a lake's files hold otherwise than agreed reaches the manifest, for rows are cast on their way to the step's."""
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Criteo TSV and the Kaggle forms, against the standard library's csv and gzip."""
 
-from __future__ import annotations
-
 import gzip
 import string
 from functools import partial

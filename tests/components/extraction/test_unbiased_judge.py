@@ -1,7 +1,5 @@
 """No row that judges, and none of its request, was learned by one of the compared models, whatever window was asked."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime, timedelta, timezone
 

@@ -1,7 +1,5 @@
 """Which rows a chain of rounds reads: by days, by the watermark, and leaving rows whose label is not final."""
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A fresh log of every backend, and the servers that some of them need."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

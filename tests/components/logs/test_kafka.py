@@ -1,7 +1,5 @@
 """What is Kafka's alone: one offset for each partition, readers that come and go, brokers that go and come."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import signal

@@ -1,7 +1,5 @@
 """A whole small monitor on every log: each published row is archived once; unreadable messages become dead letters."""
 
-from __future__ import annotations
-
 import random
 import time
 

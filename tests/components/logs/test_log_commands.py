@@ -1,7 +1,5 @@
 """`evergreen log`: what whoever is called at night sees of a log, and how dead letters come back."""
 
-from __future__ import annotations
-
 import pytest
 
 from components.logs import __main__ as command

@@ -1,7 +1,5 @@
 """The exam that every log backend takes: at least once, kept until acknowledged, dead-lettered but never dropped."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What only Pub/Sub can suffer: an emulator that dies and forgets, resources that are absent, dead letters."""
 
-from __future__ import annotations
-
 import time
 import traceback
 import uuid

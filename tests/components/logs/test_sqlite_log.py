@@ -1,7 +1,5 @@
 """What only the embedded log can suffer: locks, threads, a full disk, a file that is no database, SIGKILL."""
 
-from __future__ import annotations
-
 import sqlite3
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A model's files: what the safetensors library reads of them, what is refused, and how little memory they take."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tracemalloc

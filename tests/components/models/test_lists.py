@@ -3,8 +3,6 @@
 A bucketed number lies behind them.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 

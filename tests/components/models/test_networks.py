@@ -1,7 +1,5 @@
 """One exam for every network in the table: its paper's formula, its files, its exported graph, its served graph."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A webhook's address of any sort: nothing is raised, since an error's text would hold the address."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """Raw folders, runs of the step in this process, and a model store with a parent."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is remembered of categories survives the disk bit for bit, and is refused where it does not fit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

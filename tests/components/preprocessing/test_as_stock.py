@@ -1,7 +1,5 @@
 """The step says what a stock NVTabular script says, and what is told of that is told by a comparison that can fail."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

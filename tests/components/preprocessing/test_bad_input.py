@@ -1,7 +1,5 @@
 """What the step refuses, and that it says which thing, which value and what it expected."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The columns are the recommender's: any names, any number of each kind."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """What breaks on somebody else's cluster: no answer, no worker, a worker that dies, rows that are refused there."""
 
-from __future__ import annotations
-
 import os
 
 import dask

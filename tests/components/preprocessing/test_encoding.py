@@ -1,7 +1,5 @@
 """What both engines write, against the contract's arithmetic, NumPy in float64, and counts made by hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

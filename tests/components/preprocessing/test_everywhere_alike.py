@@ -1,7 +1,5 @@
 """The same rows give the same workflow and the same encoding, whoever computes them and in which pieces."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

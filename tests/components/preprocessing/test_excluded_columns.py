@@ -1,7 +1,5 @@
 """Excluded columns: missing in everything that is learned, whatever the rows hold, and the same in every round."""
 
-from __future__ import annotations
-
 from components.contracts.workflow import FIRST_ID
 from components.storage.uris import local_path
 

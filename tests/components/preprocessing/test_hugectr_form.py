@@ -1,7 +1,5 @@
 """The written folder, read by the rules of HugeCTR's own Parquet reader, stated here a second time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

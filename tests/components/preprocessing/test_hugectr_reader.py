@@ -4,8 +4,6 @@ It knows neither the step's own proof (`encode.verify_file`) nor the contract's 
 position of a column, never by its name.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

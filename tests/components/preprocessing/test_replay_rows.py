@@ -1,7 +1,5 @@
 """Old rows on their way to training: encoded as the window's rows are, and without a say in what is fitted."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from components.contracts.workflow import OOV_ID

@@ -1,7 +1,5 @@
 """Several rounds through the real step: what a parent fixes, and what a round may add."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The step's outward surface: its flags, its KFP component as KFP runs it, and how light both are to import."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from components.contracts.criteo import CATEGORICAL

@@ -1,7 +1,5 @@
 """Negative down-sampling: who is kept is decided row by row, repeatably, and only among the rows to be learned."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -1,7 +1,5 @@
 """Admission, eviction and reuse of ids, against dicts that a person would keep by hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

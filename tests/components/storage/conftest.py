@@ -1,7 +1,5 @@
 """The two kinds of storage, each as a function that opens one more handle on the same root."""
 
-from __future__ import annotations
-
 import pytest
 
 from components.storage.folder import FolderObjects

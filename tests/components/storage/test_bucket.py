@@ -1,7 +1,5 @@
 """A bucket over a network that fails: what is retried, what is told, and what a lost answer may not do."""
 
-from __future__ import annotations
-
 import random
 import socket
 

@@ -1,7 +1,5 @@
 """What only a folder can get wrong: times that return, what a killed writer left, full disks, plain files."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Leases under a clock of the test's own: who holds, who waits, who takes over, and who must notice."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """The exam that a folder and a bucket both take: the same promises, by the same questions."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import threading

@@ -1,7 +1,5 @@
 """What training's tests share: the planted world, training sets, a validation report, the double of HugeCTR."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from datetime import datetime, timezone

@@ -6,8 +6,6 @@ such columns as the workflow does is in `components/preprocessing/test_columns`;
 `contracts/test_records`.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 

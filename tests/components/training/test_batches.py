@@ -1,7 +1,5 @@
 """Batches hold the rows asked for and say which table rows they look up; the thread that makes them ends."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
 

@@ -1,7 +1,5 @@
 """Scores of a model that learned from thinned rows are those of all rows: in every backend, over rounds and tries."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

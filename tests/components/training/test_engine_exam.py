@@ -4,8 +4,6 @@ Truths are the world's planted logit, the networks' formulas in float64 (`tests.
 engine. What is HugeCTR's alone is in `test_hugectr_engine`.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 from dataclasses import replace
 

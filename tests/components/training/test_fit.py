@@ -1,7 +1,5 @@
 """The policy of a fit, shown on an engine in NumPy: order, rates, replay, and what is kept of it all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

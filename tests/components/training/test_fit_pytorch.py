@@ -1,7 +1,5 @@
 """A fit with the PyTorch engine learns what is there, repeats itself, and survives being killed and stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

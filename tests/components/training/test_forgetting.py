@@ -4,8 +4,6 @@ Two seasons in which some ids mean different things; one dense value tells which
 parent has learned the first season, the window holds the second alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What the engine tells HugeCTR: every setting arrives, no learned step is lost between models."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 

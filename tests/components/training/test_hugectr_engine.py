@@ -1,7 +1,5 @@
 """What is HugeCTR's alone: staged files, proofs of what it loaded and saved, precision, and a fit by the double."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import ExitStack
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """HugeCTR's settings, learning rates and workspace: what is computed and refused before a model exists."""
 
-from __future__ import annotations
-
 import pytest
 
 from components.runtime.errors import ContractError

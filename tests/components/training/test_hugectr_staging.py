@@ -1,7 +1,5 @@
 """Rows staged as HugeCTR's Parquet folders: the double's reader gets them back, batch by batch, in their order."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

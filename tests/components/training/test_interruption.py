@@ -1,7 +1,5 @@
 """A step broken off at a bad moment, or on a full disk, leaves nothing that the next try takes for whole."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The slope of a fit's final logit mends a model that is too sure of itself, and leaves a well calibrated one alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

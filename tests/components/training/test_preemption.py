@@ -1,7 +1,5 @@
 """SIGTERM while a model is trained: at once outside a fit, a request within one."""
 
-from __future__ import annotations
-
 import signal
 import threading
 

@@ -1,7 +1,5 @@
 """The PyTorch engine beyond the exam of engines: steps against Adam in float64, equal bits, memory, a GPU."""
 
-from __future__ import annotations
-
 import tracemalloc
 from contextlib import closing
 from dataclasses import replace

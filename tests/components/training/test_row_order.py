@@ -1,7 +1,5 @@
 """The order of a pass: every row once, decided by the seed, mixed with replayed rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

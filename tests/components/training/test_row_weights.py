@@ -1,7 +1,5 @@
 """Sample weights in training: a row of weight 3 does what three rows do, and the logits' corrections are weighted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

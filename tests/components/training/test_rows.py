@@ -1,7 +1,5 @@
 """Reading HugeCTR's Parquet folders, and what is refused before a fit starts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

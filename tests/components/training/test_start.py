@@ -1,7 +1,5 @@
 """What a fit starts from: fresh weights, or a parent's table laid out row by row for this round's vocabularies."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 

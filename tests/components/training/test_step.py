@@ -1,7 +1,5 @@
 """The step from flags to a model in the store."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Training rows on disk and in memory, and a model store with a champion trained on given rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The step judges the columns that the manifest's recommender names, whatever their names and number."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

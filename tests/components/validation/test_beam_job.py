@@ -1,7 +1,5 @@
 """Statistics by Beam: DirectRunner gives ours; missing options are refused before anything runs. Dataflow never ran."""
 
-from __future__ import annotations
-
 import io
 from typing import ClassVar
 

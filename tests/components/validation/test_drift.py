@@ -1,7 +1,5 @@
 """Which changes of a feature and of the click rate are reported: planted ones are, those of stationary windows not."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from statistics import NormalDist

@@ -3,8 +3,6 @@
 Here because TFDV lives in this environment only.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

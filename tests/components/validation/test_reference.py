@@ -1,7 +1,5 @@
 """What validation counts for the monitor: exact, in two fair halves, and where the monitor looks for it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import chain, pairwise
 

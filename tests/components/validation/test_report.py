@@ -1,7 +1,5 @@
 """The report's page and document: complete, true to their numbers, safe, and readable without eyes or network."""
 
-from __future__ import annotations
-
 import json
 import re
 

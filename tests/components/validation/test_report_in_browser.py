@@ -1,7 +1,5 @@
 """The validation report in a real browser, dark and as narrow as a phone."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -3,8 +3,6 @@
 Google's client is an older one here than where `tests/components/storage` tests it: Beam holds it back.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 from dataclasses import replace
 

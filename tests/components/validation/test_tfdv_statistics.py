@@ -1,7 +1,5 @@
 """TFDV's statistics from streamed rows: TFDV's own numbers, and the truth, for any batches and processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """What a window's summary holds, against pandas; and that merging needs no rows."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The autoscaler's algorithm: cases worked out by hand from Kubernetes' documentation and source, and properties."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The simulator's two metrics against the shipped queries, which a real Prometheus answers over the same samples."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A pod's queue against queueing theory, against the server's rules case by case, and against lost requests."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import astuple
 

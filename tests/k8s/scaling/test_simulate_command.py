@@ -1,7 +1,5 @@
 """`evergreen scale simulate` as somebody meets it first: its output, honest defaults, wrong flags and wrong files."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

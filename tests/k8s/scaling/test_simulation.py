@@ -1,7 +1,5 @@
 """The whole simulation: the shipped manifests and queries over small traces, by seed, with nobody lost."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

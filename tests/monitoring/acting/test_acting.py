@@ -1,7 +1,5 @@
 """What a policy's confirmed drift leads to: a run, or a notification in its place, each with its own restraint."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """From drift to the end of the one run on Kubeflow: the real monitor and kfp client, faults, two monitors."""
 
-from __future__ import annotations
-
 import pytest
 
 from monitoring.acting.kubeflow_trigger import KubeflowTrigger

@@ -1,7 +1,5 @@
 """The Kubeflow trigger through the real kfp client against an HTTP double of the KFP API."""
 
-from __future__ import annotations
-
 import pytest
 
 from components.runtime.errors import ContractError, PermanentError, TemporaryError

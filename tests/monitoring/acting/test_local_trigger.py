@@ -1,7 +1,5 @@
 """Local runs: one at a time by the kernel's lock, found again by another trigger object, outcomes by code or note."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Who is told of what: a monitor's incidents over real HTTP, to a server that fails, hangs and asks for patience."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """From drift to the end of the run: one at a time, over restarts and crashes, and no loop after a failure."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """A monitor that ran over a known stream: version 1, a canary beside it, a change of the world, then version 2."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

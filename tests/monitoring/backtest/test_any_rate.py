@@ -4,8 +4,6 @@ Requests come from one a day to thousands a second, with gaps of hours between; 
 after any number of them, or once at the end as after a long stop, pulls any number of messages, and is killed.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import replace
 from pathlib import Path

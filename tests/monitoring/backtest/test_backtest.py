@@ -1,7 +1,5 @@
 """What a backtest says of policies, against judgements with known answers and the command over a real archive."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The policy of data drift with statistics of training rows: live, backtest and replayed incident decide alike."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

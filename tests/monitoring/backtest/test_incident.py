@@ -1,7 +1,5 @@
 """An incident replays to the decisions that were recorded, anywhere, and says where it does not."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

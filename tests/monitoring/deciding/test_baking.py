@@ -1,7 +1,5 @@
 """New versions on planted traffic: bad ones are asked back within stated rows, equal ones by chance alone."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

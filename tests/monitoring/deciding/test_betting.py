@@ -1,7 +1,5 @@
 """The bets behind the sequential test: payoffs against brute force, and a capital that is never more than fair."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

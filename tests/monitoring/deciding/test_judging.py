@@ -1,7 +1,5 @@
 """Judgement is a function of records: any bites, orders and restarts give the same lines, byte for byte."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

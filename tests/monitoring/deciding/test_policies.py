@@ -1,7 +1,5 @@
 """The policies as tables of cases, and how they are combined."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

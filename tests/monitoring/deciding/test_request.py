@@ -1,7 +1,5 @@
 """Incremental or full, as a table of cases, and through a monitor whose runs are refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from monitoring.deciding.request import RecipeSettings, choose_parent

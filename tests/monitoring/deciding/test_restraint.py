@@ -1,7 +1,5 @@
 """Restraint as a table of cases: rests after runs, the daily budget, and clocks that are set back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The sequential test on planted streams: false alarms at most alpha, and a fall is detected."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

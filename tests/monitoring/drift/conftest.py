@@ -1,7 +1,5 @@
 """The simulated world's rows as a reference, as requests and as counts made with NumPy alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The monitor watches drift: what it finds is told, shown, counted and judged, and a kill loses none of it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Planted shifts are found, a stationary world raises no alarms, and neither order nor a restart changes a report."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """KPIs of windows and of ranked lists against scikit-learn on the same rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Open labels: bounds against every labeling there is, and simulated delays against what the rows matured to."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

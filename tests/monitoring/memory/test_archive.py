@@ -1,7 +1,5 @@
 """The archive: schema and values, whole files, and nothing lost or doubled by a crash at any named point."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import sqlite3

@@ -1,7 +1,5 @@
 """Conversions: each lies in an outcome file, and is in the rate where it came within its own window."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """One bad message stops nothing: it becomes a dead letter with a reason, and the monitor goes on with the others."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 

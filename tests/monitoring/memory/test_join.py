@@ -1,7 +1,5 @@
 """Labels against a brute-force oracle, through the real log and store, under any order of arrival."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings

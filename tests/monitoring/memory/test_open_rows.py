@@ -1,7 +1,5 @@
 """What is open: equal to a brute-force reading of the records, and bounded however much is open."""
 
-from __future__ import annotations
-
 import dataclasses
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """Late outcomes: none is only counted; each lies in one outcome file, whatever crashes."""
 
-from __future__ import annotations
-
 import pyarrow.parquet as pq
 import pytest
 

@@ -1,7 +1,5 @@
 """Health and readiness: which silence is a fault."""
 
-from __future__ import annotations
-
 import pytest
 
 from monitoring.showing.exposition import Exposition, Snapshot

@@ -1,7 +1,5 @@
 """Names of the metrics, and absence of what is undefined."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from monitoring.acting.acting import ActingStatus

@@ -1,7 +1,5 @@
 """What the status page says, read as a browser's parser reads it; how it looks is test_page_in_browser's."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """The status page in a real browser, on a desk and on a phone; screenshots are kept under build/."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

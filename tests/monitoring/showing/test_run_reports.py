@@ -1,7 +1,5 @@
 """The status page leads to the reports of the last run, and to nothing else of the machine."""
 
-from __future__ import annotations
-
 import os
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """Pages over real HTTP."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

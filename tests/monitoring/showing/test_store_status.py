@@ -1,7 +1,5 @@
 """Runs, releases and files as the monitor tells of them: written by the steps' own code, read through /metrics."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
