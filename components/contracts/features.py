@@ -5,8 +5,6 @@ are `contracts.raw_rows`'. In files a missing value is null. Tensors and log rec
 numeric value is NaN and a missing category is `MISSING_CATEGORY`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re
@@ -453,7 +451,7 @@ class Features:
             *(INDICATOR.format(name=name) for name in self.indicated),
         )
 
-    def expect_continues(self, before: Features, *, parent: str) -> None:
+    def expect_continues(self, before: "Features", *, parent: str) -> None:
         """Refuses these as the features of a round that continues a model of the features `before`.
 
         Columns may come, go and change their order: what was learned of a column is found by its name.
@@ -479,7 +477,7 @@ class Features:
                 "from scratch with parent=none"
             )
 
-    def places_lost(self, other: Features) -> list[str]:
+    def places_lost(self, other: "Features") -> list[str]:
         """The columns of the tensors for `other` that rows of these features have no values for.
 
         All of a list are, where other elements of it count.
@@ -491,7 +489,7 @@ class Features:
                 lost.append(place)
         return lost
 
-    def joined(self, other: Features) -> Features:
+    def joined(self, other: "Features") -> "Features":
         """These, and behind those of each kind the columns that only `other` has; whatever both have is as here.
 
         >>> Features(numeric=("a",), categorical=("b",)).joined(Features(numeric=("c", "a"), categorical=())).names

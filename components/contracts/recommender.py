@@ -5,8 +5,6 @@ section from what it is given. The class of a section is its room's, as are its 
 left to others.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -83,7 +81,7 @@ class Recommender:
         return json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False, separators=(",", ":")).encode()
 
     @classmethod
-    def loads(cls, content: bytes, *, source: str) -> Recommender:
+    def loads(cls, content: bytes, *, source: str) -> "Recommender":
         """What `dumps` wrote; `source` is named in errors.
 
         Raises:
@@ -124,7 +122,7 @@ class Recommender:
         """
         return settings_of(kind, self.settings.get(name, {}), path=name)
 
-    def with_settings(self, changes: Mapping[str, Any]) -> Recommender:
+    def with_settings(self, changes: Mapping[str, Any]) -> "Recommender":
         """The same with single settings changed, each by its path, such as `training.learning_rate`.
 
         Raises:

@@ -20,8 +20,6 @@ than they are, by luck, and the others rarer: measured on 20,000 rows that did b
 73 % of the stationary buckets drift in a column of 20,000 values, and all in one of 1,500.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +87,7 @@ class DenseColumn:
     """First bucket without outliers, and the first after it that holds some again; equal where there are no values."""
 
     @classmethod
-    def of(cls, choosing: Counts, fair: Counts, missing: int) -> DenseColumn:
+    def of(cls, choosing: Counts, fair: Counts, missing: int) -> "DenseColumn":
         """The column of two halves; outliers are up to `OUTLIER_SHARE` of the choosing one's values at either end."""
         total, inner = int(choosing.sum()), (0, 0)
         if total:
@@ -127,7 +125,7 @@ class ReferenceStatistics:
     """By categorical feature, in their order, then the elements of lists, of which none is missing."""
     lists: dict[str, int] = field(default_factory=dict)
     """Places of each list in a row of categories, in their order."""
-    scores: ScoreHistogram | None = None
+    scores: "ScoreHistogram | None" = None
     """None where evaluation kept none: a model older than the file, or one that was never judged."""
     excluded: tuple[str, ...] = ()
     """Features that the model does not use: not counted, so missing in all rows here, and not to be judged."""
@@ -164,7 +162,7 @@ class ScoreHistogram:
     counts: Counts
 
     @classmethod
-    def of(cls, scores: NDArray[Any]) -> ScoreHistogram:
+    def of(cls, scores: NDArray[Any]) -> "ScoreHistogram":
         """Of probabilities [n]."""
         return cls(edges=SCORE_EDGES, counts=count_between(SCORE_EDGES, scores))
 

@@ -12,8 +12,6 @@ Normalize, with a logarithm that gives the same bits everywhere (`FeatureWorkflo
 no dense input: by Bucketize it becomes a category from 0, its bucket, whose id never changes.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Mapping
@@ -232,7 +230,7 @@ class FeatureWorkflow:
         write_whole(folder / SETTINGS_FILE, json.dumps(settings, indent=2) + "\n")
 
     @classmethod
-    def load(cls, folder: Path) -> FeatureWorkflow:
+    def load(cls, folder: Path) -> "FeatureWorkflow":
         """The workflow in `folder`.
 
         Raises:

@@ -12,8 +12,6 @@ that was missed is made up for by the next. Two controllers do no harm: both tra
 lock, by whoever finds the version live and baking still.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter
@@ -122,7 +120,7 @@ class Baking:
         logger.info("version %d is baked: %s", line.version, reason)
         return BakingStep(action=BAKED, reason=reason, version=line.version)
 
-    def _count(self, version: int, reloads: Mapping[int, int]) -> dict[int, VersionCounts]:
+    def _count(self, version: int, reloads: Mapping[int, int]) -> "dict[int, VersionCounts]":
         """What is known of each version, the newest counts of the live one included."""
         path = findings_path(self.site.store, 0).with_name(COUNTERS_FILE)
         kept = _read_counters(path)
@@ -170,7 +168,7 @@ class VersionCounts:
         """The servers' counters."""
         return ArmCounts(self.success, self.failure, self.infer_us, self.cache_hits)
 
-    def plus(self, growth: Mapping[str, float], *, reloads: int) -> VersionCounts:
+    def plus(self, growth: Mapping[str, float], *, reloads: int) -> "VersionCounts":
         """With what was counted since."""
         counters = {name: getattr(self, name) + growth[name] for name in COUNTERS}
         return VersionCounts(**counters, reloads=self.reloads + reloads)

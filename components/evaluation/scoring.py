@@ -7,8 +7,6 @@ The champion is scored as it answers users, raw rows through its ONNX graph: its
 gate compares with is what would be replaced. Judging the scores is left to `gate`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -117,7 +115,7 @@ class ScoredHoldout:
             return self.requests
         return np.where(self.users == MISSING_CATEGORY, MISSING_CATEGORY - 1 - self.requests, self.users)
 
-    def of_rows(self, kept: NDArray[np.bool_]) -> ScoredHoldout:
+    def of_rows(self, kept: NDArray[np.bool_]) -> "ScoredHoldout":
         """The rows of a mask [n]."""
         parts: dict[str, Any] = {name: of for name, of in vars(self).items() if isinstance(of, np.ndarray)}
         return replace(self, **{name: values[kept] for name, values in parts.items()})

@@ -6,8 +6,6 @@ and the markers; fetching the files is left to `lake_files`, writing a version t
 loses (`replace_file`) to its caller.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict
@@ -38,7 +36,7 @@ class FileMark(NamedTuple):
     """Of its bytes; empty for a file that was replaced."""
 
     @classmethod
-    def of(cls, path: Path) -> FileMark:
+    def of(cls, path: Path) -> "FileMark":
         """The mark of a file to be kept."""
         return cls(path.name, path.stat().st_size, sha256_file(path))
 
@@ -64,7 +62,7 @@ class VersionMarker:
         return json.dumps({"format_version": _MARKER_VERSION, **asdict(self)}, indent=2) + "\n"
 
     @classmethod
-    def parse(cls, content: bytes, uri: str) -> VersionMarker:
+    def parse(cls, content: bytes, uri: str) -> "VersionMarker":
         """The marker that the object at `uri` holds.
 
         Raises:

@@ -4,8 +4,6 @@ A reader adds each row that it cannot use and counts all rows that it has read. 
 file: `file`, `line` (from 1; the row's number in a Parquet file), `reason`, `text` (the original).
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterable
@@ -59,7 +57,7 @@ class MalformedRows:
         """The begin of each file's day, and the features that it lacks."""
         self._file: IO[str] | None = None
 
-    def __enter__(self) -> MalformedRows:
+    def __enter__(self) -> "MalformedRows":
         """Returns itself; the file is closed on exit."""
         return self
 

@@ -3,8 +3,6 @@
 File order is row order. Files are written into folders that are published as a whole by the caller.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -48,7 +46,7 @@ class PartWriter:
         self._writer: Any = None
         self._num_written = 0
 
-    def __enter__(self) -> PartWriter:
+    def __enter__(self) -> "PartWriter":
         """Itself; the last file is finished on the way out."""
         self._folder.mkdir(parents=True, exist_ok=True)
         return self

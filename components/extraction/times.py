@@ -1,7 +1,5 @@
 """Time as extraction counts it: whole microseconds since the epoch, UTC; spans, days, and their ISO 8601 text."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 
@@ -68,7 +66,7 @@ class TimeSpan:
         """Whether a row between `first` and `last`, both inclusive, may lie in the span."""
         return (self.start is None or self.start <= last) and (self.end is None or first < self.end)
 
-    def clipped(self, other: TimeSpan) -> TimeSpan:
+    def clipped(self, other: "TimeSpan") -> "TimeSpan":
         """The part of this span that lies in `other`."""
         starts = [s for s in (self.start, other.start) if s is not None]
         ends = [e for e in (self.end, other.end) if e is not None]

@@ -3,8 +3,6 @@
 Every backend reads its own options from it; which backend a scheme means is left to `components.logs.locations`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -25,7 +23,7 @@ class LogUrl:
     options: dict[str, str]
 
     @classmethod
-    def parse(cls, text: str) -> LogUrl:
+    def parse(cls, text: str) -> "LogUrl":
         """The parts of `text`; of an option given twice the last counts."""
         parts = urlsplit(text)
         options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}

@@ -11,8 +11,6 @@ and no table is held twice. They are written here and not by the library, which 
 checks what is read. `network.onnx` is `network.export_onnx`'s.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence, Sized
@@ -55,7 +53,7 @@ class Tensors:
         (table,) = self.tables
         return table
 
-    def slots(self, slot_sizes: Sequence[int], tables: Sequence[Table]) -> list[FloatArray]:
+    def slots(self, slot_sizes: Sequence[int], tables: "Sequence[Table]") -> list[FloatArray]:
         """The vectors of each slot [size, width], as parts of the tables.
 
         Raises:

@@ -7,8 +7,6 @@ answer ever comes from a version that the journal does not know. What changes wh
 intent that is the last line is a deployment at work or one that was killed, which the next one takes back first.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -73,7 +71,7 @@ class Promotion:
     """Text of Triton's configuration before an `intent`, which is restored where it is interrupted; None = there was
     none."""
 
-    def baked(self, time: str, who: str, reason: str) -> Promotion:
+    def baked(self, time: str, who: str, reason: str) -> "Promotion":
         """The line that ends the baking of the version that this one made live."""
         return replace(self, action=BAKED, time=time, who=who, reason=reason, share=None, config=None)
 

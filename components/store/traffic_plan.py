@@ -7,8 +7,6 @@ Choosing is sticky: the same key (a user, else a request) meets the same arm as 
 canary whose share grows keeps everyone that it had.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -106,11 +104,11 @@ class TrafficPlan(Manifest):
         if self.canary is not None and self.canary.model_name == self.stable.model_name:
             raise ContractError(f"both arms are named {self.stable.model_name!r}, expected two names")
 
-    def next(self, **changes: Any) -> TrafficPlan:
+    def next(self, **changes: Any) -> "TrafficPlan":
         """The plan that replaces this one: with `changes`, and the next sequence."""
         return replace(self, **{"sequence": self.sequence + 1, **changes})
 
-    def without_canary(self, *, stable: Arm, published_at: str, reason: str) -> TrafficPlan:
+    def without_canary(self, *, stable: Arm, published_at: str, reason: str) -> "TrafficPlan":
         """The plan that replaces this one when `stable` answers everything again."""
         return self.next(
             stable=stable,

@@ -6,8 +6,6 @@ rows may outgrow memory; decoding holds some ten thousand rows per thread. What 
 are learned is `row_order`'s.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile
@@ -52,15 +50,15 @@ class Rows:
         """Number of rows."""
         return len(self.labels)
 
-    def __getitem__(self, part: slice) -> Rows:
+    def __getitem__(self, part: slice) -> "Rows":
         """The rows of a slice, without a copy."""
         return self._selected(part)
 
-    def take(self, numbers: NDArray[np.int64]) -> Rows:
+    def take(self, numbers: NDArray[np.int64]) -> "Rows":
         """A copy of the rows with these numbers."""
         return self._selected(numbers)
 
-    def _selected(self, which: slice | NDArray[np.int64]) -> Rows:
+    def _selected(self, which: slice | NDArray[np.int64]) -> "Rows":
         weights = None if self.weights is None else self.weights[which]
         return Rows(labels=self.labels[which], dense=self.dense[which], ids=self.ids[which], weights=weights)
 

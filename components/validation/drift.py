@@ -13,8 +13,6 @@ The likeness of rows of one request is corrected for; rows of one user in severa
 count as independent requests. If they are not, alarms are more frequent than the rate says.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -80,7 +78,7 @@ class LabelShift:
     design_effect: float
     num_rows_now: int
     num_rows_before: int
-    newest: LabelShift | None = None
+    newest: "LabelShift | None" = None
     """The same against the champion's newest window; None if that is the only one."""
 
 

@@ -4,8 +4,6 @@ A pass over the files that only happens if a rule about rows is on, or rows of a
 one batch of rows. Held-out rows are not screened: the gate judges by what happened. A missing value offends no rule.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import math
@@ -119,10 +117,10 @@ class _RowTally:
 def _split_file(
     path: Path,
     folder: Path,
-    row_rules: Sequence[RowRule],
+    row_rules: "Sequence[RowRule]",
     *,
     rules: RuleSet,
-    returning: ReturningRows,
+    returning: "ReturningRows",
     tally: _RowTally,
 ) -> None:
     """Writes the rows that stay below `train`, the others with rule and reason below `quarantine`."""
@@ -143,7 +141,7 @@ def _split_file(
 
 
 def _find_quarantined(
-    batch: pa.RecordBatch, row_rules: Sequence[RowRule], *, rules: RuleSet, exempt: Collection[int], tally: _RowTally
+    batch: pa.RecordBatch, row_rules: "Sequence[RowRule]", *, rules: RuleSet, exempt: Collection[int], tally: _RowTally
 ) -> dict[int, tuple[str, str]]:
     """Rule and reason of the batch's rows to quarantine, by position; every offence is counted in `tally`.
 

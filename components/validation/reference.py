@@ -17,8 +17,6 @@ or a block of rows cuts counts as two, which lowers the measured likeness a litt
 lie across blocks).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,7 +97,7 @@ class ValueCounts:
         self.sums[:, 0] -= least
         self.lost += int(least)
 
-    def merge(self, other: ValueCounts) -> None:
+    def merge(self, other: "ValueCounts") -> None:
         """Adds the counts of other rows."""
         self.lost += other.lost
         self.add_sums(other.values, other.sums)
@@ -250,7 +248,7 @@ class ReferenceCounter:
         for counts, chosen in zip(self._values[name], (~in_second, in_second)):
             counts.add_sums(found[chosen], sums[chosen])
 
-    def merge(self, other: ReferenceCounter) -> None:
+    def merge(self, other: "ReferenceCounter") -> None:
         """Adds the counts of other rows of the window."""
         for name, sums in self._sums.items():
             sums += other._sums[name]

@@ -10,8 +10,6 @@ Of more than `SAMPLED_ROWS` training rows a part of the requests is compared, ch
 memory does not grow with the window.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -249,7 +247,7 @@ class JoinedRows:
     """[g] joined rows of each request."""
 
     @classmethod
-    def of(cls, training: pa.Table, served: pa.Table) -> JoinedRows:
+    def of(cls, training: pa.Table, served: pa.Table) -> "JoinedRows":
         """Joins by request id and row, in the order of the training rows."""
         ids = pa.concat_arrays(
             [chunk for table in (training, served) for chunk in table.column(raw_rows.REQUEST_ID).chunks]

@@ -12,8 +12,6 @@ most 2 MB each. The file is NumPy's .npz: the array `head` holds JSON (UTF-8), a
 arrays. The same windows give the same bytes.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile
@@ -47,7 +45,7 @@ class RowTotal(NamedTuple):
     products: int = 0
     """Sum over requests of its rows of the kind times all its rows."""
 
-    def __add__(self, other: RowTotal) -> RowTotal:  # type: ignore[override]
+    def __add__(self, other: "RowTotal") -> "RowTotal":  # type: ignore[override]
         """The rows of both."""
         return RowTotal(*(mine + theirs for mine, theirs in zip(self, other)))
 
@@ -84,7 +82,7 @@ class ColumnSummary:
         """[k] rows of each cell."""
         return self.sums[:, 0]
 
-    def __add__(self, other: ColumnSummary) -> ColumnSummary:
+    def __add__(self, other: "ColumnSummary") -> "ColumnSummary":
         """The rows of both; of the same column."""
         values, sums, floor = None, None, 0
         if self.values is None or other.values is None:
@@ -132,7 +130,7 @@ class WindowSummary:
     """The judged features; one that the run left out is absent. Of a list, its elements, which are the rows of their
     column, and how many a row has (`features.LENGTH`)."""
 
-    def __add__(self, newer: WindowSummary) -> WindowSummary:
+    def __add__(self, newer: "WindowSummary") -> "WindowSummary":
         """The rows of both. A column that one of them left out has the rows of the other."""
         both = {
             name: self.columns[name] + newer.columns[name]
@@ -168,7 +166,7 @@ class KeptWindows:
         """The window that the model itself was trained on."""
         return self.windows[-1]
 
-    def followed_by(self, window: WindowSummary) -> KeptWindows:
+    def followed_by(self, window: WindowSummary) -> "KeptWindows":
         """These as one window, and `window`, which replaces the newest of them if both hold the same rows."""
         before = self.windows
         if before and window.digest and before[-1].digest == window.digest:

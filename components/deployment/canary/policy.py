@@ -23,8 +23,6 @@ Nothing is decided on a number that does not exist: the canary is held until the
 is missing.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -67,7 +65,7 @@ class Pairs:
         """Number of rows."""
         return len(self.labels)
 
-    def first(self, num_rows: int) -> Pairs:
+    def first(self, num_rows: int) -> "Pairs":
         """The oldest `num_rows` of them."""
         return Pairs(
             labels=self.labels[:num_rows],

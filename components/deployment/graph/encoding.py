@@ -16,8 +16,6 @@ opens a graph, and instances share them: 15 bytes per entry. ONNX Runtime's Labe
 to 75 bytes per entry in each instance, made the graph 8 to 20 % faster at up to 2.6 million entries, no faster beyond.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -210,7 +208,7 @@ def _entries(workflow: FeatureWorkflow, keys_of: KeyRange) -> tuple[NDArray[np.i
     return np.concatenate(keys), np.concatenate(distances).astype(np.int32)
 
 
-def _look_up(parts: Parts, wanted: str, table: HashTable, *, width: int) -> str:
+def _look_up(parts: Parts, wanted: str, table: "HashTable", *, width: int) -> str:
     """Adds `distances` [n, width]: reads each key's cells one after another; where none holds it, cell 0 answers.
 
     GatherElements, which wants flat indices, takes a seventh of Gather's time for single numbers.

@@ -5,8 +5,6 @@ training side's network), runs the graph in this process on one thread, and refu
 the rows goes with the version as its golden rows, so that a served model can be probed with them later.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import asdict, dataclass
@@ -53,11 +51,11 @@ class GoldenRows:
         """Number of rows."""
         return len(self.expected)
 
-    def sample(self, num_rows: int = NUM_GOLDEN_ROWS) -> GoldenRows:
+    def sample(self, num_rows: int = NUM_GOLDEN_ROWS) -> "GoldenRows":
         """At most `num_rows` of the rows, spread evenly."""
         return self.take(np.unique(np.linspace(0, len(self) - 1, min(num_rows, len(self))).astype(np.int64)))
 
-    def take(self, at: NDArray[np.int64] | slice) -> GoldenRows:
+    def take(self, at: NDArray[np.int64] | slice) -> "GoldenRows":
         """The rows at these positions."""
         arrays = {name: getattr(self, name)[at] for name in _ARRAYS}
         return GoldenRows(features=self.features, **arrays)
@@ -80,7 +78,7 @@ class GoldenRows:
         write_whole(path, content.getvalue())
 
     @classmethod
-    def load(cls, path: Path) -> GoldenRows:
+    def load(cls, path: Path) -> "GoldenRows":
         """The rows in `path`.
 
         Raises:

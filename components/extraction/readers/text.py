@@ -5,8 +5,6 @@ against the contract once. A malformed line is recorded with its number and reas
 Which form a file has is decided by `forms`; what a column holds is said by `criteo` and `named`.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import zlib
@@ -93,7 +91,7 @@ class TextFile:
             if parsed.batch.num_rows:
                 yield parsed.batch
 
-    def parse(self, block: Block) -> ParsedBlock:
+    def parse(self, block: "Block") -> "ParsedBlock":
         """The rows of a block."""
         if self.layout.has_header and block.first_line == 1:
             block = Block(2, block.content.partition(b"\n")[2])
@@ -157,7 +155,7 @@ class TextFile:
                     reasons.setdefault(int(at), f"{column.field} is {text!r}, expected {column.expected}")
         return columns, reasons
 
-    def _malformed_lines(self, block: Block, reasons: dict[int, str]) -> Iterator[tuple[int, str, str]]:
+    def _malformed_lines(self, block: "Block", reasons: dict[int, str]) -> Iterator[tuple[int, str, str]]:
         """Line number, reason and original text of the block's malformed lines."""
         row, expected = 0, len(self.layout.fields)
         for number, line in enumerate(block.content.split(b"\n"), start=block.first_line):

@@ -4,8 +4,6 @@ Joins the URL that the user gives to librdkafka's configuration. Writing and rea
 `subscriber`.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from dataclasses import dataclass, field
@@ -68,7 +66,7 @@ class KafkaLocation:
     """Further settings of librdkafka, such as those of TLS and SASL."""
 
     @classmethod
-    def parse(cls, url: LogUrl) -> KafkaLocation:
+    def parse(cls, url: LogUrl) -> "KafkaLocation":
         """The location that `url` names, `kafka://host:port[,host:port]/topic`.
 
         Options: `group`, `lease_seconds`, `delivery_seconds`, and `config`, a file of `name=value` lines with

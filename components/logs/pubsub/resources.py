@@ -7,8 +7,6 @@ grants the rights creates them (docs/gke.md); only on Google's emulator they are
 Where `PUBSUB_EMULATOR_HOST` is set, the clients talk to the emulator without credentials, as all of Google's tools do.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -81,7 +79,7 @@ class Names:
         return f"projects/{self.project}/subscriptions/{self.subscription}"
 
     @property
-    def dead_letters(self) -> Names:
+    def dead_letters(self) -> "Names":
         """The topic that keeps dead letters, with one subscription of the same name."""
         name = f"{self.subscription}-dead-letters"
         return Names(self.project, name, name)

@@ -6,8 +6,6 @@ come out in the order given. HugeCTR checks neither types nor ranges; rows that 
 A slot has a column of keys, one a row, or of lists of keys; columns are named by numbers here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +41,7 @@ class Stage:
     """Rows of its largest row group."""
     num_files: int
 
-    def has_room_for(self, other: Stage) -> bool:
+    def has_room_for(self, other: "Stage") -> bool:
         """Whether readers that were made for this stage read the other: with as many workers, and buffers as large."""
         return other.group_rows <= self.group_rows and other.num_files <= self.num_files
 

@@ -3,8 +3,6 @@
 What is learned from a batch is `engine`'s; the order of the rows is the caller's.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,12 +28,12 @@ class Batch:
     """0 or 1, float32 [B]."""
     dense: Tensor
     """Float32 [B, D]."""
-    lookups: tuple[Lookups, ...]
+    lookups: "tuple[Lookups, ...]"
     """Of each table."""
     weights: Tensor | None = None
     """Each row's share of the batch's loss, float32 [B]; None where all are equal."""
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """The batch with `function` applied to each tensor."""
         return Batch(
             labels=function(self.labels),
