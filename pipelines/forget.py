@@ -10,8 +10,6 @@ rest. Nothing else may write to these places meanwhile.
 Models, and the golden rows that they are probed with, are named and left: they serve until another model replaces them.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json
@@ -192,7 +190,7 @@ class User:
             return any(value is not None and category_of(str(value)) == self.category for value in values)
         return re.search(rf"(?<!\w){re.escape(self.text)}(?!\w)", text) is not None
 
-    def count(self, path: Path) -> Counted:
+    def count(self, path: Path) -> "Counted":
         """How many rows of a Parquet file hold the user; the user's own are met by that. 0 where there are no raw rows.
 
         Raises:

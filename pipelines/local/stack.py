@@ -4,8 +4,6 @@ Every process carries its stack's tag in its environment, so that grandchildren 
 its tasks) are found and ended too; nothing outlives the demo. What the processes do is their rooms'.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -247,7 +245,7 @@ class Stack:
             process.kill()
             process.wait()
 
-    def __enter__(self) -> Stack:
+    def __enter__(self) -> "Stack":
         """The stack."""
         return self
 

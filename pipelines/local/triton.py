@@ -6,8 +6,6 @@ and none beside the backend, where the server looks: both are copied into a runt
 deployment's to say. Bound to loopback: this Triton (2.51) lacks later security fixes.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import logging
@@ -186,7 +184,7 @@ class TritonServer:
         self._aliases: list[Path] = []
         self._is_swept = True
 
-    def __enter__(self) -> TritonServer:
+    def __enter__(self) -> "TritonServer":
         """Starts the server."""
         return self.start()
 
@@ -230,7 +228,7 @@ class TritonServer:
         """Whether the process runs. It may still answer wrongly: only an inference proves a model."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self) -> TritonServer:
+    def start(self) -> "TritonServer":
         """Returns once the server is ready; started again, on the ports that it had, where clients look for it.
 
         Raises:
