@@ -9,8 +9,6 @@ a time, on a thread of its own, so that the loop never waits for the server. The
 `components.notices`'.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging
@@ -110,7 +108,7 @@ class Notifier:
     def __init__(
         self,
         documents: Database,
-        outbox: Outbox | None,
+        outbox: "Outbox | None",
         settings: NotificationSettings,
         *,
         recommender: str,

@@ -4,8 +4,6 @@ In: prediction batches of one model version. Out: the rows of every cell of a `l
 one request are. What the counts say is left to `monitoring.drift.comparison`.
 """
 
-from __future__ import annotations
-
 import base64
 import zlib
 from typing import Any
@@ -53,7 +51,7 @@ class Sketch:
         if self._pending_rows >= PENDING_ROWS:
             self._count()
 
-    def merge(self, other: Sketch) -> None:
+    def merge(self, other: "Sketch") -> None:
         """Takes in another bucket of the same layout, which is spent."""
         other._count()
         self.rows += other.rows
@@ -102,7 +100,7 @@ class Sketch:
         return {**counted, "arrays": base64.b64encode(zlib.compress(packed, 1)).decode()}
 
     @classmethod
-    def restore(cls, layout: Layout, memory: dict[str, Any]) -> Sketch:
+    def restore(cls, layout: Layout, memory: dict[str, Any]) -> "Sketch":
         """The sketch that `memory()` describes, over the same layout.
 
         Raises:
