@@ -5,8 +5,6 @@ due, and one that waits behind a slow one counts its wait (no coordinated omissi
 callers, each of which waits for its answer before it sends the next request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 import signal
@@ -154,7 +152,7 @@ class Latencies:
     mean: float | None = None
 
     @classmethod
-    def of(cls, seconds: NDArray[np.float64]) -> Latencies:
+    def of(cls, seconds: NDArray[np.float64]) -> "Latencies":
         """The percentiles of some times in seconds."""
         if not len(seconds):
             return cls()

@@ -5,8 +5,6 @@ one place where a prediction record is built. Logging is never waited for: a rec
 and the publisher writes it from another thread. Scoring is `scoring`'s job and `routing`'s, publishing `publisher`'s.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
@@ -163,7 +161,7 @@ class RecommenderClient:
         self._idle = asyncio.Event()
         self._is_open = False
 
-    async def __aenter__(self) -> RecommenderClient:
+    async def __aenter__(self) -> "RecommenderClient":
         """Opens the log and starts to publish and to follow the plan.
 
         Raises:
@@ -441,7 +439,7 @@ class SyncRecommenderClient:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="recommender client", daemon=True)
 
-    def __enter__(self) -> SyncRecommenderClient:
+    def __enter__(self) -> "SyncRecommenderClient":
         """As `RecommenderClient.__aenter__`."""
         self._thread.start()
         try:

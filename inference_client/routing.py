@@ -7,8 +7,6 @@ shadows are out already or served requests wait. `store.traffic_plan` defines th
 deployment's job.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
@@ -43,7 +41,7 @@ FIRST_READ_SECONDS = 5.0
 
 def open_scorer(
     server: str, recommender: Recommender, settings: ClientSettings | None = None, *, plan_uri: str | None = None
-) -> ScoringClient | PlannedClient:
+) -> "ScoringClient | PlannedClient":
     """A scorer of a recommender's rows by its one model, or by the models that the traffic plan at `plan_uri` names.
 
     Raises:
@@ -168,7 +166,7 @@ class PlannedClient:
         self.shadow_counts: Counter[str] = Counter()
         """Shadow requests `answered`, `dropped` (never sent), or failed, by error."""
 
-    async def __aenter__(self) -> PlannedClient:
+    async def __aenter__(self) -> "PlannedClient":
         """Follows the plan."""
         await self.plan.start()
         return self

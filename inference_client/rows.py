@@ -4,8 +4,6 @@ The names are those of the recommender's features. Reading files is left to `row
 is stated in `contracts.serving`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -43,11 +41,11 @@ class FeatureRows:
         """Number of rows."""
         return len(self.dense)
 
-    def take(self, selection: Any) -> FeatureRows:
+    def take(self, selection: Any) -> "FeatureRows":
         """The rows that a NumPy index selects."""
         return FeatureRows(dense=self.dense[selection], categorical=self.categorical[selection])
 
-    def filled_from(self, context: FeatureRows, features: Features) -> FeatureRows:
+    def filled_from(self, context: "FeatureRows", features: Features) -> "FeatureRows":
         """These rows, with the values of the one row of `context` where they have none; a list is one value."""
         lacking = self.categorical == MISSING_CATEGORY
         for start, stop, _ in features.places.lists:

@@ -8,8 +8,6 @@ What another try would meet again is raised at once, and so is an expired deadli
 job; which of several models is asked is `routing`'s; logging is `recommender`'s.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -60,7 +58,7 @@ class Scored(NamedTuple):
     """The version that answered, as the reply says."""
     canary: bool = False
     """Whether the traffic plan's canary answered."""
-    shadow: asyncio.Future[Scored | None] | None = None
+    shadow: "asyncio.Future[Scored | None] | None" = None
     """The scores of the plan's other arm for the same rows, for the record only: known some time later, None if that
     request failed. It never raises, and nobody has to wait for it."""
 
@@ -182,7 +180,7 @@ class ScoringClient:
         self._newest: dict[str, ColumnMap] = {}
         """What the version takes by which a model answered last, or was asked about since."""
 
-    async def __aenter__(self) -> ScoringClient:
+    async def __aenter__(self) -> "ScoringClient":
         """The client itself."""
         return self
 

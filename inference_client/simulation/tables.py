@@ -4,8 +4,6 @@ A table knows the distribution of its column and the planted effect of every val
 become probabilities and what drift does to them is decided in `world`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from statistics import NormalDist
@@ -34,7 +32,7 @@ class DenseTable:
     missing_effect: np.float32
 
     @classmethod
-    def build(cls, column: WorldDenseColumn, *, slope: float, missing_effect: float) -> DenseTable:
+    def build(cls, column: WorldDenseColumn, *, slope: float, missing_effect: float) -> "DenseTable":
         """The table of `column`; its effect is linear in log(1 + value - minimum), with variance about `slope`^2.
 
         Args:
@@ -58,7 +56,7 @@ class Alias(NamedTuple):
     other: NDArray[np.int32]
 
     @classmethod
-    def build(cls, probabilities: NDArray[np.float64]) -> Alias:
+    def build(cls, probabilities: NDArray[np.float64]) -> "Alias":
         """The table of `probabilities`, which sum to 1 (Vose 1991)."""
         n = len(probabilities)
         scaled = (probabilities * n).tolist()
@@ -98,7 +96,7 @@ class CategoryTable:
     alias: Alias
 
     @classmethod
-    def build(cls, column: WorldCategoryColumn, spread: float, random: Generator) -> CategoryTable:
+    def build(cls, column: WorldCategoryColumn, spread: float, random: Generator) -> "CategoryTable":
         """The table of `column` with weights drawn from `random`."""
         ranks = np.arange(1, column.cardinality, dtype=np.float64)
         rest = ranks**-column.exponent
@@ -125,7 +123,7 @@ class CategoryTable:
         """Share of all rows per entry, the missing value last."""
         return np.append(self.frequencies * (1.0 - self.missing), self.missing)
 
-    def rotated(self, random: Generator) -> CategoryTable:
+    def rotated(self, random: Generator) -> "CategoryTable":
         """The same categories with the same frequencies, and their weights permuted.
 
         Of several random permutations the one least correlated with the old weights is taken: with few categories, a
@@ -140,7 +138,7 @@ class CategoryTable:
                 best, best_relation = dealt, relation
         return replace(self, weights=best.astype(np.float32))
 
-    def with_new_categories(self, count: int, share: float, random: Generator) -> CategoryTable:
+    def with_new_categories(self, count: int, share: float, random: Generator) -> "CategoryTable":
         """The column after `count` categories never seen before took `share` of the rows that have a category."""
         rest = np.arange(1, count + 1, dtype=np.float64) ** -1.0
         frequencies = np.concatenate([self.frequencies * (1.0 - share), share * rest / rest.sum()])

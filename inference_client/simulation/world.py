@@ -5,8 +5,6 @@ JSON file. Truth: logit = bias + strength * (dense effects + a weight per catego
 column's effect having the share of variance that `columns` states. WorldRows are written to a lake by `lake`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -79,7 +77,7 @@ class World:
     drifts: tuple[Drift, ...] = ()
 
     @classmethod
-    def create(cls, seed: int, *, click_rate: float = 0.25, bayes_auc: float = 0.80) -> World:
+    def create(cls, seed: int, *, click_rate: float = 0.25, bayes_auc: float = 0.80) -> "World":
         """A world whose best possible AUC is about `bayes_auc` at `click_rate` (0.25 is Kaggle's).
 
         Raises:
@@ -99,7 +97,7 @@ class World:
         bias = bias_for(strength * effects, click_rate)
         return cls(seed=seed, click_rate=click_rate, strength=strength, bias=bias)
 
-    def drifted(self, drift: Drift) -> World:
+    def drifted(self, drift: Drift) -> "World":
         """The world after one more change; the bias follows, so the click rate stays."""
         changed = replace(self, drifts=(*self.drifts, drift))
         return replace(changed, bias=bias_for(self.strength * changed._sample_effects(), self.click_rate))
@@ -113,7 +111,7 @@ class World:
         write_whole(path, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> World:
+    def load(cls, path: Path) -> "World":
         """The world in `path`.
 
         Raises:

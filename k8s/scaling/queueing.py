@@ -5,8 +5,6 @@ a batch; a request that finds the queue full is refused at once; one that waited
 comes (Triton also looks every half second, so it refuses up to half a second earlier or later). Exact, event by event.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -37,7 +35,7 @@ class Counters:
     """Requests that found the queue full."""
     timed_out: int = 0
 
-    def add(self, other: Counters) -> None:
+    def add(self, other: "Counters") -> None:
         """Adds another pod's."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))

@@ -3,8 +3,6 @@
 The requests are drawn step by step from the seed alone, so every autoscaler that is tried meets the very same ones.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,7 +46,7 @@ class Trace:
         """Requests to expect in all."""
         return float((self.rates * np.diff(self.starts)).sum())
 
-    def requests(self, step: int, seed: int) -> TraceRequests:
+    def requests(self, step: int, seed: int) -> "TraceRequests":
         """The requests of one step: a Poisson process of the step's rate."""
         random = np.random.default_rng([seed, step])
         start, end = self.starts[step], self.starts[step + 1]
