@@ -11,8 +11,6 @@ as equally fast and as failing nobody.
 Which rounds are asked for, and when, is left to `benchmarks.freshness`.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections import Counter
@@ -96,7 +94,7 @@ class TimedRows:
     """[n] seconds since the epoch, ascending."""
 
     @classmethod
-    def of(cls, rows: WorldRows, *, start: float, end: float) -> TimedRows:
+    def of(cls, rows: WorldRows, *, start: float, end: float) -> "TimedRows":
         """The rows spread evenly over the hours from `start` to `end` after the beginning of `FIRST_DAY`."""
         number, began = np.arange(len(rows.label)), datetime.combine(FIRST_DAY, time(tzinfo=timezone.utc)).timestamp()
         request = number // ROWS_PER_REQUEST
@@ -141,7 +139,7 @@ class ModelLine:
             (root / name).mkdir(parents=True, exist_ok=True)
         accept_into(root / "store")
 
-    def branched(self, root: Path) -> ModelLine:
+    def branched(self, root: Path) -> "ModelLine":
         """Another line in `root` that goes on from here, without rounds of its own."""
         for name in ("store", "repository"):
             shutil.copytree(self._root / name, root / name)

@@ -6,8 +6,6 @@ the item's quality, how like the item is to what the user looked at, its price, 
 stood. `recommender.yaml` beside this file describes the log; `make demo WORLD=shop` learns from it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import dataclass
@@ -67,7 +65,7 @@ class Shop:
     """Share of the requests that each user makes."""
 
     @classmethod
-    def open(cls, random: Generator) -> Shop:
+    def open(cls, random: Generator) -> "Shop":
         """A shop of its own for each state of `random`."""
         order = random.random((NUM_ITEMS, len(GENRES))).argsort(axis=1)
         genres = order < random.integers(1, MAX_GENRES + 1, (NUM_ITEMS, 1))

@@ -4,8 +4,6 @@ Made once for all crossings. Round 1 starts from nothing; round 2 sees later day
 from round 1's released model. `golden/criteo.json` holds what comes out, which no setting here may change.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -80,7 +78,7 @@ class Chain:
     """Forks the steps; None = each is a plain command."""
     recommender: Recommender = CRITEO_RECOMMENDER
 
-    def copied_to(self, root: Path, **changed: object) -> Chain:
+    def copied_to(self, root: Path, **changed: object) -> "Chain":
         """A chain of its own in `root`, that goes on from copies of this one's lake, store and repository."""
         for name in ("lake", "store", "repository"):
             shutil.copytree(self.root / name, root / name)

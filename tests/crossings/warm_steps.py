@@ -3,8 +3,6 @@
 That a step also starts from nothing is shown by the chain's first round, which is run by plain commands.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -29,7 +27,7 @@ class WarmSteps:
         self._stack = ExitStack()
         self._known: dict[str, Warm] = {}
 
-    def __enter__(self) -> WarmSteps:
+    def __enter__(self) -> "WarmSteps":
         return self
 
     def __exit__(self, *_: object) -> None:

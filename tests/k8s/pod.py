@@ -5,8 +5,6 @@ repository's path, the ports' numbers (free ones), and, added at the end, loopba
 its backend. What a cluster does with the answers of the probes is for the tests to say.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -79,7 +77,7 @@ class TritonPod:
         self.ports: Ports
         self.process: subprocess.Popen[bytes]
 
-    def __enter__(self) -> TritonPod:
+    def __enter__(self) -> "TritonPod":
         """Starts the server, and waits for the probe that was asked for."""
         self._folder.mkdir(parents=True, exist_ok=True)
         wheel = prepare(DEFAULT_VENV, self._folder / "runtime")

@@ -5,8 +5,6 @@ gRPC client would keep its one connection to it all that time. So connections ar
 it. The Service is played by a forwarder: new connections go where it points now, old ones stay where they are.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import selectors
@@ -82,7 +80,7 @@ class Service:
     def url(self) -> str:
         return f"{LOOPBACK}:{self._listener.getsockname()[1]}"
 
-    def __enter__(self) -> Service:
+    def __enter__(self) -> "Service":
         self._threads[0].start()
         return self
 
@@ -138,7 +136,7 @@ class Client:
                 except (TemporaryError, PermanentError) as error:
                     self.failures.append(error)
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> "Client":
         self._thread.start()
         self.more()
         return self

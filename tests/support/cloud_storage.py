@@ -15,8 +15,6 @@ What neither has of the service: permissions, rate limits, listings in pages, re
 It also breaks what a test asks it to break (`Fault`), on either side of the emulator.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import threading
@@ -285,7 +283,7 @@ class _Server(ThreadingHTTPServer):
 class CloudStorage:
     """The emulator and its front, running between enter and exit, with one bucket, `BUCKET`."""
 
-    def __enter__(self) -> CloudStorage:
+    def __enter__(self) -> "CloudStorage":
         # It sends head and body by themselves: on one machine that costs 40 ms of waiting each time.
         RequestHandler.disable_nagle_algorithm = True
         self._emulator = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)

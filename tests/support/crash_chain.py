@@ -7,8 +7,6 @@ a boundary by number or by name. What SQLite does inside a COMMIT and Arrow insi
 moments instead.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -177,7 +175,7 @@ def end_of(process: int, listen: int, kill_after: float | None) -> dict:
 class Nursery:
     """The process that lives are forked from, between enter and exit."""
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> "Nursery":
         root = Path(__file__).resolve().parents[2]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.crash_chain"],

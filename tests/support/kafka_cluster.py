@@ -4,8 +4,6 @@ confluent-kafka's own switch, `test.mock.num.brokers`, starts the same cluster b
 library beside it does (`rd_kafka_mock_broker_set_down`), and so it is asked directly.
 """
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 
@@ -78,7 +76,7 @@ class KafkaCluster:
         self._library.rd_kafka_mock_cluster_destroy(self._cluster)
         self._library.rd_kafka_destroy(self._client)
 
-    def __enter__(self) -> KafkaCluster:
+    def __enter__(self) -> "KafkaCluster":
         return self
 
     def __exit__(self, *_: object) -> None:

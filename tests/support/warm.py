@@ -4,8 +4,6 @@ Two to three of a small step's four seconds go into its libraries. A forked prog
 working directory, signals and exit code, and nothing of what another one did.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -53,7 +51,7 @@ class Warm:
             start_new_session=True,
         )
 
-    def __enter__(self) -> Warm:
+    def __enter__(self) -> "Warm":
         return self
 
     def __exit__(self, *_: object) -> None:

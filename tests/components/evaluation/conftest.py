@@ -5,8 +5,6 @@ the candidate as stored weights (a DCN whose cross layers and tower are silent i
 served graph of a linear network.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +36,7 @@ class Linear:
     dense: np.ndarray
     categories: tuple[np.ndarray, ...]
 
-    def noisy(self, scale: float, seed: int) -> Linear:
+    def noisy(self, scale: float, seed: int) -> "Linear":
         random = np.random.default_rng(seed)
         return Linear(
             (self.dense + scale * random.normal(size=13)).astype(np.float32),
