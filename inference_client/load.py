@@ -177,7 +177,6 @@ class LoadSettings:
     """Of the arrivals."""
 
     def __post_init__(self) -> None:
-        """Refuses settings that cannot work."""
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise ContractError(f"rate is {self.rate}, expected requests per second above 0")
         if not 0 < self.seconds < float("inf") or not 0 <= self.warm_up_seconds < float("inf"):

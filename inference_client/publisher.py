@@ -53,7 +53,6 @@ class Outcome:
     """`click` or `conversion`."""
 
     def __post_init__(self) -> None:
-        """Refuses what no reader could match."""
         if self.event not in EVENTS:
             raise ContractError(f"outcome event is {self.event!r}, expected one of {EVENTS}")
         if not 0 <= self.row < MAX_ROWS_PER_RECORD:
@@ -138,7 +137,6 @@ class PublisherSettings:
     """Most that those rows take: of rows with more than 60 categories fewer wait."""
 
     def __post_init__(self) -> None:
-        """Refuses settings that cannot work."""
         for name in ("interval_seconds", "close_seconds", "max_queued", "max_queued_bytes"):
             if not getattr(self, name) > 0:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0")

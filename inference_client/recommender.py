@@ -434,13 +434,11 @@ class SyncRecommenderClient:
         log: str | Publisher | None,
         **options: Any,
     ) -> None:
-        """Takes the arguments of `RecommenderClient`."""
         self._client = RecommenderClient(server, recommender=recommender, log=log, **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="recommender client", daemon=True)
 
     def __enter__(self) -> "SyncRecommenderClient":
-        """As `RecommenderClient.__aenter__`."""
         self._thread.start()
         try:
             self._call(self._client.__aenter__())
@@ -452,7 +450,6 @@ class SyncRecommenderClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """As `RecommenderClient.__aexit__`."""
         try:
             self._call(self._client.__aexit__(kind, error, trace))
         finally:

@@ -64,7 +64,6 @@ class ReplaySettings:
     max_consecutive_failures: int = 20
 
     def __post_init__(self) -> None:
-        """Refuses settings that cannot work."""
         if not 0 < self.rate < float("inf"):
             raise ContractError(f"rate is {self.rate}, expected rows per second above 0")
         if not 1 <= self.rows_per_request <= MAX_ROWS_PER_RECORD:

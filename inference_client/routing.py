@@ -167,7 +167,6 @@ class PlannedClient:
         """Shadow requests `answered`, `dropped` (never sent), or failed, by error."""
 
     async def __aenter__(self) -> "PlannedClient":
-        """Follows the plan."""
         await self.plan.start()
         return self
 

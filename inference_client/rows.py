@@ -38,7 +38,6 @@ class FeatureRows:
     """[n, places], see `Features.places`; -1 = missing."""
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self.dense)
 
     def take(self, selection: Any) -> "FeatureRows":

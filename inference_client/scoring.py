@@ -112,7 +112,6 @@ class ClientSettings:
     """How long `close` waits for calls in flight; closing cancels what is left."""
 
     def __post_init__(self) -> None:
-        """Refuses settings that cannot work."""
         if not self.deadline_seconds > 0:
             raise BadRequest(f"deadline_seconds is {self.deadline_seconds}, expected more than 0")
         if self.max_in_flight < 1 or self.max_waiting < 0:
@@ -181,13 +180,11 @@ class ScoringClient:
         """What the version takes by which a model answered last, or was asked about since."""
 
     async def __aenter__(self) -> "ScoringClient":
-        """The client itself."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the connection."""
         await self.close()
 
     @property

@@ -21,7 +21,6 @@ class ReleasedModels:
     """The released versions in a model store."""
 
     def __init__(self, store: Path) -> None:
-        """Reads the model store in the folder `store`."""
         self._store = store
 
     def baseline(self, version: int) -> Baseline | None:

@@ -37,7 +37,6 @@ class RecordSettings:
     """How long ids of archived requests are remembered, to recognise redeliveries."""
 
     def __post_init__(self) -> None:
-        """Refuses values that cannot work."""
         expect(self, "at least 1", lambda value: value >= 1, "archive_roll_rows", "pull_messages")
         seconds = ("conversion_window_seconds", "archive_roll_seconds", "keep_ids_seconds")
         expect(self, "at least 0", lambda value: value >= 0, *seconds)
@@ -63,7 +62,6 @@ class InstallationSettings:
     http: HttpSettings = HttpSettings()
 
     def __post_init__(self) -> None:
-        """Refuses a format that there is not."""
         expect(self, f"one of {', '.join(FORMATS)}", lambda value: value in FORMATS, "log_format")
 
 

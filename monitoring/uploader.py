@@ -58,7 +58,6 @@ class UploaderSettings:
     """Lines on standard error: `text` for people, `json` for a cluster's log collector."""
 
     def __post_init__(self) -> None:
-        """Refuses values that cannot work."""
         expect(self, "above 0", lambda value: value > 0, "interval_seconds")
         expect(self, f"one of {', '.join(FORMATS)}", lambda value: value in FORMATS, "log_format")
         if is_bucket_uri(self.lake_uri):

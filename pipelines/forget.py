@@ -101,7 +101,6 @@ class User:
     """By UTC day, the time of the first row met that holds the user, microseconds since the epoch."""
 
     def __post_init__(self) -> None:
-        """Refuses what names nobody."""
         if self.recommender.data.user is None:
             raise ContractError(f"recommender {self.recommender.name} has no data.user, expected the column of users")
         if not self._holds_words and not re.fullmatch(r"[+-]?\d+", self.text, re.ASCII) or not self.text:
@@ -222,7 +221,6 @@ class Counted(NamedTuple):
     """Other users' rows that name the user in a list."""
 
     def __str__(self) -> str:
-        """For people."""
         mentions = f"{self.num_mentions} rows of others that list the user"
         return ", ".join([f"{self.num_rows} rows"] * bool(self.num_rows) + [mentions] * bool(self.num_mentions))
 

@@ -156,7 +156,6 @@ class Placement:
     later for each, with 4 of them after 7 minutes."""
 
     def __post_init__(self) -> None:
-        """Refuses GPUs that nobody would use, and what the cluster would refuse in the middle of a run."""
         if self.training_gpus < 1:
             raise ContractError(f"training_gpus is {self.training_gpus}, expected at least 1")
         if self.training_gpus > 1 and self.backend != "hugectr":

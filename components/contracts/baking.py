@@ -45,7 +45,6 @@ class BakingSettings:
     """How often a server may have to reload the version because it answers wrongly or not at all."""
 
     def __post_init__(self) -> None:
-        """Refuses limits that decide nothing or always."""
         for name, low, high in _BOUNDS:
             if not low <= (value := getattr(self, name)) <= high:
                 raise ContractError(f"{name} is {value}, expected {low:g} to {high:g}")
@@ -91,6 +90,5 @@ class Findings:
     """What the reason rests on; a number that does not exist is None."""
 
     def __post_init__(self) -> None:
-        """Refuses a state that there is not."""
         if self.state not in STATES:
             raise ContractError(f"state is {self.state!r}, expected one of {', '.join(STATES)}")

@@ -70,7 +70,6 @@ class CategoricalOptions:
     network that multiplies vectors with each other needs all of one length."""
 
     def __post_init__(self) -> None:
-        """Refuses vectors without a number."""
         _require_width(self.embed)
 
 
@@ -96,7 +95,6 @@ class ListOptions:
     """Length of the vectors of its elements, as of a categorical feature. With `table` it is that feature's."""
 
     def __post_init__(self) -> None:
-        """Refuses a list without room, elements of two types, and vectors of two lengths."""
         if self.max < 1:
             raise ContractError(f"max is {self.max}, expected at least 1")
         _require_width(self.embed)

@@ -135,7 +135,6 @@ class ColumnNames:
     this round, and of those without an id of their own, each as a slice."""
 
     def __post_init__(self) -> None:
-        """Refuses names that could not be told apart."""
         names = [self.label, self.request_id, self.row, self.event_time]
         names += [] if self.weight is None else [self.weight]
         if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):

@@ -48,7 +48,6 @@ class Recommender:
     """By section (`SECTIONS`) and name, what differs from the defaults."""
 
     def __post_init__(self) -> None:
-        """Refuses what no room could read."""
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ContractError(
                 f"recommender name is {self.name!r}, expected a letter, then up to 62 letters, digits or underscores, "

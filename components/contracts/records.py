@@ -65,7 +65,6 @@ class PredictionBatch:
     """Its `contracts.recommender.Recommender.digest` as the writer had it; None likewise."""
 
     def __post_init__(self) -> None:
-        """Refuses what could not be read back."""
         n = len(self.scores)
         _check_text("request_id", self.request_id)
         _check_time("time", self.time)
@@ -101,7 +100,6 @@ class PredictionBatch:
                 raise ContractError(f"prediction batch {self.request_id} has {name} outside [0, 1]")
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self.scores)
 
 
@@ -126,7 +124,6 @@ class OutcomeBatch:
     """[n] seconds since the epoch of each event."""
 
     def __post_init__(self) -> None:
-        """Refuses what could not be read back."""
         n = len(self.request_ids)
         _check_text("batch_id", self.batch_id)
         _check_time("time", self.time)
@@ -144,7 +141,6 @@ class OutcomeBatch:
             _check_time("time", time)
 
     def __len__(self) -> int:
-        """Number of outcomes."""
         return len(self.request_ids)
 
 

@@ -33,7 +33,6 @@ class RetrainRequest(Manifest):
     """What the decision was based on, such as auc, threshold, rows, clicks."""
 
     def __post_init__(self) -> None:
-        """Refuses a request that names no run."""
         if not self.request_id or not self.reason:
             raise ContractError(f"retrain request {self.request_id!r} has reason {self.reason!r}, expected both")
 

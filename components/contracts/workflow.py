@@ -92,7 +92,6 @@ class FeatureWorkflow:
     """Of each bucketed feature the least values of its buckets but the first, ascending."""
 
     def __post_init__(self) -> None:
-        """Refuses what could not have been fitted."""
         numeric, slots = self.features.numeric, self.features.slots
         if len(self.vocabularies) != len(slots):
             raise ContractError(f"workflow has {len(self.vocabularies)} vocabularies, expected {len(slots)}")

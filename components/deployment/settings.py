@@ -38,7 +38,6 @@ class ServingSettings:
     """How long a batch may wait for company; 0 = it takes what is there, which costs a lone request nothing."""
 
     def __post_init__(self) -> None:
-        """Refuses what no server takes."""
         if not 1 <= self.instances <= MAX_INSTANCES:
             raise ContractError(f"instances is {self.instances}, expected 1 to {MAX_INSTANCES}")
         names = ("warmup_rows", "max_queued_requests", "queue_timeout_microseconds", "max_queue_delay_microseconds")
@@ -61,7 +60,6 @@ class RolloutSettings(ServingSettings, BakingSettings):
     live model and logged, not served) or `none` (judged and kept; a person promotes it, or nobody does)."""
 
     def __post_init__(self) -> None:
-        """Refuses a rollout that there is not."""
         ServingSettings.__post_init__(self)
         BakingSettings.__post_init__(self)
         if self.rollout not in ROLLOUTS:

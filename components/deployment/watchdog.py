@@ -71,7 +71,6 @@ class Watchdog:
     """Killed deployments that were taken back."""
 
     def __post_init__(self) -> None:
-        """Prepares the memory from round to round."""
         # A version's number is never given to other weights, so its rows stay the same.
         self._golden = lru_cache(maxsize=4)(lambda version: self._repository.published.golden_rows(version))
         self._strikes: Counter[str] = Counter()

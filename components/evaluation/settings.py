@@ -21,7 +21,6 @@ class GateSettings:
     """Factor by which expected clicks may exceed, or fall short of, observed ones."""
 
     def __post_init__(self) -> None:
-        """Refuses thresholds that no model can meet or miss."""
         for name in ("min_auc", "max_auc_loss"):
             if not 0.0 <= (value := getattr(self, name)) <= 1.0:
                 raise ContractError(f"{name} is {value}, expected a number in [0, 1]")

@@ -80,7 +80,6 @@ class IngestSettings:
     """Share of a file's rows that may be malformed before the command stops; in [0, 1]."""
 
     def __post_init__(self) -> None:
-        """Refuses values out of range."""
         if (self.last_day is None) != (self.days is None):
             raise ContractError(
                 f"last_day is {self.last_day} and days is {self.days}, expected both, or none: rows keep their times"

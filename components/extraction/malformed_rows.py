@@ -58,11 +58,9 @@ class MalformedRows:
         self._file: IO[str] | None = None
 
     def __enter__(self) -> "MalformedRows":
-        """Returns itself; the file is closed on exit."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Closes the file."""
         if self._file is not None:
             self._file.close()
 

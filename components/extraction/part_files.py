@@ -47,12 +47,10 @@ class PartWriter:
         self._num_written = 0
 
     def __enter__(self) -> "PartWriter":
-        """Itself; the last file is finished on the way out."""
         self._folder.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Finishes the last file."""
         if error is None and self._num_pending:
             self._write_group(self._num_pending)
         self._finish_file()

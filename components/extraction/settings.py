@@ -46,7 +46,6 @@ class ExtractionSettings:
     final."""
 
     def __post_init__(self) -> None:
-        """Refuses values out of range."""
         if not 0 < self.holdout_fraction < 1:
             raise ContractError(f"holdout_fraction is {self.holdout_fraction}, expected more than 0 and less than 1")
         if not 0 <= self.max_malformed_fraction <= 1:

@@ -42,7 +42,6 @@ class NetworkConfig:
     """Share of tower activations that training sets to zero; 0 = none."""
 
     def __post_init__(self) -> None:
-        """Refuses shapes that no network has."""
         _require_at_least(0, "num_dense", self.num_dense)
         _require_at_least(0, "num_categorical", self.num_categorical)
         _require_at_least(1, "num_dense + num_categorical", self.num_dense + self.num_categorical)
@@ -97,7 +96,6 @@ class DcnConfig(NetworkConfig):
     """Rank of the cross layers' matrices (DCN v2); 0 = DCN v1, whose cross layers have one weight vector each."""
 
     def __post_init__(self) -> None:
-        """Refuses shapes that no DCN has."""
         super().__post_init__()
         _require_at_least(1, "num_cross_layers", self.num_cross_layers)
         _require_at_least(0, "projection_dim", self.projection_dim)
@@ -140,7 +138,6 @@ class DlrmConfig(NetworkConfig):
     logit_weights = ("final.weight",)
 
     def __post_init__(self) -> None:
-        """Refuses inputs of which no two vectors can be multiplied."""
         super().__post_init__()
         if self.num_categorical + bool(self.num_dense) < 2:
             raise ContractError(

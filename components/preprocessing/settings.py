@@ -37,7 +37,6 @@ class PreprocessingSettings:
     rows are never thinned."""
 
     def __post_init__(self) -> None:
-        """Refuses numbers out of range."""
         for name in ("frequency_threshold", "partition_rows"):
             value = getattr(self, name)
             if value < 1:

@@ -51,7 +51,6 @@ class Arm:
     """The version that is meant to answer there; the reply names the one that did."""
 
     def __post_init__(self) -> None:
-        """Refuses a name or a version that Triton cannot have."""
         _expect(
             "model_name", self.model_name, isinstance(self.model_name, str) and bool(self.model_name), expected="a name"
         )
@@ -85,7 +84,6 @@ class TrafficPlan(Manifest):
     here so that a stage and its beginning are one write."""
 
     def __post_init__(self) -> None:
-        """Refuses what no client could follow."""
         _expect(
             "sequence", self.sequence, type(self.sequence) is int and self.sequence >= 1, expected="an integer from 1"
         )

@@ -34,7 +34,6 @@ class SolverSettings:
     """Rows written as one set of Parquet files while the set before is trained."""
 
     def __post_init__(self) -> None:
-        """Refuses what HugeCTR would refuse later, or not at all."""
         for name in ("loss_interval", "stage_rows"):
             if getattr(self, name) < 1:
                 raise ContractError(f"{name} is {getattr(self, name)}, expected at least 1")
@@ -81,7 +80,6 @@ class TrainingSettings:
     """HugeCTR's own settings."""
 
     def __post_init__(self) -> None:
-        """Refuses settings that cannot train."""
         for name in ("learning_rate", "epsilon", "checkpoint_minutes"):
             if not 0.0 < getattr(self, name) < float("inf"):
                 raise ContractError(f"{name} is {getattr(self, name)}, expected a positive number")

@@ -21,7 +21,6 @@ class StopRequest:
     """Whether SIGTERM came, and what it does now."""
 
     def __init__(self) -> None:
-        """Starts unasked."""
         self.came = False
         self._deferred = False
 

@@ -60,7 +60,6 @@ class PassOrder:
     """
 
     def __init__(self, part: PassRows, seed: int, *, in_time_order: bool = False) -> None:
-        """Makes the order that `seed` decides."""
         self._part = part
         self._seed = seed
         self._offset = float(np.random.default_rng([seed, 1]).random())
@@ -77,7 +76,6 @@ class PassOrder:
         self._window_number = -1
 
     def __len__(self) -> int:
-        """Rows of the pass."""
         return len(self._part)
 
     def rows(self, start: int, stop: int) -> NDArray[np.int64]:

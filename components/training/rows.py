@@ -47,7 +47,6 @@ class Rows:
     """Finite and at least 0, [n]; None where each row counts 1."""
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self.labels)
 
     def __getitem__(self, part: slice) -> "Rows":

@@ -65,7 +65,6 @@ class ValidationSettings:
     """UTC days (YYYY-MM-DD) whose rows offend `named_rows`."""
 
     def __post_init__(self) -> None:
-        """Refuses thresholds that no measurement can meet."""
         for rule, action in self.actions.items():
             _check_action(rule, action)
         for each in fields(self):

@@ -46,7 +46,6 @@ class RowTotal(NamedTuple):
     """Sum over requests of its rows of the kind times all its rows."""
 
     def __add__(self, other: "RowTotal") -> "RowTotal":  # type: ignore[override]
-        """The rows of both."""
         return RowTotal(*(mine + theirs for mine, theirs in zip(self, other)))
 
 

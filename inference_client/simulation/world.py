@@ -58,7 +58,6 @@ class Drift:
     """How many per column."""
 
     def __post_init__(self) -> None:
-        """Refuses changes that do not fit the columns."""
         if wrong := (set(self.columns) | set(self.new_category_columns)) - set(CATEGORICAL):
             raise ContractError(f"drift names columns {sorted(wrong)}, expected some of C1..C26")
         if not 0.0 <= self.new_category_share < 1.0:

@@ -73,7 +73,6 @@ class PodQueue:
     _running: list[_Batch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """All instances are free."""
         self._free = [self.now] * self.settings.instances
         heapify(self._free)
 

@@ -59,7 +59,6 @@ class ActingSettings:
     notifications: NotificationSettings = NotificationSettings()
 
     def __post_init__(self) -> None:
-        """Refuses a trigger that cannot start a run."""
         expect(self, f"one of {', '.join(TRIGGERS)}", lambda value: value in TRIGGERS, "trigger")
         expect(self, "at least 0", lambda value: value >= 0, "upload_wait_seconds")
         if self.trigger == "local" and not self.run_command.strip():

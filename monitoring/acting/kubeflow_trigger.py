@@ -48,7 +48,6 @@ class KubeflowSettings:
     """Kubeflow trigger: JSON object of further pipeline parameters, such as the store and the lake."""
 
     def __post_init__(self) -> None:
-        """Refuses parameters that are no JSON object."""
         try:
             is_object = isinstance(json.loads(self.pipeline_arguments), dict)
         except ValueError:

@@ -53,7 +53,6 @@ class NotificationSettings:
     """Where people reach the status page; becomes the messages' link."""
 
     def __post_init__(self) -> None:
-        """Refuses reminders without a pause, and an address in place of its file."""
         expect(self, "above 0", lambda value: value > 0, "remind_seconds")
         if "://" in self.webhook_file:
             raise ContractError("webhook_file is an address, expected the name of a file that holds it")

@@ -75,7 +75,6 @@ class BakingPolicy:
     name = BAKING
 
     def __init__(self, settings: BakingSettings) -> None:
-        """Decides by `settings`."""
         self._settings = settings
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:

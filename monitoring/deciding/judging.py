@@ -51,7 +51,6 @@ class JudgeSettings:
     """How long a bucket of features, and the verdict on which version serves, wait for predictions that come late."""
 
     def __post_init__(self) -> None:
-        """Refuses values that judge nothing or never."""
         expect(self, "at least 1", lambda value: value >= 1, "window_rows")
         expect(self, "at least 0", lambda value: value >= 0, "attribution_window_seconds", "drift_grace_seconds")
         rule = f"at least {MIN_DECIDE_SECONDS}"

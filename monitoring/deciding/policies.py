@@ -59,7 +59,6 @@ class PolicySettings:
     """Time that a version may serve before the schedule requests its successor."""
 
     def __post_init__(self) -> None:
-        """Refuses values that decide nothing, never or always."""
         if self.notify_only and not set(split_names(self.notify_only)) <= POLICIES.keys():
             raise ContractError(
                 f"notify_only is {self.notify_only!r}, expected some of {', '.join(POLICIES)}, by commas"
@@ -82,7 +81,6 @@ class _ConfiguredPolicy:
     name: str
 
     def __init__(self, settings: PolicySettings) -> None:
-        """Decides by `settings`."""
         self._settings = settings
 
     def _decision(self, shown: Evidence, action: Action, reason: str, /, **numbers: float | None) -> Decision:

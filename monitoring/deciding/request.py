@@ -27,7 +27,6 @@ class RecipeSettings:
     """Incremental runs refused in a row after which the next run is full; 0 = this rule is off."""
 
     def __post_init__(self) -> None:
-        """Refuses rules that no run can meet."""
         expect(self, "at least 0", lambda value: value >= 0, "full_every_releases", "full_after_refusals")
 
 

@@ -34,7 +34,6 @@ class RestraintSettings:
     """Most requests in any 24 hours."""
 
     def __post_init__(self) -> None:
-        """Refuses values that allow no run or no pause."""
         expect(self, "at least 1", lambda value: value >= 1, "daily_budget")
         expect(self, "at least 0", lambda value: value >= 0, "cooldown_seconds")
         expect(self, "above 0", lambda value: value > 0, "failure_backoff_seconds")

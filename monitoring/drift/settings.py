@@ -23,7 +23,6 @@ class DriftSettings:
     """Least rise of an integer column's share of outliers that is an alarm."""
 
     def __post_init__(self) -> None:
-        """Refuses settings that judge nothing."""
         expect(self, "at least 0", lambda value: value >= 0, "drift_bucket_seconds")
         expect(self, "at least 1", lambda value: value >= 1, "drift_min_rows")
         expect(self, "inside (0, 1)", lambda value: 0 < value < 1, "drift_false_discovery_rate")

@@ -22,7 +22,6 @@ class Sketch:
     """Counts of one bucket."""
 
     def __init__(self, layout: Layout) -> None:
-        """No rows yet."""
         self.layout = layout
         self.rows = 0
         self.requests = 0

@@ -46,12 +46,10 @@ class ClickDelays:
     """
 
     def __init__(self, kept: int = KEPT_DELAYS) -> None:
-        """None yet."""
         self._newest: deque[float] = deque(maxlen=kept)
         self._sorted: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
-        """Delays held."""
         return len(self._newest)
 
     def update(self, delays: NDArray[np.floating]) -> None:

@@ -32,7 +32,6 @@ class RowWindow:
     """
 
     def __init__(self, capacity: int) -> None:
-        """Empty."""
         self._capacity = capacity
         # The live rows are one slice, moved to the front when the room behind is used up: once per as many rows.
         self._labels, self._scores = np.zeros(2 * capacity, np.uint8), np.zeros(2 * capacity, np.float32)
@@ -40,7 +39,6 @@ class RowWindow:
         self._end = self._num_requests = 0
 
     def __len__(self) -> int:
-        """Rows in the window."""
         return min(self._end, self._capacity)
 
     @property

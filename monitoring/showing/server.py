@@ -37,7 +37,6 @@ class HttpSettings:
     """Port of the same; 0 = a free one, written to `<state>/http.json`."""
 
     def __post_init__(self) -> None:
-        """Refuses a port that does not exist."""
         if not 0 <= self.http_port < 65536:
             raise ContractError(f"http_port is {self.http_port}, expected 0 to 65535")
 

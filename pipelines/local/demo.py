@@ -148,7 +148,6 @@ class Demo:
     """Where the monitor's page is, once it is up."""
 
     def __post_init__(self) -> None:
-        """Prepares the readers of what the processes will write."""
         self.timeline = JsonLines(self.services.monitor_state / "timeline.jsonl")
         self.events = JsonLines(self.services.monitor_state / "events.jsonl")
         self.decisions = JsonLines(self.services.monitor_state / "decisions.jsonl")

@@ -246,7 +246,6 @@ class Stack:
             process.wait()
 
     def __enter__(self) -> "Stack":
-        """The stack."""
         return self
 
     def __exit__(self, *_: object) -> None:

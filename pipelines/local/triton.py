@@ -185,13 +185,11 @@ class TritonServer:
         self._is_swept = True
 
     def __enter__(self) -> "TritonServer":
-        """Starts the server."""
         return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stops it, whatever happened."""
         self.stop()
 
     @property

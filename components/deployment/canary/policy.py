@@ -62,7 +62,6 @@ class Pairs:
     """[n] category of the user that a row belongs to, or a number of the request, below 0 where there are users."""
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self.labels)
 
     def first(self, num_rows: int) -> "Pairs":
@@ -146,7 +145,6 @@ class CanaryPolicy:
     """Highest mean time in the model, as a multiple of the stable arm's."""
 
     def __post_init__(self) -> None:
-        """Refuses rules that could not work."""
         if not self.shares or list(self.shares) != sorted(set(self.shares)) or self.shares[0] <= 0:
             raise ContractError(f"shares are {self.shares}, expected growing ones above 0")
         if self.shares[-1] >= 1:

@@ -48,7 +48,6 @@ class GoldenRows:
     """[n]."""
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self.expected)
 
     def sample(self, num_rows: int = NUM_GOLDEN_ROWS) -> "GoldenRows":

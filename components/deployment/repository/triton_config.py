@@ -46,7 +46,6 @@ class ServingOptions(ServingSettings):
     """`cpu` or `gpu`; a MIG slice is a GPU to the server. The python backend's model runs on the CPU."""
 
     def __post_init__(self) -> None:
-        """Refuses what no server takes."""
         super().__post_init__()
         if self.server not in SERVERS:
             raise ContractError(f"server is {self.server!r}, expected one of {', '.join(SERVERS)}")

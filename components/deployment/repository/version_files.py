@@ -51,7 +51,6 @@ class VersionRecord(Manifest):
     """Every file beside the record itself."""
 
     def __post_init__(self) -> None:
-        """Refuses a record without graph or golden rows."""
         if not {GRAPH_FILE, GOLDEN_FILE} <= (names := {file.name for file in self.files}):
             raise ContractError(f"names {sorted(names)}, expected {GRAPH_FILE} and {GOLDEN_FILE} among them")
 
