@@ -19,6 +19,7 @@
 # make benchmark-policies   false alarms and delays of the monitor's policies on planted streams (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-gate     how often the gate releases, refuses and cannot tell, and what follows (BENCHMARK_FLAGS=--quick: two minutes)
 # make benchmark-round      seconds from trigger to serving, by step, for rounds of 1k to 1M rows (BENCHMARK_FLAGS=--quick: three minutes)
+# make benchmark-year       what a year of hourly rounds leaves in a store, and what reading it costs (after make demo; ten minutes)
 # make benchmark-extraction rows/s and memory of Criteo TSV.gz to Parquet beside pyarrow (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-validation validation's false alarms and power beside TFDV's (BENCHMARK_FLAGS=--quick: two minutes)
 # Each builds the environments that it needs, once; later calls take what is there while the locks are unchanged.
@@ -31,7 +32,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help python environments demo test test-images check manifests images sbom audit kind client-wheel benchmarks benchmark-training \
 	benchmark-lists benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies \
-	benchmark-gate benchmark-round benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock dependencies clean
+	benchmark-gate benchmark-round benchmark-year benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock dependencies clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -166,6 +167,9 @@ benchmark-gate: environments
 
 benchmark-round: environments
 	@exec $(DRIVER) -m benchmarks.round $(BENCHMARK_FLAGS)
+
+benchmark-year: environments
+	@exec $(DRIVER) -m benchmarks.year $(BENCHMARK_FLAGS)
 
 benchmark-extraction: environments
 	@exec $(DRIVER) -m benchmarks.extraction $(BENCHMARK_FLAGS)

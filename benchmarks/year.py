@@ -1,0 +1,189 @@
+"""What a year of hourly rounds leaves in an installation, and what reading it costs: `make benchmark-year`.
+
+The rounds themselves are not run: each is a copy of the demo's last one (`make demo` first), under its own names and
+times, with the journal lines that the deployment writes, and `evergreen collect` runs every night. Weights and graphs
+are hard links, whose sizes count in full. At the end of a day, a month and a year the real code that reads the store is
+timed, in CPU seconds of this process. What a round costs by itself is `benchmarks.round`'s to say.
+
+A column of categories then lives through as many rounds under the shipped rules, with and without a time to live.
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from datetime import datetime, timedelta, timezone
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.command import benchmark_parser, documented
+from components.contracts.workflow import TOMBSTONE
+from components.preprocessing.settings import PreprocessingSettings
+from components.preprocessing.vocabularies import next_column, unseen_column
+from components.runtime.durable import append_line
+from components.store import collect, promotion_journal
+from components.store.models import graph_folder, model_folder, release_path
+from components.store.runs import find_outcome
+from monitoring.memory.database import Database
+from monitoring.showing.page import read_history
+from monitoring.showing.store_status import RunCounter
+from pipelines.models import print_models
+from pipelines.runs import read_runs
+
+BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+HOURS = {"a day": 24, "30 days": 720, "a year": 8_760}
+TIMES = ("time", "created_at", "published_at", "ended_at", "started_at")
+"""Fields that say when something was done, and decide what may be collected."""
+NEW_ITEMS, ROWS, SHELF_DAYS = 20, 2_000, 14
+"""Of the column: items that are new in an hour, rows of an hour, and days for which an item is shown."""
+
+
+class Year:
+    """A copy of `source`, to which hours are added."""
+
+    def __init__(self, source: Path, store: Path) -> None:
+        """Copies the store; its last release is what every further round repeats.
+
+        Raises:
+            FileNotFoundError: there is no finished demo.
+        """
+        shutil.copytree(source, store)
+        self.store = store
+        self._last = promotion_journal.read_journal(store)[-1]
+        outcomes = [
+            path
+            for path in (store / "runs").glob("*/outcome.json")
+            if f'"version": {self._last.version},' in path.read_text()
+        ]
+        self._run = outcomes[0].parent
+        entries = promotion_journal.read_entries(store)
+        self._lines = [line for line in entries if line.version == self._last.version]
+
+    def add_hour(self, number: int) -> datetime:
+        """Adds round `number` from 1 with all that it leaves; when that was."""
+        version, model_id = self._last.version + number, f"{self._last.model_id}-{number:05d}"
+        moment = BEGIN + timedelta(hours=number)
+        renamed = {self._last.model_id: model_id, self._run.name: f"{self._run.name}-{number:05d}"}
+
+        def aged(value: Any, key: str = "") -> Any:
+            if isinstance(value, dict):
+                return {name: aged(each, name) for name, each in value.items()}
+            if isinstance(value, list):
+                return [aged(each) for each in value]
+            if key in TIMES and value:
+                return moment.isoformat()
+            if key in ("version", "previous_version") and value is not None:
+                return version - (key == "previous_version")
+            for old, new in renamed.items():
+                value = value.replace(old, new) if isinstance(value, str) else value
+            return value
+
+        def repeat(source: Path, target: Path) -> None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                for path in source.iterdir():
+                    repeat(path, target / path.name)
+            elif source.suffix == ".json" and source.stat().st_size < 2**20:
+                target.write_text(json.dumps(aged(json.loads(source.read_text()))))
+            else:
+                os.link(source, target)
+
+        store, last = self.store, self._last
+        repeat(model_folder(store, last.model_id), model_folder(store, model_id))
+        repeat(store / "verdicts" / last.model_id, store / "verdicts" / model_id)
+        repeat(release_path(store, last.version), release_path(store, version))
+        repeat(graph_folder(store, last.version), graph_folder(store, version))
+        repeat(self._run, self._run.with_name(renamed[self._run.name]))
+        for line in self._lines:
+            append_line(store / promotion_journal.JOURNAL_FILE, json.dumps(aged(vars(line))))
+        return moment
+
+
+def cpu_seconds(work: Callable[[], Any]) -> float:
+    """CPU seconds of this process during `work`, whose output is dropped."""
+    begun = time.process_time()
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        work()
+    return time.process_time() - begun
+
+
+def measured(year: Year, folder: Path, now: datetime) -> dict[str, float]:
+    """Sizes and CPU seconds at `now`."""
+    store, counter = year.store, RunCounter(year.store, Database(folder / "memory.db"))
+    files = [path for path in store.rglob("*") if path.is_file()]
+    heavy = [path for path in files if path.stat().st_nlink > 1]
+    newest = max((store / "runs").glob("*/outcome.json"), key=lambda path: path.stat().st_mtime)
+    trigger = json.loads(newest.read_text())["trigger_id"]
+    promotion_journal._parsed_lines.cache_clear()
+    return {
+        "files": len(files),
+        "MiB of weights and graphs": sum(path.stat().st_size for path in heavy) / 2**20,
+        "MiB of all else": sum(path.stat().st_size for path in files if path not in set(heavy)) / 2**20,
+        "MiB of the journal": (store / promotion_journal.JOURNAL_FILE).stat().st_size / 2**20,
+        "s, journal read anew": cpu_seconds(lambda: promotion_journal.current(store)),
+        "s, journal read again": cpu_seconds(lambda: promotion_journal.current(store)),
+        "s, monitor's first look at runs": cpu_seconds(lambda: counter.count(now.timestamp())),
+        "s, its later looks": cpu_seconds(lambda: counter.count(now.timestamp())),
+        "s, history for the status page": cpu_seconds(lambda: read_history(folder, store)),
+        "s, outcome of one run": cpu_seconds(lambda: find_outcome(store, trigger)),
+        "s, evergreen models": cpu_seconds(lambda: print_models(store)),
+        "s, evergreen runs": cpu_seconds(lambda: read_runs(store)),
+        "s, evergreen collect": cpu_seconds(lambda: collect.main(["--store", str(store)], now=now)),
+    }
+
+
+def vocabulary_ids(rounds: int, ttl_days: float) -> dict[str, int]:
+    """Ids of a column after so many hourly rounds, and how many of them hold a category."""
+    random = np.random.default_rng(0)
+    rules = PreprocessingSettings(category_ttl_days=ttl_days)
+    column = unseen_column(np.zeros(0, np.int64))
+    for hour in range(rounds):
+        newest = (hour + 1) * NEW_ITEMS
+        oldest = max(0, newest - SHELF_DAYS * 24 * NEW_ITEMS)
+        seen, counts = np.unique(random.integers(oldest, newest, ROWS), return_counts=True)
+        column = next_column(column, seen, counts, now=(hour + 1) * 3_600_000_000, rules=rules)
+    live = int((column.vocabulary != TOMBSTONE).sum())
+    return {"ids": len(column.vocabulary), "live": live, "remembered without an id": len(column.candidates.categories)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark."""
+    parser = benchmark_parser("year", __doc__, quick="30 days instead of a year")
+    parser.add_argument("--store", type=Path, default=Path("build/demo/store"), help="default: %(default)s")
+    flags = parser.parse_args(argv)
+    hours = {name: count for name, count in HOURS.items() if not flags.quick or count <= 720}
+    with documented(flags) as document, tempfile.TemporaryDirectory(dir=flags.store.parent) as folder:
+        year = Year(flags.store, Path(folder) / "store")
+        results: dict[str, dict[str, float]] = {}
+        for number in range(1, max(hours.values()) + 1):
+            now = year.add_hour(number)
+            if number % 24 == 0:
+                with redirect_stdout(StringIO()):
+                    collect.main(["--store", str(year.store), "--yes"], now=now)
+            for name, count in hours.items():
+                if number == count:
+                    place = Path(folder) / name
+                    place.mkdir()
+                    results[name] = measured(year, place, now)
+        print(f"{'':34}" + "".join(f"{name:>12}" for name in results))
+        for row in next(iter(results.values())):
+            print(f"{row:34}" + "".join(f"{of[row]:12.3f}" for of in results.values()))
+        document["store"] = results
+        document["vocabulary"] = {
+            f"ttl {ttl:g} days": {name: vocabulary_ids(count, ttl) for name, count in hours.items()}
+            for ttl in (0.0, 30.0)
+        }
+        for rules, ids in document["vocabulary"].items():
+            print(f"{rules}: {ids}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
