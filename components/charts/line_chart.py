@@ -46,13 +46,7 @@ def line_chart(
 ) -> str:
     """The chart as SVG text; an empty string where there is no point to draw.
 
-    Args:
-        lines: What is drawn; x in `x_unit`.
-        y_label: What the vertical axis measures.
-        marks: Events.
-        levels: Horizontal lines, (value, label).
-        from_zero: Whether the vertical axis begins at 0.
-        x_unit: Written beside the numbers of the horizontal axis.
+    `levels` are horizontal lines, (value, label); `x_unit` is written beside the numbers of the horizontal axis.
     """
     xs = [x for line in lines for x in line.x]
     ys = [y for line in lines for values in (line.y, line.low, line.high) for y in values if y is not None]

@@ -44,11 +44,7 @@ def html_table(
 ) -> str:
     """A table whose cells are markup already; the first names its row. It scrolls in its own box, by keys too.
 
-    Args:
-        head: Names of the columns.
-        rows: Cells in the order of `head`.
-        caption: What the table shows.
-        numbers: Places of the columns that hold numbers.
+    `numbers` are the places of the columns that hold numbers.
     """
 
     def cell(place: int, text: str) -> str:

@@ -65,11 +65,8 @@ def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[
 def roc_auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
     """Exact area under the ROC curve, ties counted half; `None` unless both classes are present.
 
-    Mann-Whitney form: the share of (click, other) pairs in which the click scores higher.
-
-    Args:
-        labels: 0 or 1, shape [n].
-        scores: Finite numbers, shape [n]; only their order counts.
+    Mann-Whitney form: the share of (click, other) pairs in which the click scores higher. Labels are 0 or 1, scores
+    finite numbers of which only the order counts; both are [n].
 
     Raises:
         ContractError: shapes differ, a label is neither 0 nor 1, or a score is not finite.
@@ -185,12 +182,8 @@ def auc_estimate(labels: ArrayLike, scores: ArrayLike, *, groups: ArrayLike) -> 
     """AUC with DeLong's standard error (DeLong et al. 1988) for rows that come in groups (Obuchowski 1997).
 
     The interval is one of the AUC's logit by Student's t: an AUC near 1 is skewed, and never lies above 1. Where every
-    row is its own group the standard error is DeLong's.
-
-    Args:
-        labels: 0 or 1, [n].
-        scores: Finite numbers, [n].
-        groups: The request of each row, strings or integers, [n]: rows of one request share their user.
+    row is its own group the standard error is DeLong's. Labels are 0 or 1, scores finite; `groups` is the request of
+    each row, strings or integers: rows of one request share their user. All are [n].
 
     Returns:
         None where there is no interval: see `grouped_deviation`; an AUC of exactly 0 or 1 has none either.
@@ -291,12 +284,8 @@ def expected_calibration_error(labels: ArrayLike, scores: ArrayLike, *, bins: in
     Sum over bins of (rows of the bin / rows) |mean score - click rate| (Naeini et al. 2015), the bins cut the rows by
     rank (Nixon et al. 2019): bins of equal width would leave all but one empty at click rates of some percent. Rows of
     one score share their click rate, so that the order of rows does not matter where a bin's edge falls among them. It
-    is not 0 for calibrated scores: noise alone adds about sqrt(2 bins rate / (pi rows)).
-
-    Args:
-        labels: 0 or 1, shape [n].
-        scores: Probabilities, shape [n].
-        bins: At least 1.
+    is not 0 for calibrated scores: noise alone adds about sqrt(2 bins rate / (pi rows)). Labels are 0 or 1, scores
+    probabilities, both [n]; `bins` is at least 1.
 
     >>> expected_calibration_error([0, 1, 1, 1], [0.25, 0.25, 0.75, 0.75], bins=2)
     0.25
@@ -325,12 +314,8 @@ class UserQuality(NamedTuple):
 def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> UserQuality:
     """GAUC and NDCG over users who have both a click and a row without one.
 
-    Rows of one user with equal scores share the discounts of the places that they take together.
-
-    Args:
-        labels: 0 or 1, [n].
-        scores: Finite numbers, [n].
-        users: The user of each row, strings or integers, [n].
+    Rows of one user with equal scores share the discounts of the places that they take together. Labels are 0 or 1,
+    scores finite, users strings or integers; all are [n].
 
     Raises:
         ContractError: as `roc_auc`, or there is not one user for each row.

@@ -179,10 +179,7 @@ def _parsed(path: str, text: str) -> Any:
 def settings_of(kind: type[T], values: Mapping[str, Any], *, path: str) -> T:
     """`values` as the dataclass `kind`, strictly typed; a list stands for a tuple, an integer for a float.
 
-    Args:
-        kind: The dataclass.
-        values: As JSON or YAML holds them.
-        path: Where they come from, named in errors.
+    `values` are as JSON or YAML holds them; `path`, where they come from, is named in errors.
 
     Raises:
         ContractError: a name is unknown, a value is of another type, or the class refuses it.

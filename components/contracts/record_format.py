@@ -176,9 +176,7 @@ class RecordFormat:
     def decode(self, content: bytes, *, recommender: str | None = None) -> Record:
         """The record in a message; a feature that the message lacks is missing in all its rows.
 
-        Args:
-            content: The message.
-            recommender: Name of the one whose predictions are expected; a record that names none passes.
+        `recommender` names the one whose predictions are expected; a record that names none passes.
 
         Raises:
             ContractError: no message of this schema, predictions of another recommender, a field that has another type

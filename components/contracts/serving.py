@@ -104,9 +104,7 @@ def named_inputs(dense: NDArray[Any], categorical: NDArray[Any]) -> dict[str, ND
 class ColumnMap:
     """Rows for one model from rows of other columns: by name, and what the model takes and the rows lack is missing.
 
-    Args:
-        rows: The columns of the rows, see `Features.columns`.
-        model: Those that the model takes.
+    Both are given by their columns, see `Features.columns`.
     """
 
     def __init__(self, rows: Mapping[str, Sequence[str]], model: Mapping[str, Sequence[str]]) -> None:

@@ -24,11 +24,8 @@ from components.store.promotion_journal import Promotion
 def promote_version(site: Site, version: int, *, reason: str, decision: str | None = None) -> Promotion:
     """The line that made a prepared version (a canary) live, in the site that the caller opened.
 
-    Args:
-        site: Where.
-        version: Has a manifest and a graph in the store; its folder may be in the repository already.
-        reason: Why, for the journal.
-        decision: What was decided of it, if anything was.
+    The version has a manifest and a graph in the store; its folder may be in the repository already. `reason` and
+    `decision` are for the journal.
 
     Raises:
         ContractError, TemporaryError, PermanentError: as `make_live`; what was live is live.

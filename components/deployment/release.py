@@ -66,12 +66,8 @@ def release(
 ) -> Release:
     """The release that made `model` live; a model that is live already keeps its release.
 
-    Args:
-        model: The model.
-        verdict: Evaluation's verdict on it.
-        raw: The rows that it was judged by.
-        settings: Where and how.
-        override: Why it goes live whatever the verdict decided or compared with (`promote`); None = the verdict counts.
+    `override` says why it goes live whatever the verdict decided or compared with (`promote`); None = the verdict
+    counts.
 
     Raises:
         ContractError: the inputs do not belong together, or parity fails.
@@ -190,12 +186,7 @@ def prepare_version(
 ) -> Release:
     """The manifest of a new version, its graph proven and kept in the store; no server is notified, nothing is live.
 
-    Args:
-        site: Where.
-        model: The model.
-        verdict: Its scores of the held-out rows are what the graph must repeat.
-        raw: Those rows.
-        settings: How it will be served.
+    The verdict's scores of the held-out rows of `raw` are what the graph must repeat.
 
     Raises:
         ContractError: the graph differs from training; nothing is left of it.

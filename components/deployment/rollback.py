@@ -31,11 +31,8 @@ def rollback(
 ) -> Promotion:
     """The journal's entry that made the version live; an older entry where withdrawing a killed deployment was enough.
 
-    Args:
-        settings: Where, and for whom.
-        to_version: The version wanted; None = see the module.
-        reason: Why, for the journal.
-        of: The line that made the live version live, where nobody but the controller asks: its model is barred.
+    `to_version` None = see the module; `of` is the line that made the live version live, where nobody but the
+    controller asks: its model is barred.
 
     Raises:
         Refused: another version than that of `of` is live by now.

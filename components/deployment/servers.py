@@ -97,12 +97,7 @@ def bring_up(server: Triton, name: str, *, version: int, golden: GoldenRows, pat
 def probe(server: Triton, name: str, *, version: int, golden: GoldenRows, named: bool = True) -> None:
     """Returns if the server answers the golden rows with the expected scores.
 
-    Args:
-        server: The server to ask.
-        name: Model.
-        version: Version that must answer.
-        golden: Rows and their training-side scores.
-        named: Whether to ask for the version; otherwise Triton chooses, as it does for clients.
+    `named` asks for the version; otherwise Triton chooses, as it does for clients.
 
     Raises:
         PermanentError: another version answered, or a score is off by more than the tolerance.

@@ -36,11 +36,8 @@ T = TypeVar("T")
 def make_live(site: Site, target: Release, line: Promotion, *, options: ServingOptions) -> Promotion:
     """The journal's line that made `target` live on every server.
 
-    Args:
-        site: Where.
-        target: The version; its graph and golden rows are in the store, or still in the repository.
-        line: What the journal will say (`Site.entry`); announced as an intent first.
-        options: How it is served.
+    Graph and golden rows of `target` are in the store, or still in the repository; `line` is what the journal will say
+    (`Site.entry`), announced as an intent first.
 
     Raises:
         ContractError: its files are absent or damaged.

@@ -109,12 +109,8 @@ def verify(
 ) -> Verification:
     """What was found about `version`.
 
-    Args:
-        version: Of the served model.
-        store: The model store.
-        lake: Folder or bucket with day partitions: the lake, or the monitor's archive.
-        tolerance: Largest accepted difference of one probability.
-        limit: Most rows that are scored, in the lake's order; None = all.
+    `lake` may be the monitor's archive; `tolerance` is the largest accepted difference of one probability; at most
+    `limit` rows are scored, in the lake's order.
 
     Raises:
         ContractError: the version was never released, or a file of the lake is damaged.

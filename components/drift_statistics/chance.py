@@ -176,13 +176,8 @@ def design_effect(same: int, pairs: int, *, shares: NDArray[np.float64], mean_ro
 
     The correlation of two rows of a request is by how much more often than by chance they agree: 0 where they are
     independent, 1 where a request's rows are all alike. Never below 0; 1, the worst, where nothing tells: no pair was
-    seen, or all rows are in one cell (a bucket of few requests may lack a value by chance alone).
-
-    Args:
-        same: Pairs that agree.
-        pairs: Pairs.
-        shares: Share of each cell, [k], sum 1.
-        mean_rows: Rows of a random row's request.
+    seen, or all rows are in one cell (a bucket of few requests may lack a value by chance alone). Of `pairs` of rows
+    `same` agree; `shares` are those of each cell, [k], sum 1; `mean_rows` are those of a random row's request.
     """
     if mean_rows <= 1:
         return 1.0

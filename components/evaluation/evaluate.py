@@ -56,14 +56,9 @@ def evaluate(
 ) -> Evaluation:
     """The evaluation of `model` on the held-out rows.
 
-    Args:
-        raw: The raw rows.
-        training_set: The same rows, encoded with the candidate's workflow.
-        model: The candidate.
-        champion: The release that it must not be worse than; None = judged by floor and calibration alone.
-        champion_reference: The run's parameter that selected it, for the verdict.
-        settings: The gate's thresholds.
-        final: Folder for the scores; one left by an earlier try is replaced.
+    `training_set` holds the same rows as `raw`, encoded with the candidate's workflow. Without a champion it is judged
+    by floor and calibration alone; `champion_reference`, by which the run chose it, is for the verdict. `final` is the
+    folder for the scores; one left by an earlier try is replaced.
 
     Raises:
         ContractError: the inputs do not belong together, or one is damaged.

@@ -89,14 +89,9 @@ def judge(
 ) -> GateJudgement:
     """The gate's answer for one candidate on the held-out rows.
 
-    Args:
-        labels: 0 or 1, [n].
-        candidate: The candidate's scores, [n].
-        champion: The live model's scores of the same rows; None judges by floor and calibration alone.
-        groups: The user or request of each row, strings or integers, [n]: rows of one are not independent.
-        weights: Sample weights of the rows, [n]; None = all count alike.
-        slices: Parts of the rows by name, each [n] whether a row is of it; they may overlap.
-        settings: The thresholds.
+    Each row, [n], has its label, 0 or 1; both models' scores (no champion = floor and calibration alone judge); in
+    `groups` its user or request, as rows of one are not independent; its weight (None = all count alike). `slices` are
+    parts of the rows by name, each [n] whether a row is of it; they may overlap.
 
     Raises:
         ContractError: lengths differ, a label is neither 0 nor 1, or a score is not finite.

@@ -190,16 +190,9 @@ def score_holdout(
 ) -> ScoredHoldout:
     """Scores all rows of one held-out folder, a batch at a time.
 
-    Args:
-        raw_uri: Folder of the raw rows.
-        encoded_uri: Folder of the same rows encoded, in the same order.
-        features: Of the rows.
-        named: Says which features name user and item, if any do, and whether rows have weights.
-        counts: Rows of both folders according to their manifests.
-        score_candidate: See `candidate_scorer`.
-        score_champion: See `champion_scorer`; None if nothing is live.
-        slot_sizes: Number of ids per slot.
-        new_ids: Per slot, the ids that got their category in this round.
+    Both folders hold the same rows in the same order, `counts` of them by their manifests. `named` says which features
+    name user and item, and whether rows have weights. See `candidate_scorer` and `champion_scorer` for the two that
+    score; without a live model there is no second. `new_ids` are those that got their category in this round, per slot.
     """
     raw, encoded = local_path(raw_uri), local_path(encoded_uri)
     logger.info("scoring %d held-out rows", check_counts(raw, encoded, counts))

@@ -40,10 +40,8 @@ _NOTHING = MISSING_CATEGORY - 1
 def cut_slices(scored: ScoredHoldout, *, is_first_round: bool, shown: ShownValues) -> dict[str, NDArray[np.bool_]]:
     """Whether each row [n] belongs to a slice, by the slice's name.
 
-    Args:
-        scored: The scored rows.
-        is_first_round: Whether there is no parent; then every category is new and the slice is meaningless.
-        shown: How the values of a column are named; a column of which none is shown is not cut.
+    In a first round every category is new, and a slice of new ones meaningless; a column of which `shown` shows no
+    value is not cut.
     """
     slices = {"all rows": np.ones(len(scored.labels), dtype=bool)}
     slices |= dict(_by_newness(scored, is_first_round))

@@ -68,15 +68,9 @@ def backfill(
     """Writes the rows of `files` as the day's next version.
 
     Rows in the raw schema keep their times and must be of the day; rows without times are spread evenly over it in the
-    order of `files`. Of two simultaneous back-fills both are written, and the higher version counts.
-
-    Args:
-        files: All in the raw schema, or none.
-        recommender: Whose rows they are.
-        lake: `gs://bucket/prefix`, `file:///folder` or an absolute path; must exist.
-        day: Its UTC day.
-        reason: Kept in the marker, for people.
-        max_malformed_fraction: Share of a file's rows that may be malformed, or of another day; in [0, 1].
+    order of `files`. Of two simultaneous back-fills both are written, and the higher version counts. `files` are all in
+    the raw schema, or none; the lake, a URI or an absolute path, must exist; `reason` is kept in the marker, for
+    people. Rows of another day count as malformed.
 
     Raises:
         ContractError: a file is damaged, of no known form or too malformed, forms are mixed, or no row is left.
@@ -120,9 +114,7 @@ def backfill(
 class DayVersions:
     """The versions of one day of a lake, and the writing of the next one.
 
-    Args:
-        lake: As `backfill` takes it.
-        day: The day.
+    `lake` is as `backfill` takes it.
 
     Raises:
         ContractError: the lake does not exist.

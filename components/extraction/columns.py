@@ -27,9 +27,7 @@ from components.storage.uris import local_path
 def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
     """Those of `features` that `columns` does not name, in the order of files.
 
-    Args:
-        columns: Names; empty = all.
-        features: The recommender's.
+    Without `columns` none is left out.
 
     Raises:
         ContractError: a name is no feature's or there twice, or a list is named without the feature of its table.

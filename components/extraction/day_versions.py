@@ -131,10 +131,7 @@ def is_own_file(name: str) -> bool:
 def objects_by_day(uri: str, listed: Iterable[ObjectInfo], partition: str) -> dict[date, dict[str, ObjectInfo]]:
     """The objects of each day in order, by name within the day's folder; days without Parquet files do not count.
 
-    Args:
-        uri: Of the lake.
-        listed: Its objects.
-        partition: `DAY_PARTITION` or `OUTCOME_PARTITION`.
+    `partition` is `DAY_PARTITION` or `OUTCOME_PARTITION`.
 
     Raises:
         ContractError: a partition's name holds no date.

@@ -31,14 +31,7 @@ def free_bytes(folder: Path) -> int:
 
 
 class DownloadProgress:
-    """Counts what arrives, for several threads, and logs it.
-
-    Args:
-        name: What is downloaded.
-        num_files: To download.
-        num_bytes: To download.
-        clock: Seconds from any start.
-    """
+    """Counts what arrives, for several threads, and logs it."""
 
     def __init__(
         self, name: str, *, num_files: int, num_bytes: int, clock: Callable[[], float] = time.monotonic

@@ -47,12 +47,8 @@ def find_cut(parts: Sequence[PartFile], num_wanted: int, *, learned: int | None)
     """The cut that leaves about `num_wanted` rows to judge, all newer than `learned`; None where there is none.
 
     Rows of the cut's own time are all left to judge, so they may be more than `num_wanted`; they are all learned
-    where no older row would be left to learn.
-
-    Args:
-        parts: The window's rows in the order of time.
-        num_wanted: Rows wanted; at least 1.
-        learned: Newest row that a rival learned, microseconds since the epoch; None = there is no rival.
+    where no older row would be left to learn. `parts` are the window's rows in the order of time; `learned` is the
+    newest row that a rival learned, microseconds since the epoch, None = there is no rival.
     """
     num_rows = sum(part.num_rows for part in parts)
     num_learned = 0 if learned is None else rows_until(parts, learned)

@@ -98,14 +98,9 @@ def ingest(
     """Ingests the files in order and returns counts: rows, lake_rows, replay_rows, malformed, duplicates, clicks.
 
     Malformed rows are kept in `<replay>.malformed_rows.jsonl`, without a replay file in `ingest.malformed_rows.jsonl`
-    in the current folder; it exists only if there are any.
-
-    Args:
-        files: A user's files, in the order of their rows.
-        recommender: Whose rows they are, and what the files call columns.
-        lake: `gs://bucket/prefix`, `file:///folder` or an absolute path; a folder is created if absent.
-        replay: Parquet file for the rows that do not go to the lake; None where all of them do.
-        settings: What becomes of the rows.
+    in the current folder; it exists only if there are any. `files` are in the order of their rows. The lake is a URI or
+    an absolute path; a folder is created if absent. `replay` is the Parquet file for the rows that do not go to the
+    lake; None where all of them do.
 
     Raises:
         ContractError: a file is of no known form, damaged or too malformed, there is no row at all, or rows are to keep
@@ -336,12 +331,8 @@ def dated(
 def with_origin(batch: Any, recommender: Recommender, *, source: str, first_row: int, times: NDArray[np.int64]) -> Any:
     """The click columns of `batch` as rows of requests `<source>-<n>`, 100 rows each.
 
-    Args:
-        batch: Has the click columns.
-        recommender: Whose rows they are.
-        source: Names where the rows come from.
-        first_row: Place of the first row in the source, from 0.
-        times: Event times in microseconds, one a row.
+    `source` names where the rows come from, and `first_row` is the place of the first one there; `times` are
+    microseconds.
     """
     features, weighted = recommender.features, recommender.data.has_weights
     places = first_row + np.arange(batch.num_rows, dtype=np.int64)

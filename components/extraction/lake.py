@@ -195,11 +195,8 @@ class Lake:
     def late_tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, int]]:
         """The late rows (see `seen_files`) as `tables` gives rows.
 
-        A row that lies at its time in a file of its day that is not late, too, counts as a duplicate.
-
-        Args:
-            window: What `tables` is asked for; malformed rows without a time are recorded once.
-            malformed: Takes the malformed rows.
+        A row that lies at its time in a file of its day that is not late, too, counts as a duplicate. `window` is what
+        `tables` is asked for; malformed rows without a time are recorded once.
 
         Raises:
             ContractError: a file is damaged or too malformed.
@@ -230,12 +227,8 @@ class Lake:
     def pieces_before(self, end: int, *, num_days: int, piece_rows: int) -> list[Piece]:
         """The rows before `end` of the newest `num_days` days that have any, late rows aside, as pieces in time order.
 
-        Only the footers of those days' files are read.
-
-        Args:
-            end: Microseconds since the epoch.
-            num_days: Most days; the earlier hours of the day that `end` lies in are one of them.
-            piece_rows: Rows of a piece, about.
+        Only the footers of those days' files are read. The earlier hours of the day that `end` lies in are one of the
+        days; a piece has about `piece_rows` rows.
         """
         found: list[list[Piece]] = []
         for day in reversed(self.files.days):
@@ -251,10 +244,7 @@ class Lake:
     def read(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool = False) -> tuple[Any, int]:
         """The rows of a piece as `sorted_once` leaves them, with their late clicks; and how many were left out.
 
-        Args:
-            piece: What is read.
-            malformed: Takes the malformed rows.
-            with_strays: See `RawParquet.with_strays`.
+        `with_strays` is `RawParquet`'s.
         """
         table, num_duplicates = self._sorted(piece, malformed, with_strays=with_strays)
         return self.late.join(table, piece.day), num_duplicates

@@ -33,9 +33,7 @@ CACHE_FOLDER = ".lake-cache"
 class LakeFiles:
     """The objects of one lake.
 
-    Args:
-        objects: The lake's.
-        cache: Keeps those of a bucket on this machine; None for a folder.
+    `cache` keeps those of a bucket on this machine; None for a folder.
 
     Raises:
         ContractError: there is no day, or a partition's name holds no date.
@@ -106,11 +104,8 @@ def opened_lake(
 ) -> Iterator[LakeFiles]:
     """Opens the lake at `uri`. A `ContractError` from the body names the lake's own files, not copies of them.
 
-    Args:
-        uri: `gs://bucket/prefix`, `file://` or an absolute path.
-        work: Folder for big data; the cache is `work/.lake-cache/`.
-        open_storage: Opens the lake's objects.
-        settings: Of the `DownloadCache`, for a lake in a bucket.
+    The URI is `gs://bucket/prefix`, `file://` or an absolute path; copies of a bucket's files lie in
+    `work/.lake-cache/`, by the `settings` of its `DownloadCache`.
 
     Raises:
         ContractError: `uri` is none of these, or nothing is there.

@@ -40,9 +40,8 @@ class ModelLineage:
     def document(self, day: str | None, versions: dict[str, int] | None) -> dict[str, Any]:
         """What it saw, as JSON holds it.
 
-        Args:
-            day: The only day to report; None = all.
-            versions: Newest version of each day of the lake; None = the lake was not named.
+        `day` is the only one to report, None = all; `versions` are the newest of each day of the lake, None = it was
+        not named.
 
         Returns:
             model_id, parent_model_id, is_live; last_learned_time and last_event_time, between which lie the rows that
@@ -76,9 +75,7 @@ class ModelLineage:
 def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage]:
     """The lines of all models of the store, oldest first, or of one.
 
-    Args:
-        store: The model store.
-        model: A model's id, or `current`; None = all.
+    `model` is an id or `current`; None = all.
 
     Raises:
         ContractError: no such model, nothing is live, or a manifest is damaged.

@@ -36,10 +36,8 @@ class _FileCounts:
 class MalformedRows:
     """Collects malformed rows into the JSONL file at `path`, which exists only if there is one.
 
-    Args:
-        path: Where the rows go; in a folder that is published as a whole, or discarded.
-        max_fraction: Share of each file's rows that may be malformed, in [0, 1].
-        named: What a file is called in the JSONL file: its path, or what it was copied from.
+    `path` lies in a folder that is published as a whole, or discarded; `named` is what a file is called there: its
+    path, or what it was copied from.
     """
 
     def __init__(

@@ -29,11 +29,7 @@ class PartFile(NamedTuple):
 class PartWriter:
     """Writes raw rows as `<prefix>-00000.parquet` ... into `folder`, in full row groups but for the last.
 
-    Args:
-        folder: Created where it is absent.
-        prefix: Start of the files' names.
-        first_number: Number of the first file.
-        file_rows: Rows of a file; a multiple of `BATCH_ROWS` keeps row groups full.
+    The folder is created where it is absent; `file_rows`, a multiple of `BATCH_ROWS`, keeps row groups full.
     """
 
     def __init__(

@@ -126,11 +126,8 @@ def find_malformed(
 ) -> dict[int, str]:
     """Why rows of a raw batch break the contract, by row position; the first reason of each.
 
-    Args:
-        batch: In the raw schema or the lake's; a weight is judged where there is the column.
-        features: Of the rows.
-        keys: Those of `KEY_COLUMNS` that must have a value as well.
-        names: What the file calls columns, where it calls them otherwise.
+    A weight is judged where there is the column. `keys` are those of `KEY_COLUMNS` that must have a value as well;
+    `names` is what the file calls columns, where it calls them otherwise.
     """
     reasons: dict[int, str] = {}
 

@@ -61,15 +61,9 @@ def draw_replay(
     """Draws rows older than `before` into `folder`/replay and `folder`/replay_holdout; a side without rows has none.
 
     Malformed rows are kept in `folder`/replay_malformed_rows.jsonl and stop nothing: the round whose window they lay in
-    has judged them.
-
-    Args:
-        lake: Where the rows are.
-        before: Time of the window's first row, microseconds since the epoch.
-        num_rows: Rows wanted to learn from; as many as there are, if there are fewer.
-        num_holdout_rows: Rows wanted to measure with, likewise, and `MAX_HELD_OUT_ROWS` at most.
-        num_days: Most days; the newest that have rows before `before`.
-        folder: Exists.
+    has judged them. `before` is the time of the window's first row; the rows are of the newest `num_days` days that
+    have older ones, at most. Where there are fewer than wanted, all are drawn; `MAX_HELD_OUT_ROWS` at most are held
+    out. `folder` exists.
 
     A damaged file stops the step only where rows are to be learned from: a measurement is not worth a round.
 

@@ -83,10 +83,8 @@ def days_asked(newest: int, late_days: int) -> list[date]:
 def seen_files(parent: Model | None, late_days: int) -> SeenFiles | None:
     """What the parent's line saw of the days that a round asks about; None where it asks about none.
 
-    Args:
-        parent: The model whose watermark the window begins after; None = there is none, or another window was asked
-            for.
-        late_days: Days before the watermark's; 0 = late rows are not learned.
+    `parent` is the model whose watermark the window begins after; None = there is none, or another window was asked
+    for. `late_days` are those before the watermark's; 0 = late rows are not learned.
 
     Raises:
         ContractError: the model's manifest names no time, or something else than days.

@@ -52,12 +52,9 @@ class SqliteLog:
     ) -> None:
         """Opens or creates the log.
 
-        Args:
-            path: The file; its folder must exist.
-            lease_seconds: How long a pulled message is kept from other readers; then it is delivered again.
-            clock: Seconds since the epoch, the same for all openers.
-            busy_timeout_seconds: How long to wait for another writer.
-            keep_ids_seconds: How long ids of acknowledged messages are remembered; far longer than a publisher repeats.
+        The folder must exist. A pulled message is kept from other readers for `lease_seconds`, then delivered again;
+        ids of acknowledged messages are remembered for `keep_ids_seconds`, far longer than a publisher repeats. All
+        openers have one `clock`.
 
         Raises:
             TemporaryError: the file cannot be opened.

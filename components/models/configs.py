@@ -71,10 +71,7 @@ class NetworkConfig:
         """The dense parameters whose shapes depend on the columns: by name, the axis, and whose each position is.
 
         With zeros at positions that are new, a network with more columns gives the logits of the one without them.
-
-        Args:
-            vectors: Names of the vectors of a row, [num_categorical].
-            dense: Names of its dense values, [num_dense].
+        `vectors` are the names of a row's vectors, [num_categorical], `dense` those of its dense values, [num_dense].
         """
         raise NotImplementedError
 

@@ -22,12 +22,8 @@ _AMOUNTS = (
 def compose(text: str, *, numbers: Mapping[str, Any], since: float, done: str, link: str) -> dict[str, str]:
     r"""The message.
 
-    Args:
-        text: What happened, in one line.
-        numbers: Of the event; the amounts among them are shown, and the run's name. A number that is None is left out.
-        since: When the incident, or the run, began, seconds since the epoch.
-        done: What was done; empty = nothing to report.
-        link: Where people find more; empty = none.
+    `since` is when the incident, or the run, began; `done`, what was done, and `link`, where people find more, may be
+    empty. Of `numbers` the amounts and the run's name are shown; one that is None is left out.
 
     >>> compose("auc < 0.7", numbers={"auc": None, "rows": 20_000}, since=0.0, done="", link="")
     {'text': 'auc &lt; 0.7\nHow much: rows 20000\nSince: 1970-01-01 00:00:00 UTC'}

@@ -57,13 +57,8 @@ def encode_parts(
 ) -> dict[str, int]:
     """Writes each part's folder into `aside`; gives each part's number of rows.
 
-    Args:
-        encoder: An engine's, which encodes.
-        features: What it must compute.
-        plans: Partitions of each part, in row order.
-        aside: Where the folders are written.
-        final: Where they will lie.
-        workers: Who encodes; the result does not depend on it.
+    `plans` are the partitions of each part, in row order; the folders are written in `aside` and will lie in `final`.
+    The result does not depend on `workers`.
 
     Raises:
         ContractError: the raw rows are not what they should be.

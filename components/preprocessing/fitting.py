@@ -43,14 +43,10 @@ def next_workflow(
 ) -> tuple[FeatureWorkflow, list[Column]]:
     """The workflow of this round, and what the next one should know of its categories.
 
-    Args:
-        statistics: Those of the training rows.
-        of: The columns.
-        parent: Whose workflow to carry on; None = fitted on these rows alone. The arithmetic on its dense columns stays
-            the parent's, because its weights were trained on it; columns that it lacks are fitted on these rows.
-        now: Newest row of the window, microseconds of UTC since 1970.
-        rules: When a category enters and leaves.
-        excluded: Features that the rows all lack, and that what is fitted always takes as missing.
+    Without a parent it is fitted on these rows alone. The arithmetic on dense columns stays the parent's, because its
+    weights were trained on it; columns that it lacks are fitted on these rows. `now` is the newest row of the window,
+    microseconds of UTC since 1970; `excluded` are features that the rows all lack, and that what is fitted always takes
+    as missing.
     """
     counts, moments = statistics
     before, unseen = parent.columns if parent else {}, unseen_column(np.zeros(0, np.int64))

@@ -38,15 +38,8 @@ def thin(
 ) -> int:
     """Copies what the raw rows of a folder say, without those that the rate leaves out; returns how many are kept.
 
-    Rows keep their order, and one batch is in memory at a time.
-
-    Args:
-        source: Folder of raw Parquet files, in the order of their names.
-        into: Created; has one file, and none where no row is kept.
-        negative_rate: See `PreprocessingSettings`.
-        features: Which the rows have.
-        expected_rows: Rows that the folder has by its manifest.
-        weighted: Whether the rows have weights, which stay as they are.
+    Rows keep their order, and one batch is in memory at a time. `into` is created and has one file, or none where no
+    row is kept; `expected_rows` are the source's by its manifest. Weights stay as they are.
 
     Raises:
         ContractError: a file cannot be read or has not the raw schema's types, or the folder has another number of

@@ -47,12 +47,8 @@ def next_column(
 ) -> Column:
     """The column after a round.
 
-    Args:
-        parent: The column before it.
-        seen: Distinct categories of this round's training rows, in any order.
-        counts: Sightings of each, at least 1.
-        now: Newest row of this round's window. It is the `last_seen` of all that the window holds, whenever in it.
-        rules: When a category enters and leaves.
+    `seen` are the distinct categories of this round's training rows, in any order, `counts` the sightings of each.
+    `now`, the newest row of the round's window, is the `last_seen` of all that the window holds, whenever in it.
 
     New categories are ordered by sightings, most first, then by value. The first of them take the ids of the parent's
     tombstones, lowest first; the ids of categories that leave in this round stay free until the next.

@@ -59,10 +59,8 @@ Statistics = tuple[dict[str, Counts], Moments]
 def statistics_of(rows: Any, features: Features, numbers: Mapping[str, NDArray[np.float32]]) -> Statistics:
     """The statistics of a partition.
 
-    Args:
-        rows: As `raw_partitions.read_partition` gives them.
-        features: Their columns.
-        numbers: What `engines.EncodingEngine.unscaler` gives of the numeric columns that are fitted.
+    `rows` are as `raw_partitions.read_partition` gives them; `numbers` are what `engines.EncodingEngine.unscaler` gives
+    of the numeric columns that are fitted.
     """
     slots: dict[int, list[Any]] = {slot: [] for slot in features.places.slots}
     for place, slot in zip(place_columns(rows, features).values(), features.places.slots):

@@ -37,12 +37,7 @@ PAUSES_SECONDS = (2.0, 10.0, 30.0)
 def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_state: str) -> str:
     """Writes the run's outcome to the store, notifies the webhook, and returns the outcome as one sentence.
 
-    Args:
-        run: Name of the run.
-        store: Folder of the model store.
-        trigger_id: The monitor's request; empty for a run that a person or a schedule started.
-        trigger_reason: Why it was started.
-        kfp_state: The run's final state in KFP.
+    An empty `trigger_id` is that of a run that a person or a schedule started.
     """
     folder = local_path(store)
     notes = read_notes(folder, run)
@@ -106,13 +101,7 @@ def notify(
     """Sends one message about the outcome, tried again where the webhook does not answer.
 
     Nothing is sent without an address, nor where the monitor announces the run and no step wants anything reported: the
-    monitor knows the outcome, but not what steps want reported.
-
-    Args:
-        outcome: How the run ended.
-        notes: Of its steps.
-        url: The webhook's address; empty = nobody is notified.
-        sleep: Waits seconds, between tries.
+    monitor knows the outcome, but not what steps want reported. An empty `url` notifies nobody.
     """
     if not url.strip() or (outcome.trigger_id and not _reported_by_steps(notes)):
         return

@@ -181,12 +181,8 @@ class KubeflowServer:
     ) -> str:
         """Starts one run and returns its id.
 
-        Args:
-            experiment_id: Where it belongs.
-            name: Its display name; KFP does not make it unique.
-            source: A compiled file, or an uploaded version.
-            parameters: Pipeline parameters that differ from their defaults.
-            service_account: Kubernetes service account of its pods; empty = the server's own choice.
+        `source` is a compiled file or an uploaded version; KFP does not make `name` unique. An empty `service_account`
+        is the server's own choice.
         """
         with self.requests():
             made = self.client.run_pipeline(

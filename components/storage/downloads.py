@@ -43,13 +43,8 @@ def download_all(
 ) -> None:
     """Brings every object to its path, whole; large ones first, so that no single one is waited for at the end.
 
-    The first failure ends all transfers; what arrived is kept for the next try.
-
-    Args:
-        objects: Where they are.
-        downloads: What is fetched; no two have the same path.
-        arrived: See `Objects.fetch`.
-        finished: Called for each file that is whole.
+    The first failure ends all transfers; what arrived is kept for the next try. No two downloads have the same path;
+    `arrived` is as in `Objects.fetch`, `finished` is called for each file that is whole.
 
     Raises:
         Changed, TemporaryError, PermanentError: see `Objects.fetch`; the first one. No transfer continues.

@@ -35,13 +35,8 @@ class Taken(NamedTuple):
 class Lease:
     """The lease kept in the object `name`.
 
-    Args:
-        objects: Where it is kept.
-        name: Its object.
-        holder: Who takes it, for the others' errors.
-        seconds: From taking or renewing to the end. Longer than two machines' clocks may differ.
-        clock: Seconds since the epoch.
-        monotonic: Seconds by a clock that nobody sets.
+    `holder` says who takes it, for the others' errors. `seconds`, from taking or renewing to the end, are more than two
+    machines' clocks may differ by; `monotonic` is a clock that nobody sets.
     """
 
     def __init__(

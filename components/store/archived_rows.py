@@ -78,10 +78,7 @@ def archived_files(
 ) -> list[ArchivedFile]:
     """The files of served rows, by day and name.
 
-    Args:
-        archive: The monitor's archive or the lake.
-        days: Only those of these UTC days, YYYY-MM-DD; each is listed by itself. None = all.
-        first_day: Only those of this day and later ones.
+    Only those of `days` (UTC, YYYY-MM-DD; each is listed by itself; None = all), and of `first_day` and later.
 
     Raises:
         TemporaryError, PermanentError: the bucket cannot be listed.

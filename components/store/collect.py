@@ -52,11 +52,8 @@ class Removable:
 def find(store: Path, work: Path | None, *, before: datetime, keep_versions: int) -> list[Removable]:
     """What may go.
 
-    Args:
-        store: The model store.
-        work: Folder of the runs' intermediate files; None = it is not looked into.
-        before: What ended or was made later stays; with a time zone.
-        keep_versions: Newest versions that were live, the live one among them, which stay.
+    What ended or was made after `before` stays, and the newest `keep_versions` that were live, the live one among them;
+    without `work` the runs' folders are not looked into.
 
     Raises:
         ContractError: the journal or a manifest is damaged.

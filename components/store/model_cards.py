@@ -127,9 +127,7 @@ def card_path(store: Path, model_id: str) -> Path:
 def read_card(store: Path, reference: str) -> ModelCard:
     """The card of a model as of now.
 
-    Args:
-        store: The model store.
-        reference: Number of a version, or a model id, which is no number.
+    `reference` is the number of a version, or a model id, which is no number.
 
     Raises:
         ContractError: there is no such version or model, it was never judged, or a file of the store is damaged.

@@ -154,10 +154,6 @@ def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
     the rows (`window_start`) leaves them to a later one whose window begins early enough. Rows that were thinned away
     or quarantined count as learned.
 
-    Args:
-        model: Whose judging rows are asked for.
-        models: All that are known, by id.
-
     Raises:
         ValueError: a manifest that matters holds something else than times.
     """

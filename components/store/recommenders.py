@@ -55,10 +55,8 @@ def read_accepted(store: Path) -> list[AcceptedRecommender]:
 def accepted(store: Path, reference: str) -> Recommender:
     """The accepted description that `reference` names.
 
-    Args:
-        store: The model store.
-        reference: `current`, the newest; or a version's number; or its digest, of which 8 digits are enough; or
-            another store, an absolute path or a file:// URI, whose newest it is.
+    The reference is `current`, the newest; or a version's number; or its digest, of which 8 digits are enough; or
+    another store, an absolute path or a file:// URI, whose newest it is.
 
     Raises:
         ContractError: nobody accepted such a version, or its file is absent or was changed.
@@ -155,13 +153,6 @@ def read_version(store: Path, line: AcceptedRecommender) -> Recommender:
 
 def accept(store: Path, recommender: Recommender, *, who: str, why: str, now: datetime) -> int:
     """Makes `recommender` the store's newest version, all of it or nothing; its number.
-
-    Args:
-        store: The model store.
-        recommender: What to accept.
-        who: Who accepts.
-        why: The reason.
-        now: Time of the acceptance, with its zone.
 
     Raises:
         ContractError: no reason is given, or the newest version says the same.

@@ -52,11 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float], None] | None = None) -> int:
     """Runs the step; its exit code is an `exit_codes.ExitCode`.
 
-    SIGTERM preempts: the fit is saved, and the same command goes on from there.
-
-    Args:
-        argv: Flags; None = the process's.
-        log_metric: Takes each number that KFP shows; only finite ones, others kill a KFP run.
+    SIGTERM preempts: the fit is saved, and the same command goes on from there. `log_metric` takes each number that KFP
+    shows; only finite ones, others kill a KFP run.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     flags = build_parser().parse_args(argv)

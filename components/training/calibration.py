@@ -39,12 +39,8 @@ def newest_bias_shift(
     """`bias_shift` by the largest of all rows, the newest third and the newest tenth that still holds at the end.
 
     A part holds where the clicks of the newest tenth are within three standard errors (binomial) of what its shift
-    makes the model expect. So a click rate that changed within the window, and was learned, is not taken back.
-
-    Args:
-        labels: 0 or 1, in order of time, [n].
-        probabilities: In [0, 1], [n].
-        weights: At least 0, [n]; None = all rows count alike.
+    makes the model expect. So a click rate that changed within the window, and was learned, is not taken back. Labels
+    are 0 or 1, in order of time; without weights all rows count alike. All are [n].
 
     >>> labels = np.tile([1.0, 0.0, 0.0, 0.0], 10_000)  # one click in four rows
     >>> round(newest_bias_shift(labels, np.full(40_000, 0.25)), 3)
@@ -69,12 +65,8 @@ def bias_shift(
 ) -> float:
     """What to add to every logit: the most likely shift, given a normal prior around 0.
 
-    Minimises the log loss' sum over the rows plus shift^2 / (2 * 0.1^2) by Newton's method; the sum is convex.
-
-    Args:
-        labels: 0 or 1, [n].
-        probabilities: In [0, 1], [n].
-        weights: At least 0, [n]; None = all rows count alike. Each row's log loss is multiplied by its `_evidence`.
+    Minimises the log loss' sum over the rows plus shift^2 / (2 * 0.1^2) by Newton's method; the sum is convex. Labels
+    are 0 or 1; without weights all rows count alike; all are [n]. Each row's log loss is multiplied by its `_evidence`.
 
     >>> labels, probabilities = np.repeat([0.0, 1.0], [30_000, 10_000]), np.full(40_000, 0.2)
     >>> round(bias_shift(labels, probabilities), 3)  # log(0.25 / 0.75) - log(0.2 / 0.8) is 0.288
@@ -119,12 +111,8 @@ def sure_slope(
 
     The 95 % interval that has to exclude 1 is one of `time_blocks`, since rows of a request depend on each other. With
     fewer than 200 clicks or other rows, and where no finite slope is the most likely, the slope is 1; it is never less
-    than 1/2 or more than 2.
-
-    Args:
-        labels: 0 or 1, in order of time, [n].
-        probabilities: Of a model that had not learned these rows, in [0, 1], [n].
-        weights: At least 0, [n]; None = all rows count alike.
+    than 1/2 or more than 2. Labels are 0 or 1, in order of time, the probabilities those of a model that had not
+    learned these rows; without weights all rows count alike. All are [n].
 
     >>> random = np.random.default_rng(0)
     >>> truth = random.normal(-1.0, 1.0, 20_000)

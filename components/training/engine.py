@@ -58,14 +58,9 @@ class Engine(Protocol):
 
         Returns the mean over the batches of their mean log loss, in nats; NaN or infinite where a batch's was. Rows
         with weights count by them in the mean of their batch; a batch that has no weight takes no step and does not
-        count, and without any other the mean is 0.
-
-        Args:
-            rows: Rows; perhaps mapped from a file, so only those of a batch are copied.
-            order: Row numbers, each below len(rows).
-            batch_size: Rows per step.
-            seed: Decides dropout within this call.
-            rate: Learning rate of each step; None = the settings' at all of them.
+        count, and without any other the mean is 0. The rows are perhaps mapped from a file, so only those of a batch
+        are copied. `seed` decides dropout within this call; `rate` is the learning rate of each step, None = the
+        settings' at all of them.
         """
 
     def score(self, rows: Rows) -> NDArray[np.float32]:

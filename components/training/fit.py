@@ -108,12 +108,8 @@ def fit(
 ) -> FitResult:
     """Fits the engine's network to the training set.
 
-    Args:
-        job: What is fitted, and where checkpoints lie.
-        engine: A new one for the job's network; closing it is the caller's.
-        emit: Takes the numbers of each pass, and some within it.
-        clock: Seconds, for speeds and for the checkpoints' interval.
-        should_stop: Whether to save and end; asked between segments.
+    `engine` is a new one for the job's network, which the caller closes. `emit` takes the numbers of each pass, and
+    some within it; `should_stop`, asked between segments, says whether to save and end.
 
     Raises:
         ContractError: the training set is not what its manifest says, or has labels of one class; or `platt` is asked

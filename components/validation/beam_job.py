@@ -81,10 +81,7 @@ def _check_runner(options: PipelineOptions) -> None:
 def summarize_on_beam(files: Sequence[Path], counter: ReferenceCounter, *, options: PipelineOptions) -> Any:
     """The result of `summarize_files`, from the runner that `options` name.
 
-    Args:
-        files: Parquet files of raw rows.
-        counter: Copies of it are given every row, and are merged into it in any order.
-        options: From `parse_options`.
+    Copies of `counter` are given every row, and are merged into it in any order.
 
     Raises:
         ContractError: a file cannot be read.

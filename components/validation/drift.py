@@ -87,11 +87,7 @@ def measure_drift(
 ) -> list[DriftEntry]:
     """One entry per feature that both sides judge, in column order.
 
-    Args:
-        now: These rows.
-        kept: What they are compared with, at least one window.
-        settings: How large an effect must be to matter, and the rate of false alarms.
-        shown: How a value that moved is named.
+    `kept` has at least one window.
     """
     compared = _compare_windows(now, kept.merged, settings, shown=shown)
     newest = _compare_windows(now, kept.newest, settings, shown=shown) if len(kept.windows) > 1 else {}

@@ -49,9 +49,7 @@ class Measured:
 def measure(round_: Round, folder: Path) -> Measured:
     """Measures the rows that pass the rules about rows.
 
-    Args:
-        round_: The run's inputs.
-        folder: The step's folder while it is made.
+    `folder` is the step's while it is made.
 
     Raises:
         ContractError: a file cannot be read, or a feature is of another kind than in the champion's rows.

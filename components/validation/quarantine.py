@@ -60,10 +60,8 @@ class ScreenedRows:
 def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows:
     """The training rows that pass the rules about rows, with those that people took back.
 
-    Args:
-        round_: The run's inputs.
-        schema: In force; None in a first run, which is yet to infer it.
-        folder: The step's folder while it is made; rows go into `train` and `quarantine` below it.
+    `schema` is that in force, None in a first run, which is yet to infer it; rows go into `train` and `quarantine`
+    below `folder`, the step's while it is made.
     """
     store, run, raw, rules = round_.store, round_.run, round_.raw, round_.rules
     files = parquet_files(local_path(raw.train_uri))
@@ -207,10 +205,7 @@ class ReturningRows:
     def __init__(self, store: Path, parent: Path | None, raw: RawDataset) -> None:
         """Reads what is stored.
 
-        Args:
-            store: The model store.
-            parent: Folder of the model whose line the round continues; None = none.
-            raw: The round's rows.
+        `parent` is the folder of the model whose line the round continues.
 
         Raises:
             ContractError: what is stored cannot be read.
@@ -315,14 +310,7 @@ class RowRule(NamedTuple):
 def make_row_rules(
     rules: RuleSet, schema: Any | None, features: Features, *, excluded: Collection[str] = ()
 ) -> list[RowRule]:
-    """The rules that are on, in the order of `rules.RULES`, without `domain` if there is no schema.
-
-    Args:
-        rules: Actions and thresholds.
-        schema: In force; None in a first run.
-        features: Of the rows.
-        excluded: Features that the run left out.
-    """
+    """The rules that are on, in the order of `rules.RULES`, without `domain` if there is no schema."""
     ready = []
     for name in rules.row_rules():
         if name == "named_rows":

@@ -162,9 +162,7 @@ class ReferenceCounter:
     def add(self, batch: pa.RecordBatch, first_row: int | None = None) -> None:
         """Counts a batch; null and NaN are missing, as in a log record.
 
-        Args:
-            batch: Rows.
-            first_row: Number of the first of them in the window; None = they follow those counted before.
+        `first_row` is the number of its first row in the window; None = its rows follow those counted before.
         """
         if not batch.num_rows:
             return

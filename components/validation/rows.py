@@ -62,10 +62,7 @@ def row_groups(files: Sequence[Path]) -> list[FilePart]:
 def read_part(part: FilePart, features: Features, *, opened: Any = None) -> Iterator[pa.RecordBatch]:
     """The judged columns and the request ids, dictionary-encoded, of the rows of `part`, in batches.
 
-    Args:
-        part: Which rows.
-        features: Which columns, beside the label.
-        opened: The file as an open binary stream, if it is not to be opened as `part.path`.
+    `opened` is the file as an open binary stream, if it is not to be opened as `part.path`.
 
     Raises:
         ContractError: the file is damaged.

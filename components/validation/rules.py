@@ -196,12 +196,7 @@ class RuleSet:
     ) -> list[Finding]:
         """The finding of `rule` as a list of one; empty if the rule is off.
 
-        Args:
-            rule: Name of the rule.
-            feature: Column, or `DATASET`.
-            description: One sentence.
-            kind: See `Finding.kind`.
-            at_most: `info` if the rule applies but there is nothing to act on.
+        `feature` is a column or `DATASET`; `at_most` is `info` if the rule applies but there is nothing to act on.
         """
         action = self.actions[rule]
         if action == OFF:

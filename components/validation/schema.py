@@ -129,12 +129,8 @@ def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
     """A copy of `schema` that TFDV updates to the rows of `statistics`; None if they agree with `schema` itself.
 
     Only facts about features are proposed: wider bounds, more values of a domain, fewer values present, a new column.
-    The label and whatever else people wrote stay: rows that break those are wrong.
-
-    Args:
-        schema: In force.
-        statistics: Of the rows.
-        raw: The rows' manifest, which lists the lake's columns that the schema may not know.
+    The label and whatever else people wrote stay: rows that break those are wrong. The manifest `raw` lists the lake's
+    columns that the schema may not know.
     """
     if not num_rows(statistics):
         return None

@@ -276,14 +276,8 @@ def accept_schema(
 ) -> AcceptedSchema:
     """Makes the schema in `source` the store's newest version: all of it, or nothing.
 
-    Args:
-        store: The model store.
-        source: Text protobuf.
-        of_champion: Id and schema of the live model, the base if no version was accepted yet.
-        who: Who accepts.
-        reason: Why.
-        run: The run that proposed it.
-        loosen: Rules that it may loosen, each `FEATURE.rule`.
+    `of_champion`, id and schema of the live model, is the base if no version was accepted yet; `loosen` names the rules
+    that it may loosen, each `FEATURE.rule`.
 
     Raises:
         ContractError: it cannot be used; changes nothing; loosens a rule that `loosen` does not name; or `loosen` names

@@ -138,14 +138,8 @@ def measure_skew(
 ) -> Skew:
     """Compares the rows of the files `training` with those that `archive` holds of the same span of time.
 
-    Args:
-        training: Parquet files in the raw schema.
-        archive: From `open_served`.
-        features: Of the rows.
-        settings: How large a difference must be to matter.
-        excluded: Features that the run left out; not compared.
-        shown: How the values of a row that differs are named; a column of which none is shown has no such row.
-        sampled_rows: See `SAMPLED_ROWS`.
+    `archive` is from `open_served`. Features that are `excluded` are not compared; a column of which `shown` shows no
+    value has no row that differs.
 
     Raises:
         ContractError: a file on either side is damaged, lacks a column or holds it in another type.

@@ -52,12 +52,9 @@ def as_lists(batch: pa.RecordBatch, features: Features) -> pa.RecordBatch:
 def summarize_files(files: Sequence[Path], counter: ReferenceCounter, *, processes: int | None = None) -> Any:
     """The `DatasetFeatureStatisticsList` of the rows of Parquet files, read once.
 
-    Args:
-        files: Parquet files of raw rows; no files give zero examples.
-        counter: Copies of it are given every row, and are merged into it in the order of the rows. It names the
-            features.
-        processes: Rows are divided among as many; None = one per core, at most `MAX_PROCESSES`, and fewer if there are
-            not `ROWS_PER_PROCESS` rows for each.
+    No files give zero examples. Copies of `counter`, which names the features, are given every row, and are merged into
+    it in the order of the rows. `processes` None = one per core, at most `MAX_PROCESSES`, and fewer if there are not
+    `ROWS_PER_PROCESS` rows for each.
 
     Raises:
         ContractError: a file cannot be read.

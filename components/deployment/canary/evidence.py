@@ -65,15 +65,9 @@ def read_pairs(
 ) -> Pairs:
     """The oldest pairs of two versions in `places` with an event time of `since` or later.
 
-    A file may move from the archive to the lake meanwhile: name the archive first, and it is seen at least once.
-
-    Args:
-        places: Archive, lake, or both; of a lake in a bucket the files of these days are fetched one by one.
-        stable: Version of the stable arm.
-        canary: Version of the canary.
-        since: When the canary began, with its time zone.
-        most: Number of pairs that are wanted at most; memory grows with it and not with the lake.
-        user: Column of the users; None = the recommender names none.
+    A file may move from the archive to the lake meanwhile: name the archive first, and it is seen at least once. Memory
+    grows with `most`, not with the lake; of a lake in a bucket the files of these days are fetched one by one. `user`
+    is the column of the users; None = the recommender names none.
 
     Raises:
         ContractError: a file is damaged.

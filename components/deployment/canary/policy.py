@@ -235,11 +235,7 @@ def judge(
 ) -> CanaryJudgement:
     """What to do after `pairs` and `counts`.
 
-    Args:
-        pairs: All pairs since the canary began, oldest first.
-        counts: What the servers counted at this stage; None where they could not be read.
-        policy: The rules.
-        unread: Why there are no counts.
+    `counts` are what the servers counted at this stage; None where they could not be read, for the reason `unread`.
     """
     by_counts = judge_counts(counts, policy, unread=unread)
     by_pairs = judge_pairs(pairs, policy)

@@ -105,14 +105,8 @@ def start(
 ) -> Release:
     """The release manifest of the model that is now the canary; a model that is live or the canary keeps its own.
 
-    A model that scores in the shadow only and is started again with a share begins to answer.
-
-    Args:
-        model: The model.
-        verdict: Evaluation's verdict on it.
-        raw: The rows that it was judged by.
-        settings: Where and how.
-        share: Share of keys that it answers; 0 = it scores in the shadow and answers nobody.
+    A model that scores in the shadow only and is started again with a share begins to answer. `raw` are the rows that
+    it was judged by; with `share` 0 it scores in the shadow and answers nobody.
 
     Raises:
         ContractError: nothing is live, or as a release's.
@@ -207,10 +201,7 @@ def _grow(site: Site, at_work: Promotion, plan: TrafficPlan, *, share: float, re
 def _load_everywhere(site: Site, version: int, *, only_missing: bool = False) -> None:
     """Returns once every server answers golden rows correctly as the canary, those that appear meanwhile too.
 
-    Args:
-        site: Where.
-        version: The canary.
-        only_missing: Pass over servers that say they have it.
+    `only_missing` passes over servers that say they have it.
     """
     # The store's copy: an interrupted promotion removes the version's own folder.
     golden = GoldenRows.load(graph_folder(site.store, version) / GOLDEN_FILE)
@@ -321,11 +312,8 @@ def _proceed(
 ) -> Step:
     """Finishes what was left, loads the canary where it is missing, and does what was found.
 
-    Args:
-        plan: As it was when the evidence was read.
-        settings: Where.
-        found: What to do with the canary, but for aborting it; None where no canary is at work.
-        fresh: Whether servers have counted without a baseline.
+    `plan` is as it was when the evidence was read; `found` says what to do with the canary, but for aborting it, None
+    where none is at work; `fresh`: servers have counted without a baseline.
     """
     with opened(settings.site) as site:
         if site.repository.read_plan() != plan:

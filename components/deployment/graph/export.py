@@ -45,13 +45,8 @@ def write_graph(
 ) -> None:
     """Writes encoding, look-up and network into `folder` as one graph; the same arguments give the same bytes.
 
-    Args:
-        folder: Where the graph's files go.
-        workflow: The fitted feature workflow.
-        values: Vectors of all its ids: the tables of `tables_of`.
-        network: See `read_network`.
-        name: The recommender's.
-        widths: Of a row's vectors, see `tables_of`.
+    `values` are the vectors of all ids, the tables of `tables_of`, and `widths` those of a row's; see there. `network`
+    is as of `read_network`.
 
     Raises:
         ContractError: the tables do not fit the workflow, or are beyond what a graph can hold.

@@ -48,13 +48,8 @@ LEASE_SECONDS = 60.0
 class ModelRepository:
     """The repository in `objects`, which is made at the first write.
 
-    Args:
-        objects: A folder's or a bucket's.
-        names: What the recommender's models are called there.
-        holder: Who works here, for the errors of others; default: this process.
-        lease_seconds: How long a bucket's lock outlives a killed holder.
-        clock: Seconds since the epoch.
-        monotonic: Seconds by a clock that nobody sets.
+    `holder` says who works here, for the errors of others (default: this process); `lease_seconds` is how long a
+    bucket's lock outlives a killed holder.
     """
 
     def __init__(

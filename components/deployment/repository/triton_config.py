@@ -69,12 +69,7 @@ def triton_config(
 ) -> str:
     """The text of `config.pbtxt` for the model `name`, serving exactly `versions`.
 
-    Args:
-        name: Triton's name of the model.
-        options: How it is served.
-        versions: Versions to load; the highest answers requests that name none.
-        features: Of the rows that it scores.
-        warmup: Rows that every version must score before it is ready.
+    Of `versions` the highest answers requests that name none; every version must score `warmup` before it is ready.
 
     Raises:
         ContractError: no versions, or one below 1.

@@ -101,11 +101,7 @@ def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True)
     """The reader for the form that `path` has.
 
     Criteo's own forms are read for a recommender with exactly Criteo's features; they have neither times nor weights.
-
-    Args:
-        path: The file.
-        recommender: Whose rows it holds, and what it calls columns.
-        with_keys: Whether a user's request ids, rows and times are read; without them they are null.
+    `with_keys`: whether a user's request ids, rows and times are read; without them they are null.
 
     Raises:
         ContractError: none of the forms; says what the file looks like.

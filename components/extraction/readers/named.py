@@ -58,11 +58,7 @@ _TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9
 def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path, with_keys: bool) -> dict[str, str]:
     """The name in a file of each raw column that is read.
 
-    Args:
-        here: The names in the file.
-        recommender: Whose rows the file holds.
-        path: The file, for messages.
-        with_keys: Whether request id, row and time are read, as far as they are there.
+    `with_keys`: whether request id, row and time are read, as far as they are there.
 
     Raises:
         ContractError: the file lacks a column, or has it twice.

@@ -63,11 +63,7 @@ class PubsubDeadLetters:
     def __init__(self, names: Names, *, publisher: Any, subscriber: Any, wait_seconds: float) -> None:
         """Reaches them through two clients.
 
-        Args:
-            names: The log whose messages they were.
-            publisher: A `resources.publisher_client`.
-            subscriber: A `resources.subscriber_client`.
-            wait_seconds: How long no message must come before all are thought to have come.
+        `wait_seconds` is how long no message must come before all are thought to have come.
         """
         self._names = names
         self._publisher = publisher

@@ -120,13 +120,7 @@ class PubsubSubscriber:
     ) -> None:
         """Takes no message from another reader before the first `pull`.
 
-        Args:
-            names: The log.
-            settings: See `PubsubSettings`.
-            publisher: A `resources.publisher_client` for dead letters; closed with this.
-            subscriber: A `resources.subscriber_client`; closed with this.
-            clock: Seconds since the epoch.
-            monotonic: Seconds, never set back.
+        `publisher`, for dead letters, and `subscriber` are `resources`' clients, which are closed with this.
         """
         self._names, self._settings = names, settings
         self._clock, self._monotonic = clock, monotonic
