@@ -26,11 +26,7 @@ class Measuring:
     ) -> None:
         """Knows no row yet.
 
-        Args:
-            judge: Rows of the windows, and how long labels are open.
-            conversion_window_seconds: How long after its prediction a conversion counts; 0 = no conversion rate.
-            store: Where the open rows and the conversions are.
-            clock: Seconds since the epoch.
+        With `conversion_window_seconds` 0 there is no conversion rate.
         """
         self._store, self._clock, self._judge = store, clock, judge
         self._conversion_window_seconds = conversion_window_seconds

@@ -69,16 +69,9 @@ class Monitor:
     ) -> None:
         """Continues where a predecessor stopped: finishes its archive file, rebuilds its windows, finds its run.
 
-        Args:
-            settings: See `MonitorSettings`.
-            subscriber: The record log.
-            store: The memory.
-            trigger: Runs the pipeline; None = only notify.
-            recommender: Whose rows the log holds; others are dead letters.
-            exposition: Shown over HTTP.
-            clock: Seconds since the epoch.
-            start_beside: Runs the count of the folders' bytes beside the loop.
-            checkpoint: Called with the name of each step that a crash may follow; tests crash there.
+        Without a trigger people are only notified; rows of another recommender are dead letters. `start_beside` runs
+        the count of the folders' bytes beside the loop; `checkpoint` is called with the name of each step that a crash
+        may follow: tests crash there.
         """
         self._settings, self._subscriber, self._store, self._recommender = settings, subscriber, store, recommender
         _expect_columns_of_before(store, recommender.features)

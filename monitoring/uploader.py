@@ -88,11 +88,7 @@ class Uploader:
     ) -> None:
         """Opens both; a folder is created where it is missing.
 
-        Args:
-            archive: The monitor's archive.
-            lake: Where the files go.
-            clock: Seconds since the epoch.
-            checkpoint: Called with the name of each step that a crash may follow.
+        `checkpoint` is called with the name of each step that a crash may follow.
         """
         self._archive, self._clock, self._checkpoint = archive, clock, checkpoint
         self._lake = FolderObjects(lake) if isinstance(lake, Path) else lake

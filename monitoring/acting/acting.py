@@ -153,11 +153,8 @@ class Acting:
     def consider(self, decision: Decision, decisions: Sequence[Decision], *, now: float, data_until: float) -> Decision:
         """Acts on a decision; returns it as it was acted on, HELD where it must wait.
 
-        Args:
-            decision: What the policies together decided.
-            decisions: What each of them decided: some start a run, others only notify people.
-            now: Seconds since the epoch.
-            data_until: Event time up to which every row is matured.
+        `decisions` are those of each policy: some start a run, others only notify people. Every row up to `data_until`
+        is matured.
         """
         for each in decisions:
             if each.policy == BAKING:

@@ -82,10 +82,7 @@ class KubeflowTrigger:
     ) -> None:
         """Does not call the server yet.
 
-        Args:
-            settings: See `KubeflowSettings`.
-            store: The model store, where the run leaves its outcome; where it is not mounted only KFP's state is known.
-            timeout_seconds: To connect and to read, of each request.
+        Where the store is not mounted only KFP's state of a run is known.
         """
         self._arguments = json.loads(settings.pipeline_arguments)
         self._settings, self._store = settings, store

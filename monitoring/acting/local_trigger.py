@@ -36,10 +36,7 @@ class LocalTrigger:
     def __init__(self, state: Path, store: Path, run_command: str) -> None:
         """Creates the folders; starts nothing.
 
-        Args:
-            state: The monitor's state folder.
-            store: The model store, where the run leaves its outcome.
-            run_command: Command line, quoted as for a shell.
+        `run_command` is quoted as for a shell.
 
         Raises:
             PermanentError: the command line cannot be parsed.

@@ -45,12 +45,7 @@ class NewVersions:
     ) -> None:
         """Continues where a predecessor stopped.
 
-        Args:
-            settings: The limits.
-            store: The model store.
-            documents: The monitor's memory.
-            journal: Gets the events.
-            rows_of: Usable rows that a version has scored, those of the last days at least.
+        `rows_of` gives the usable rows that a version has scored, those of the last days at least.
         """
         self._settings, self._store, self._documents, self._journal = settings, store, documents, journal
         self._rows_of = rows_of

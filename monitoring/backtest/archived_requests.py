@@ -71,11 +71,8 @@ def read_requests(
 ) -> Iterator[ArchivedRequest]:
     """Every served request in `span`, by (time, request id).
 
-    Args:
-        archive: `day=YYYY-MM-DD/*.parquet` below it are read.
-        span: Which event times.
-        features: To be read too, where drift is to be judged; None = none.
-        user: Column of the users, which the live judge knew; None = the recommender names none.
+    `features` are read too, where drift is to be judged; `user` is the column of the users, which the live judge knew,
+    None = the recommender names none.
 
     Raises:
         ContractError: there is no such file, or one is damaged, lacks a column or has one of another type; names it.

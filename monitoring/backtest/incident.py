@@ -181,13 +181,8 @@ def record(
 ) -> int:
     """Writes the incident of the decision points in (start, end] to the folder `out`; how many there are.
 
-    Args:
-        out: Must not exist.
-        state: The monitor's state folder.
-        archive: Its archive, or the lake: wherever the rows of the span lie by now.
-        store: The model store.
-        start: Seconds since the epoch.
-        end: Seconds since the epoch; the labels of the rows before must be final. None = the last decision written.
+    `out` must not exist; `archive` may be the lake, wherever the rows of the span lie by now. The labels of the rows
+    before `end` must be final; None = the last decision written.
 
     Raises:
         ContractError: `out` exists, no decision was written in the span, or the archive holds no row of it.

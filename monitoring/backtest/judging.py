@@ -165,11 +165,8 @@ def backtest(
 ) -> Backtest:
     """Follows `judgements` with the live monitor's restraint under a virtual clock.
 
-    Args:
-        judgements: In order of time.
-        settings: That they were judged by.
-        run_seconds: From a fire to its run's release; the cool-down begins then, and no other run is requested before.
-        drift_at: When the world changed, seconds since the epoch; None = not known, so no alarm can be called false.
+    The cool-down begins `run_seconds` after a fire, at its run's release, and no other run is requested before.
+    `drift_at` is when the world changed; None = not known, so no alarm can be called false.
     """
     memory = RunMemory()
     running_until = -math.inf

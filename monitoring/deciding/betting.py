@@ -157,14 +157,8 @@ def cross_wins(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Per round, over pairs of a click and a non-click of different groups: pairs that the click wins, and pairs.
 
-    A tie is half a win.
-
-    Args:
-        labels: 0 or 1, shape [n].
-        scores: Shape [n].
-        groups: Integers from 0, ascending, shape [n].
-        rounds: Integers from 0, ascending, shape [n]; a group lies in one round.
-        num_rounds: Rounds, some of which may have no row.
+    A tie is half a win. Labels are 0 or 1; groups and rounds are integers from 0, ascending, and a group lies in one
+    round; all are [n]. Some rounds may have no row.
 
     >>> wins, pairs = cross_wins(
     ...     np.array([1, 0, 0, 1], np.uint8),

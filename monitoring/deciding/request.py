@@ -51,15 +51,9 @@ def make_request(decision: Decision, *, parent: str, why: str, data_until: float
 
     Its name follows from the version of the data: the end of its rows, the model that serves, and whether the run
     starts from scratch. Neither the clock nor the monitor that asks is part of it: two monitors that saw the same rows
-    request the same run, which every trigger starts once.
-
-    Args:
-        decision: Confirmed.
-        parent: `none` or `current`.
-        why: Why this parent.
-        data_until: Event time (seconds since the epoch) up to which, inclusive, every row is matured. The window's end
-            is exclusive and the archive counts microseconds, so it lies one later.
-        now: Seconds since the epoch.
+    request the same run, which every trigger starts once. `parent` is `none` or `current`, for the reason `why`. Every
+    row up to `data_until`, inclusive, is matured; the window's end is exclusive and the archive counts microseconds, so
+    it lies one later.
     """
     end = datetime.fromtimestamp(data_until, timezone.utc)
     # Two decision points of one second must not share a name.

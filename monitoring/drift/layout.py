@@ -27,9 +27,7 @@ class Layout:
     def __init__(self, reference: ReferenceStatistics, *, rows: Features | None = None) -> None:
         """Builds the tables, 0.5 MB.
 
-        Args:
-            reference: The training statistics.
-            rows: Columns of the batches, found by their names; None = those of the training rows.
+        `rows` are the columns of the batches, found by their names; None = those of the training rows.
         """
         self.reference = reference
         rows = rows or reference.features

@@ -162,10 +162,7 @@ class Sketch:
 def _pairs(cells: NDArray[np.int32], hashes: Ints, sizes: Ints) -> tuple[NDArray[np.int32], Ints]:
     """The rows of requests that have several, and the number of each one's partner among them.
 
-    Args:
-        cells: Of all rows, one request after another.
-        hashes: Of the requests' ids; they decide how far on a partner is.
-        sizes: Rows of each request.
+    The `hashes` of the requests' ids decide how far on a partner is.
     """
     strides = 1 + hashes % np.maximum(sizes - 1, 1)
     starts = np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -49,10 +49,8 @@ class DriftWatch:
     ) -> None:
         """Watches nothing yet.
 
-        Args:
-            reference_of: A version's training statistics; None where there are none. Asked again for each new bucket.
-            settings: See `DriftSettings`; a bucket length of 0 watches nothing.
-            features: Of the batches; None = those of every version's training rows.
+        `reference_of` gives a version's training statistics, None where there are none, and is asked again for each new
+        bucket. A bucket length of 0 watches nothing; `features` None = those of every version's training rows.
         """
         self._reference_of, self._settings, self._features = reference_of, settings, features
         self._length = microseconds(settings.drift_bucket_seconds)
@@ -119,9 +117,8 @@ class DriftWatch:
     def resume(self, batches: Iterable[PredictionBatch], up_to: float) -> list[DriftReport]:
         """Counts in what was put off, and reports on the buckets of it that end by `up_to`.
 
-        Args:
-            batches: All known predictions since `put_off_since(up_to)`, in order of their times; may hold earlier ones.
-            up_to: As `close` had it.
+        `batches` are all known predictions since `put_off_since(up_to)`, in order of their times; may hold earlier
+        ones.
         """
         first, self._put_off = self._put_off, None
         reports: list[DriftReport] = []

@@ -97,14 +97,8 @@ def estimate_open(
 ) -> OpenEstimate:
     """Estimates the rows' AUC once their windows have closed; 100,000 rows take some 60 ms.
 
-    Args:
-        scores: Probabilities, shape [n].
-        ages: Seconds since the prediction at `now`, shape [n]; at or above `window_seconds` the label is final.
-        clicked: Whether a click within the window has arrived, shape [n].
-        version: Model version of the rows.
-        delays: Of clicks on matured rows, within the same window.
-        window_seconds: Length of the attribution window.
-        now: Time, seconds since the epoch, until which every click is in.
+    Arrays are [n]. At an age of `window_seconds` or more the label is final; `clicked`: a click within the window has
+    arrived; `delays` are those of clicks on matured rows; every click until `now` is in.
 
     Raises:
         ContractError: shapes differ, or a score is no probability.
@@ -160,11 +154,8 @@ def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating
     """Expected number of (click, other) pairs that the click wins, over the expected number of pairs.
 
     Labels are taken as independent: the pair of i and j is (click, other) with probability p_i (1 - p_j). Probabilities
-    of 0 and 1 give the AUC of these labels.
-
-    Args:
-        probabilities: In [0, 1], shape [n].
-        scores: Finite, shape [n]; only their order counts.
+    of 0 and 1 give the AUC of these labels. Probabilities are in [0, 1], scores finite, of which only the order counts;
+    both are [n].
 
     Returns:
         None where no pair is possible: fewer than two rows, or all probabilities 0, or all 1.

@@ -123,13 +123,8 @@ class VersionWindows:
     ) -> None:
         """Takes in the rows of one request.
 
-        Args:
-            version: Model version.
-            labels: 0 or 1, shape [n].
-            scores: Probabilities, shape [n].
-            positions: Places in the ranked list that the request was, from 1, shape [n]; None = it was no list. A list
-                shown in several requests counts as several.
-            users: Category of each row's user, shape [n]; None = the recommender names none.
+        Arrays are [n]. `positions` are places, from 1, in the ranked list that the request was, None = it was no list;
+        a list shown in several requests counts as several. `users` None = the recommender names none.
         """
         window = self._windows.pop(version, None) or RowWindow(self._capacity)
         self._windows[version] = window

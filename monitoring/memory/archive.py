@@ -68,16 +68,9 @@ class Archive:
     ) -> None:
         """Opens the archive and finishes what an interrupted predecessor had begun.
 
-        Args:
-            folder: Created if missing.
-            store: Where the rows are.
-            form: Of the stored records, whose features name the columns of the files.
-            roll_rows: Rows that fill a file.
-            roll_seconds: Longest wait of a matured row or late outcome.
-            keep_rows: Archived rows of each version to keep in the store, for the windows. Rows that the judge has not
-                judged yet (document `judge`, `judged_until`) are kept beside them.
-            windows: Attribution window of each event in seconds, written beside late outcomes; 0 where absent.
-            checkpoint: Called with the name of each step that a crash may follow.
+        A file has `roll_rows` rows, and nothing waits longer than `roll_seconds`. The newest `keep_rows` archived rows
+        of each version stay in the store for the windows, beside those that the judge has not judged yet (document
+        `judge`, `judged_until`). `windows`, those of each event in seconds, are written beside late outcomes.
 
         Raises:
             TemporaryError: the folder cannot be written, or the disk is full.

@@ -106,9 +106,7 @@ def _predictions(rows: Sequence[ArchiveRow], form: RecordFormat) -> Iterator[Pre
 def build_outcome_table(outcomes: Sequence[ArchiveOutcome], windows: Mapping[str, float]) -> pa.Table:
     """These outcomes in the schema of the contract, in the order given.
 
-    Args:
-        outcomes: At least one.
-        windows: Attribution window of each event in seconds, written beside its outcomes; 0 where absent.
+    There is at least one; `windows`, those of each event in seconds, 0 where absent, are written beside its outcomes.
     """
     columns = {
         raw_rows.REQUEST_ID: [each.outcome.request_id for each in outcomes],

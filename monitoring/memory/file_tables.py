@@ -95,12 +95,8 @@ class FileTables(Database):
     def seal_file(self, name: str, *, keep_rows: int, keep_after: float = np.inf) -> None:
         """Notes that the file is whole on disk; lets its payloads go, and matured rows that nobody needs.
 
-        The outcomes in a sealed file are let go by `Store.forget`.
-
-        Args:
-            name: The file.
-            keep_rows: Newest matured rows of a version that are held on, at least.
-            keep_after: Requests predicted after this time are held on too.
+        The outcomes in a sealed file are let go by `Store.forget`. The newest `keep_rows` matured rows of a version are
+        held on, and requests predicted after `keep_after`.
         """
         kind, count = ("archived", "SELECT sum(num_rows) FROM matured WHERE file = ?")
         if holds_outcomes(name):

@@ -26,12 +26,6 @@ class UnscoredRows(ContractError):
 def read_record(payload: bytes, *, now: float, form: RecordFormat, recommender: str) -> Record:
     """The record in `payload`, checked beyond its encoding: one bad message must not stop the monitor later.
 
-    Args:
-        payload: A message of the log.
-        now: Seconds since the epoch.
-        form: Of the monitor's recommender.
-        recommender: Its name.
-
     Raises:
         UnscoredRows: a model gave no probability.
         ContractError: not decodable, a time far ahead, or a prediction of another recommender.

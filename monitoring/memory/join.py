@@ -35,13 +35,8 @@ def attribute(num_rows: int, predicted_at: float, events: Iterable[Event], *, wi
 
     An outcome counts if it happened at most `window_seconds` after the prediction, in whole microseconds as in the
     archive: extraction, which joins what came too late, must not see the end of a window elsewhere. One that seems to
-    precede its prediction counts too: the two times come from two machines' clocks.
-
-    Args:
-        num_rows: Rows in the request.
-        predicted_at: Seconds since the epoch.
-        events: (row, seconds since the epoch) in any order, repetitions allowed.
-        window_seconds: Length of the attribution window.
+    precede its prediction counts too: the two times come from two machines' clocks. `events` are (row, seconds since
+    the epoch) in any order, repetitions allowed.
 
     >>> attribute(3, 100.0, [(1, 130.0), (2, 161.0), (7, 110.0)], window_seconds=60)[:1]
     (array([0, 1, 0], dtype=uint8),)
@@ -67,11 +62,7 @@ def mature_request(
 ) -> MaturedRequest:
     """The request with its final click labels.
 
-    Args:
-        waiting: Whose window has closed.
-        counts: Counters to add to.
-        late: Takes the clicks that made no label.
-        window_seconds: Length of the attribution window.
+    `counts` are added to; `late` takes the clicks that made no label.
     """
     found = attribute(len(waiting.scores), waiting.time, waiting.clicks, window_seconds=window_seconds)
     add_to(counts, "late_outcome", len(found.too_late))

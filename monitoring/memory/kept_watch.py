@@ -38,12 +38,7 @@ class KeptWatch:
     ) -> None:
         """Continues where its predecessor stopped.
 
-        Args:
-            watch: New.
-            store: Keeps its memory.
-            form: Of the stored records.
-            journal: Gets a line for every drift.
-            clock: Seconds since the epoch.
+        `watch` is a new one; the journal gets a line for every drift.
         """
         self._watch = watch
         self._store = store

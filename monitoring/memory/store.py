@@ -60,12 +60,8 @@ class Store(FileTables):
     ) -> list[PredictionBatch]:
         """Stores the records of one pull; those stored before only count as duplicates.
 
-        Args:
-            predictions: Batches with their messages.
-            outcomes: Outcome batches.
-            unusable: (message id, reason) of future dead letters; counted here, kept by the log.
-            now: Seconds since the epoch.
-            user_place: Place of the user among the categories of a row; None = the recommender names none.
+        `unusable` are (message id, reason) of future dead letters, which are counted here and kept by the log;
+        `user_place` is the user's among the categories of a row, None = the recommender names none.
 
         Returns:
             The batches that were not stored before.
@@ -213,10 +209,8 @@ class Store(FileTables):
     def open_rows(self, *, now: float, window_seconds: float, limit: int = 200_000) -> dict[int, OpenRows]:
         """The rows of each model version whose labels are not final.
 
-        Args:
-            now: Seconds since the epoch, from which ages are taken.
-            window_seconds: The attribution window; a click later than this is none.
-            limit: Most rows handed out, those of the newest requests; a request is handed out whole or not at all.
+        Ages are taken from `now`; a click later than `window_seconds` is none. At most `limit` rows are handed out,
+        those of the newest requests, each whole or not at all.
         """
         taken: dict[int, list[tuple[str, float, bytes]]] = {}
         num_rows = 0
@@ -244,11 +238,7 @@ class Store(FileTables):
     ) -> None:
         """Makes these click labels final.
 
-        Args:
-            requests: In the order in which they are to be archived.
-            counts: Counters to add to.
-            now: Seconds since the epoch.
-            late: Outcomes of these requests that made no label.
+        `requests` are in the order in which they are to be archived; `late` are outcomes of them that made no label.
         """
         ids = [(r.request_id,) for r in requests]
         add_to(counts, "matured", sum(len(r.labels) for r in requests))
@@ -296,9 +286,7 @@ class Store(FileTables):
     def conversion_rates(self, predicted_before: float, *, window_seconds: float) -> dict[int, float]:
         """By model version: converted rows per row, of the newest `RATED_REQUESTS` requests predicted by this time.
 
-        Args:
-            predicted_before: Seconds since the epoch; the conversion windows of these requests have closed.
-            window_seconds: Length of the conversion window.
+        The conversion windows of these requests have closed.
         """
         newest = "SELECT * FROM predictions WHERE time <= ? ORDER BY time DESC LIMIT ?"
         converted = (
@@ -345,11 +333,8 @@ class Store(FileTables):
         """Lets go of what was stored before this time and has no use any more.
 
         These are ids of archived requests and of outcome batches, and outcomes in sealed files. Clicks on requests that
-        stayed unknown become late outcomes.
-
-        Args:
-            before: Seconds since the epoch.
-            orphans_before: The same for clicks on unknown requests; None = `before`.
+        stayed unknown become late outcomes. `orphans_before` is the same for clicks on unknown requests; None =
+        `before`.
         """
         orphaned = before if orphans_before is None else orphans_before
         is_orphan = "stored_at < ? AND request_id NOT IN (SELECT request_id FROM predictions)"

@@ -54,11 +54,7 @@ class MonitorServer:
     ) -> None:
         """Starts listening.
 
-        Args:
-            exposition: What is shown.
-            settings: Where to listen.
-            page: Makes the status page, HTML.
-            report: The HTML that a path below /reports/ or /models/ names (`run_reports`); None = there is none.
+        `report` gives the HTML that a path below /reports/ or /models/ names (`run_reports`); None = there is none.
 
         Raises:
             PermanentError: the port is taken or may not be used.
