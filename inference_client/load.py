@@ -55,11 +55,7 @@ async def closed_loop(
 ) -> Answers:
     """`concurrency` callers, each asking as soon as it is answered, for `seconds`.
 
-    Args:
-        ask: Sends the request of a number, from 0. Errors of the three families are counted, others are raised.
-        concurrency: Number of callers.
-        seconds: For how long new requests are sent.
-        timing: Timer and sleep.
+    `ask` sends the request of a number, from 0; errors of the three families are counted, others are raised.
     """
     timer = (timing or Timing()).timer
     notes = _Notes(ask, timer)
@@ -83,13 +79,7 @@ async def open_loop(
 ) -> Answers:
     """Requests at the times of a Poisson process, as of independent users, however late answers are.
 
-    Args:
-        ask: As of `closed_loop`.
-        rate: Requests per second.
-        seconds: For how long.
-        seed: Of the times.
-        until: Ends the load earlier.
-        timing: Timer and sleep.
+    `ask` is as of `closed_loop`; `seed` decides the times; `until` ends the load earlier.
     """
     timing, random = timing or Timing(), np.random.default_rng(seed)
     notes, in_flight = _Notes(ask, timing.timer), set[asyncio.Task[None]]()
@@ -212,11 +202,7 @@ async def run_load(
 ) -> LoadReport:
     """Loads `client` with `rows`, which are cut into requests and repeated.
 
-    Args:
-        client: Open; each `score` is one request.
-        rows: At least one; fewer than `rows_per_request` are repeated within a request.
-        settings: See `LoadSettings`.
-        timing: Timer and sleep.
+    Each `score` is one request; fewer rows than `rows_per_request` are repeated within one.
 
     Raises:
         ContractError: There are no rows. Errors of single requests are counted, not raised.

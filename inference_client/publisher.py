@@ -170,12 +170,7 @@ class RecordPublisher:
     ) -> None:
         """Starts with nothing queued.
 
-        Args:
-            log: Where to publish.
-            features: Of the predicted rows.
-            source: Names this publisher in outcome ids; unique per log.
-            settings: See `PublisherSettings`.
-            timing: Clocks and waits.
+        `source` names this publisher in outcome ids, unique per log.
         """
         check_id("source", source)
         self._log, self._form, self._source = log, RecordFormat(features), source

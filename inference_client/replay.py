@@ -90,13 +90,7 @@ class Replay:
     ) -> None:
         """Prepares; `send` begins.
 
-        Args:
-            client: Scores and logs; open.
-            traffic: The rows.
-            settings: See `ReplaySettings`.
-            random: Of the click delays.
-            run: Names the replay in request ids; must be new to the log.
-            timing: Clocks and waits.
+        `run` names the replay in request ids, and must be new to the log.
         """
         self._client, self._traffic = client, traffic
         self._settings, self._timing = settings, timing or Timing()

@@ -65,10 +65,7 @@ class PlanFollower:
     def __init__(self, objects: Objects, model_name: str, *, interval_seconds: float = PLAN_POLL_SECONDS) -> None:
         """Reads nothing yet.
 
-        Args:
-            objects: Where the plan lies (`traffic_file`).
-            model_name: As which the recommender is served.
-            interval_seconds: Between two reads.
+        The plan is an object of `objects` (`traffic_file`).
         """
         self.objects, self.model_name, self._interval = objects, model_name, interval_seconds
         self.name = traffic_file(model_name)
@@ -143,13 +140,8 @@ class PlannedClient:
     ) -> None:
         """Prepares the connections.
 
-        Args:
-            server: As `ScoringClient`'s.
-            plan: Follows the plan; started and stopped here.
-            settings: Of the served requests.
-            columns: As `ScoringClient`'s.
-            max_shadows: Shadow requests at once; beyond it they are dropped.
-            timer: Seconds, for the deadline over both arms.
+        `server` and `columns` are as `ScoringClient`'s. Beyond `max_shadows` shadow requests at once they are dropped;
+        `timer` gives seconds, for the deadline over both arms.
         """
         self._settings = settings or ClientSettings()
         self._timer = timer
@@ -190,11 +182,8 @@ class PlannedClient:
     ) -> Scored:
         """Click probabilities by the arm of the key; see `ScoringClient.score` for rows and errors.
 
-        Args:
-            dense: As of `ScoringClient.score`, as the next.
-            categorical: The categories.
-            request_id: Decides whether this request gets a shadow; random without one.
-            key: The user whose request it is: the same key meets the same arm. The request's id without one.
+        `request_id` decides whether this request gets a shadow; random without one. The same `key`, the user whose
+        request it is, meets the same arm; without one it is the request's id.
         """
         plan = self.plan.current
         if plan is None:

@@ -75,12 +75,8 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
 
     A numeric value is a number, a category a whole number, which may be written as text, or any text where the feature
     holds words; None and NaN are missing. A list is a list or an array of categories; None is one without elements.
-
-    Args:
-        rows: See `RowsByName`; `FeatureRows` are copied as they are.
-        features: The columns, in the model's order.
-        may_lack_columns: Whether a column may be absent, and is then missing in every row. One that is served as one
-            value always may.
+    `FeatureRows` are copied as they are. `may_lack_columns`: whether a column may be absent, and is then missing in
+    every row; one that is served as one value always may.
 
     Raises:
         ContractError: A column is unknown or absent, columns differ in length, or a value is not of its column's type;
@@ -149,10 +145,7 @@ def numbers(name: str, values: Any) -> NDArray[np.float32]:
 def categories(name: str, values: Any, *, holds_words: bool = False) -> NDArray[np.int64]:
     """The categories [n] that a column's values stand for, -1 = missing; see `features.CategoricalOptions`.
 
-    Args:
-        name: The column's.
-        values: A list, an array, or an Arrow array.
-        holds_words: Whether a value may be a text that is no whole number.
+    `holds_words`: whether a value may be a text that is no whole number.
 
     Raises:
         WrongValue: A value is no category.

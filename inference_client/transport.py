@@ -44,10 +44,9 @@ class GrpcTransport:
     def __init__(self, server: str, *, max_in_flight: int, safe_to_cancel: bool) -> None:
         """Prepares the connection, which is made at the first call.
 
-        Args:
-            server: host:port, or `dns:///name:port` for all addresses that a name has.
-            max_in_flight: Calls on the wire at once, those included whose callers have given up.
-            safe_to_cancel: Whether every server there survives a deadline that expires on the wire.
+        `server` is host:port, or `dns:///name:port` for all addresses that a name has. `max_in_flight` counts calls
+        whose callers have given up too; `safe_to_cancel`: every server there survives a deadline that expires on the
+        wire.
         """
         self.server = server
         self._triton = InferenceServerClient(server, channel_args=CHANNEL_OPTIONS)
@@ -66,12 +65,7 @@ class GrpcTransport:
     ) -> Any:
         """Triton's reply.
 
-        Args:
-            model: Triton's name of the model.
-            inputs: Input tensors.
-            outputs: Requested output tensors.
-            seconds: How long the caller waits.
-            deadline_seconds: The deadline that an error names, of which `seconds` may be the rest.
+        The caller waits for `seconds`, which may be the rest of the `deadline_seconds` that an error names.
 
         Raises:
             DeadlineExpired: no reply within `seconds`.

@@ -35,10 +35,7 @@ class DenseTable:
     def build(cls, column: WorldDenseColumn, *, slope: float, missing_effect: float) -> "DenseTable":
         """The table of `column`; its effect is linear in log(1 + value - minimum), with variance about `slope`^2.
 
-        Args:
-            column: The facts.
-            slope: Planted standard deviation, signed.
-            missing_effect: Planted effect of a missing value.
+        `slope` is signed.
         """
         mu = np.log(column.median - column.minimum + 0.5)
         sigma = (np.log(column.p99 - column.minimum + 0.5) - mu) / _Z_99
