@@ -415,10 +415,7 @@ def _reading_memory(state: Path) -> Iterator[sqlite3.Connection]:
 def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
     """All that can be removed, in the order in which it is.
 
-    Args:
-        user: Whom.
-        store: The model store.
-        places: What a person typed for some of `PLACES`.
+    `places` are what a person typed for some of `PLACES`.
     """
     roots = [open_objects(typed_uri(places[name])) for name in ("archive", "lake") if name in places]
     folders = {name: typed_folder(places[name], f"--{name}") for name in ("incidents", "work") if name in places}

@@ -67,10 +67,7 @@ def _hashes(entry: Promotion) -> str:
 def print_live_at(store: Path, time: str, *, as_json: bool = False) -> None:
     """What was live at `time`.
 
-    Args:
-        store: The model store.
-        time: ISO 8601, UTC where it has no zone; or `now`.
-        as_json: Print the journal's entry, with `until` (None = live still), as JSON.
+    `time` is ISO 8601, UTC where it has no zone, or `now`. JSON is the journal's entry, `until` included (None = live).
 
     Raises:
         ContractError: `time` is no time, or nothing was live then.

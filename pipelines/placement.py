@@ -255,9 +255,8 @@ VALUES_FILE = "cluster.env"
 def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement:
     """The placement in `path`, with `overrides` over it.
 
-    Args:
-        path: The file; None = the defaults.
-        overrides: Fields that were given otherwise, such as on a command line. One of text may be `${NAME}` no longer.
+    Overrides are fields that were given otherwise, such as on a command line; one of text may be `${NAME}` no longer.
+    Without a path there are the defaults.
 
     Raises:
         ContractError: the file cannot be read, is no mapping, has an unknown field or a wrong type, names a value that

@@ -187,9 +187,7 @@ def plan_for_data(
 def describe_data(data: Path, draft_to: Path) -> tuple[Recommender, list[str]]:
     """The recommender of a user's rows that no file describes, and sentences that say what was assumed.
 
-    Args:
-        data: A file of rows, or a folder of them, whose first file speaks for all.
-        draft_to: Where the draft is written.
+    Of a folder the first file speaks for all; the draft is written to `draft_to`.
 
     Raises:
         ContractError: the rows have no column that can be the label, or none that can be a feature.

@@ -56,13 +56,9 @@ def run_pipeline(
 ) -> None:
     """Runs the compiled pipeline to its end, tasks one after another.
 
-    Args:
-        package: Compiled pipeline (YAML).
-        arguments: Pipeline parameters that differ from their defaults.
-        root: Folder for KFP's artifacts (small manifests and reports).
-        logs: Folder for one log file per task.
-        pythons: Interpreter of each environment in `images.ENVIRONMENT_OF_STEP`.
-        source: Folder that holds our packages, for PYTHONPATH.
+    `arguments` are the parameters that differ from their defaults. `root` is for KFP's artifacts (small manifests and
+    reports), `logs` for one file per task; `pythons` are those of each environment in `images.ENVIRONMENT_OF_STEP`;
+    `source` holds our packages, for PYTHONPATH.
 
     Raises:
         PipelineFailed: a task failed after its retries, or at once where it refused its input.
@@ -241,11 +237,7 @@ def run_once(
 ) -> RunOutcome:
     """Runs the compiled pipeline once and returns how it ended.
 
-    Args:
-        package: Compiled pipeline.
-        folders: This machine's folders.
-        parameters: Pipeline parameters over the folders' and the defaults.
-        request: Who asked and for which window; None for a run started by hand.
+    `parameters` go over the folders' and the defaults; `request` is None for a run started by hand.
 
     Raises:
         ContractError: an environment is absent, or a folder cannot be made.

@@ -111,9 +111,7 @@ class Stack:
     def __init__(self, *, logs: Path, variables: Mapping[str, str]) -> None:
         """Prepares an empty stack.
 
-        Args:
-            logs: Folder for `<name>.log` of each process.
-            variables: Environment variables on top of this process's own.
+        `logs` gets `<name>.log` of each process; `variables` go on top of this process's own.
         """
         self._logs = logs
         self._tag = uuid4().hex
@@ -138,12 +136,8 @@ class Stack:
     ) -> subprocess.Popen[str]:
         """Starts a process whose output goes to its log.
 
-        Args:
-            name: Names the process and its log.
-            command: What to start.
-            stdin: Whether lines can be sent to it.
-            may_end: Whether it may end by itself with code 0 while others are waited for.
-            variables: Environment variables for it alone, on top of the stack's.
+        With `stdin` lines can be sent to it; with `may_end` it may end by itself with code 0 while others are waited
+        for. `variables` are for it alone, on top of the stack's.
         """
         with open(self._logs / f"{name}.log", "ab") as log:
             process = subprocess.Popen(

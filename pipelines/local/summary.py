@@ -407,8 +407,7 @@ def count_served_rows(lake: Path) -> int:
 def recorded_trace(lines: Lines) -> Trace:
     """The demo's traffic as a trace for `evergreen scale simulate`; rows of a request as on average in all of them.
 
-    Args:
-        lines: `time` (epoch seconds, rising), `requests_sent` and `rows` of the second that ended then.
+    Each line has `time` (epoch seconds, rising), `requests_sent` and `rows` of the second that ended then.
 
     Raises:
         ContractError: no request was sent.

@@ -153,14 +153,9 @@ class TritonServer:
     It starts with the models that the repository holds, and empty otherwise; loading is explicit from then on. Which
     versions those are is what their configurations say, so a server that was killed in the middle of a release comes
     back with the versions published last.
-    Start it from a thread that outlives it: the kernel takes the end of that thread for the end of the owner.
-
-    Args:
-        repository: Model repository; created if absent. Spaces in paths are fine.
-        log: File for the server's output; appended to.
-        runtime: Writable folder for the prepared backend; default: `triton-runtime` beside the log.
-        variables: Environment variables for the server, over this process's own and the wheel's.
-        settings: How to start and stop.
+    Start it from a thread that outlives it: the kernel takes the end of that thread for the end of the owner. Spaces in
+    paths are fine. The repository is created if absent, the log appended to; `runtime` is a writable folder for the
+    prepared backend (default: `triton-runtime` beside the log); `variables` go over this process's own and the wheel's.
     """
 
     def __init__(

@@ -63,10 +63,6 @@ class Guess(NamedTuple):
 def draft(sample: ColumnSample, *, name: str) -> str:
     """The text of a file with a comment on each column, sound once what it asks for is filled in.
 
-    Args:
-        sample: Rows of the click log.
-        name: Of the recommender.
-
     Raises:
         ContractError: no column can be a feature.
     """
