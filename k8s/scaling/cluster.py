@@ -64,11 +64,7 @@ class Pod:
 class Cluster:
     """The Deployment's pods, wished for by `scale`.
 
-    Args:
-        times: How long starts take.
-        pods_per_node: Places on a node: GPUs of it, or MIG slices.
-        new_queue: Makes a pod's queue, of the time at which it begins.
-        scrape_offset: Of a pod's number: the offset of its scrapes, seconds.
+    `pods_per_node` are places on a node, GPUs of it or MIG slices; `scrape_offset` gives the seconds of a pod's number.
     """
 
     times: StartTimes

@@ -73,11 +73,7 @@ class PodCounts:
 
 @dataclass
 class Controller:
-    """The controller's memory of one autoscaler.
-
-    Args:
-        spec: What the manifest says.
-    """
+    """The controller's memory of one autoscaler."""
 
     spec: Autoscaler
     _recommended: list[tuple[float, int]] = field(default_factory=list)
@@ -86,11 +82,7 @@ class Controller:
     def sync(self, now: float, current: int, *, pods: PodCounts, readings: Mapping[str, float | None]) -> int:
         """Replicas that it asks for now.
 
-        Args:
-            now: Seconds, not before the last sync's.
-            current: Replicas that the Deployment is asked for.
-            pods: Those that exist.
-            readings: Each metric's value; None or absent where it could not be had.
+        The Deployment is asked for `current` replicas now; a reading is None or absent where it could not be had.
         """
         if not self._recommended:
             self._recommended.append((now, current))

@@ -37,9 +37,7 @@ class Sample(NamedTuple):
 def fleet_metrics(samples: PodSamples, now: float) -> dict[str, float | None]:
     """Each metric of all pods together; None where no pod has enough samples in the window.
 
-    Args:
-        samples: Of every pod that Prometheus has scraped in the window, those that are gone by now included.
-        now: Seconds.
+    `samples` are of every pod that Prometheus has scraped in the window, those that are gone by now included.
     """
     queue = _rates(samples, now, lambda sample: sample.queue_microseconds)
     answered = _rates(samples, now, lambda sample: sample.answered)
@@ -54,12 +52,8 @@ def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) ->
     """PromQL's `rate`: a counter's growth per second, extrapolated to the window's ends; None = fewer than two samples.
 
     As Prometheus 2.42 computes it. Prometheus 3 leaves the window's left end open, which matters only where a sample
-    falls on it to the millisecond.
-
-    Args:
-        samples: Milliseconds and values within the window, ascending.
-        first: The window's beginning, milliseconds.
-        last: Its end.
+    falls on it to the millisecond. `samples` are milliseconds and values within the window from `first` to `last`,
+    ascending.
 
     >>> counter_rate([(0, 0.0), (30_000, 60.0), (60_000, 120.0)], 0, 60_000)
     2.0

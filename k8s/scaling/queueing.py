@@ -53,10 +53,7 @@ class _Batch(NamedTuple):
 class PodQueue:
     """The pod's state; time only moves forward, by `advance`.
 
-    Args:
-        settings: How the model is served.
-        seconds_of: Median seconds of a batch of so many rows.
-        now: When the pod begins.
+    `seconds_of` gives the median seconds of a batch of so many rows.
     """
 
     settings: PodSettings

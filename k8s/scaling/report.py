@@ -17,9 +17,7 @@ _MOST_LINES = 48
 def describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
     """The run as text.
 
-    Args:
-        outcome: What happened.
-        objective_ms: Queue time that is still in time.
+    `objective_ms` is the queue time that is still in time.
     """
     waits = np.concatenate([each for _, each in outcome.waits])
     counters, wanted = outcome.counters, [moment.wanted for moment in outcome.moments]

@@ -66,11 +66,6 @@ class SimulatedRun:
 class Simulation:
     """One run.
 
-    Args:
-        trace: How many requests come when.
-        spec: The autoscaler.
-        settings: All else.
-
     Raises:
         ContractError: the trace ends before the autoscaler's first sync, or it has a metric that is not simulated.
     """

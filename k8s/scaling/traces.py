@@ -115,10 +115,7 @@ def read_trace(path: Path) -> Trace:
 def day(peak: float, seed: int, rows: int) -> Trace:
     """A day by minutes: low at 04:00, high at 16:00, noise of 5 %; at 22:00 three times the rate at once, 20 minutes.
 
-    Args:
-        peak: Requests per second in the afternoon.
-        seed: Of the noise.
-        rows: Per request.
+    `peak` is the requests per second in the afternoon.
     """
     minutes = np.arange(1440)
     wave = (1 - np.cos(2 * np.pi * (minutes - 4 * 60) / 1440)) / 2
