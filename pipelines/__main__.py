@@ -51,6 +51,7 @@ ROOMS = {
         (),
         "name, or remove, work and models that are old and that nothing goes back to",
     ),
+    "compare": ("components.evaluation.compare", (), "what differs between two models, on rows that neither learned"),
     "verify": ("components.deployment.verify", (), "prove offline that a version answered as it was released"),
     "canary": ("components.deployment.canary", (), "give a new version a growing share of traffic, or take it back"),
     "controller": (
@@ -61,7 +62,7 @@ ROOMS = {
     "rollback": ("components.deployment.rollback", (), "make an earlier version live again"),
     "promote": ("components.deployment.promote", (), "make a model live although the gate refused it"),
 }
-ENVIRONMENT_OF_ROOM = {"schema": "validation"}
+ENVIRONMENT_OF_ROOM = {"schema": "validation", "compare": "training"}
 """Rooms that need packages of another environment than this one's."""
 
 

@@ -7,7 +7,16 @@ from typing import Any
 
 from components.charts.line_chart import Line, line_chart
 from components.charts.page import ABSENT, html_page, html_table, number, percent, probability
-from components.contracts.manifests import AucLead, Model, ModelQuality, RawDataset, ReorderingGain, ValidationReport
+from components.contracts.manifests import (
+    AucLead,
+    Model,
+    ModelQuality,
+    RawDataset,
+    ReorderingGain,
+    RowsQuality,
+    ValidationReport,
+    Verdict,
+)
 from components.store.model_cards import Ancestor, CalibrationBin, ModelCard, ServedSpan, SliceQuality
 from components.store.promotion_journal import CANARY, ROLLBACK, Promotion, moment_of
 
@@ -30,15 +39,13 @@ def card_page(card: ModelCard) -> str:
         + _state(card),
         sections={
             "Served": _served(card.served),
-            "All held-out rows": _quality_table(
-                card, verdict.candidate, verdict.champion, difference=verdict.difference
-            ),
+            "All held-out rows": quality_table(verdict, _names(card)),
             "Old rows": _old_rows(card),
             "Explored lists": _explored_lists(verdict.reordering_gain),
-            "Calibration": _calibration(card.calibration, card.champion_calibration),
+            "Calibration": calibration_chart({"champion": card.champion_calibration, "candidate": card.calibration}),
             "Slices": "<p>Those that speak most against the candidate. p is the probability of such a loss of log loss "
             "where the slice loses no more than is allowed; the gate corrects it for the number of slices. Intervals "
-            "are 95 %, one by one.</p>" + _slices_table(card.slices),
+            "are 95 %, one by one.</p>" + slices_table(card.slices),
             "How it was judged": _settings_table(card),
             "Drift": _drift(card.validation),
             "Data": _data(card.raw),
@@ -87,7 +94,7 @@ def _served(spans: Sequence[ServedSpan]) -> str:
         for span in spans
     ]
     head = ["as", "from", "to", "begun by", "baked", "ended by", "model repository"]
-    return _table(head, rows, caption="where it answered, when (UTC), and by whose word", numbers=(1, 2, 4))
+    return plain_table(head, rows, caption="where it answered, when (UTC), and by whose word", numbers=(1, 2, 4))
 
 
 def _role(line: Promotion) -> str:
@@ -123,9 +130,13 @@ def _difference(value: AucLead | None) -> str:
     return f'<span class="worse">{text}</span>' if value.high < 0 else text
 
 
-def _quality_table(
-    card: ModelCard, candidate: ModelQuality, champion: ModelQuality | None, *, difference: AucLead | None
-) -> str:
+def _names(card: ModelCard) -> tuple[str, str]:
+    return f"candidate {card.model_id}", f"champion {card.verdict.champion_model_id}"
+
+
+def quality_table(found: RowsQuality | Verdict, names: tuple[str, str]) -> str:
+    """Both models on the same rows; `names` are the candidate's and the champion's."""
+    candidate, champion, difference = found.candidate, found.champion, found.difference
     of_users = candidate.gauc is not None
 
     def row(name: str, quality: ModelQuality) -> list[str]:
@@ -133,9 +144,9 @@ def _quality_table(
         others += [quality.gauc, quality.user_ndcg] if of_users else []
         return [escape(name), _auc(quality), *map(number, others)]
 
-    rows = [row(f"candidate {card.model_id}", candidate)]
+    rows = [row(names[0], candidate)]
     if champion is not None:
-        rows.append(row(f"champion {card.verdict.champion_model_id}", champion))
+        rows.append(row(names[1], champion))
     head = ["model", "AUC [95 %]", "log loss", "normalized entropy", "expected / observed clicks"]
     head += ["AUC within users (GAUC)", "NDCG within users"] if of_users else []
     table = html_table(head, rows, caption="both models on the same rows", numbers=range(1, len(head)))
@@ -154,8 +165,7 @@ def _old_rows(card: ModelCard) -> str:
         f"<p>{old.num_rows} rows of days before the window, {old.num_clicks} clicks, drawn for this and never "
         "replayed. Both models may have learned them when they were new: this shows how well they are remembered. "
         "Where the world changed in between, a candidate that follows it is wrong about them and scores lower; that is "
-        "a fault only where the old world may return.</p>"
-        + _quality_table(card, old.candidate, old.champion, difference=old.difference)
+        "a fault only where the old world may return.</p>" + quality_table(old, _names(card))
     )
 
 
@@ -175,7 +185,8 @@ def _explored_lists(found: ReorderingGain | None) -> str:
     )
 
 
-def _slices_table(slices: Sequence[SliceQuality]) -> str:
+def slices_table(slices: Sequence[SliceQuality]) -> str:
+    """Both models in parts of the rows."""
     head = ["slice", "rows", "click rate", "log loss", "p", "AUC [95 %]", "difference", "NE", "calibration"]
     rows = [
         [
@@ -194,12 +205,12 @@ def _slices_table(slices: Sequence[SliceQuality]) -> str:
     return html_table(head, rows, caption="parts of the held-out rows", numbers=range(1, len(head)))
 
 
-def _calibration(candidate: Sequence[CalibrationBin], champion: Sequence[CalibrationBin]) -> str:
-    # The candidate last: it lies on top.
-    models = {"champion": (champion, "var(--mark)"), "candidate": (candidate, "var(--now)")}
+def calibration_chart(models: Mapping[str, Sequence[CalibrationBin]]) -> str:
+    """Click rate against mean score of one model, or of two; the last lies on top."""
+    colors = ["var(--mark)", "var(--now)"]
     lines = [
         Line(label=name, color=color, x=[each.mean_score for each in bins], y=[each.click_rate for each in bins])
-        for name, (bins, color) in models.items()
+        for (name, bins), color in zip(models.items(), colors)
         if bins
     ]
     ends = [0.0, max((value for line in lines for value in line.x), default=0.0)]
@@ -245,7 +256,7 @@ def _drift(report: ValidationReport | None) -> str:
     ]
     found += f"<p>{len(moved)} of {len(report.drift)} features drifted against the rows of the parent's line.</p>"
     head = ["feature", "what changed", "effect [95 %]", "matters from", "q"]
-    return found + (_table(head, rows, caption="features that drifted", numbers=range(2, 5)) if rows else "")
+    return found + (plain_table(head, rows, caption="features that drifted", numbers=range(2, 5)) if rows else "")
 
 
 def _data(raw: RawDataset) -> str:
@@ -269,7 +280,7 @@ def _data(raw: RawDataset) -> str:
         for digest in [each.get("digest", ABSENT)]
     ]
     head = ["day", "version", "rows", "replayed", "digest (SHA-256)"]
-    table = _table(head, days, caption="days that were read", numbers=(1, 2)) if days else ""
+    table = plain_table(head, days, caption="days that were read", numbers=(1, 2)) if days else ""
     return _facts(facts, caption="the rows of its round") + table
 
 
@@ -306,7 +317,7 @@ def _lineage(model: Model, ancestors: Sequence[Ancestor]) -> str:
         for m in ancestors
     ]
     head = ["model", "made", "learned from", "up to", "rows"]
-    return f"<p>It continues model {escape(model.parent_model_id)}.</p>" + _table(
+    return f"<p>It continues model {escape(model.parent_model_id)}.</p>" + plain_table(
         head, rows, caption="its line, newest first", numbers=(4,)
     )
 
@@ -316,9 +327,9 @@ def _named(values: Mapping[str, object]) -> str:
 
 
 def _facts(facts: Mapping[str, object], *, caption: str) -> str:
-    return _table(["what", "value"], [[name, str(value)] for name, value in facts.items()], caption=caption)
+    return plain_table(["what", "value"], [[name, str(value)] for name, value in facts.items()], caption=caption)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str, numbers: Any = ()) -> str:
-    """A table of plain text."""
+def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str, numbers: Any = ()) -> str:
+    """A table whose cells are plain text."""
     return html_table(head, [[escape(cell) for cell in row] for row in rows], caption=caption, numbers=numbers)

@@ -76,8 +76,8 @@ def evaluate(
         new_ids=_new_ids(training_set),
     )
     scored, old = _score_both(raw, training_set, score)
-    slices = cut_slices(scored, is_first_round=training_set.parent_model_uri is None, shown=_shown_values(raw))
-    judgement = _judge(scored, slices, settings)
+    slices = cut_slices(scored, is_first_round=training_set.parent_model_uri is None, shown=shown_values(raw))
+    judgement = judge_holdout(scored, slices, settings)
     logger.info("gate: %s", judgement.reason)
     quality = measure_rows(scored, judgement.estimates)
     verdict = Verdict(
@@ -112,7 +112,10 @@ def _score_both(
     return scored, score(raw.replay_holdout_uri, training_set.replay_holdout_uri, counts=counts)
 
 
-def _judge(scored: ScoredHoldout, slices: Mapping[str, NDArray[np.bool_]], settings: GateSettings) -> GateJudgement:
+def judge_holdout(
+    scored: ScoredHoldout, slices: Mapping[str, NDArray[np.bool_]], settings: GateSettings
+) -> GateJudgement:
+    """The gate's answer on scored rows; see `gate.judge`."""
     return judge(
         scored.labels,
         scored.candidate,
@@ -132,7 +135,8 @@ def _new_ids(training_set: TrainingSet) -> list[NDArray[np.int64]]:
     return [change.entered for change in vocabulary_changes(before, now)]
 
 
-def _shown_values(raw: RawDataset) -> ShownValues:
+def shown_values(raw: RawDataset) -> ShownValues:
+    """The words of a round's categories, and the columns of which no value is shown."""
     words = read_words(local_path(raw.words_uri)) if raw.words_uri else {}
     return ShownValues(words=words, hidden=raw.recommender.columns_of_users)
 

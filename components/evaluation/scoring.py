@@ -196,12 +196,8 @@ def score_holdout(
     """
     raw, encoded = local_path(raw_uri), local_path(encoded_uri)
     logger.info("scoring %d held-out rows", check_counts(raw, encoded, counts))
-    batches = raw_batches(raw, features, weighted=named.has_weights)
-    labels, event_seconds, requests, positions, champion, categories, weights = _raw_columns(
-        batches, features, score_champion
-    )
+    of_raw = _raw_parts(raw, features, named, score_champion)
     of_slots = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
-    categories = categories.reshape(len(labels), len(features.place_names))  # of no batches as well
     is_new = [of_slots[slot] for slot in features.id_places.slots]
     item = None if named.item is None else features.id_names.index(named.item)
     rows = (
@@ -209,22 +205,67 @@ def score_holdout(
         for batch in encoded_batches(encoded, features)
     )
     encoded_labels, candidate, new, unknown, items = _columns(rows, (np.int8, np.float32, np.bool_, np.bool_, np.int8))
-    _expect_same_labels(labels, encoded_labels)
+    _expect_same_labels(of_raw["labels"], encoded_labels)
     return ScoredHoldout(
-        labels=labels,
-        event_seconds=event_seconds,
-        requests=requests,
-        users=None if named.user is None else categories[:, features.categorical.index(named.user)],
-        positions=positions,
+        **of_raw,
         candidate=candidate,
-        champion=champion if score_champion else None,
         has_new_category=new,
         has_unknown_category=unknown,
         item_newness=None if item is None else items,
-        categories=categories,
-        columns=features.place_features,
-        weights=weights if named.has_weights else None,
     )
+
+
+def score_with_both(
+    raw_uri: str, features: Features, named: ColumnNames, *, candidate: Model, champion: Model
+) -> ScoredHoldout:
+    """Scores raw rows with the weights of two models, as each would be served; which categories are new is not told.
+
+    Raises:
+        ContractError: the rows, or a model's files, are absent or damaged.
+    """
+    folder = local_path(raw_uri)
+    of_both = [_raw_parts(folder, features, named, _raw_scorer(model, features)) for model in (champion, candidate)]
+    nothing = np.zeros(len(of_both[0]["labels"]), np.bool_)
+    return ScoredHoldout(
+        **of_both[0],
+        candidate=of_both[1]["champion"],
+        has_new_category=nothing,
+        has_unknown_category=nothing,
+        item_newness=None,
+    )
+
+
+def _raw_scorer(model: Model, features: Features) -> ScoreRaw:
+    score = candidate_scorer(model)
+    workflow = FeatureWorkflow.load(local_path(model.uri) / Model.WORKFLOW)
+    columns = ColumnMap(features.columns, model.recommender.features.columns)
+
+    def score_raw(batch: RawBatch) -> NDArray[np.float32]:
+        dense, categorical = columns.rows(batch.dense, batch.categorical)
+        ids = workflow.encode_categorical(workflow.with_buckets(dense, categorical))
+        return score(EncodedBatch(batch.labels, workflow.encode_dense(dense), ids))
+
+    return score_raw
+
+
+def _raw_parts(folder: Path, features: Features, named: ColumnNames, score_champion: ScoreRaw | None) -> dict[str, Any]:
+    """What `ScoredHoldout` holds of the raw rows."""
+    batches = raw_batches(folder, features, weighted=named.has_weights)
+    labels, event_seconds, requests, positions, champion, categories, weights = _raw_columns(
+        batches, features, score_champion
+    )
+    categories = categories.reshape(len(labels), len(features.place_names))  # of no batches as well
+    return {
+        "labels": labels,
+        "event_seconds": event_seconds,
+        "requests": requests,
+        "users": None if named.user is None else categories[:, features.categorical.index(named.user)],
+        "positions": positions,
+        "champion": champion if score_champion else None,
+        "categories": categories,
+        "columns": features.place_features,
+        "weights": weights if named.has_weights else None,
+    }
 
 
 def _newness(

@@ -37,14 +37,17 @@ _NOTHING = MISSING_CATEGORY - 1
 """In a place whose value the row already holds in another place, and in an empty one of a row that holds some value."""
 
 
-def cut_slices(scored: ScoredHoldout, *, is_first_round: bool, shown: ShownValues) -> dict[str, NDArray[np.bool_]]:
+def cut_slices(
+    scored: ScoredHoldout, *, is_first_round: bool | None, shown: ShownValues
+) -> dict[str, NDArray[np.bool_]]:
     """Whether each row [n] belongs to a slice, by the slice's name.
 
-    In a first round every category is new, and a slice of new ones meaningless; a column of which `shown` shows no
-    value is not cut.
+    In a first round every category is new, and a slice of new ones meaningless; None = which are new is not known. A
+    column of which `shown` shows no value is not cut.
     """
     slices = {"all rows": np.ones(len(scored.labels), dtype=bool)}
-    slices |= dict(_by_newness(scored, is_first_round))
+    if is_first_round is not None:
+        slices |= dict(_by_newness(scored, is_first_round))
     hours = (scored.event_seconds // _HOUR_SECONDS % 24).astype(np.int64)
     slices |= {f"hour: {hour:02}": hours == hour for hour in np.unique(hours)}
     for position in range(1, min(scored.positions.max(initial=0), MAX_POSITION) + 1):

@@ -23,7 +23,7 @@ from components.contracts.manifests import (
 )
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
-from components.store.models import model_folder, release_path, stored_model, verdict_paths
+from components.store.models import model_folder, referenced_model, release_path, verdict_paths
 from components.store.promotion_journal import BAKED, CANARY, CANARY_ENDED, LIVE_ACTIONS, Promotion
 
 MAX_ANCESTORS = 50
@@ -125,19 +125,12 @@ def card_path(store: Path, model_id: str) -> Path:
 
 
 def read_card(store: Path, reference: str) -> ModelCard:
-    """The card of a model as of now.
-
-    `reference` is the number of a version, or a model id, which is no number.
+    """The card of a model as of now; `reference` as in `referenced_model`.
 
     Raises:
         ContractError: there is no such version or model, it was never judged, or a file of the store is damaged.
     """
-    model_id = reference
-    if reference.isdecimal():
-        if not (manifest := release_path(store, int(reference))).exists():
-            raise ContractError(f"version {reference} is not in the model store {store}, expected a released version")
-        model_id = Release.read(manifest).model_id
-    stored_model(store, model_id)
+    model_id = referenced_model(store, reference).model_id
     path = card_path(store, model_id)
     if not path.exists():
         raise ContractError(f"{path} is absent: model {model_id} has no card, expected a model that evaluation judged")

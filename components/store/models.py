@@ -110,6 +110,19 @@ def stored_model(store: Path, model_id: str, *, role: str = "model") -> Model:
     return Model.read(manifest)
 
 
+def referenced_model(store: Path, reference: str) -> Model:
+    """The model that a person named by the number of a version, or by its id, which is no number.
+
+    Raises:
+        ContractError: there is no such version or model.
+    """
+    if not reference.isdecimal():
+        return stored_model(store, reference)
+    if not (manifest := release_path(store, int(reference))).exists():
+        raise ContractError(f"version {reference} is not in the model store {store}, expected a released version")
+    return stored_model(store, Release.read(manifest).model_id)
+
+
 def champion(store: Path, reference: str) -> Release | None:
     """The release that `reference` names; None for `none`, and for `current` where nothing is live.
 

@@ -1,0 +1,111 @@
+"""`evergreen compare`: two stored models on rows that neither learned, by its command."""
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.manifests import Model
+from components.contracts.metrics import auc_difference, log_loss
+from components.contracts.raw_rows import EVENT_TIME
+from components.evaluation.compare import main
+from components.runtime.durable import sha256_tree
+from components.storage.uris import local_path
+from components.store.models import model_folder, verdict_paths
+from tests.components.evaluation.conftest import CONFIG, write_candidate
+from tests.support.recommenders import criteo_with
+from tests.support.releases import keep_model, make_live, release
+
+LEARNED = "2025-10-09T00:00:00+00:00"
+
+
+@pytest.fixture
+def two(make_round):
+    """A round whose candidate is the planted model, judged on its rows, and beside it `older`, a noisy one."""
+    made = make_round(3000)
+    noisy = made.planted.noisy(0.3, 8)
+    for model_id, linear, settings in (
+        ("older", noisy, {}),
+        ("candidate", made.planted, {"training": {"learning_rate": 0.5}}),
+    ):
+        folder = model_folder(made.store, model_id)
+        if model_id == "older":
+            write_candidate(folder / Model.WEIGHTS, linear)
+        made.workflow.save(folder / Model.WORKFLOW)
+        keep_model(
+            made.store,
+            model_id,
+            config=CONFIG.as_document(),
+            slot_sizes=made.workflow.slot_sizes,
+            sha256={"weights": sha256_tree(folder / Model.WEIGHTS)},
+            last_learned_time=LEARNED if model_id == "candidate" else "2025-06-01T00:00:00+00:00",
+            recommender=criteo_with(**settings),
+        )
+    made.raw.write(verdict_paths(made.store, "candidate")[1])
+    return made, noisy
+
+
+def test_difference_and_its_interval_are_those_of_the_formulas_scores(two, capsys):
+    made, noisy = two
+    assert main(["older", "candidate", "--store", str(made.store), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    a, b = made.scores(noisy), made.scores(made.planted)
+    groups = np.arange(len(a)) // 10  # ten rows are a request, see `raw_table`
+    expected = auc_difference(made.labels, b, a, groups=groups)
+    lead = found["quality"]["difference"]
+    assert [lead["auc"], lead["low"], lead["high"]] == pytest.approx(
+        [expected.auc, expected.low, expected.high], abs=1e-5
+    )
+    assert lead["low"] > 0, "the planted model is better than a noisy one"
+    assert found["quality"]["champion"]["log_loss"] == pytest.approx(log_loss(made.labels, a), abs=1e-5)
+    assert (found["rows_of"], found["quality"]["num_rows"]) == ("candidate", 3000)
+    assert {name: found["differing"][name] for name in ("training.learning_rate", "learned up to")} == {
+        "training.learning_rate": [None, 0.5],
+        "learned up to": ["2025-06-01T00:00:00+00:00", LEARNED],
+    }
+    assert found["sizes"]["ids of categories"] == [sum(made.workflow.slot_sizes)] * 2
+    assert not any(part["name"].startswith("categories") for part in found["slices"])
+    assert sum(each["num_rows"] for each in found["calibration_a"]) == 3000
+
+
+def test_other_order_turns_the_sign_and_versions_stand_for_models(two, capsys, tmp_path):
+    made, _ = two
+    make_live(made.store, release(made.store, 7, "candidate"))
+    page = tmp_path / "page.html"
+    assert main(["7", "older", "--store", str(made.store), "--output", str(page)]) == 0
+    assert "AUC, B minus A: -0." in capsys.readouterr().out
+    assert "training.learning_rate" in page.read_text()
+
+
+def test_rows_that_one_of_the_models_learned_do_not_judge(two, capsys):
+    made, _ = two
+    times = pq.read_table(local_path(made.raw.holdout_uri), columns=[EVENT_TIME])[EVENT_TIME].to_pylist()
+    middle = sorted(times)[1499]
+    for model_id, learned in (("older", middle), ("candidate", middle + timedelta(seconds=1))):
+        path = model_folder(made.store, model_id) / Model.MANIFEST
+        replace(Model.read(path), last_learned_time=learned.isoformat()).write(path)
+    assert main(["older", "candidate", "--store", str(made.store), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["quality"]["num_rows"] == sum(time > middle for time in times)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["older", "nobody"], "model 'nobody' is not in the model store"),
+        (["older", "3"], "version 3 is not in the model store"),
+    ],
+)
+def test_models_that_are_not_there_are_named(two, capfd, words, said):
+    made, _ = two
+    assert main([*words, "--store", str(made.store)]) == 2
+    assert said in capfd.readouterr().err
+
+
+def test_rows_that_were_collected_are_named(two, capfd):
+    made, _ = two
+    replace(made.raw, holdout_uri=(made.root / "gone").as_uri()).write(verdict_paths(made.store, "candidate")[1])
+    assert main(["older", "candidate", "--store", str(made.store)]) == 2
+    assert "go with its run's work folder" in capfd.readouterr().err
