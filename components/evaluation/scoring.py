@@ -196,7 +196,7 @@ def score_holdout(
     """
     raw, encoded = local_path(raw_uri), local_path(encoded_uri)
     logger.info("scoring %d held-out rows", check_counts(raw, encoded, counts))
-    of_raw = _raw_parts(raw, features, named, score_champion)
+    of_raw = _raw_parts(raw, features, named=named, score_champion=score_champion)
     of_slots = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
     is_new = [of_slots[slot] for slot in features.id_places.slots]
     item = None if named.item is None else features.id_names.index(named.item)
@@ -224,7 +224,10 @@ def score_with_both(
         ContractError: the rows, or a model's files, are absent or damaged.
     """
     folder = local_path(raw_uri)
-    of_both = [_raw_parts(folder, features, named, _raw_scorer(model, features)) for model in (champion, candidate)]
+    of_both = [
+        _raw_parts(folder, features, named=named, score_champion=_raw_scorer(model, features))
+        for model in (champion, candidate)
+    ]
     nothing = np.zeros(len(of_both[0]["labels"]), np.bool_)
     return ScoredHoldout(
         **of_both[0],

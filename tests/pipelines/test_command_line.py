@@ -15,7 +15,7 @@ def test_commands_are_the_promised_ones():
     assert set(ROOMS) == {
         "log",
         "monitor", "uploader", "simulate", "drift", "traffic", "score", "rank", "load", "ingest",
-        "rollback", "promote", "canary", "verify", "controller", "backtest", "incident", "replay", "scale",
+        "rollback", "promote", "canary", "verify", "compare", "controller", "backtest", "incident", "replay", "scale",
         "backfill", "lineage", "forget", "collect", "recommender", "schema", "quarantine",
     }  # fmt: skip
 
