@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.recommender import Recommender
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError, expect
 from inference_client.recommender import RecommenderClient
 from inference_client.rows import FeatureRows
 from inference_client.scoring import ClientSettings
@@ -173,9 +173,7 @@ class LoadSettings:
             raise ContractError(
                 f"seconds is {self.seconds} and warm_up_seconds {self.warm_up_seconds}, expected above 0, and 0 or more"
             )
-        for name in ("concurrency", "rows_per_request"):
-            if getattr(self, name) < 1:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 1")
+        expect(self, "at least 1", lambda value: value >= 1, "concurrency", "rows_per_request")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from components.contracts.features import Features
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, EVENTS, OutcomeBatch, PredictionBatch, Record, record_id
 from components.logs.event_log import MAX_MESSAGE_BYTES, Publisher
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError, expect
 from inference_client.timing import Timing
 
 logger = logging.getLogger(__name__)
@@ -137,9 +137,8 @@ class PublisherSettings:
     """Most that those rows take: of rows with more than 60 categories fewer wait."""
 
     def __post_init__(self) -> None:
-        for name in ("interval_seconds", "close_seconds", "max_queued", "max_queued_bytes"):
-            if not getattr(self, name) > 0:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected more than 0")
+        names = ("interval_seconds", "close_seconds", "max_queued", "max_queued_bytes")
+        expect(self, "more than 0", lambda value: value > 0, *names)
 
 
 @dataclass(frozen=True)

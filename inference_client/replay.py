@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from components.contracts.metrics import roc_auc
 from components.contracts.recommender import Recommender
 from components.runtime.durable import write_whole
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError, expect
 from inference_client.publisher import MAX_ROWS_PER_RECORD, Outcome, Unpublished
 from inference_client.recommender import RecommenderClient
 from inference_client.scoring import ClientSettings
@@ -64,15 +64,12 @@ class ReplaySettings:
     max_consecutive_failures: int = 20
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < float("inf"):
-            raise ContractError(f"rate is {self.rate}, expected rows per second above 0")
-        if not 1 <= self.rows_per_request <= MAX_ROWS_PER_RECORD:
-            raise ContractError(f"rows_per_request is {self.rows_per_request}, expected 1..{MAX_ROWS_PER_RECORD}")
-        if not 0 <= self.label_delay_seconds < float("inf"):
-            raise ContractError(f"label_delay_seconds is {self.label_delay_seconds}, expected 0 or more")
-        for name in ("max_rows", "max_in_flight", "max_consecutive_failures"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ContractError(f"{name} is {value}, expected at least 1")
+        most = MAX_ROWS_PER_RECORD
+        expect(self, "rows per second above 0", lambda value: 0 < value < float("inf"), "rate")
+        expect(self, f"1..{most}", lambda value: 1 <= value <= most, "rows_per_request")
+        expect(self, "0 or more", lambda value: 0 <= value < float("inf"), "label_delay_seconds")
+        limits = ("max_rows", "max_in_flight", "max_consecutive_failures")
+        expect(self, "at least 1", lambda value: value is None or value >= 1, *limits)
 
 
 class Replay:

@@ -8,7 +8,7 @@ its field, which is the flag's help.
 import argparse
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from components.runtime.docstrings import field_docstrings
@@ -109,23 +109,6 @@ def read_settings(
         flags = ", ".join("--" + name.replace("_", "-") for name in missing)
         raise ContractError(f"settings are missing: expected {flags} (or {prefix}{missing[0].upper()} and so on)")
     return make_settings(kind, **values)
-
-
-def expect(settings: Any, rule: str, holds: Callable[[Any], bool], *names: str) -> None:
-    """Checks fields of a settings dataclass.
-
-    Args:
-        settings: The dataclass.
-        rule: What is expected, as in "at least 1".
-        holds: Whether a value follows the rule; NaN never should.
-        names: The fields that must follow it.
-
-    Raises:
-        ContractError: a field does not; its message names it and its value.
-    """
-    for name in names:
-        if not holds(value := getattr(settings, name)):
-            raise ContractError(f"{name} is {value!r}, expected {rule}")
 
 
 def _from_environment(kind: Any, environment: Mapping[str, str], prefix: str) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from components.contracts.retrain_request import CURRENT
-from components.runtime.errors import TemporaryError
+from components.runtime.errors import TemporaryError, expect
 from components.store.recommenders import accepted, read_accepted
 from monitoring.acting.acting import ActingSettings
 from monitoring.backtest.settings import JudgingSettings, judging_settings
-from monitoring.flags import expect
 from monitoring.json_logs import FORMATS, TEXT
 from monitoring.showing.server import HttpSettings
 

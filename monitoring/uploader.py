@@ -24,13 +24,13 @@ from pathlib import Path
 
 from components.contracts.raw_rows import DAY_PARTITION, OUTCOME_PARTITION
 from components.runtime.durable import fsync_path, no_checkpoint, sha256_file, write_whole
-from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError, expect
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
 from components.storage.objects import Differs, Objects
 from components.storage.uris import is_bucket_uri, local_path, typed_uri
-from monitoring.flags import build_parser, expect, read_settings
+from monitoring.flags import build_parser, read_settings
 from monitoring.json_logs import FORMATS, TEXT, configure_logging
 from monitoring.memory.archive import UPLOADED_FOLDER, marker_path
 

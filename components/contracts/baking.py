@@ -6,7 +6,7 @@ and deployment's controller, which judges the servers' counters and may take a v
 
 from dataclasses import dataclass, field
 
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, expect
 
 BAKES, WELL, BAD = STATES = ("bakes", "well", "bad")
 """What the monitor says of a version: too early to say, as good as promised for as long as it bakes, or to be taken
@@ -90,5 +90,4 @@ class Findings:
     """What the reason rests on; a number that does not exist is None."""
 
     def __post_init__(self) -> None:
-        if self.state not in STATES:
-            raise ContractError(f"state is {self.state!r}, expected one of {', '.join(STATES)}")
+        expect(self, f"one of {', '.join(STATES)}", lambda value: value in STATES, "state")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from components.contracts.baking import BakingSettings
 from components.contracts.serving import AUTO, ROLLOUTS
-from components.runtime.errors import ContractError
+from components.runtime.errors import expect
 
 MAX_INSTANCES = 64
 
@@ -38,12 +38,9 @@ class ServingSettings:
     """How long a batch may wait for company; 0 = it takes what is there, which costs a lone request nothing."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.instances <= MAX_INSTANCES:
-            raise ContractError(f"instances is {self.instances}, expected 1 to {MAX_INSTANCES}")
+        expect(self, f"1 to {MAX_INSTANCES}", lambda value: 1 <= value <= MAX_INSTANCES, "instances")
         names = ("warmup_rows", "max_queued_requests", "queue_timeout_microseconds", "max_queue_delay_microseconds")
-        for name in names:
-            if getattr(self, name) < 0:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 0")
+        expect(self, "at least 0", lambda value: value >= 0, *names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,5 +59,4 @@ class RolloutSettings(ServingSettings, BakingSettings):
     def __post_init__(self) -> None:
         ServingSettings.__post_init__(self)
         BakingSettings.__post_init__(self)
-        if self.rollout not in ROLLOUTS:
-            raise ContractError(f"rollout is {self.rollout!r}, expected one of {', '.join(ROLLOUTS)}")
+        expect(self, f"one of {', '.join(ROLLOUTS)}", lambda value: value in ROLLOUTS, "rollout")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from components.runtime.errors import ContractError
+from components.runtime.errors import expect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +21,6 @@ class GateSettings:
     """Factor by which expected clicks may exceed, or fall short of, observed ones."""
 
     def __post_init__(self) -> None:
-        for name in ("min_auc", "max_auc_loss"):
-            if not 0.0 <= (value := getattr(self, name)) <= 1.0:
-                raise ContractError(f"{name} is {value}, expected a number in [0, 1]")
-        if not self.max_slice_loss >= 0.0:
-            raise ContractError(f"max_slice_loss is {self.max_slice_loss}, expected a number from 0")
-        if not self.max_calibration_factor >= 1.0:
-            raise ContractError(f"max_calibration_factor is {self.max_calibration_factor}, expected a number from 1")
+        expect(self, "a number in [0, 1]", lambda value: 0.0 <= value <= 1.0, "min_auc", "max_auc_loss")
+        expect(self, "a number from 0", lambda value: value >= 0.0, "max_slice_loss")
+        expect(self, "a number from 1", lambda value: value >= 1.0, "max_calibration_factor")

@@ -42,7 +42,7 @@ from components.extraction.readers.forms import click_log_files, find_reader, pa
 from components.extraction.settings import ExtractionSettings
 from components.extraction.times import DAY_MICROS, day_span, parse_day, to_iso
 from components.runtime.durable import fsync_path
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, expect
 from components.runtime.exit_codes import exits_with_code
 from components.storage.downloads import NUM_TRANSFERS
 from components.storage.locations import open_objects
@@ -86,10 +86,8 @@ class IngestSettings:
             )
         if self.last_day is not None and self.days is not None and not 1 <= self.days <= self.last_day.toordinal():
             raise ContractError(f"days is {self.days}, expected at least 1")
-        if self.max_rows is not None and self.max_rows < 1:
-            raise ContractError(f"max_rows is {self.max_rows}, expected at least 1")
-        if not 0 < self.lake_fraction <= 1:
-            raise ContractError(f"lake_fraction is {self.lake_fraction}, expected more than 0 and at most 1")
+        expect(self, "at least 1", lambda value: value is None or value >= 1, "max_rows")
+        expect(self, "more than 0 and at most 1", lambda value: 0 < value <= 1, "lake_fraction")
 
 
 def ingest(

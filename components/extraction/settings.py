@@ -6,7 +6,7 @@ What a single run decides, such as its window's two ends, is the command line's.
 import math
 from dataclasses import dataclass
 
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, expect
 
 MAX_LATE_DAYS = 366
 """Each model names the files of so many days."""
@@ -46,21 +46,16 @@ class ExtractionSettings:
     final."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.holdout_fraction < 1:
-            raise ContractError(f"holdout_fraction is {self.holdout_fraction}, expected more than 0 and less than 1")
-        if not 0 <= self.max_malformed_fraction <= 1:
-            raise ContractError(f"max_malformed_fraction is {self.max_malformed_fraction}, expected 0 to 1")
-        if not 0 <= self.replay_share < 1:
-            raise ContractError(f"replay_share is {self.replay_share}, expected at least 0 and less than 1")
-        if self.replay_days < 0:
-            raise ContractError(f"replay_days is {self.replay_days}, expected at least 0")
-        if not 0 <= self.late_days <= MAX_LATE_DAYS:
-            raise ContractError(f"late_days is {self.late_days}, expected 0 (late rows are left) to {MAX_LATE_DAYS}")
+        expect(self, "more than 0 and less than 1", lambda value: 0 < value < 1, "holdout_fraction")
+        expect(self, "0 to 1", lambda value: 0 <= value <= 1, "max_malformed_fraction")
+        expect(self, "at least 0 and less than 1", lambda value: 0 <= value < 1, "replay_share")
+        expect(self, "at least 0", lambda value: value >= 0, "replay_days")
+        expect(
+            self, f"0 (late rows are left) to {MAX_LATE_DAYS}", lambda value: 0 <= value <= MAX_LATE_DAYS, "late_days"
+        )
         if self.replay_share and not self.replay_days:
             raise ContractError(f"replay_share is {self.replay_share} with replay_days 0, expected at least one day")
-        for name in ("window_days", "full_days", "attribution_hours"):
-            if not (math.isfinite(value := getattr(self, name)) and value >= 0):
-                raise ContractError(f"{name} is {value}, expected 0 or more")
+        expect(self, "0 or more", lambda value: 0 <= value < math.inf, "window_days", "full_days", "attribution_hours")
 
     @property
     def attribution(self) -> int:

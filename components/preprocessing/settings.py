@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from components.runtime.errors import ContractError
+from components.runtime.errors import expect
 
 _MICROSECONDS_PER_DAY = 86_400_000_000
 
@@ -37,17 +37,10 @@ class PreprocessingSettings:
     rows are never thinned."""
 
     def __post_init__(self) -> None:
-        for name in ("frequency_threshold", "partition_rows"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ContractError(f"{name} is {value}, expected at least 1")
-        for name in ("max_candidates", "processes"):
-            if getattr(self, name) < 0:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 0")
-        if not 0 < self.negative_rate <= 1:
-            raise ContractError(f"negative_rate is {self.negative_rate}, expected more than 0 and at most 1")
-        if not (math.isfinite(self.category_ttl_days) and self.category_ttl_days >= 0):
-            raise ContractError(f"category_ttl_days is {self.category_ttl_days}, expected 0 (never) or more")
+        expect(self, "at least 1", lambda value: value >= 1, "frequency_threshold", "partition_rows")
+        expect(self, "at least 0", lambda value: value >= 0, "max_candidates", "processes")
+        expect(self, "more than 0 and at most 1", lambda value: 0 < value <= 1, "negative_rate")
+        expect(self, "0 (never) or more", lambda value: 0 <= value < math.inf, "category_ttl_days")
 
     @property
     def ttl(self) -> int:

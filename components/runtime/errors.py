@@ -3,6 +3,9 @@
 Joins every room: whoever touches a library or the network translates its exceptions into one of these, once.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 
 class ContractError(ValueError):
     """The input breaks an agreement; the message names the thing, its value and what was expected."""
@@ -31,3 +34,20 @@ def first_line(error: BaseException) -> str:
     ('page header failed', 'OSError')
     """
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def expect(settings: Any, rule: str, holds: Callable[[Any], bool], *names: str) -> None:
+    """Checks fields of a settings dataclass.
+
+    Args:
+        settings: The dataclass.
+        rule: What is expected, as in "at least 1".
+        holds: Whether a value follows the rule; NaN never should.
+        names: The fields that must follow it.
+
+    Raises:
+        ContractError: a field does not; its message names it and its value.
+    """
+    for name in names:
+        if not holds(value := getattr(settings, name)):
+            raise ContractError(f"{name} is {value!r}, expected {rule}")

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from components.contracts.manifests import Manifest
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, expect
 
 PLAN_POLL_SECONDS = 1.0
 """A client that follows the plan reads it at least this often."""
@@ -51,10 +51,8 @@ class Arm:
     """The version that is meant to answer there; the reply names the one that did."""
 
     def __post_init__(self) -> None:
-        _expect(
-            "model_name", self.model_name, isinstance(self.model_name, str) and bool(self.model_name), expected="a name"
-        )
-        _expect("version", self.version, type(self.version) is int and self.version >= 1, expected="an integer from 1")
+        expect(self, "a name", lambda value: isinstance(value, str) and bool(value), "model_name")
+        expect(self, "an integer from 1", lambda value: type(value) is int and value >= 1, "version")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +82,10 @@ class TrafficPlan(Manifest):
     here so that a stage and its beginning are one write."""
 
     def __post_init__(self) -> None:
-        _expect(
-            "sequence", self.sequence, type(self.sequence) is int and self.sequence >= 1, expected="an integer from 1"
-        )
-        for name, share in (("canary_share", self.canary_share), ("shadow_share", self.shadow_share)):
-            _expect(name, share, type(share) in (int, float) and 0.0 <= share <= 1.0, expected="a number in 0..1")
-        _expect(
-            "published_at",
-            self.published_at,
-            _is_utc_time(self.published_at),
-            expected="an ISO 8601 time with its offset",
-        )
+        expect(self, "an integer from 1", lambda value: type(value) is int and value >= 1, "sequence")
+        shares = ("canary_share", "shadow_share")
+        expect(self, "a number in 0..1", lambda value: type(value) in (int, float) and 0.0 <= value <= 1.0, *shares)
+        expect(self, "an ISO 8601 time with its offset", _is_utc_time, "published_at")
         if self.canary is None and (self.canary_share or self.shadow_share):
             raise ContractError(
                 f"canary_share is {self.canary_share} and shadow_share {self.shadow_share} without a canary, expected 0"
@@ -139,11 +130,6 @@ def _fraction(salt: str, purpose: str, key: str) -> float:
     # A key may hold half a surrogate pair, which JSON can spell and UTF-8 cannot; no request may fail over it.
     digest = hashlib.blake2b(f"{salt}\0{purpose}\0{key}".encode(errors="surrogatepass"), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
-
-
-def _expect(name: str, value: object, holds: bool, *, expected: str) -> None:
-    if not holds:
-        raise ContractError(f"{name} is {value!r}, expected {expected}")
 
 
 def _is_utc_time(text: object) -> bool:

@@ -7,7 +7,7 @@ both a first model and an incremental round on some ten thousand rows.
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, expect
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 """Values of `TrainingSettings.precision`."""
@@ -34,9 +34,7 @@ class SolverSettings:
     """Rows written as one set of Parquet files while the set before is trained."""
 
     def __post_init__(self) -> None:
-        for name in ("loss_interval", "stage_rows"):
-            if getattr(self, name) < 1:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected at least 1")
+        expect(self, "at least 1", lambda value: value >= 1, "loss_interval", "stage_rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,22 +78,13 @@ class TrainingSettings:
     """HugeCTR's own settings."""
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "epsilon", "checkpoint_minutes"):
-            if not 0.0 < getattr(self, name) < float("inf"):
-                raise ContractError(f"{name} is {getattr(self, name)}, expected a positive number")
-        for name in ("beta1", "beta2"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected a number in [0, 1)")
-        at_least_one = ("batch_size", "min_batch_size", "min_steps", "passes")
-        at_least_zero = ("seed",)
-        for name in at_least_one + at_least_zero:
-            least = 1 if name in at_least_one else 0
-            if getattr(self, name) < least:
-                raise ContractError(f"{name} is {getattr(self, name)}, expected at least {least}")
-        if self.precision not in PRECISIONS:
-            raise ContractError(f"precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
-        if self.calibration not in (BIAS, PLATT):
-            raise ContractError(f"calibration is {self.calibration!r}, expected {BIAS} or {PLATT}")
+        positive = ("learning_rate", "epsilon", "checkpoint_minutes")
+        expect(self, "a positive number", lambda value: 0.0 < value < float("inf"), *positive)
+        expect(self, "a number in [0, 1)", lambda value: 0.0 <= value < 1.0, "beta1", "beta2")
+        expect(self, "at least 1", lambda value: value >= 1, "batch_size", "min_batch_size", "min_steps", "passes")
+        expect(self, "at least 0", lambda value: value >= 0, "seed")
+        expect(self, f"one of {', '.join(PRECISIONS)}", lambda value: value in PRECISIONS, "precision")
+        expect(self, f"{BIAS} or {PLATT}", lambda value: value in (BIAS, PLATT), "calibration")
         if self.calibration == PLATT and self.passes > 1:
             raise ContractError(
                 f"passes is {self.passes} with calibration {PLATT}, expected 1: a second pass makes a model surer than "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from components.notices.webhook import post_to_file
 from components.runtime.durable import no_checkpoint
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, expect
 from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger
 from monitoring.acting.local_trigger import LocalTrigger
 from monitoring.acting.new_versions import NewVersions
@@ -29,7 +29,6 @@ from monitoring.deciding.policies import split_names
 from monitoring.deciding.policy import Action, Decision
 from monitoring.deciding.request import RecipeSettings
 from monitoring.deciding.restraint import RestraintSettings, RunMemory, restrain
-from monitoring.flags import expect
 from monitoring.journal import Journal
 from monitoring.memory.database import Database, read_memory
 

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from components.notices.message import compose
 from components.notices.webhook import Answer
-from components.runtime.errors import ContractError
-from monitoring.flags import expect
+from components.runtime.errors import ContractError, expect
 from monitoring.journal import Event
 from monitoring.memory.database import Database
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
+from components.runtime.errors import expect
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.locations import open_objects
 from components.storage.uris import typed_folder, typed_uri
@@ -19,7 +20,7 @@ from monitoring.backtest.archived_requests import Span, parse_time, read_request
 from monitoring.backtest.judging import Backtest, backtest, judge_requests, no_reference
 from monitoring.backtest.settings import JudgingSettings, read_judging
 from monitoring.deciding.judging import no_baseline
-from monitoring.flags import build_parser, expect, flat_values, make_settings, settings_of
+from monitoring.flags import build_parser, flat_values, make_settings, settings_of
 from monitoring.released_models import ReleasedModels
 
 FEW_POINTS = 20

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from components.contracts.raw_rows import microseconds
+from components.runtime.errors import expect
 from monitoring.deciding.policy import (
     Baseline,
     DecisionPoint,
@@ -27,7 +28,6 @@ from monitoring.deciding.policy import (
     Predecessor,
     combine,
 )
-from monitoring.flags import expect
 from monitoring.measures.kpis import measure
 from monitoring.measures.window import MAX_VERSIONS, RowWindow
 from monitoring.rows import MaturedRequest

@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from components.contracts.baking import BakingSettings
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, expect
 from monitoring.deciding.baking import BakingPolicy
 from monitoring.deciding.betting import EProcess
 from monitoring.deciding.policy import Action, Baseline, Decision, Evidence, FeatureDrift, Policy, PolicyMemory
-from monitoring.flags import expect
 from monitoring.measures.kpis import Kpis
 
 MAX_SEQUENTIAL_VERSIONS = 8

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
 from components.contracts.retrain_request import CURRENT, NONE, RetrainRequest
+from components.runtime.errors import expect
 from monitoring.deciding.policy import Decision
 from monitoring.deciding.restraint import RunMemory
-from monitoring.flags import expect
 
 OBSERVED_NUMBERS = ("auc", "auc_low", "auc_high", "threshold", "rows", "clicks", "version", "rows_since_breach")
 """Numbers of a decision that its request reports."""

@@ -7,8 +7,8 @@ Storing the memory is left to `monitoring.acting.retraining`.
 from dataclasses import dataclass, replace
 
 from components.contracts.retrain_request import CURRENT, NONE
+from components.runtime.errors import expect
 from monitoring.deciding.policy import Action, Decision
-from monitoring.flags import expect
 
 DAY_SECONDS = 86_400.0
 TAKEN_BACK = "taken_back"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from monitoring.flags import expect
+from components.runtime.errors import expect
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from components.runtime.durable import write_whole
-from components.runtime.errors import ContractError, PermanentError
+from components.runtime.errors import PermanentError, expect
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.metrics import metrics_page
 from monitoring.showing.run_reports import CARDS, PREFIX
@@ -37,8 +37,7 @@ class HttpSettings:
     """Port of the same; 0 = a free one, written to `<state>/http.json`."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.http_port < 65536:
-            raise ContractError(f"http_port is {self.http_port}, expected 0 to 65535")
+        expect(self, "0 to 65535", lambda value: 0 <= value < 65536, "http_port")
 
 
 class MonitorServer:

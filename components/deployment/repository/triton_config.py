@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from components.contracts.features import Features
 from components.contracts.serving import COLUMNS, MAX_BATCH_ROWS, PROBABILITY_OUTPUT, PYTHON, Tensor, input_tensors
 from components.deployment.settings import ServingSettings
-from components.runtime.errors import ContractError, first_line
+from components.runtime.errors import ContractError, expect, first_line
 
 ONNXRUNTIME = "onnxruntime"
 SERVERS = (PYTHON, ONNXRUNTIME)
@@ -47,10 +47,8 @@ class ServingOptions(ServingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.server not in SERVERS:
-            raise ContractError(f"server is {self.server!r}, expected one of {', '.join(SERVERS)}")
-        if self.device not in DEVICES:
-            raise ContractError(f"device is {self.device!r}, expected one of {', '.join(DEVICES)}")
+        expect(self, f"one of {', '.join(SERVERS)}", lambda value: value in SERVERS, "server")
+        expect(self, f"one of {', '.join(DEVICES)}", lambda value: value in DEVICES, "device")
         if self.server == PYTHON and self.device == GPU:
             raise ContractError(f"device is {GPU!r} with server {PYTHON!r}, expected server {ONNXRUNTIME!r} for a GPU")
 
