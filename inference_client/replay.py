@@ -374,7 +374,6 @@ def _write_line(replay: Replay, stats: IO[str]) -> None:
 
 
 def _read_commands(stdin: int, loop: asyncio.AbstractEventLoop, replay: Replay) -> None:
-    """Passes lines on to the loop, from a thread."""
     # os.read and not sys.stdin: a daemon thread inside a buffered reader can abort the interpreter's exit.
     unread = b""
     try:

@@ -335,7 +335,6 @@ class Monitor:
             )
 
     def _act_on_decision(self) -> None:
-        """Acts on the newest decision point of this turn."""
         if (point := self._judging.take_newest()) is None:
             return
         decision = self.acting.consider(point.decision, point.decisions, now=self._clock(), data_until=point.time)

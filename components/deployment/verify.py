@@ -329,7 +329,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _as_text(found: Verification) -> str:
-    """The findings as lines for people."""
     words = {True: "same", False: "DIFFERS"}
     lines = [f"version {found.version}, model {found.model_id}"]
     lines += [f"  {words[check.held]:<8} {check.name}: {check.detail}" for check in found.checks]

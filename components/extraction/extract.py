@@ -131,7 +131,6 @@ def data_digest(folder: Path) -> str:
 def _copy_window(
     lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path
 ) -> tuple[_CopiedRows, list[PartFile]]:
-    """Writes the window's rows below `folder`/all."""
     count = _CopiedRows()
     with PartWriter(folder / WINDOW) as writer:
         for table, num_duplicates in lake.tables(window, malformed):
@@ -145,7 +144,6 @@ def _copy_window(
 
 
 def _copy_late(lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path) -> _CopiedRows:
-    """Writes late rows below `folder`/late."""
     count = _CopiedRows()
     with PartWriter(folder / LATE, prefix=LATE) as writer:
         for table, num_duplicates in lake.late_tables(window, malformed):

@@ -152,7 +152,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _lines(document: dict[str, Any]) -> list[str]:
-    """What people read of one model."""
     continued = f", continues {document['parent_model_id']}" if document["parent_model_id"] else ", from scratch"
     lines = [f"{document['model_id']}{' (live)' if document['is_live'] else ''}{continued}"]
     later = f", learned later by {', '.join(document['learned_later'])}" if document["learned_later"] else ""

@@ -134,7 +134,6 @@ def _input_schema(features: Features, *, weighted: bool) -> Any:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """The columns of all parts, at least one, in their order."""
     return sum(parts[1:], start=parts[0])
 
 

@@ -136,7 +136,6 @@ def _receive_answers(workers: Sequence[Connection]) -> list[tuple[list[Any], Exc
 
 
 def _work(function: Callable[[Any], Any], items: Sequence[Any], theirs: Connection, *, parent: int) -> None:
-    """What a new process does."""
     # If the parent were killed, nobody would end this process: it would stay, with all its memory.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -205,7 +205,6 @@ class KubeflowServer:
             self.client.terminate_run(run_id)
 
     def _list_all(self, kind: str, experiment_id: str, wanted: str) -> list[Any]:
-        """Every page of the client's `list_<kind>`."""
         found: list[Any] = []
         token = ""
         while True:

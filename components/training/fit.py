@@ -209,7 +209,6 @@ class _Fit:
             )
 
     def _begin(self) -> Checkpoint:
-        """The state before the first step."""
         job = self._job
         if job.start is None:
             labels, weights = self._rows.labels[: self._num_new], self._weights(slice(self._num_new))
@@ -339,7 +338,6 @@ class _Fit:
             self._state = state
 
     def _save(self, state: Checkpoint) -> None:
-        """Writes the engine's weights, and the state that names them."""
         now = state.now
         name = f"weights-{now.trial:02d}-{now.passes:06d}-{now.batches:09d}"
         self._folder.keep_weights(name, self._engine.save)

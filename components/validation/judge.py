@@ -190,7 +190,6 @@ def _drift_rank(entry: DriftEntry) -> tuple[float, float]:
 
 
 def _describe_change(entry: DriftEntry) -> str:
-    """What changed, by how much, and how sure that is."""
     parts = []
     if "values" in entry.changes:
         parts.append(_describe_values(entry))

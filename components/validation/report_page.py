@@ -65,7 +65,6 @@ def _clicks(label: Entry | None, columns: Sequence[Entry]) -> str:
 
 
 def _cards(document: Entry) -> str:
-    """All judged columns."""
     entries = {entry["feature"]: entry for entry in document["drift"]}
     columns = sorted(document["columns"], key=lambda column: _evidence_rank(entries.get(column["column"])))
     key = '<p class="key soft" aria-hidden="true">Shares of the rows with a value:<i class="k1"></i>these rows'

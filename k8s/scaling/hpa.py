@@ -129,7 +129,6 @@ class Controller:
         return min(max(current, lowest), highest)
 
     def _within_policies(self, now: float, current: int, wanted: int) -> int:
-        """`wanted` within the policies and the bounds."""
         longest = max(policy.period_seconds for rules in (self.spec.up, self.spec.down) for policy in rules.policies)
         self._changes = [(at, change) for at, change in self._changes if at > now - longest]
         if wanted > current:

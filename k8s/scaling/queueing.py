@@ -124,7 +124,6 @@ class PodQueue:
         self._head = head
 
     def _start_batch(self, start: float) -> None:
-        """One free instance takes a batch."""
         arrivals, all_rows = self._arrivals, self._rows
         queue, settings = self._queue, self.settings
         rows = count = 0
@@ -162,7 +161,6 @@ class PodQueue:
         self.counters.queue_seconds += sum(batch.queue_seconds for batch in ended)
 
     def _forget_past_requests(self) -> None:
-        """Forgets the requests that are past."""
         past = self._queue[0] if self._queue else self._head
         if past > 4096 or past == len(self._arrivals):
             del self._arrivals[:past], self._rows[:past], self._multiples[:past]

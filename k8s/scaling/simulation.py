@@ -117,7 +117,6 @@ class Simulation:
         return outcome
 
     def _ready_times(self, now: float) -> Iterator[float]:
-        """Times at which a pod becomes ready."""
         return (pod.ready_at for pod in self._cluster.pods if pod.ready_at > now)
 
     def _scrape_times(self, now: float) -> Iterator[float]:
@@ -156,7 +155,6 @@ class Simulation:
             pod.queue.waits.clear()
 
     def _sync_autoscaler(self, now: float) -> None:
-        """The autoscaler decides, and the Deployment follows."""
         cluster = self._cluster
         self._advance_pods(now)
         for pod in cluster.settle(now):
@@ -167,6 +165,5 @@ class Simulation:
         cluster.scale(now, self._wanted)
 
     def _add_to_outcome(self, pod: Pod) -> None:
-        """Adds what a pod did to the outcome."""
         self.outcome.counters.add(pod.queue.counters)
         self.outcome.num_inside += pod.queue.num_inside

@@ -96,7 +96,6 @@ def _as_table(backtests: Sequence[Backtest]) -> str:
 
 
 def _figures(each: Backtest) -> dict[str, str]:
-    """The cells of a table's row by their headings."""
     first = datetime.fromtimestamp(each.fires[0].time, timezone.utc) if each.fires else None
     return {
         "policies": each.policies,

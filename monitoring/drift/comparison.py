@@ -136,7 +136,6 @@ _TESTS = ("p_value", "missing_p_value", "outlier_p_value")
 
 
 def _judged(columns: list[ColumnDrift], settings: DriftSettings) -> tuple[ColumnDrift, ...]:
-    """The columns with their verdicts."""
     made = [(i, test) for i, column in enumerate(columns) for test in _TESTS if getattr(column, test) is not None]
     p_values = adjusted([getattr(columns[i], test) for i, test in made])
     significant = {key for key, p in zip(made, p_values) if p <= settings.drift_false_discovery_rate}

@@ -64,7 +64,6 @@ def _sentences(sentences: Iterable[str]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str) -> str:
-    """A table of plain text."""
     return html_table(head, [[escape(cell) for cell in row] for row in rows], caption=caption)
 
 

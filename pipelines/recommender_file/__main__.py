@@ -129,7 +129,6 @@ def _records(arguments: argparse.Namespace) -> int:
 
 
 def _find(arguments: argparse.Namespace, which: str) -> Recommender:
-    """The description that a person named."""
     path = Path(which)
     return read_recommender(path) if path.is_file() else recommenders.accepted(_store(arguments), which)
 

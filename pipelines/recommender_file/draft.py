@@ -228,7 +228,6 @@ def _line_of_role(role: str, found: tuple[SampledColumn, Guess] | None) -> str:
 
 
 def _remark(column: SampledColumn, guess: Guess) -> str:
-    """What the comment on a column says."""
     said = [column.type]
     if column.type == TEXT or column.kind == LIST:
         said = [f"list of {column.type}s" if column.kind == LIST else column.kind]

@@ -162,7 +162,6 @@ def _is_number(name: str) -> bool:
 
 
 def _look_at(name: str, column: Any, *, is_parquet: bool) -> SampledColumn:
-    """What there is to say of one column (chunked array)."""
     values = column.combine_chunks()
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()

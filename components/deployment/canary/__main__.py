@@ -101,7 +101,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _print_step(step: steps.Step) -> None:
-    """Prints the step as one line of JSON."""
     print(json.dumps({name: value for name, value in asdict(step).items() if value is not None}), flush=True)
 
 

@@ -294,7 +294,6 @@ class ModelRepository:
         self.objects.write(self._plan, plan.dumps(), if_generation=generation)
 
     def _named(self) -> set[int]:
-        """The versions that the configuration names."""
         config = self.read_config()
         return set() if config is None else set(versions_of(config))
 

@@ -88,7 +88,6 @@ class RawParquet:
 
     @property
     def _names(self) -> list[str]:
-        """The columns that are read."""
         return [name for name in self._schema.names if name not in self.unread]
 
     @cached_property
