@@ -35,8 +35,6 @@ In code without an event loop: `with SyncRecommenderClient("host:port", recommen
 `__main__`.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

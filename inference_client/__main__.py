@@ -3,8 +3,6 @@
 Parses and calls; errors become exit codes in `runtime.exit_codes`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging
@@ -152,7 +150,7 @@ def _replay_traffic(options: argparse.Namespace) -> None:
     print(json.dumps({"requests": summary["requests"], "rows": summary["rows"], "outcomes": summary["outcomes"]}))
 
 
-def _sent_recommender(options: argparse.Namespace) -> Recommender:
+def _sent_recommender(options: argparse.Namespace) -> "Recommender":
     """Whose rows a replay sends; without a word of it a world's own."""
     from components.store.recommenders import recommender_at
     from inference_client.simulation.columns import RECOMMENDER
@@ -168,7 +166,7 @@ def _sent_recommender(options: argparse.Namespace) -> Recommender:
     return found
 
 
-def _open_traffic(options: argparse.Namespace, recommender: Recommender) -> Traffic:
+def _open_traffic(options: argparse.Namespace, recommender: "Recommender") -> "Traffic":
     import numpy as np
 
     from inference_client.simulation.world import World

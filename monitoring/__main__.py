@@ -5,8 +5,6 @@ the loop needs, runs it until SIGTERM or SIGINT.
 What the loop does is `monitoring.monitor`'s.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -78,7 +76,9 @@ def run(settings: InstallationSettings, stop: threading.Event) -> None:
             raise
 
 
-def _run_loop(settings: InstallationSettings, store: Store, *, exposition: Exposition, stop: threading.Event) -> None:
+def _run_loop(
+    settings: InstallationSettings, store: "Store", *, exposition: "Exposition", stop: threading.Event
+) -> None:
     """Opens the log, runs turns of the loop until `stop` is set, then takes in and archives what is there.
 
     A log that is busy or down, and a store that holds no recommender yet, are tried again, at longer and longer pauses:

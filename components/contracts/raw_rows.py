@@ -9,8 +9,6 @@ same, but may hold words where raw rows hold the categories that they stand for 
 which knows no words, adds categories to the same columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -202,7 +200,7 @@ awaits none of the kind: the outcome counts if `outcome_time` is at most that lo
 both in whole microseconds. The same outcome may be there more than once."""
 
 
-def feature_matrix(batch: Any, names: Sequence[str], dtype: str, *, missing: float) -> NDArray[Any]:
+def feature_matrix(batch: Any, names: Sequence[str], dtype: str, *, missing: float) -> "NDArray[Any]":
     """Columns `names` of an Arrow record batch as one array [n, len(names)] of `dtype`, nulls as `missing`.
 
     The batch is only asked what pyarrow's answers, which is no dependency of the contracts.
@@ -215,7 +213,7 @@ def feature_matrix(batch: Any, names: Sequence[str], dtype: str, *, missing: flo
     return np.stack(columns, axis=1)
 
 
-def category_matrix(batch: Any, features: Features) -> NDArray[np.int64]:
+def category_matrix(batch: Any, features: Features) -> "NDArray[np.int64]":
     """The categories of an Arrow record batch, [n, `features.places`]: of a list those elements that count.
 
     `MISSING_CATEGORY` where there is none.
@@ -227,13 +225,15 @@ def category_matrix(batch: Any, features: Features) -> NDArray[np.int64]:
     return np.concatenate([plain, *lists], axis=1)
 
 
-def list_matrix(column: Any, options: ListOptions) -> NDArray[np.int64]:
+def list_matrix(column: Any, options: ListOptions) -> "NDArray[np.int64]":
     """The elements that count of an Arrow array of lists, [n, `options.max`], in their order and at its begin."""
     elements = column.flatten().fill_null(MISSING_CATEGORY).to_numpy(zero_copy_only=False)
     return placed_lists(elements, list_lengths(column), options)
 
 
-def placed_lists(elements: NDArray[np.int64], lengths: NDArray[np.int64], options: ListOptions) -> NDArray[np.int64]:
+def placed_lists(
+    elements: "NDArray[np.int64]", lengths: "NDArray[np.int64]", options: ListOptions
+) -> "NDArray[np.int64]":
     """As `list_matrix`, of lists with these lengths, whose elements follow each other."""
     import numpy as np
 
@@ -246,7 +246,7 @@ def placed_lists(elements: NDArray[np.int64], lengths: NDArray[np.int64], option
     return found
 
 
-def list_lengths(column: Any) -> NDArray[np.int64]:
+def list_lengths(column: Any) -> "NDArray[np.int64]":
     """How many elements of `column.flatten()` belong to each of its lists; an Arrow array of lists."""
     import numpy as np
 

@@ -1,7 +1,5 @@
 """The training step as a plain command: TrainingSet and ValidationReport manifests in, Model manifest out."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import math
@@ -85,7 +83,7 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
     return 0
 
 
-def _numbers(num_train_rows: int, result: FitResult) -> dict[str, float]:
+def _numbers(num_train_rows: int, result: "FitResult") -> dict[str, float]:
     """Those that exist."""
     numbers = {
         **{f"progressive_{name}": value for name, value in result.progressive.items()},

@@ -5,8 +5,6 @@ In: decisions, turns of the loop. Out: the decision as it was acted on; at most 
 `monitoring.deciding.restraint`'s.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -112,7 +110,7 @@ class Acting:
         recommender: str,
         new_versions: NewVersions,
         documents: Database,
-        archive: Archive,
+        archive: "Archive",
         trigger: Trigger | None,
         journal: Journal,
         clock: Callable[[], float],

@@ -5,8 +5,6 @@ at most one run at any moment; events; the memory of past runs. Every transition
 each step can be repeated: the request is named by its data (`monitoring.deciding.request`), so a trigger recognises it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -75,7 +73,7 @@ class Retraining:
         self,
         *,
         documents: Database,
-        archive: Archive,
+        archive: "Archive",
         trigger: Trigger | None,
         journal: Journal,
         restraint: RestraintSettings,

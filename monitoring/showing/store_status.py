@@ -6,8 +6,6 @@ run. Runs are counted in the monitor's own memory, so the counts outlive a resta
 of old runs.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter
@@ -96,7 +94,7 @@ class StoreStatus:
 class StoreWatcher:
     """Reads the store and the archive when it is time."""
 
-    def __init__(self, store: Path, documents: Database, archive: Archive, *, has_uploader: bool) -> None:
+    def __init__(self, store: Path, documents: Database, archive: "Archive", *, has_uploader: bool) -> None:
         """Reads nothing yet; without an uploader the archive is the lake, and nothing in it waits."""
         self._store = store
         self._archive = archive
