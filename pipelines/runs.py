@@ -111,23 +111,10 @@ def describe_run(store: Path, outcome: RunOutcome) -> str:
     return "\n".join([*lines, f"{outcome.state} at {outcome.step}: {outcome.reason}"])
 
 
-def _cells(line: RunLine) -> tuple[str, ...]:
-    numbers = {
-        "seconds": None if line.seconds is None else f"{line.seconds:.0f}",
-        "rows": None if line.rows is None else f"{line.rows:,}",
-        "auc": None if line.auc is None else f"{line.auc:.4f}",
-        "version": None if line.version is None else str(line.version),
-    }
-    shown = {name: text or "-" for name, text in numbers.items()}
-    return (
-        line.started_at or "-",
-        line.run,
-        line.state,
-        line.step,
-        shown["seconds"],
-        shown["rows"],
-        shown["auc"],
-        line.verdict or "-",
-        shown["version"],
-        line.model_id or "-",
-    )
+def _cells(line: RunLine) -> list[str]:
+    def shown(value: float | None, form: str) -> str | None:
+        return None if value is None else f"{value:{form}}"
+
+    numbers = shown(line.seconds, ".0f"), shown(line.rows, ","), shown(line.auc, ".4f")
+    cells = (line.started_at, line.run, line.state, line.step, *numbers, line.verdict, shown(line.version, "d"))
+    return [cell or "-" for cell in (*cells, line.model_id)]

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from datetime import timezone
 from html import escape
-from typing import Any
 
 from components.charts.line_chart import Line, line_chart
-from components.charts.page import ABSENT, html_page, html_table, number, percent, probability
+from components.charts.page import ABSENT, html_page, html_table, number, percent, probability, text_table
 from components.contracts.manifests import (
     AucLead,
     Model,
@@ -94,7 +93,7 @@ def _served(spans: Sequence[ServedSpan]) -> str:
         for span in spans
     ]
     head = ["as", "from", "to", "begun by", "baked", "ended by", "model repository"]
-    return plain_table(head, rows, caption="where it answered, when (UTC), and by whose word", numbers=(1, 2, 4))
+    return text_table(head, rows, caption="where it answered, when (UTC), and by whose word", numbers=(1, 2, 4))
 
 
 def _role(line: Promotion) -> str:
@@ -256,7 +255,7 @@ def _drift(report: ValidationReport | None) -> str:
     ]
     found += f"<p>{len(moved)} of {len(report.drift)} features drifted against the rows of the parent's line.</p>"
     head = ["feature", "what changed", "effect [95 %]", "matters from", "q"]
-    return found + (plain_table(head, rows, caption="features that drifted", numbers=range(2, 5)) if rows else "")
+    return found + (text_table(head, rows, caption="features that drifted", numbers=range(2, 5)) if rows else "")
 
 
 def _data(raw: RawDataset) -> str:
@@ -280,7 +279,7 @@ def _data(raw: RawDataset) -> str:
         for digest in [each.get("digest", ABSENT)]
     ]
     head = ["day", "version", "rows", "replayed", "digest (SHA-256)"]
-    table = plain_table(head, days, caption="days that were read", numbers=(1, 2)) if days else ""
+    table = text_table(head, days, caption="days that were read", numbers=(1, 2)) if days else ""
     return _facts(facts, caption="the rows of its round") + table
 
 
@@ -317,7 +316,7 @@ def _lineage(model: Model, ancestors: Sequence[Ancestor]) -> str:
         for m in ancestors
     ]
     head = ["model", "made", "learned from", "up to", "rows"]
-    return f"<p>It continues model {escape(model.parent_model_id)}.</p>" + plain_table(
+    return f"<p>It continues model {escape(model.parent_model_id)}.</p>" + text_table(
         head, rows, caption="its line, newest first", numbers=(4,)
     )
 
@@ -327,9 +326,4 @@ def _named(values: Mapping[str, object]) -> str:
 
 
 def _facts(facts: Mapping[str, object], *, caption: str) -> str:
-    return plain_table(["what", "value"], [[name, str(value)] for name, value in facts.items()], caption=caption)
-
-
-def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str, numbers: Any = ()) -> str:
-    """A table whose cells are plain text."""
-    return html_table(head, [[escape(cell) for cell in row] for row in rows], caption=caption, numbers=numbers)
+    return text_table(["what", "value"], facts.items(), caption=caption)

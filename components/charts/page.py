@@ -63,6 +63,13 @@ def html_table(
     )
 
 
+def text_table(
+    head: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str, numbers: Collection[int] = ()
+) -> str:
+    """`html_table` of plain values, which are escaped."""
+    return html_table(head, ([escape(str(cell)) for cell in row] for row in rows), caption=caption, numbers=numbers)
+
+
 def number(value: float | None) -> str:
     """Four digits.
 

@@ -138,8 +138,8 @@ def _sizes(model: Model) -> dict[str, Any]:
 
 def comparison_page(found: Comparison) -> str:
     """The comparison for people, HTML."""
-    from components.charts.model_card import calibration_chart, plain_table, quality_table, slices_table
-    from components.charts.page import html_page
+    from components.charts.model_card import calibration_chart, quality_table, slices_table
+    from components.charts.page import html_page, text_table
 
     head = ["what", f"A, {found.a}", f"B, {found.b}"]
     calibrations = {f"A, {found.a}": found.calibration_a, f"B, {found.b}": found.calibration_b}
@@ -149,8 +149,8 @@ def comparison_page(found: Comparison) -> str:
         intro=rows,
         sections={
             "All rows": quality_table(found.quality, (f"B, {found.b}", f"A, {found.a}")),
-            "What differs": plain_table(head, _cells(found.differing), caption="settings and facts that differ"),
-            "Sizes": plain_table(head, _cells(found.sizes), caption="sizes", numbers=(1, 2)),
+            "What differs": text_table(head, _cells(found.differing), caption="settings and facts that differ"),
+            "Sizes": text_table(head, _cells(found.sizes), caption="sizes", numbers=(1, 2)),
             "Calibration": calibration_chart(calibrations),
             "Slices": "<p>Those that speak most against B.</p>" + slices_table(found.slices),
         },

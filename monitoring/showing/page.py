@@ -7,7 +7,7 @@ requests is left to `showing.server`.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from html import escape
 from itertools import groupby
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.charts.line_chart import Line, Mark, line_chart
-from components.charts.page import html_page, html_table
+from components.charts.page import html_page, html_table, text_table
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
 from monitoring.acting.acting import ActingStatus
@@ -236,9 +236,9 @@ def _marked_events(events: Sequence[Mapping[str, Any]], *, apart: float) -> list
 
 def _decisions_table(shown: Snapshot) -> str:
     rows = [[each.policy, each.action.value, each.reason] for each in shown.decisions]
-    return (
-        _table("Decisions", ["policy", "says", "because"], rows) if rows else "<p>No decision point has passed yet.</p>"
-    )
+    if not rows:
+        return "<p>No decision point has passed yet.</p>"
+    return text_table(["policy", "says", "because"], rows, caption="Decisions")
 
 
 def _versions_table(windows: Sequence[Kpis], serving: int | None) -> str:
@@ -277,7 +277,7 @@ def _open_labels_section(open_labels: Sequence[OpenEstimate], now: float) -> str
         for estimate in open_labels
     ]
     head = ["version", "open rows", "clicks so far", "AUC", "final"]
-    return _table("Estimate (hard bounds) while labels are open", head, rows)
+    return text_table(head, rows, caption="Estimate (hard bounds) while labels are open")
 
 
 def _drift_section(drift: Mapping[str, Any] | None, now: float) -> str:
@@ -301,7 +301,7 @@ def _drift_section(drift: Mapping[str, Any] | None, now: float) -> str:
         ]
         for row in columns[: max(MAX_DRIFT_ROWS, num_drifted)]
     ]
-    return summary + _table("Columns", ["column", "", "distance", "p", "missing", "outliers"], rows)
+    return summary + text_table(["column", "", "distance", "p", "missing", "outliers"], rows, caption="Columns")
 
 
 def _worst_first(row: Mapping[str, Any]) -> tuple[bool, float, float]:
@@ -323,7 +323,7 @@ def _acting_section(shown: Snapshot, now: float) -> str:
         rows.append(["drifted since", f"{_format_duration(now - status.incident_since)} ago: {status.last_action}"])
     if status.messages_waiting is not None:
         rows.append(["messages waiting", str(status.messages_waiting)])
-    return _table("Requests", ["what", "state"], rows)
+    return text_table(["what", "state"], rows, caption="Requests")
 
 
 def _last_run(shown: Snapshot, now: float) -> str:
@@ -348,11 +348,7 @@ def _event_table(events: Sequence[Mapping[str, Any]], now: float) -> str:
         name = kind.replace("_", " ") + (f", {len(others) + 1} in a row" if others else "")
         rows.append([f"{_format_duration(now - float(newest['time']))} ago", name, newest["text"]])
     rows = rows[:MAX_EVENTS]
-    return _table("Newest first", ["when", "what", "details"], rows)
-
-
-def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    return html_table(head, ([escape(str(value)) for value in row] for row in rows), caption=caption)
+    return text_table(["when", "what", "details"], rows, caption="Newest first")
 
 
 def _format_band(value: float | None, low: float | None, high: float | None) -> str:

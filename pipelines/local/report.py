@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from components.charts.line_chart import Line, Mark, line_chart
-from components.charts.page import html_page, html_table, number
+from components.charts.page import html_page, number, text_table
 from components.contracts.manifests import ValidationReport
 from components.runtime.durable import write_whole
 from pipelines.local.plan import NOTIFY_ONLY
@@ -46,12 +46,12 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
         + _number_boxes(summary),
         sections={
             "AUC over time, as the monitor saw it": _auc_chart(observed, events, summary, start=start),
-            "Events": _table(["time", "what", "details"], happened, caption="What happened, in order"),
+            "Events": text_table(["time", "what", "details"], happened, caption="What happened, in order"),
             "Versions and the gate": _version_table(summary) + _sentences(memory_sentences(summary)),
             "What was served": _sentences(serving_sentences(summary)),
             "How it was decided": _sentences(decision_sentences(summary)),
             "What validation found": _validation_findings(observed.folders),
-            "Where the time went": _table(["stage", "seconds"], stages, caption="Seconds of each stage"),
+            "Where the time went": text_table(["stage", "seconds"], stages, caption="Seconds of each stage"),
         },
     )
     path = observed.folders.root / "report.html"
@@ -61,10 +61,6 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
 
 def _sentences(sentences: Iterable[str]) -> str:
     return "".join(f"<p>{escape(sentence[0].upper() + sentence[1:])}.</p>" for sentence in sentences)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str) -> str:
-    return html_table(head, [[escape(cell) for cell in row] for row in rows], caption=caption)
 
 
 def _doubts(sentences: Sequence[str]) -> str:
@@ -198,7 +194,7 @@ def _version_table(summary: DemoSummary) -> str:
     ]
     old = "AUC on older rows, and of the version it replaced"
     head = ["version", "rows learned from", "rows judged by", "parent", "gate", "because", old, "parity"]
-    return _table(head, rows, caption="Released versions and what the gate said of them")
+    return text_table(head, rows, caption="Released versions and what the gate said of them")
 
 
 def _validation_findings(folders: LocalFolders) -> str:
@@ -209,7 +205,9 @@ def _validation_findings(folders: LocalFolders) -> str:
         shown = [f for f in report.findings if f["severity"] != "info"][:15]
         rows = [[f["severity"], f["feature"], f["kind"], f["description"]] for f in shown]
         if rows:
-            parts.append(_table(["severity", "feature", "kind", "finding"], rows, caption="What is more than a note"))
+            parts.append(
+                text_table(["severity", "feature", "kind", "finding"], rows, caption="What is more than a note")
+            )
         if len(report.findings) > len(shown):
             parts.append(f"<p>{len(report.findings) - len(shown)} more in the step's own report.</p>")
     return "".join(parts)
