@@ -14,6 +14,7 @@ import json
 import logging
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 from components.contracts.raw_rows import DAY_PARTITION, VERSION_COMPLETE, VERSION_PARTITION
 from components.contracts.recommender import Recommender
 from components.extraction.day_versions import FileMark, VersionMarker, is_own_file, version_of_folder
-from components.extraction.ingest import add_store_flag, dated, name_of, recommender_of, spool_rows
+from components.extraction.ingest import add_store_flag, dated, name_of, read_rows, recommender_of, spool_rows
 from components.extraction.lake import sorted_day
 from components.extraction.malformed_rows import MalformedRows
 from components.extraction.part_files import PartWriter
@@ -184,9 +185,10 @@ def _day_rows(
             f"{files[raw.index(True)]} has event times, {files[raw.index(False)]} has none; expected files of one kind"
         )
     if not any(raw):
-        total, _ = spool_rows(files, recommender, scratch / "spool", malformed=malformed)
+        counts = Counter[str]()
+        spool_rows(read_rows(files, recommender, malformed, counts=counts), recommender, scratch / "spool")
         source = name_of(files, prefix=f"backfill-{day}")
-        for batch, _ in dated(scratch / "spool", source, recommender, total=total, first_day=day, days=1):
+        for batch, _ in dated(scratch / "spool", source, recommender, total=counts["rows"], first_day=day, days=1):
             yield batch, 0
         return
     weighted = recommender.data.has_weights

@@ -16,11 +16,13 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date, timedelta
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -115,13 +117,16 @@ def ingest(
     # Beside the replay file, so that finished files are moved by a rename; its dot hides it from readers.
     with tempfile.TemporaryDirectory(prefix=".ingest.", dir=place.parent, ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
-        spool, weighted = scratch / "spool", recommender.data.has_weights
+        spool, weighted, counts = scratch / "spool", recommender.data.has_weights, Counter[str]()
         malformed_file = scratch / "malformed_rows.jsonl"
         with MalformedRows(malformed_file, max_fraction=settings.max_malformed_fraction) as malformed:
-            spool_all = spool_rows if settings.days else spool_days
-            total, clicks = spool_all(files, recommender, spool, malformed=malformed, max_rows=settings.max_rows)
+            reading = partial(read_rows, files, recommender, malformed, counts=counts, max_rows=settings.max_rows)
+            if settings.days:
+                spool_rows(reading(), recommender, spool)
+            else:
+                spool_days(reading(with_keys=True), source, spool)
             malformed.judge()
-        if total == 0:
+        if not (total := counts["rows"]):
             raise ContractError(f"{', '.join(map(str, files))} holds no row, expected some")
         num_lake, num_sorted = max(1, int(total * settings.lake_fraction)), 0
         if settings.days and settings.last_day:
@@ -142,7 +147,7 @@ def ingest(
         "replay_rows": num_sorted - num_lake,
         "malformed": malformed.num_rows,
         "duplicates": total - num_sorted,
-        "clicks": clicks,
+        "clicks": counts["clicks"],
     }
 
 
@@ -152,51 +157,27 @@ def name_of(files: list[Path], *, prefix: str = "ingest") -> str:
     return f"{prefix}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def spool_rows(
-    files: list[Path],
-    recommender: Recommender,
-    path: Path,
-    *,
-    malformed: MalformedRows,
-    max_rows: int | None = None,
-) -> tuple[int, int]:
-    """Copies what the well-formed rows say by themselves to an Arrow stream file; how many rows, and how many clicks.
-
-    Raises:
-        ContractError: two files begin with the same rows, which would be learnt and judged twice; or a file cannot be
-            read.
-    """
-    total = clicks = 0
+def spool_rows(batches: Iterable[Any], recommender: Recommender, path: Path) -> None:
+    """Copies what the rows of `read_rows` say by themselves to an Arrow stream file."""
     features, weighted = recommender.features, recommender.data.has_weights
     names, schema = click_columns(features, weighted=weighted), lake_schema(features, weighted=weighted)
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(path, pa.schema([schema.field(name) for name in names]), options=options) as spool:
-        for rows in _read(files, recommender, malformed, with_keys=False, max_rows=max_rows):
+        for rows in batches:
             spool.write_batch(rows.select(names))
-            total += rows.num_rows
-            clicks += pc.sum(rows.column(LABEL)).as_py() or 0
-    return total, clicks
 
 
-def spool_days(
-    files: list[Path],
-    recommender: Recommender,
-    folder: Path,
-    *,
-    malformed: MalformedRows,
-    max_rows: int | None = None,
-) -> tuple[int, int]:
-    """Copies the well-formed rows, which have times, to a file a day in the new folder; see `spool_rows`.
+def spool_days(batches: Iterable[Any], source: str, folder: Path) -> None:
+    """Copies the rows of `read_rows`, which have times, to a file a day in the new folder.
 
     Raises:
-        ContractError: as `spool_rows`; or a file has no times, or the rows are of more than `MAX_DAYS` days.
+        ContractError: the rows are of more than `MAX_DAYS` days.
     """
-    total = clicks = 0
     folder.mkdir()
-    origin = _Origin(name_of(files))
+    origin = _Origin(source)
     writers: dict[int, Any] = {}
     with ExitStack() as stack:
-        for found in _read(files, recommender, malformed, with_keys=True, max_rows=max_rows):
+        for found in batches:
             rows = origin.complete(found)
             days = rows.column(EVENT_TIME).cast(pa.int64()).to_numpy() // DAY_MICROS
             for day in np.unique(days).tolist():
@@ -206,20 +187,25 @@ def spool_days(
                     path = folder / f"{to_iso(day * DAY_MICROS)[:10]}.parquet"
                     writers[day] = stack.enter_context(pq.ParquetWriter(path, rows.schema))
                 writers[day].write_batch(rows.filter(pa.array(days == day)))
-            total += rows.num_rows
-            clicks += pc.sum(rows.column(LABEL)).as_py() or 0
-    return total, clicks
 
 
-def _read(
+def read_rows(
     files: list[Path],
     recommender: Recommender,
     malformed: MalformedRows,
     *,
-    with_keys: bool,
-    max_rows: int | None,
+    counts: Counter[str],
+    with_keys: bool = False,
+    max_rows: int | None = None,
 ) -> Iterator[Any]:
-    """The first `max_rows` rows of the files, in batches in the lake's schema, of which none is empty."""
+    """The first `max_rows` well-formed rows of the files, in batches in the lake's schema, of which none is empty.
+
+    `counts` gets their `rows` and `clicks`.
+
+    Raises:
+        ContractError: two files begin with the same rows, which would be learnt and judged twice; or a file cannot be
+            read, or has no times where they are wanted (`with_keys`).
+    """
     left = max_rows
     beginnings: dict[str, Path] = {}
     for file in files:
@@ -239,6 +225,7 @@ def _read(
             rows = batch if left is None else batch.slice(0, left)
             left = None if left is None else left - rows.num_rows
             if rows.num_rows:
+                counts.update(rows=rows.num_rows, clicks=pc.sum(rows.column(LABEL)).as_py() or 0)
                 yield rows
             if left == 0:
                 return
