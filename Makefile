@@ -195,6 +195,7 @@ lock:
 	for name in $(or $(ENVIRONMENT),$(LOCKS)); do \
 	  $$compile "make lock ENVIRONMENT=$$name" $$name.in -o $$name.lock || exit 1; \
 	  [ ! -f $$name.test.in ] || $$compile "make lock ENVIRONMENT=$$name" $$name.test.in -c $$name.lock -o $$name.test.lock || exit 1; \
+	  [ ! -f $$name.test.no-deps.in ] || $$compile "" --no-header --no-deps $$name.test.no-deps.in >> $$name.test.lock || exit 1; \
 	  [ ! -f $$name.no-deps.in ] || $$compile "" --no-header --no-deps $$name.no-deps.in >> $$name.lock || exit 1; \
 	done
 

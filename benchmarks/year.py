@@ -64,11 +64,12 @@ class Year:
         ]
         self._run = outcomes[0].parent
         entries = promotion_journal.read_entries(store)
+        self._newest_version = max(line.version for line in entries)
         self._lines = [line for line in entries if line.version == self._last.version]
 
     def add_hour(self, number: int) -> datetime:
         """Adds round `number` from 1 with all that it leaves; when that was."""
-        version, model_id = self._last.version + number, f"{self._last.model_id}-{number:05d}"
+        version, model_id = self._newest_version + number, f"{self._last.model_id}-{number:05d}"
         moment = BEGIN + timedelta(hours=number)
         renamed = {self._last.model_id: model_id, self._run.name: f"{self._run.name}-{number:05d}"}
 

@@ -1,10 +1,15 @@
 """A browser without a screen, for the tests of pages."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
+from html import unescape
 
 import pytest
+
+from tests.support.paths import REPOSITORY
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ABSENT = ("gpu", "quic", "background-networking", "component-update", "sync")
@@ -21,3 +26,33 @@ def browse(tmp_path, *flags: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
+
+
+DARK = "--blink-settings=preferredColorScheme=0"
+AXE = next((REPOSITORY / ".venvs" / "driver").glob("lib/*/site-packages/axe_playwright_python/axe.min.js"), None)
+_RUN_AXE = """<script>axe.run().then(found => document.title = JSON.stringify(found.violations
+.filter(each => ['serious', 'critical'].includes(each.impact))
+.map(each => [each.id, each.nodes[0].target[0], each.nodes[0].failureSummary])))</script>"""
+_FRAME = """<title></title><iframe src="page.html" style="width:{width}px;height:900px;border:0" onload="
+document.title = JSON.stringify(this.contentDocument.documentElement.scrollWidth - {width})"></iframe>"""
+
+
+def pixels_too_wide(tmp_path, page: str, *, width: int) -> int:
+    """By how many pixels a page overflows a screen of `width`; a window of its own is never narrower than 500."""
+    (tmp_path / "page.html").write_text(page)
+    (tmp_path / "frame.html").write_text(_FRAME.format(width=width))
+    flags = [f"--window-size={width + 100},1000", "--allow-file-access-from-files", "--dump-dom"]
+    return int(_title(browse(tmp_path, *flags, (tmp_path / "frame.html").as_uri())))
+
+
+def serious_findings(tmp_path, page: str, *flags: str) -> list[list[str]]:
+    """What axe-core finds serious or critical in a page: the rule, the first place, and what would mend it."""
+    if AXE is None:
+        pytest.skip("axe-core is not installed (.venvs/driver)")
+    (tmp_path / "page.html").write_text(page.replace("</body>", f"<script>{AXE.read_text()}</script>{_RUN_AXE}</body>"))
+    flags = ("--window-size=1280,1000", "--virtual-time-budget=60000", *flags, "--dump-dom")
+    return json.loads(_title(browse(tmp_path, *flags, (tmp_path / "page.html").as_uri())))
+
+
+def _title(document: str) -> str:
+    return unescape(re.search(r"<title>(.*?)</title>", document, re.DOTALL)[1])

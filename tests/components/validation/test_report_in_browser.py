@@ -4,10 +4,9 @@ import json
 import re
 
 from components.validation.report_page import draw_page
-from tests.support.browser import browse, needs_browser
+from tests.support.browser import DARK, browse, needs_browser
 from tests.support.validation_reports import NUM_CARDS, document_with_drift
 
-DARK = "--blink-settings=preferredColorScheme=0"
 MEASURE = """<script>
 const seen = {}, root = document.documentElement, cards = [...document.querySelectorAll('.card')];
 seen.overflow = root.scrollWidth > innerWidth; seen.cards = document.querySelectorAll('.card svg').length;

@@ -1,0 +1,62 @@
+"""Every page for people in a real browser: at the widths of a phone, a laptop and a desk, in light and in dark.
+
+The demo's report is seen by `tests/loop`.
+"""
+
+import pytest
+
+from components.charts.model_card import card_page
+from components.evaluation.compare import Comparison, comparison_page
+from components.store.model_cards import read_card
+from components.store.runs import report_path
+from monitoring.showing.exposition import Exposition
+from monitoring.showing.page import History, status_page
+from tests.support.browser import DARK, needs_browser, pixels_too_wide, serious_findings
+from tests.support.snapshots import EVENTS, FULL, NOW, POINTS
+
+pytestmark = [needs_browser, pytest.mark.timeout(900)]
+
+
+def status(_chain):
+    exposition = Exposition()
+    exposition.show(FULL)
+    return status_page(exposition, History(POINTS, EVENTS), now=NOW).replace('http-equiv="refresh"', "")
+
+
+def comparison(chain):
+    card = read_card(chain.root / "store", "2")
+    found = Comparison(
+        a=card.verdict.champion_model_id,
+        b=card.model_id,
+        rows_of=card.model_id,
+        differing={"training.learning_rate": (None, 0.5), "features": (list("abcdefgh") * 20, [])},
+        sizes={"ids of categories": (1, 2)},
+        quality=card.verdict,
+        slices=card.slices,
+        calibration_a=card.champion_calibration,
+        calibration_b=card.calibration,
+    )
+    return comparison_page(found)
+
+
+PAGES = {
+    "status": status,
+    "comparison": comparison,
+    "card": lambda chain: card_page(read_card(chain.root / "store", "2")),
+    "validation": lambda chain: report_path(chain.root / "store", "round-2", "validation").read_text(),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_fits_every_screen_and_hinders_nobody(chain, tmp_path, name):
+    page = PAGES[name](chain)
+    assert [pixels_too_wide(tmp_path, page, width=width) for width in (390, 1280, 1920)] == [0, 0, 0]
+    assert serious_findings(tmp_path, page) == []
+    assert serious_findings(tmp_path, page, DARK) == []
+
+
+def test_findings_are_found(tmp_path):
+    text = f'<p style="color:#777;background:#555">grey on grey</p><p style="white-space:nowrap">{"wide " * 50}</p>'
+    faulty = f'<!doctype html><html lang="en"><title>t</title><body>{text}</body></html>'
+    assert [rule for rule, *_ in serious_findings(tmp_path, faulty)] == ["color-contrast"]
+    assert pixels_too_wide(tmp_path, faulty, width=390) > 100
