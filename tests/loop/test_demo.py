@@ -9,6 +9,7 @@ import pytest
 from components.store.promotion_journal import INTENT, read_entries
 from components.store.runs import read_outcomes
 from pipelines.runs import describe_run, read_runs
+from tests.support.browser import DARK, needs_browser, pixels_too_wide, serious_findings
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,14 @@ def test_report_needs_no_network(turned):
     assert "rows from before its window, version 2 has an auc of" in page
     assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page) == []
     assert re.findall(r"<(?:script|link|img|iframe)\b", page) == []
+
+
+@needs_browser
+def test_report_fits_every_screen_and_hinders_nobody(turned, tmp_path):
+    page = (turned[0] / "report.html").read_text()
+    assert [pixels_too_wide(tmp_path, page, width=width) for width in (390, 1280, 1920)] == [0, 0, 0]
+    assert serious_findings(tmp_path, page) == []
+    assert serious_findings(tmp_path, page, DARK) == []
 
 
 def test_screen_shows_transitions_and_no_library_noise(turned):
