@@ -33,7 +33,7 @@ from components.store.models import model_folder
 from components.validation.reference import ReferenceCounter
 from inference_client.simulation.world import World
 from monitoring.flags import make_settings
-from monitoring.memory.archive_tables import build_row_table
+from monitoring.memory.archive import build_row_table
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.rows import ArchiveRow

@@ -7,7 +7,7 @@ import pytest
 
 from components.contracts.criteo import RAW_TYPES
 from components.store.archived_rows import arrow_schema
-from monitoring.memory.archive_tables import build_row_table
+from monitoring.memory.archive import build_row_table
 from monitoring.rows import ArchiveRow
 from tests.support.monitors import START, WINDOW, prediction, publish
 from tests.support.record_messages import FORM, decode, encode

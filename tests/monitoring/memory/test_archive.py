@@ -13,8 +13,7 @@ from components.contracts.criteo import RAW_TYPES
 from components.runtime.errors import PermanentError, TemporaryError
 from components.store.archived_rows import arrow_schema
 from monitoring.memory import archive
-from monitoring.memory.archive import Archive
-from monitoring.memory.archive_tables import build_row_table
+from monitoring.memory.archive import Archive, build_row_table
 from monitoring.memory.store import Store
 from monitoring.rows import ArchiveRow, MaturedRequest
 from tests.support.archives import archived_rows, expected_rows

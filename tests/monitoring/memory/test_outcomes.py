@@ -5,7 +5,7 @@ import pytest
 
 from components.contracts import raw_rows
 from components.contracts.records import CLICK, CONVERSION
-from monitoring.memory.archive_tables import OUTCOME_SCHEMA as SCHEMA
+from monitoring.memory.archive import OUTCOME_SCHEMA as SCHEMA
 from monitoring.monitor import FORGET_SECONDS, ORPHAN_SECONDS
 from tests.support.archives import archived_rows, expected_rows, outcome_files, outcomes
 from tests.support.crashes import Killed, crash_at
