@@ -42,6 +42,8 @@ from monitoring.memory.file_tables import OUTCOME_FOLDER, holds_outcomes
 from monitoring.memory.store import Store
 from monitoring.rows import ArchiveOutcome, ArchiveRow, Unarchived
 
+logger = logging.getLogger(__name__)
+
 OUTCOME_SCHEMA = arrow_schema(raw_rows.OUTCOME_TYPES)
 _OPTIONAL: dict[str, Callable[[PredictionBatch], Any]] = {
     raw_rows.SHADOW_VERSION: lambda batch: batch.shadow_version,
@@ -151,8 +153,6 @@ def utc_day(time: float) -> str:
 def _day_name(day: int) -> str:
     return datetime.fromtimestamp(day * _DAY_SECONDS, timezone.utc).strftime("%Y-%m-%d")
 
-
-logger = logging.getLogger(__name__)
 
 UPLOADED_FOLDER = "uploaded"
 
