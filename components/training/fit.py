@@ -10,7 +10,7 @@ validation: Blum, Kalai and Langford 1999); that chooses the rate, and no row ha
 Rows may have sample weights: they count in every step, in the choice of the rate and in the corrections of the logit,
 but not in an AUC. A model's weights lie in folders, which the engine restores and saves; none are held here. The order
 of the rows within a pass is `row_order`'s, the weights that a fit starts from are `start`'s, the correction of the
-logit is `calibration`'s, what a model in the store consists of is `publish`'s.
+logit is `calibration`'s, what a model in the store consists of is `step`'s.
 """
 
 import logging

@@ -11,7 +11,7 @@ import pytest
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import PermanentError, Preempted
 from components.storage.uris import local_path
-from components.training import publish, step
+from components.training import step
 from components.training.checkpoint import CheckpointFolder
 from components.training.config import TrainingSettings
 from components.training.preemption import stop_on_sigterm
@@ -127,17 +127,17 @@ def test_sigterm_while_the_model_is_published_leaves_none_and_the_retry_publishe
     whole = run()
     shutil.rmtree(tmp_path / "store")
     forget_checkpoint(tmp_path / "work", "r")
-    copy_parts = publish._copy_parts
+    copy_parts = step._copy_parts
 
     def asked_to_end(*arguments):
         copy_parts(*arguments)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(publish, "_copy_parts", asked_to_end)
+    monkeypatch.setattr(step, "_copy_parts", asked_to_end)
     with pytest.raises(Preempted), stop_on_sigterm() as stop:
         run(stop=stop)
     assert not list((tmp_path / "store" / "models").iterdir())
-    monkeypatch.setattr(publish, "_copy_parts", copy_parts)
+    monkeypatch.setattr(step, "_copy_parts", copy_parts)
     assert run() == whole
 
 
