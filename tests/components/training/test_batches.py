@@ -6,7 +6,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from components.training.pytorch.batches import assemble, made_ahead
+from components.training.pytorch.engine import assemble, made_ahead
 from components.training.rows import Rows
 
 SIZES = np.array([4 + i % 7 for i in range(26)])
