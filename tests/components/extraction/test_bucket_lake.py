@@ -19,9 +19,8 @@ from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK
 from components.extraction.backfill import backfill
-from components.extraction.download_cache import DownloadCache, DownloadProgress
 from components.extraction.lake import Lake
-from components.extraction.lake_files import opened_lake
+from components.extraction.lake_files import DownloadCache, DownloadProgress, opened_lake
 from components.extraction.raw_schema import raw_schema
 from components.extraction.times import TimeSpan, parse_day, parse_time
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -289,7 +288,7 @@ def test_what_no_run_needs_gives_way_before_the_disk_is_called_full(big_lake, tm
 
 
 def test_a_run_waits_for_another_that_reads_through_the_same_cache(big_lake, tmp_path, caplog):
-    caplog.set_level(logging.INFO, logger="components.extraction.download_cache")
+    caplog.set_level(logging.INFO, logger="components.extraction.lake_files")
     waiting = threading.Thread(target=extract_lake, args=(URI, tmp_path / "work", TimeSpan()))
     with opened_lake(URI, work=tmp_path / "work", open_storage=open_storage):
         waiting.start()
