@@ -1,6 +1,6 @@
 """Which rows a round learns: the window, the watermark behind it, late rows, and rows whose label is not final.
 
-This module holds the semantics of rounds and reads no rows; `lake` applies it to files, `holdout` says which judge.
+This module holds the semantics of rounds and reads no rows; `lake` applies it to files, `extract` says which judge.
 
 - Watermark: without an explicit window a round begins after the newest row that its parent learned. The rows that
   judged the parent are newer, so this round learns them. A round that failed, or that validation or the gate refused,
