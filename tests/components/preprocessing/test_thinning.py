@@ -7,7 +7,7 @@ import pytest
 
 from components.contracts.criteo import CRITEO
 from components.contracts.raw_rows import LABEL
-from components.preprocessing.thinning import kept_rows, thin
+from components.preprocessing.preprocess import kept_rows, thin
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 
