@@ -347,9 +347,10 @@ def models_that_learnt(store: Path, user: User) -> Iterator[str]:
 
 
 def _traces(store: Path, model: Model, user: User) -> list[str]:
-    folder, found = model_folder(store, model.model_id), []
-    workflow, known = FeatureWorkflow.load(folder / Model.WORKFLOW), dict[str, Any]()
-    if user.column in workflow.features.slots:
+    folder, found, known = model_folder(store, model.model_id), list[str](), dict[str, Any]()
+    # Collected with the weights.
+    workflow = FeatureWorkflow.load(folder / Model.WORKFLOW) if (folder / Model.WORKFLOW).exists() else None
+    if workflow is not None and user.column in workflow.features.slots:
         column = load_columns(folder / Model.WORKFLOW, workflow)[workflow.features.slots.index(user.column)]
         known = {"vocabulary": column.vocabulary, "list of rare categories": column.candidates.categories}
     if (folder / Model.REFERENCE).exists():

@@ -317,6 +317,8 @@ class Model(Manifest):
     """The same rows counted for the monitor (`contracts.reference_statistics`)."""
     WINDOWS: ClassVar[str] = "statistics/windows.npz"
     """Summaries of the windows that its line learned from (`components.validation.windows`)."""
+    PARTS: ClassVar[tuple[str, ...]] = (WEIGHTS, WORKFLOW, "statistics")
+    """The folders beside the manifest."""
 
     model_id: str
     uri: str

@@ -1,7 +1,7 @@
 """`evergreen collect`: names what an installation may give up by its age, and removes it with `--yes`.
 
-What goes: work folders of runs that have ended, and the weights and graphs of models that nothing goes back to. What
-stays: manifests, vocabularies, verdicts, cards, reports, notes and the journal, which are small and tell what was.
+What goes: work folders of runs that have ended; weights, vocabularies, statistics and graphs of models that nothing
+goes back to. What stays: manifests, verdicts, cards, reports, notes and the journal, which are small and tell what was.
 Whatever its age, the live model stays, a canary, the newest versions that were live, and all of a run without an
 outcome.
 
@@ -69,9 +69,13 @@ def find(store: Path, work: Path | None, *, before: datetime, keep_versions: int
         kept[canary.version] = canary.model_id
     for path in sorted((store / "models").glob(f"*/{Model.MANIFEST}")):
         model = Model.read(path)
-        weights = model_folder(store, model.model_id) / Model.WEIGHTS
-        if model.model_id not in kept.values() and moment_of(model.created_at) < before and weights.exists():
-            found.append(_removable(weights, f"weights of model {model.model_id}, made {model.created_at[:10]}"))
+        if model.model_id not in kept.values() and moment_of(model.created_at) < before:
+            parts = {name: model_folder(store, model.model_id) / name for name in Model.PARTS}
+            found += [
+                _removable(folder, f"{name} of model {model.model_id}, made {model.created_at[:10]}")
+                for name, folder in parts.items()
+                if folder.exists()
+            ]
     for path in sorted((store / "releases").glob("*.json")):
         release = Release.read(path)
         graph = graph_folder(store, release.version)

@@ -71,7 +71,7 @@ class Promotion:
     person overrides it."""
     config: str | None = None
     """Text of Triton's configuration before an `intent`, which is restored where it is interrupted; None = there was
-    none."""
+    none, or another line follows."""
 
     def baked(self, time: str, who: str, reason: str) -> "Promotion":
         """The line that ends the baking of the version that this one made live."""
@@ -100,7 +100,7 @@ def read_entries(store: Path) -> list[Promotion]:
 
 @lru_cache(maxsize=4)
 def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotion, ...]:
-    """The lines of a journal of this inode, size and time; a year's take half a second, and servers read them often."""
+    """The lines of a journal of this inode, size and time; a year's take a second, and servers read them often."""
     entries = read_records(path, Promotion, name="a promotion")
     for number, entry in enumerate(entries, start=1):
         try:
@@ -112,7 +112,8 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotio
                 f"{path} line {number} is {entry.action!r} of version {entry.version!r}, "
                 f"expected one of {', '.join(ACTIONS)} of a number"
             )
-    return tuple(entries)
+    # A configuration is restored after the last line alone; a year's are most of the file.
+    return (*(replace(entry, config=None) for entry in entries[:-1]), *entries[-1:])
 
 
 def read_standing(store: Path) -> list[Promotion]:

@@ -32,8 +32,6 @@ from components.training.start import continue_from, read_parent
 
 logger = logging.getLogger(__name__)
 
-_PARTS = (Model.WEIGHTS, Model.WORKFLOW, "statistics")
-
 
 def publish(
     store: Path,
@@ -68,7 +66,7 @@ def publish(
         # The weights last: what is absent is reported before they are taken from the fit.
         _copy_parts(parts, workflow_path, report)
         _move(weights, parts / Model.WEIGHTS)
-        sha256 = {name: sha256_tree(parts / name) for name in _PARTS if name != Model.WEIGHTS}
+        sha256 = {name: sha256_tree(parts / name) for name in Model.PARTS if name != Model.WEIGHTS}
         manifest = described(model_id, final, {Model.WEIGHTS: weights_hash, **sha256})
         manifest.write(parts / Model.MANIFEST)
     logger.info("model %s is in the store", model_id)
@@ -116,7 +114,7 @@ def _is_published(folder: Path, weights_hash: str, created_at: datetime) -> bool
     return (
         model.created_at == created_at.isoformat()
         and model.sha256[Model.WEIGHTS] == weights_hash
-        and all(sha256_tree(folder / name) == model.sha256[name] for name in _PARTS)
+        and all(sha256_tree(folder / name) == model.sha256[name] for name in Model.PARTS)
     )
 
 

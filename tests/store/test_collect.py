@@ -38,7 +38,8 @@ def installation(tmp_path):
 
 def _keep(store, model_id, created_at):
     keep_model(store, model_id, created_at=created_at)
-    _fill(model_folder(store, model_id) / Model.WEIGHTS)
+    for part in ("weights", "workflow", "statistics"):
+        _fill(model_folder(store, model_id) / part)
 
 
 def _fill(folder):
@@ -70,6 +71,11 @@ def test_what_nothing_goes_back_to_goes_and_all_else_stays(installation, capsys)
     assert left(installation) == (["m4", "m5", "m6"], ["4", "5", "6"], ["at-work", "new", "nobody's"])
     assert "work of run old, ended 2026-02-01" in (said := capsys.readouterr().out)
     assert "weights of model refused" in said
+    kept = {path.name: sorted(each.name for each in path.iterdir()) for path in (store / "models").iterdir()}
+    assert kept == {
+        name: [Model.MANIFEST, *(["statistics", "weights", "workflow"] if name in ("m4", "m5", "m6") else [])]
+        for name in ("m1", "m2", "m3", "m4", "m5", "m6", "refused")
+    }
     assert all((model_folder(store, f"m{n}") / Model.MANIFEST).exists() for n in range(1, 7)), "what was stays told"
     assert run(installation) == 0
     assert "nothing may go" in capsys.readouterr().out
