@@ -52,6 +52,7 @@ ROOMS = {
         "name, or remove, work and models that are old and that nothing goes back to",
     ),
     "compare": ("components.evaluation.compare", (), "what differs between two models, on rows that neither learned"),
+    "reproduce": ("pipelines.reproduce", (), "train a model again from the lake and its parent; compare step by step"),
     "verify": ("components.deployment.verify", (), "prove offline that a version answered as it was released"),
     "canary": ("components.deployment.canary", (), "give a new version a growing share of traffic, or take it back"),
     "controller": (

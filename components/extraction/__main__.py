@@ -45,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--window-start", default="", help="ISO 8601 UTC, inclusive; empty: after the last row that the parent learned"
     )
     parser.add_argument("--window-end", default="", help="ISO 8601 UTC, exclusive; empty: to the last row")
+    parser.add_argument("--lake-until", default="", help="ISO 8601 UTC: files that were written later are not read")
     parser.add_argument("--parent", default=CURRENT, help="model to continue: current, none, or a model's id")
     parser.add_argument("--champion", default=CURRENT, help="model to beat: current, none, or a released model's id")
     parser.add_argument("--output", required=True, help="where the RawDataset manifest is written")
@@ -66,6 +67,7 @@ def _extract_window(arguments: argparse.Namespace) -> None:
     from components.extraction.lake import Lake
     from components.extraction.lake_files import opened_lake
     from components.extraction.settings import ExtractionSettings
+    from components.extraction.times import parse_time
     from components.extraction.window import find_rivals, resolve_window, seen_files
     from components.storage.uris import local_path
     from components.store.recommenders import accepted
@@ -81,7 +83,8 @@ def _extract_window(arguments: argparse.Namespace) -> None:
         asked = arguments.window_start or settings.window_days
         seen = seen_files(None if asked else rivals.parent, settings.late_days)
         work = local_path(arguments.work)
-        with opened_lake(arguments.lake, work=work) as files:
+        until = parse_time("lake_until", arguments.lake_until) / 1e6 if arguments.lake_until else None
+        with opened_lake(arguments.lake, work=work, until=until) as files:
             unread = unread_columns(excluded, rivals.champion)
             weighted = recommender.data.has_weights
             lake = Lake(files=files, features=recommender.features, weighted=weighted, unread=unread, seen=seen)
@@ -102,6 +105,8 @@ def _extract_window(arguments: argparse.Namespace) -> None:
             "settings": changes,
             "parent": dataset.parent_model_id,
             "champion": dataset.champion_model_id,
+            "window_start": arguments.window_start,
+            "window_end": arguments.window_end,
             **{name: getattr(dataset, f"num_{name}") for name in COUNTS},
             **{name: getattr(dataset, name) for name in TIMES},
         }

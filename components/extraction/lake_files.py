@@ -173,18 +173,19 @@ CACHE_FOLDER = ".lake-cache"
 class LakeFiles:
     """The objects of one lake.
 
-    `cache` keeps those of a bucket on this machine; None for a folder.
+    `cache` keeps those of a bucket on this machine; None for a folder. Objects written after `until`, seconds since the
+    epoch, do not count; None = all do.
 
     Raises:
         ContractError: there is no day, or a partition's name holds no date.
     """
 
-    def __init__(self, objects: Objects, cache: DownloadCache | None = None) -> None:
+    def __init__(self, objects: Objects, cache: DownloadCache | None = None, until: float | None = None) -> None:
         self._objects, self._cache = objects, cache
         self.uri = objects.uri
         self.name = objects.uri if cache else str(local_path(objects.uri))
         """For people."""
-        listed = objects.list()
+        listed = [each for each in objects.list() if until is None or each.written_at <= until]
         self._rows = objects_by_day(self.uri, listed, DAY_PARTITION)
         outcomes = objects_by_day(self.uri, listed, OUTCOME_PARTITION)
         if not self._rows and not outcomes:
@@ -240,12 +241,17 @@ class LakeFiles:
 
 @contextmanager
 def opened_lake(
-    uri: str, *, work: Path, open_storage: Callable[[str], Objects] = open_objects, **settings: Any
+    uri: str,
+    *,
+    work: Path,
+    until: float | None = None,
+    open_storage: Callable[[str], Objects] = open_objects,
+    **settings: Any,
 ) -> Iterator[LakeFiles]:
     """Opens the lake at `uri`. A `ContractError` from the body names the lake's own files, not copies of them.
 
     The URI is `gs://bucket/prefix`, `file://` or an absolute path; copies of a bucket's files lie in
-    `work/.lake-cache/`, by the `settings` of its `DownloadCache`.
+    `work/.lake-cache/`, by the `settings` of its `DownloadCache`. `until`: see `LakeFiles`.
 
     Raises:
         ContractError: `uri` is none of these, or nothing is there.
@@ -259,13 +265,13 @@ def opened_lake(
             raise ContractError(f"lake is {uri!r}, {expected}") from error
         if not folder.is_dir():
             raise ContractError(f"lake {folder} does not exist, expected a folder of day partitions")
-        yield LakeFiles(open_objects(uri))
+        yield LakeFiles(open_objects(uri), until=until)
         return
     uri = uri.rstrip("/")
     cache = DownloadCache(folder=work / CACHE_FOLDER / hashlib.sha256(uri.encode()).hexdigest()[:16], **settings)
     with cache.locked():
         write_whole(cache.folder / "uri", uri + "\n")
-        files = LakeFiles(open_storage(uri), cache)
+        files = LakeFiles(open_storage(uri), cache, until)
         try:
             yield files
         except ContractError as error:

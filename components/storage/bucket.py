@@ -205,7 +205,10 @@ class BucketObjects:
         """See `Objects.list`; hidden names are not objects here either."""
         with self._translated(f"{self.uri}/{prefix}"):
             blobs = self._client.list_blobs(self._bucket, prefix=self._root + prefix, **self._call)
-            found = [ObjectInfo(b.name[len(self._root) :], int(b.size), int(b.generation), b.crc32c) for b in blobs]
+            found = [
+                ObjectInfo(b.name[len(self._root) :], int(b.size), int(b.generation), b.crc32c, b.updated.timestamp())
+                for b in blobs
+            ]
         return sorted(each for each in found if not any(part[:1] in ("", ".") for part in each.name.split("/")))
 
     def delete(self, name: str, *, if_generation: int | None = None) -> None:

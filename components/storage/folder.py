@@ -142,7 +142,7 @@ class FolderObjects:
                     except OSError as error:
                         _raise_unless_absent(error)
                         continue
-                    found.append(ObjectInfo(name, status.st_size, _generation(status)))
+                    found.append(ObjectInfo(name, status.st_size, _generation(status), None, status.st_mtime))
         return sorted(found)
 
     def delete(self, name: str, *, if_generation: int | None = None) -> None:

@@ -43,6 +43,8 @@ class ObjectInfo(NamedTuple):
     """Differs after every write; never `ABSENT`."""
     crc32c: str | None = None
     """Of the content, in base64 as Cloud Storage writes it; None for a folder, which keeps none."""
+    written_at: float = 0.0
+    """When it was written, seconds since the epoch."""
 
 
 class Stored(NamedTuple):

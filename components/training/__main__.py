@@ -59,6 +59,8 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
     store, work = local_path(flags.store), local_path(flags.work)
     # The request goes around the note, which otherwise would take SIGTERM for an end without a save.
     with stop_on_sigterm() as stop, noted(store, flags.run, "training") as note:
+        import torch
+
         from components.training.step import TrainingRun, forget_checkpoint, train
 
         training_set = TrainingSet.read(flags.training_set)
@@ -76,7 +78,8 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
         model.write(flags.output)
         forget_checkpoint(work, flags.run)
         numbers = _numbers(model.num_train_rows, result)
-        note.facts = {"model": model.model_id, "parent": model.parent_model_id, **numbers}
+        threads = torch.get_num_threads()  # equal bits need equally many
+        note.facts = {"model": model.model_id, "parent": model.parent_model_id, "threads": threads, **numbers}
         for name, value in numbers.items():
             if math.isfinite(value) and log_metric:
                 log_metric(name, value)

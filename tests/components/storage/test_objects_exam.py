@@ -3,6 +3,7 @@
 import hashlib
 import random
 import threading
+import time
 
 import pytest
 
@@ -47,6 +48,7 @@ def test_an_empty_object_is_there(open_again, tmp_path):
     download(objects, "empty", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == b""
     assert [each[:3] for each in objects.list()] == [("empty", 0, generation)]
+    assert abs(objects.list()[0].written_at - time.time()) < 60
 
 
 def test_every_write_changes_the_generation_even_of_the_same_bytes(open_again):
