@@ -15,8 +15,9 @@ def test_commands_are_the_promised_ones():
     assert set(ROOMS) == {
         "log",
         "monitor", "uploader", "simulate", "drift", "traffic", "score", "rank", "load", "ingest",
-        "rollback", "promote", "canary", "verify", "compare", "reproduce", "controller", "backtest", "incident", "replay",
-        "scale", "backfill", "lineage", "forget", "collect", "recommender", "schema", "quarantine",
+        "rollback", "promote", "canary", "verify", "compare", "reproduce", "controller", "backtest",
+        "incident", "replay", "scale", "backfill", "lineage", "forget", "collect", "recommender", "schema",
+        "quarantine",
     }  # fmt: skip
 
 
