@@ -188,7 +188,7 @@ format: environments
 	$(DRIVER) -m ruff format .
 
 # For maintainers, after an edit of an .in file: resolves it again with hashes. `X.no-deps.in` goes in without dependencies.
-LOCKS := driver validation preprocessing training serving benchmarks serving-peers audit
+LOCKS := driver validation preprocessing training serving export benchmarks serving-peers audit
 lock:
 	@cd requirements; \
 	compile="../.venvs/driver/bin/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command"; \

@@ -53,6 +53,7 @@ ROOMS = {
     ),
     "compare": ("components.evaluation.compare", (), "what differs between two models, on rows that neither learned"),
     "reproduce": ("pipelines.reproduce", (), "train a model again from the lake and its parent; compare step by step"),
+    "export": ("components.registries", (), "bring MLflow or Kubeflow's Model Registry up to date with the store"),
     "verify": ("components.deployment.verify", (), "prove offline that a version answered as it was released"),
     "canary": ("components.deployment.canary", (), "give a new version a growing share of traffic, or take it back"),
     "controller": (
@@ -63,7 +64,7 @@ ROOMS = {
     "rollback": ("components.deployment.rollback", (), "make an earlier version live again"),
     "promote": ("components.deployment.promote", (), "make a model live although the gate refused it"),
 }
-ENVIRONMENT_OF_ROOM = {"schema": "validation", "compare": "training"}
+ENVIRONMENT_OF_ROOM = {"schema": "validation", "compare": "training", "export": "export"}
 """Rooms that need packages of another environment than this one's."""
 
 
@@ -235,7 +236,10 @@ def _python_of_room(room: str) -> str:
         return sys.executable
     python = python_of(ENVIRONMENT_OF_ROOM[room])
     if not python.exists():
-        raise ContractError(f"{room} needs {python}, which is absent; `make environments` builds it")
+        name = ENVIRONMENT_OF_ROOM[room]
+        raise ContractError(
+            f"{room} needs {python}, which is absent; `make environments ENVIRONMENTS={name}` builds it"
+        )
     # The environment does not hold our code; the working folder stays the user's.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     return str(python)

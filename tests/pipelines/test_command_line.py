@@ -16,8 +16,8 @@ def test_commands_are_the_promised_ones():
         "log",
         "monitor", "uploader", "simulate", "drift", "traffic", "score", "rank", "load", "ingest",
         "rollback", "promote", "canary", "verify", "compare", "reproduce", "controller", "backtest",
-        "incident", "replay", "scale", "backfill", "lineage", "forget", "collect", "recommender", "schema",
-        "quarantine",
+        "incident", "replay", "scale", "backfill", "lineage", "forget", "collect", "export", "recommender",
+        "schema", "quarantine",
     }  # fmt: skip
 
 
@@ -82,5 +82,6 @@ def test_room_of_an_environment_that_was_not_built_says_which(tmp_path, monkeypa
     monkeypatch.setattr(command, "python_of", lambda environment: tmp_path / environment / "python")
     assert main(["schema", "show", "--store", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        f"error: schema needs {tmp_path}/validation/python, which is absent; `make environments` builds it\n"
+        f"error: schema needs {tmp_path}/validation/python, which is absent; "
+        "`make environments ENVIRONMENTS=validation` builds it\n"
     )

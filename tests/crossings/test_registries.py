@@ -1,0 +1,162 @@
+"""Two real rounds in the registries: in a real MLflow, and in a Model Registry that holds to its published API."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import onnx
+import pytest
+import yaml
+
+from components.contracts.manifests import Verdict
+from components.store.models import graph_folder, verdict_paths
+from components.store.promotion_journal import CANARY, ROLLBACK, append_promotion, read_journal
+from pipelines.local.environments import python_of
+from pipelines.local.stack import DIRECT, Stack, answers, free_port
+from tests.support.model_registry import ModelRegistry
+from tests.support.paths import REPOSITORY
+from tests.support.warm import Warm
+
+PYTHON = python_of("export")
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is absent: make environments ENVIRONMENTS=export"),
+]
+IMPORTS = "import components.registries.mlflow_server, components.registries.kubeflow"
+PROGRAM = "import runpy; runpy.run_module('components.registries', run_name='__main__', alter_sys=True)"
+
+
+def ask(mlflow, path, body=None):
+    """A real server's REST API, without its client."""
+    content = None if body is None else json.dumps(body).encode()
+    url, head = f"{mlflow}/api/2.0/mlflow/{path}", {"Content-Type": "application/json"}
+    return json.load(DIRECT.open(urllib.request.Request(url, content, head), timeout=30))
+
+
+def state_of(mlflow):
+    """Runs, MLflow's versions by the store's number, and aliases by name to the store's number."""
+    versions = ask(mlflow, "model-versions/search?filter=name%3D%27click_model%27")["model_versions"]
+    numbers = {each["version"]: int(by_key(each["tags"])["evergreen.version"]) for each in versions}
+    aliases = ask(mlflow, "registered-models/get?name=click_model")["registered_model"].get("aliases", [])
+    return SimpleNamespace(
+        runs=ask(mlflow, "runs/search", {"experiment_ids": ["1"], "max_results": 100})["runs"],
+        versions=[(numbers[each["version"]], each) for each in versions],
+        aliases={each["alias"]: numbers[each["version"]] for each in aliases},
+    )
+
+
+def by_key(pairs):
+    return {each["key"]: each["value"] for each in pairs}
+
+
+@pytest.fixture(scope="module")
+def story(chain, tmp_path_factory):
+    """One store exported again and again, with what both registries held after each; every call named both."""
+    folder = tmp_path_factory.mktemp("registries")
+    store, kubeflow = chain.copied_to(folder / "chain").root / "store", ModelRegistry()
+    mlflow = f"http://127.0.0.1:{(port := free_port())}"
+    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "NO_PROXY": "*"}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **quiet}
+    told = SimpleNamespace(store=store, artifacts=folder / "artifacts", kubeflow=kubeflow)
+
+    def export(name, url=mlflow):
+        flags = ["--store", str(store), "--mlflow", url, "--model-registry", kubeflow.url]
+        code, said = warm.run(PROGRAM, flags, variables=environment, folder=folder)
+        held, state = json.loads(json.dumps(kubeflow.items)), state_of(mlflow) if url == mlflow else None
+        setattr(told, name, SimpleNamespace(code=code, said=said, mlflow=state, kubeflow=held))
+
+    server = [str(PYTHON), "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
+    server += ["--backend-store-uri", f"sqlite:///{folder}/db", "--artifacts-destination", str(told.artifacts)]
+    with Stack(logs=folder / "logs", variables=environment) as stack, Warm(PYTHON, IMPORTS, environment) as warm:
+        stack.start("mlflow", server)
+        export("away", f"http://127.0.0.1:{free_port()}")
+        stack.wait_until(lambda: answers(f"{mlflow}/health"), what="MLflow's start", seconds=240)
+        # As an export leaves them that is killed between two of its calls.
+        tags = {"model_id": chain.rounds[1].training.model_id, "verdict": "pass"}
+        ask(mlflow, "experiments/create", {"name": "click_model"})
+        tags = [{"key": key, "value": tags[key]} for key in tags]
+        ask(mlflow, "runs/create", {"experiment_id": "1", "tags": tags})
+        kubeflow.items["artifacts"].pop()
+        export("first")
+        line = read_journal(store)[0]
+        append_promotion(store, replace(line, action=CANARY, share=0.1))
+        export("canary")
+        append_promotion(store, replace(line, action=ROLLBACK))
+        export("back")
+    yield told
+    kubeflow.server.shutdown()
+    kubeflow.server.server_close()
+
+
+def test_a_registry_that_is_away_costs_one_line_and_the_other_one_nothing(story):
+    assert story.away.code == 3
+    (line,) = (line for line in story.away.said.splitlines() if "evergreen.export" in line)
+    assert "MLflow: " in line
+    assert "Traceback" not in story.away.said
+    assert [each["name"] for each in story.away.kubeflow["model_versions"]] == ["1", "2"]
+
+
+def test_every_judged_round_is_a_run_with_its_verdict_and_numbers_once(chain, story):
+    runs = {by_key(run["data"]["tags"])["model_id"]: run for run in story.first.mlflow.runs}
+    assert len(story.first.mlflow.runs) == 2
+    assert runs.keys() == {this.training.model_id for this in chain.rounds}
+    for model, run in runs.items():
+        verdict = Verdict.read(verdict_paths(story.store, model)[0])
+        metrics, parameters = by_key(run["data"]["metrics"]), by_key(run["data"]["params"])
+        for name, value in asdict(verdict.candidate).items():
+            assert metrics.get(name) == pytest.approx(value), name
+        assert metrics["lead_low"] == pytest.approx(verdict.difference.low)
+        assert (metrics["holdout_rows"], run["info"]["status"]) == (verdict.num_rows, "FINISHED")
+        assert (parameters["training.learning_rate"], parameters["model.tower"]) == ("0.003", "[16, 8]")
+        assert by_key(run["data"]["tags"])["verdict"] == verdict.decision
+        (card,) = story.artifacts.rglob(f"{run['info']['run_id']}/artifacts/card.html")
+        assert f"Model card: {model}" in card.read_text()
+
+
+def test_every_version_is_its_graph_with_the_graphs_own_tensors_as_signature(story):
+    assert sorted(number for number, _ in story.first.mlflow.versions) == [1, 2]
+    for number, version in story.first.mlflow.versions:
+        kept = graph_folder(story.store, number)
+        model_id = version["source"].removeprefix("models:/")
+        (folder,) = story.artifacts.rglob(f"{model_id}/artifacts")
+        for name in ("model.onnx", "model.data"):
+            assert (folder / name).read_bytes() == (kept / name).read_bytes()
+        described = yaml.safe_load((folder / "MLmodel").read_text())
+        assert described["flavors"]["python_function"]["loader_module"] == "mlflow.onnx"
+        graph = onnx.load(kept / "model.onnx", load_external_data=False).graph
+        for side, tensors in (("inputs", graph.input), ("outputs", graph.output)):
+            specs = {each["name"]: each["tensor-spec"] for each in json.loads(described["signature"][side])}
+            assert list(specs) == [each.name for each in tensors]
+            for spec, tensor in zip(specs.values(), (each.type.tensor_type for each in tensors)):
+                assert spec["dtype"] == onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+                assert spec["shape"] == [-1 if each.dim_param else each.dim_value for each in tensor.shape.dim]
+
+
+def test_aliases_follow_release_canary_and_rollback_and_nothing_else_changes(story):
+    stages = [story.first, story.canary, story.back]
+    assert [stage.code for stage in stages] == [0, 0, 0], [stage.said for stage in stages]
+    aliases = [{"champion": 2}, {"champion": 2, "candidate": 1}, {"champion": 1}]
+    assert [stage.mlflow.aliases for stage in stages] == aliases
+    for stage, expected in zip(stages, aliases):
+        properties = stage.kubeflow["registered_models"][0]["customProperties"]
+        for name in ("champion", "candidate"):
+            assert properties[name]["string_value"] == str(expected.get(name, ""))
+        assert stage.mlflow.runs == story.first.mlflow.runs
+        assert len(stage.mlflow.versions) == len(stage.kubeflow["model_versions"]) == 2
+
+
+def test_the_model_registry_has_each_versions_graph_and_numbers_and_its_api_is_kept_to(story):
+    assert story.kubeflow.faults == []
+    held = story.back.kubeflow
+    uris = {each["id"]: each["uri"] for each in held["artifacts"]}
+    for version in held["model_versions"]:
+        (uri,) = (uris[artifact] for artifact, of in story.kubeflow.version_of.items() if of == version["id"])
+        assert uri == (graph_folder(story.store, int(version["name"])) / "model.onnx").as_uri()
+        told = version["customProperties"]
+        verdict = Verdict.read(verdict_paths(story.store, told["model_id"]["string_value"])[0])
+        assert told["auc"]["double_value"] == verdict.candidate.auc
+        assert (told["verdict"]["string_value"], version["description"]) == (verdict.decision, verdict.reason)

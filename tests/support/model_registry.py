@@ -1,0 +1,114 @@
+"""Kubeflow's Model Registry for tests: it answers what the client asks, and holds both to the published OpenAPI file.
+
+`model_registry_api.json` is that file's part about what the client asks for. A request whose path, parameter or body is
+not in it is a fault, and so is an answer of this double that the file does not allow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, urlparse
+
+from jsonschema import Draft202012Validator
+
+from tests.support.paths import REPOSITORY
+
+API = json.loads((REPOSITORY / "tests" / "support" / "model_registry_api.json").read_text())
+ROOT = "/api/model_registry/v1alpha3/"
+
+
+def _told_apart(schema):
+    """OpenAPI's discriminators as JSON Schema has them: the named property says which alternative holds."""
+    if isinstance(schema, list):
+        return [_told_apart(each) for each in schema]
+    if not isinstance(schema, dict) or "discriminator" not in schema:
+        return {key: _told_apart(value) for key, value in schema.items()} if isinstance(schema, dict) else schema
+    name, kinds = schema["discriminator"]["propertyName"], schema["discriminator"]["mapping"]
+    return {
+        "oneOf": [{"$ref": ref, "required": [name], "properties": {name: {"const": k}}} for k, ref in kinds.items()]
+    }
+
+
+COMPONENTS = _told_apart(API["components"])
+
+
+def _resolved(node):
+    while "$ref" in node:
+        place, node = node["$ref"], API
+        for part in place[2:].split("/"):
+            node = node[part]
+    return node
+
+
+def _faults(described, value) -> list[str]:
+    """What is wrong with a body that the file describes."""
+    schema = _told_apart(_resolved(described)["content"]["application/json"]["schema"])
+    checker = Draft202012Validator({**schema, "unevaluatedProperties": False, "components": COMPONENTS})
+    return [f"{error.json_path}: {error.message[:300]}" for error in checker.iter_errors(value)]
+
+
+class ModelRegistry:
+    """A running registry; `items` are what it holds, by the collection's name."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, list[dict]] = {"registered_models": [], "model_versions": [], "artifacts": []}
+        self.version_of: dict[str, str] = {}  # an artifact's id -> its version's
+        self.faults: list[str] = []
+        double = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                status, found = double.answer(self.command.lower(), urlparse(self.path), json.loads(body or "null"))
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                self.wfile.write(json.dumps(found).encode())
+
+            do_GET = do_POST = do_PATCH = answer
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def answer(self, method, url, body) -> tuple[int, dict]:
+        """Status and body; notes every fault of either side."""
+        ways = {path: re.fullmatch(re.sub(r"\{\w+\}", "([1-9][0-9]*)", path), url.path) for path in API["paths"]}
+        path = next((path for path, match in ways.items() if match), "")
+        operation, query = API["paths"].get(path, {}).get(method), dict(parse_qsl(url.query))
+        if operation is None:
+            self.faults.append(f"{method} {url.path} is not in the API")
+            return 404, {"code": "404", "message": "no such path"}
+        known = [*operation.get("parameters", []), *API["paths"][path].get("parameters", [])]
+        faults = [f"parameter {name}" for name in query.keys() - {_resolved(each)["name"] for each in known}]
+        faults += _faults(operation["requestBody"], body) if "requestBody" in operation else []
+        status, found = self._do(
+            method, path.removeprefix(ROOT).split("/"), [*ways[path].groups()], {**query, "": body}
+        )
+        faults += _faults(operation["responses"][str(status)], found)
+        self.faults += [f"{method} {url.path}: {fault}" for fault in faults]
+        return status, found
+
+    def _do(self, method, words, ids, asked) -> tuple[int, dict]:
+        last = {"versions": "model_versions", "model_artifact": "artifacts"}.get(words[-1], words[-1])
+        if method == "post":
+            items = self.items[last]
+            items.append({**asked[""], "id": str(len(items) + 1)})
+            self.version_of |= {items[-1]["id"]: ids[0]} if ids else {}
+            return 201, items[-1]
+        if method == "patch":
+            (found,) = (each for each in self.items[words[0]] if each["id"] == ids[0])
+            return 200, found.update(asked[""]) or found
+        parent = asked.get("parentResourceId", *ids)
+        items = self.items.get(last) or self.items.get(f"{last}s", [])
+        of = {each["id"]: each.get("registeredModelId", self.version_of.get(each["id"])) for each in items}
+        found = [e for e in items if e["name"] == asked.get("name", e["name"]) and parent in (None, of[e["id"]])]
+        if "name" in asked:
+            return (200, found[0]) if found else (404, {"code": "404", "message": "not found"})
+        return 200, {"items": found, "size": len(found), "pageSize": int(asked["pageSize"]), "nextPageToken": ""}
