@@ -201,8 +201,7 @@ class RecordPublisher:
     def add(self, prediction: PredictionBatch, outcomes: Sequence[Outcome] = ()) -> bool:
         """Queues a prediction with the outcomes that are known of it; never waits.
 
-        Returns:
-            Whether it was queued: False where the queue is full, and then its outcomes are dropped too.
+        False where the queue is full, and then its outcomes are dropped too.
         """
         queued = self._counts.queued_rows
         if queued and queued + len(prediction) > self._max_queued_rows:
@@ -217,8 +216,7 @@ class RecordPublisher:
     def add_outcome(self, outcome: Outcome) -> bool:
         """Queues an outcome of a request that any publisher of this log may have predicted; never waits.
 
-        Returns:
-            Whether it was queued: False where too many wait.
+        False where too many wait.
 
         Raises:
             ContractError: Its time is more than `MAX_AHEAD_SECONDS` in the future.

@@ -169,11 +169,7 @@ def categories(name: str, values: Any, *, holds_words: bool = False) -> NDArray[
 
 
 def _elements(name: str, values: Any, options: ListOptions, *, holds_words: bool) -> NDArray[np.int64]:
-    """The elements that count of a column's lists, [n, `options.max`], -1 behind the last.
-
-    Raises:
-        WrongValue: A value is no list, or an element no category.
-    """
+    """The elements that count of a column's lists, [n, `options.max`], -1 behind the last."""
     lists = values.to_pylist() if _is_arrow(values) else values
     taken: list[Any] = []
     for row, value in enumerate(lists):

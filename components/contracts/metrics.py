@@ -124,11 +124,7 @@ def grouped_deviation(*samples: tuple[NDArray[np.float64], NDArray[np.int64]]) -
     group this is the usual standard error of a mean. The degrees of freedom are Satterthwaite's (1946) for the squares
     of the groups' parts, and at most one less than the groups of any sample. docs/evaluation.md has the coverage.
 
-    Args:
-        samples: Values [n], and the group of each, an integer from 0, [n].
-
-    Returns:
-        None with fewer than `MIN_DEGREES` degrees of freedom.
+    A sample is values [n], and the group of each, an integer from 0, [n]. None with fewer than `MIN_DEGREES` degrees.
     """
     parts = np.zeros(max((int(group.max()) + 1 for _, group in samples if len(group)), default=0))
     fewest = len(parts)
@@ -184,9 +180,7 @@ def auc_estimate(labels: ArrayLike, scores: ArrayLike, *, groups: ArrayLike) -> 
     The interval is one of the AUC's logit by Student's t: an AUC near 1 is skewed, and never lies above 1. Where every
     row is its own group the standard error is DeLong's. Labels are 0 or 1, scores finite; `groups` is the request of
     each row, strings or integers: rows of one request share their user. All are [n].
-
-    Returns:
-        None where there is no interval: see `grouped_deviation`; an AUC of exactly 0 or 1 has none either.
+    None where there is no interval: see `grouped_deviation`; an AUC of exactly 0 or 1 has none either.
     """
     click, score = _checked(labels, scores)
     group = group_numbers(groups, len(click))

@@ -27,14 +27,9 @@ def homogeneity(now: Counts, before: Counts, design: float | NDArray[np.float64]
     Where the design effects of the cells differ, the chi-square is divided by their mean, and its degrees of freedom
     are reduced by how much they differ (Rao and Scott's second-order correction, by the cells' own variances alone).
 
-    Args:
-        now: Rows per cell.
-        before: The same of the other sample.
-        design: Design effect (Rao and Scott, 1981): rows of clustered data that say as much as one independent row; of
-            all cells, or of each.
-
-    Returns:
-        None where a sample is empty; 1 where one cell holds all.
+    `now` and `before` are rows per cell; `design` is the design effect (Rao and Scott, 1981), rows of clustered data
+    that say as much as one independent row, of all cells or of each. None where a sample is empty; 1 where one cell
+    holds all.
     """
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:

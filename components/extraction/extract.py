@@ -280,11 +280,7 @@ def _split(parts: list[PartFile], cut: Cut, *, num_late: int, folder: Path) -> _
 
 
 def _remove_straddling(folder: Path, num_newer: int, window: TimeSpan) -> int:
-    """Removes the rows of requests of which rows are learned from `folder`/holdout; how many.
-
-    Raises:
-        ContractError: none would be left.
-    """
+    """Removes the rows of requests of which rows are learned from `folder`/holdout; how many. Refuses to remove all."""
     num_straddling = remove_straddling(folder / "holdout", [folder / "train", folder / REPLAYED])
     if num_straddling == num_newer:
         raise ContractError(
@@ -301,11 +297,7 @@ def _expect_rows(count: _CopiedRows, window: TimeSpan, lake: Lake) -> None:
 
 
 def _cut(parts: list[PartFile], window: TimeSpan, *, lake: Lake, settings: ExtractionSettings, rivals: Rivals) -> Cut:
-    """Where the rows that are learned end.
-
-    Raises:
-        ContractError: too few rows are newer than what the rivals learned, or all rows are of one time.
-    """
+    """Where the rows that are learned end; refuses rows of one time, and too few that no rival learned."""
     num_rows, learned = sum(part.num_rows for part in parts), rivals.learned
     if learned is not None and (num_newer := num_rows - rows_until(parts, learned)) < MIN_ROWS:
         raise ContractError(

@@ -123,10 +123,8 @@ class Objects(Protocol):
 
         After it returns the file may go: what is stored was compared with it, byte for byte in a folder, by size and
         by the CRC32C that the service keeps in a bucket, and is flushed to disk. An object of the same bytes is done,
-        whoever wrote it, so the call may be repeated, also by two at once.
-
-        Returns:
-            Whether this call wrote the object; False = it was there.
+        whoever wrote it, so the call may be repeated, also by two at once. True where this call wrote
+        the object; False where it was there.
 
         Raises:
             Differs: the object is there with other bytes; it stays as it is.

@@ -155,10 +155,7 @@ def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating
 
     Labels are taken as independent: the pair of i and j is (click, other) with probability p_i (1 - p_j). Probabilities
     of 0 and 1 give the AUC of these labels. Probabilities are in [0, 1], scores finite, of which only the order counts;
-    both are [n].
-
-    Returns:
-        None where no pair is possible: fewer than two rows, or all probabilities 0, or all 1.
+    both are [n]. None where no pair is possible: fewer than two rows, or all probabilities 0, or all 1.
 
     >>> expected_auc(np.array([0.0, 1.0, 0.0]), np.array([0.1, 0.2, 0.3]))
     0.5

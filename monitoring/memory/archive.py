@@ -281,8 +281,7 @@ class Archive:
     def _finish_file(self, name: str) -> None:
         """Makes the file `name` unless it is there, or was and is uploaded; then seals it.
 
-        Raises:
-            TemporaryError: the disk is full or refuses; no temporary file is left, and the store keeps the rows.
+        Where the disk is full or refuses, no temporary file is left, and the store keeps the rows.
         """
         path = self._folder / name
         if not marker_path(self._folder, name).exists():

@@ -137,11 +137,7 @@ class Database:
 
     @contextmanager
     def _transaction(self, counts: dict[str, float]) -> Iterator[sqlite3.Connection]:
-        """One transaction; `counts` as they are at its end are added in it.
-
-        Raises:
-            TemporaryError: the disk is full or refuses; everything is as it was before.
-        """
+        """One transaction; `counts` as they are at its end are added in it. On an error everything is as before."""
         before = dict(self.counters)
         with self._database_errors():
             try:

@@ -252,11 +252,7 @@ class NamedParquet:
                 yield without_rows(batch, reasons)
 
     def _conform(self, raw: str, values: Any) -> Any:
-        """The values in the type of the raw column.
-
-        Raises:
-            ContractError: they are of a type that cannot be, or one of them cannot.
-        """
+        """The values in the type of the raw column; refuses those of a type, or with a value, that cannot be."""
         wanted = self._schema.field(raw).type
         if raw not in self.features.lists:
             return self._conform_values(raw, wanted, values)

@@ -114,11 +114,7 @@ class TextFile:
         return ParsedBlock(without_rows(raw_batch(columns, self.schema), reasons), malformed)
 
     def _split_fields(self, content: bytes) -> Any:
-        """The fields of all lines as dictionary-encoded bytes.
-
-        Raises:
-            pa.ArrowInvalid: a line has another number of fields.
-        """
+        """The fields of all lines as dictionary-encoded bytes; `pa.ArrowInvalid` where a line has more or fewer."""
         wanted = list(dict.fromkeys(column.field for column in self.columns.values()))
         if not content.strip(b"\n"):
             return pa.table({name: pa.array([], _ENCODED) for name in wanted})

@@ -313,11 +313,7 @@ class HugectrEngine:
 
 
 def _require_same(loaded: StoredModel, saved: StoredModel) -> None:
-    """Refuses a model that, saved right after loading and before any step, is not the one that was loaded.
-
-    Raises:
-        PermanentError: a tensor of the weights differs, or of the optimizer state where `loaded` has any.
-    """
+    """Refuses a model that, saved right after loading and before any step, is not the one that was loaded."""
     for kind, mine, its in zip(("weights", "Adam's m", "Adam's v"), loaded.parts, saved.parts):
         names = [name for name, values in mine.dense.items() if not np.array_equal(values, its.dense[name])]
         names += ["the embeddings"] * (not all(map(np.array_equal, mine.tables, its.tables)))
