@@ -25,8 +25,7 @@ from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
 from monitoring.measuring import Measuring
 from monitoring.memory.archive import Archive
-from monitoring.memory.intake import UnscoredRows, read_record
-from monitoring.memory.join import mature_request
+from monitoring.memory.join import UnscoredRows, mature_request, read_record
 from monitoring.memory.kept_watch import KeptWatch
 from monitoring.memory.store import Store
 from monitoring.released_models import ReleasedModels

@@ -1,9 +1,9 @@
-"""The label of a row: was it clicked within the attribution window of its prediction?
+"""From log messages to labels: records that the monitor can trust, and whether a row was clicked in its window.
 
-In: a prediction's time and the outcomes that arrived for it. Out: labels, and the outcomes that made none. All rows of
-a request mature together when the window closes: if clicks counted as they come and misses only at the end, the click
-rate, and every number with it, would be too high while the window is open. Keeping open requests is left to
-`monitoring.memory.store`.
+In: a message; a prediction's time and the outcomes that arrived for it. Out: a record, or why the message is a dead
+letter; labels, and the outcomes that made none. All rows of a request mature together when the window closes: if clicks
+counted as they come and misses only at the end, the click rate, and every number with it, would be too high while the
+window is open. Keeping records and open requests is left to `monitoring.memory.store`.
 """
 
 from collections.abc import Iterable
@@ -13,9 +13,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.raw_rows import microseconds
-from components.contracts.records import CLICK
+from components.contracts.record_format import RecordFormat
+from components.contracts.records import CLICK, PredictionBatch, Record
+from components.runtime.errors import ContractError
 from monitoring.memory.database import add_to
 from monitoring.rows import Event, LateOutcome, MaturedRequest, Waiting
+
+MAX_FUTURE_SECONDS = 86_400.0
+"""A record from further ahead has a broken clock; it would wait in the join for as long."""
+
+
+class UnscoredRows(ContractError):
+    """A prediction some of whose rows got no probability from their model; counted, beside being a dead letter."""
+
+    def __init__(self, *, request_id: str, version: int, rows: int) -> None:
+        super().__init__(f"{rows} rows of request {request_id} have no score by model version {version}")
+        self.version = version
+        self.rows = rows
+
+
+def read_record(payload: bytes, *, now: float, form: RecordFormat, recommender: str) -> Record:
+    """The record in `payload`, checked beyond its encoding: one bad message must not stop the monitor later.
+
+    Raises:
+        UnscoredRows: a model gave no probability.
+        ContractError: not decodable, a time far ahead, or a prediction of another recommender.
+    """
+    record = form.decode(payload, recommender=recommender)
+    newest = record.time if isinstance(record, PredictionBatch) else max(record.time, float(record.times.max()))
+    if newest > now + MAX_FUTURE_SECONDS:
+        raise ContractError(f"time is {newest}, expected at most a day from now ({now:.0f})")
+    # NaN is the minimum of whatever holds one, and fails the comparison.
+    if isinstance(record, PredictionBatch) and not np.minimum.reduce(record.scores) >= 0:
+        rows = int(np.isnan(record.scores).sum())
+        raise UnscoredRows(request_id=record.request_id, version=record.model_version, rows=rows)
+    return record
 
 
 class Attribution(NamedTuple):

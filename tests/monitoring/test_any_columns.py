@@ -35,7 +35,7 @@ from monitoring.drift.layout import Layout
 from monitoring.drift.settings import DriftSettings
 from monitoring.drift.sketch import Sketch
 from monitoring.memory.archive import build_row_table
-from monitoring.memory.intake import read_record
+from monitoring.memory.join import read_record
 from monitoring.monitor import Monitor
 from monitoring.rows import ArchiveRow
 from monitoring.showing.metrics import metrics_page
