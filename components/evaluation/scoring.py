@@ -251,7 +251,9 @@ def _raw_scorer(model: Model, features: Features) -> ScoreRaw:
     return score_raw
 
 
-def _raw_parts(folder: Path, features: Features, named: ColumnNames, score_champion: ScoreRaw | None) -> dict[str, Any]:
+def _raw_parts(
+    folder: Path, features: Features, *, named: ColumnNames, score_champion: ScoreRaw | None
+) -> dict[str, Any]:
     """What `ScoredHoldout` holds of the raw rows."""
     batches = raw_batches(folder, features, weighted=named.has_weights)
     labels, event_seconds, requests, positions, champion, categories, weights = _raw_columns(
