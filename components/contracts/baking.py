@@ -41,6 +41,8 @@ class BakingSettings:
     """Rate of failed requests beyond the predecessor's that is tolerated."""
     max_latency_ratio: float = 2.0
     """Highest mean time in the model, as a multiple of the predecessor's."""
+    max_p99_ratio: float = 3.0
+    """Highest p99 of the time in the model, as a multiple of the predecessor's."""
     max_reloads: int = 2
     """How often a server may have to reload the version because it answers wrongly or not at all."""
 
@@ -65,6 +67,7 @@ _BOUNDS = (
     ("max_unusable_scores", 0.0, 0.5),
     ("max_failure_margin", 0.0, 0.5),
     ("max_latency_ratio", 1.01, 1000.0),
+    ("max_p99_ratio", 1.01, 1000.0),
     ("max_reloads", 0, 1000),
 )
 

@@ -1,8 +1,10 @@
 """The live version while it bakes: what the servers count of it and what the monitor found, and the way back.
 
 From its release on, each version is held to the limits of its recommender (`contracts.baking`). What the servers count
-is judged here: failures by a test that stays valid however often it is looked at, time in the model by the ratio of
-means (Triton's quantiles are each server's own and cannot be added up), and how often the watchdog had to reload it.
+is judged here: failures by a test that stays valid however often it is looked at, time in the model by the ratios of
+means and of p99, and how often the watchdog had to reload it. Triton's quantiles are each server's own and cannot be
+added up, but that of all requests lies between the servers' lowest and highest: the version's lowest is held against
+the highest of the version before, each by its median over time.
 What live traffic says is the monitor's to judge; its findings are read from the store. A breach rolls back to the
 version before and bars the model: it is released again by a person's word alone. Otherwise the version is `baked` after
 its time and its rows.
@@ -15,14 +17,15 @@ lock, by whoever finds the version live and baking still.
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from components.contracts.baking import BAD, WELL
 from components.contracts.metrics import sequential_binomial
 from components.contracts.retrain_request import CURRENT
-from components.deployment.canary.evidence import COUNTERS, Fetch, counted, fetch
+from components.deployment.canary.evidence import COUNTERS, Fetch, counted, fetch, read_p99
 from components.deployment.canary.policy import STEADY_MEAN, ArmCounts, CanaryPolicy
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.rollback import rollback
@@ -42,6 +45,12 @@ logger = logging.getLogger(__name__)
 COUNTERS_FILE = "counters.json"
 """Beside the findings: what the servers counted of the last versions, and of each server what it said last."""
 KEPT_VERSIONS = 4
+QUANTILE_SECONDS = 60.0
+"""Time that Triton's quantiles look back; in the first of a version's they hold its warm-up, which is slow."""
+P99_SECONDS = 10.0
+"""Between two readings of the p99."""
+P99_READINGS = 12
+"""Readings that are kept, and that are needed: two minutes."""
 NONE, BAKES, TAKEN_BACK = "none", "bakes", "taken_back"
 _RULES = CanaryPolicy()
 """Its `min_requests` and `error_alpha` hold here too."""
@@ -81,7 +90,7 @@ class Baking:
         store = self.site.store
         if (live := promotion_journal.current(store)) is None:
             return BakingStep(action=NONE, reason="nothing is live")
-        counts = self._count(live.version, reloads)
+        counts = self._count(live, reloads)
         if (line := baking(store)) is None:
             return BakingStep(action=NONE, reason=f"version {live.version} does not bake", version=live.version)
         limits = accepted(store, CURRENT).section("release", RolloutSettings)
@@ -120,8 +129,10 @@ class Baking:
         logger.info("version %d is baked: %s", line.version, reason)
         return BakingStep(action=BAKED, reason=reason, version=line.version)
 
-    def _count(self, version: int, reloads: Mapping[int, int]) -> "dict[int, VersionCounts]":
+    def _count(self, live: Promotion, reloads: Mapping[int, int]) -> "dict[int, VersionCounts]":
         """What is known of each version, the newest counts of the live one included."""
+        version = live.version
+        p99: list[float | None] = []
         path = findings_path(self.site.store, 0).with_name(COUNTERS_FILE)
         kept = _read_counters(path)
         counts = {int(name): VersionCounts(**values) for name, values in kept["counts"].items()}
@@ -132,15 +143,18 @@ class Baking:
         try:
             for address in addresses(self.metrics, self.site.resolve) if self.metrics else ():
                 key = f"{address} {version}"
-                seen[key] = counted(self.fetch(address), {"live": arm}, source=address)["live"]
+                text = self.fetch(address)
+                seen[key] = counted(text, {"live": arm}, source=address)["live"]
+                p99.append(read_p99(text, arm, source=address))
                 last = kept["seen"].get(key)
                 # The first account of a server, and the one after its restart, hold warm-ups, which are slow.
                 if last is not None and all(seen[key][name] >= last[name] for name in COUNTERS):
                     growth = {name: growth[name] + seen[key][name] - last[name] for name in COUNTERS}
         except TemporaryError as error:
             logger.warning("%s", error)
+            p99 = []  # without a server that answers, the others' are no bounds
         new_reloads = reloads.get(version, 0) - self._reloads_seen[version]
-        counts[version] = before.plus(growth, reloads=new_reloads)
+        counts[version] = self._with_p99(before.plus(growth, reloads=new_reloads), p99, live)
         counts = dict(list(counts.items())[-KEPT_VERSIONS:])
         # A server that did not answer this time goes on from what it said last.
         seen = {**{key: last for key, last in kept["seen"].items() if key.endswith(f" {version}")}, **seen}
@@ -150,6 +164,15 @@ class Baking:
             write_whole(path, json.dumps(document) + "\n")
         self._reloads_seen[version] += new_reloads
         return counts
+
+    def _with_p99(self, counts: VersionCounts, p99: Sequence[float | None], live: Promotion) -> VersionCounts:
+        """With what the servers say now of their slowest requests, where it is time for a reading."""
+        told, seconds = [each for each in p99 if each is not None], seconds_since(live, self.site.clock())
+        last = counts.p99[-1][0] if counts.p99 else 0.0
+        # After a clock was set back, or where the version is live again, the last reading seems to lie ahead.
+        if not told or seconds < QUANTILE_SECONDS or 0 <= seconds - last < P99_SECONDS:
+            return counts
+        return replace(counts, p99=[*counts.p99, [seconds, min(told), max(told)]][-P99_READINGS:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +185,8 @@ class VersionCounts:
     cache_hits: float = 0.0
     reloads: int = 0
     """How often a server had to reload it because it answered wrongly or not at all."""
+    p99: list[list[float]] = field(default_factory=list)
+    """The last readings: seconds since it became live, lowest and highest p99 of a server in microseconds."""
 
     @property
     def arm(self) -> ArmCounts:
@@ -171,7 +196,11 @@ class VersionCounts:
     def plus(self, growth: Mapping[str, float], *, reloads: int) -> "VersionCounts":
         """With what was counted since."""
         counters = {name: getattr(self, name) + growth[name] for name in COUNTERS}
-        return VersionCounts(**counters, reloads=self.reloads + reloads)
+        return replace(self, **counters, reloads=self.reloads + reloads)
+
+    def p99_ms(self, bound: int) -> float | None:
+        """Median of the readings' lowest (`bound` 1) or highest (2) p99; None where there are too few."""
+        return median(each[bound] for each in self.p99) / 1000 if len(self.p99) >= P99_READINGS else None
 
 
 def judge_counts(version: VersionCounts, before: VersionCounts | None, limits: RolloutSettings) -> str | None:
@@ -199,6 +228,12 @@ def judge_counts(version: VersionCounts, before: VersionCounts | None, limits: R
             return (
                 f"mean time in the model is {arm.mean_ms:.3g} ms, {ratio:.2f} times the {other.mean_ms:.3g} ms of the "
                 f"version before, expected at most {limits.max_latency_ratio:g} times"
+            )
+        p99, p99_was = version.p99_ms(1), before.p99_ms(2) if before else None
+        if p99 and p99_was and p99 > limits.max_p99_ratio * p99_was:
+            return (
+                f"p99 of the time in the model is {p99:.3g} ms, {p99 / p99_was:.2f} times the {p99_was:.3g} ms of "
+                f"the version before, expected at most {limits.max_p99_ratio:g} times"
             )
     return None
 

@@ -20,12 +20,12 @@ from components.deployment.triton_client import Triton
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.server import HttpSettings, MonitorServer
 from pipelines.local.stack import LOOPBACK
-from pipelines.local.triton import TritonSettings
+from pipelines.local.triton import TritonServer, TritonSettings
 from tests.k8s.grafana import DASHBOARDS, Asked, offered, queries
 from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus
 from tests.support.snapshots import FULL
-from tests.support.triton import MeteredTriton, write_model
+from tests.support.triton import write_model
 
 pytestmark = pytest.mark.e2e
 
@@ -96,7 +96,7 @@ def triton(stack: ExitStack, folder):
     for name, cached in MODELS.items():
         write_model(folder / "repository", name, options=ServingOptions(response_cache=cached))
     settings = TritonSettings(cache_bytes=1 << 20)
-    server = stack.enter_context(MeteredTriton(folder / "repository", log=folder / "triton.log", settings=settings))
+    server = stack.enter_context(TritonServer(folder / "repository", log=folder / "triton.log", settings=settings))
     client = Triton(server.grpc_url)
     stack.callback(client.close)
 

@@ -8,9 +8,9 @@ import pytest
 
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.triton_client import Triton
-from pipelines.local.triton import TritonSettings
+from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support import metric_names
-from tests.support.triton import MeteredTriton, write_model
+from tests.support.triton import write_model
 
 pytestmark = pytest.mark.e2e
 
@@ -21,7 +21,7 @@ def test_the_recorded_names_and_labels_are_the_servers(tmp_path):
     for name, cached in models.items():
         write_model(tmp_path / "repository", name, options=ServingOptions(response_cache=cached))
     settings = TritonSettings(cache_bytes=1 << 20)
-    with MeteredTriton(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
+    with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
         client = Triton(server.grpc_url)
         for name in models:
             client.infer(name, np.zeros((3, 13), np.float32), np.zeros((3, 26), np.int64))

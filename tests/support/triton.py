@@ -5,7 +5,6 @@ from typing import Any
 
 from components.contracts.criteo import CRITEO
 from components.deployment.repository.triton_config import ServingOptions, triton_config
-from pipelines.local.triton import TritonServer
 from tests.support.served_names import MODEL_NAME
 
 _CODE = """\
@@ -36,10 +35,3 @@ def write_model(repository: Path, name: str = MODEL_NAME, work: str = "pass", **
     (repository / name / "config.pbtxt").write_text(triton_config(name, options, [version], features=CRITEO))
     # The local server's start asks for a graph beside the code; the code does not read it.
     (folder / "model.onnx").touch()
-
-
-class MeteredTriton(TritonServer):
-    """With what the Deployment asks of its metrics."""
-
-    def _flags(self, *arguments):
-        return [*super()._flags(*arguments), "--metrics-config=summary_latencies=true"]

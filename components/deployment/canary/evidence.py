@@ -17,6 +17,7 @@ them. Requests that the response cache answers are among the successful ones. Wh
 `canary.policy`'s.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from http.client import HTTPException
@@ -53,6 +54,8 @@ COUNTERS = {
     "cache_hits": "nv_cache_num_hits_per_model",
 }
 """Triton's name of each counter; `infer_us` adds up the time in the model of the requests that it computed."""
+QUANTILES = "nv_inference_compute_infer_summary_us"
+"""Triton's quantiles of what `infer_us` adds up, one server's requests of the last minute."""
 READ_SECONDS = 10.0
 _NAMES = {name: short for short, name in COUNTERS.items()}
 
@@ -166,18 +169,37 @@ def counted(text: str, arms: Mapping[str, Arm], *, source: str = "server") -> di
     Raises:
         TemporaryError: it is no metrics text; names its `source`.
     """
-    wanted = {(arm.model_name, str(arm.version)): name for name, arm in arms.items()}
     found = {name: dict.fromkeys(COUNTERS, 0.0) for name in arms}
+    for arm, sample in _samples(text, arms, source):
+        name = sample.name.removesuffix("_total")  # which the parser appends, as OpenMetrics wants it
+        if name in _NAMES:
+            found[arm][_NAMES[name]] += sample.value  # failures have one line per reason
+    return found
+
+
+def read_p99(text: str, arm: Arm, *, source: str = "server") -> float | None:
+    """Microseconds in the model that 1 % of the server's requests of the last minute exceed; None without any.
+
+    None also where the server keeps no quantiles: it does not by itself, nor where the response cache may answer.
+
+    Raises:
+        TemporaryError: it is no metrics text; names its `source`.
+    """
+    for _, sample in _samples(text, {"": arm}, source):
+        if sample.name == QUANTILES and sample.labels.get("quantile") == "0.99" and math.isfinite(sample.value):
+            return float(sample.value)
+    return None
+
+
+def _samples(text: str, arms: Mapping[str, Arm], source: str) -> list[tuple[str, Any]]:
+    """The samples of each arm's model and version, with the arm's name."""
+    wanted = {(arm.model_name, str(arm.version)): name for name, arm in arms.items()}
     try:
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     except ValueError as error:
         raise TemporaryError(f"metrics of {source} cannot be read: {first_line(error)}") from error
-    for sample in samples:
-        arm = wanted.get((sample.labels.get("model", ""), sample.labels.get("version", "")))
-        name = sample.name.removesuffix("_total")  # which the parser appends, as OpenMetrics wants it
-        if arm is not None and name in _NAMES:
-            found[arm][_NAMES[name]] += sample.value  # failures have one line per reason
-    return found
+    named = [(wanted.get((each.labels.get("model", ""), each.labels.get("version", ""))), each) for each in samples]
+    return [(name, sample) for name, sample in named if name is not None]
 
 
 def counts_since(baseline: Baseline, now: Baseline) -> BothCounts:
