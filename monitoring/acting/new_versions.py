@@ -55,6 +55,8 @@ class NewVersions:
         """Whether rows without a usable score were counted since they were judged last."""
         self._reported = (documents.read_document(TAKEN_BACK) or {"line": None})["line"]
         self._written: Findings | None = None
+        self._told: int | None = None
+        """The bad version of which people were told last."""
         self._looked_at: float | None = None
 
     def count_unusable(self, rows: Mapping[int, int]) -> None:
@@ -123,9 +125,11 @@ class NewVersions:
                 found = Findings(
                     version=version, state=state, reason=reason, found_at=found_at, rows=rows, numbers=dict(numbers)
                 )
-                write_findings(self._store, found)
-                if state == BAD:
+                if state == BAD and self._told != version:
+                    # Before the findings, after which nobody would: a crash between the two tells it twice.
                     self._journal.emit("bad_release", reason, version=version, **numbers)
+                    self._told = version
+                write_findings(self._store, found)
                 before = found
             self._written = before
         except (ContractError, OSError) as error:

@@ -11,6 +11,8 @@ from components.contracts.manifests import ModelQuality, Verdict
 from components.store.baking import baking, read_findings
 from components.store.models import verdict_paths
 from components.store.promotion_journal import ROLLBACK, append_promotion
+from monitoring.acting import new_versions
+from tests.support.crashes import Killed
 from tests.support.monitors import DRIFT, WINDOW, Bench, prediction, publish, traffic
 from tests.support.releases import make_live, passing_verdict, release
 
@@ -84,6 +86,21 @@ def test_a_version_that_gives_some_rows_no_probability_is_named_before_any_label
     assert b.store.counters["dead_letter"] == 6, "kept, with their bytes"
     b.turn(2, WINDOW)
     assert b.store.counters["matured"] == 6 * 8, "the others are judged"
+
+
+def test_a_monitor_killed_before_it_leaves_a_finding_tells_it_again_and_never_not_at_all(two_versions, monkeypatch):
+    def die(*_):
+        raise Killed
+
+    b = two_versions
+    monkeypatch.setattr(new_versions, "write_findings", die)
+    publish(b.log, *(prediction(f"bad-{number}", version=2, scores=np.full(8, np.nan)) for number in range(6)))
+    with pytest.raises(Killed):
+        b.turn(1, 1.0)
+    monkeypatch.undo()
+    b.start()
+    b.turn(2, 1.0)
+    assert (b.kinds().count("bad_release"), read_findings(b.settings.store, 2).state) == (2, BAD)
 
 
 def test_one_request_without_a_score_among_thousands_takes_nothing_back(two_versions):
