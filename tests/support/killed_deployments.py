@@ -1,8 +1,9 @@
 """A process that deploys in children which kill themselves at a named place, told by lines of JSON on its input.
 
-One process for many crashes: each child is a fork, so libraries are imported once. Line: `action` (release | rollback),
-`settings` (store, repository, urls, state), `candidate` (paths of the three manifests), `kill_at`
-(checkpoint), `occurrence` (from 1). Answer: the child's status as os.waitpid gives it.
+One process for many crashes: each child is a fork, so libraries are imported once. Line: `action` (release | rollback |
+bake), `settings` (store, repository, urls, state), `candidate` (paths of the three manifests), `kill_at` (checkpoint;
+for `bake` the number of a boundary, see `crash_chain`), `occurrence` (from 1), `lives` (children at once; default 1).
+Answer: the highest status of a child as os.waitpid gives it.
 """
 
 import json
@@ -10,6 +11,8 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 
@@ -54,19 +57,45 @@ def deploy(job):
         release(*manifests, settings=settings)
 
 
+def bake(job):
+    """A round of a controller, whose servers go on when it is killed."""
+    from components.deployment.baking import Baking
+    from components.runtime.errors import TemporaryError
+    from tests.support.crash_chain import Boundaries
+    from tests.support.serving_double import AlteredDouble
+
+    boundaries = Boundaries([job["kill_at"]], os.open(os.devnull, os.O_WRONLY))
+    boundaries.install()
+    reach = boundaries.reach
+
+    def load(server, *names):
+        boundaries.reach = lambda name: None
+        server.load(*names)
+        boundaries.reach = reach
+        reach("loaded by a server")
+
+    settings = settings_of(job, lambda name: reach(name))
+    settings = replace(settings, connect=lambda url: AlteredDouble(connect_of(job)(url), load=load))
+    with suppress(TemporaryError):  # another one is at work
+        Baking(site=settings, metrics=("triton-a:8002",), fetch=lambda address: "").step({})
+
+
 def main():
-    from components.deployment import release, rollback  # noqa: F401  imported before the forks, once
+    from components.deployment import baking, release, rollback  # noqa: F401  imported before the forks, once
+    from tests.support import crash_chain  # noqa: F401
 
     for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            try:
-                deploy(json.loads(line))
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        print(os.waitpid(child, 0)[1], flush=True)
+        job, children = json.loads(line), []
+        for _ in range(job.get("lives", 1)):
+            if not (child := os.fork()):
+                try:
+                    bake(job) if job["action"] == "bake" else deploy(job)
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+                os._exit(0)
+            children.append(child)
+        print(max(os.waitpid(child, 0)[1] for child in children), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,22 @@ def live_version(client, rows, model=MODEL_NAME):
     return client.infer(model, *rows)[1]
 
 
+FAULT = "    def _fault(self, tensors: Tensors) -> str | None:\n"
+"""A line of the served program that begins what it does for each batch."""
+
+
+def change_code(triton, version, old, new):
+    """Plants another behaviour in a released version, and makes the server read it."""
+    code = triton.repository / MODEL_NAME / str(version) / "model.py"
+    assert old in code.read_text()
+    code.write_text(code.read_text().replace(old, new))
+    client = Triton(triton.grpc_url)
+    client.unload(MODEL_NAME)
+    client.load(MODEL_NAME)
+    wait_for(lambda: client.is_ready(MODEL_NAME, version))
+    client.close()
+
+
 def Altered(url, **methods):  # noqa: N802
     """A real connection of which the test changes some methods."""
     return AlteredDouble(Triton(url), **methods)

@@ -5,7 +5,7 @@ import pytest
 
 from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
 from components.contracts.features import MISSING_CATEGORY
-from components.contracts.manifests import Model, RawDataset
+from components.contracts.manifests import Model, ModelQuality, RawDataset
 from components.runtime.durable import sha256_tree
 from components.store.models import model_folder
 from tests.support.releases import keep_model, passing_verdict
@@ -38,13 +38,16 @@ def raw_rows(raw_table):
 
 @pytest.fixture
 def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
-    """A stored model with its RawDataset and Verdict; the scores are the second opinion's, not the graph's."""
+    """A stored model with its RawDataset and Verdict; the scores are the second opinion's, not the graph's.
 
-    def make(store, seed, *, n=60, accepted=True):
+    `parts`: its workflow and toy model, else made; `quality`: what the gate measured.
+    """
+
+    def make(store, seed, *, n=60, accepted=True, parts=None, quality=None):
         import pyarrow.parquet as pq
 
         model_id = f"model-{seed}"
-        workflow, toy = make_parts(seed)
+        workflow, toy = parts or make_parts(seed)
         folder = model_folder(store, model_id)
         toy.save(folder / Model.WEIGHTS)
         workflow.save(folder / Model.WORKFLOW)
@@ -75,6 +78,7 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
             decision="pass" if accepted else "fail",
             accepted=accepted,
             champion_reference="none",
+            candidate=quality or ModelQuality(),
         )
         return model, verdict, raw
 

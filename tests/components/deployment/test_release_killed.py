@@ -7,16 +7,21 @@ answers from the version that the journal calls live, and nothing of the killed 
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from components.contracts.baking import BAD, WELL, Findings
 from components.contracts.serving import versions_of
+from components.deployment.baking import Baking
 from components.runtime.errors import ContractError
-from components.store.promotion_journal import read_entries
+from components.store.baking import write_findings
+from components.store.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, WITHDRAWN, read_entries
 from tests.support.paths import REPOSITORY
+from tests.support.recommenders import accept_into, criteo_with
 
 RELEASE_PLACES = [
     ("kept", 1), ("intent written", 1), ("staged", 1), ("rehearsed", 1), ("folder published", 1), ("config written", 1),
@@ -100,6 +105,62 @@ def test_a_killed_rollback_is_finished_by_the_next(world, kill, place):
         world.rollback(to_version=1)
     world.check_all_is_well(1)
     assert world.release(3).version == 3
+
+
+@pytest.fixture
+def baking_world(world):
+    """Version 2 bakes after version 1; `restore()` makes it so again."""
+    world.release(1), world.release(2)
+    accept_into(world.settings.store, criteo_with(release={"bake_seconds": 0.0, "bake_rows": 1000}))
+    root = world.settings.store.parent
+    shutil.copytree(root, kept := root.with_name(f"{root.name} as it was"), symlinks=True)
+
+    def restore(state):
+        shutil.rmtree(root)
+        shutil.copytree(kept, root, symlinks=True)
+        found = Findings(version=2, state=state, reason="said by a test", found_at="2026-01-01T00:00:00+00:00")
+        write_findings(world.settings.store, found)
+        return world
+
+    return restore
+
+
+def transitions(world):
+    return [entry.action for entry in world.entries() if entry.action not in (INTENT, WITHDRAWN)]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("state", "action", "live", "places", "least"),
+    [
+        (WELL, BAKED, 2, range(999), 10),
+        (BAD, ROLLBACK, 1, (*{name for name, _ in ROLLBACK_PLACES}, "none"), 5),
+        pytest.param(BAD, ROLLBACK, 1, range(999), 30, marks=pytest.mark.slow),
+    ],
+    ids=["baked", "taken back", "taken back, each boundary"],
+)
+def test_a_controller_that_was_killed_makes_its_transition_once(baking_world, kill, state, action, live, places, least):
+    """At each fsync, rename, unlink and checkpoint before and after, or at some by name, until one lives to the end."""
+    killed = []
+    for place in places:
+        world = baking_world(state)
+        status = kill(**world.job("bake", (place, 1)))
+        world.check_served_is_whole_and_known()
+        Baking(site=world.settings).step({}), Baking(site=world.settings).step({})
+        assert transitions(world) == [RELEASE, RELEASE, action], f"killed at {place}"
+        world.check_all_is_well(live)
+        if not was_killed(status):
+            break
+        killed.append(place)
+    assert (status, len(killed) >= least) == (0, True), killed
+
+
+@pytest.mark.parametrize(("state", "action"), [(BAD, ROLLBACK), (WELL, BAKED)])
+def test_two_controllers_at_once_make_a_transition_once(baking_world, kill, state, action):
+    for _ in range(3):
+        world = baking_world(state)
+        assert kill(**world.job("bake", (None, 1)), lives=2) == 0
+        assert transitions(world) == [RELEASE, RELEASE, action]
 
 
 def test_a_recovery_that_a_server_prevents_is_tried_again_by_the_next(world, kill):

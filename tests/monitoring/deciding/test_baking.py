@@ -97,6 +97,24 @@ def test_a_version_at_the_very_limit_is_asked_back_with_a_probability_of_at_most
     assert _share_taken_back(planted, 500) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 500)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_of_a_thousand_equal_versions_at_most_alpha_are_taken_back():
+    """By the defaults over all their rows; the gate's and the predecessor's numbers are of 20,000 other rows each."""
+    taken = 0
+    for seed in range(1_000):
+        rows = traffic((19, seed), rows=140_000)
+        gate, before, live = (
+            MaturedRows(labels=rows.labels[part], scores=rows.scores[part], groups=rows.groups[part])
+            for part in (slice(20_000), slice(20_000, 40_000), slice(40_000, None))
+        )
+        auc, live_auc = (auc_estimate(each.labels, each.scores, groups=each.groups) for each in (gate, before))
+        promised = Baseline(auc=auc.auc, low=auc.low, high=auc.high, previous_version=1)
+        reached = Predecessor(auc_low=live_auc.low, click_rate=float(before.labels.mean()))
+        taken += taken_back(live, gate=promised, before=reached)[0] is not None
+    assert taken <= LIMITS.bake_alpha * 1_000
+
+
 def test_a_version_as_good_as_promised_is_baked_after_its_rows_and_its_time():
     settings = BakingSettings(bake_seconds=200.0, bake_rows=6_400)
     low = replace(GATE, low=0.5)

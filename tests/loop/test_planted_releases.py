@@ -1,0 +1,241 @@
+"""Bad versions planted under live traffic: server, client, log, monitor and controller are the real ones.
+
+The first version is right: clicks are drawn from its second opinion's probabilities. Each bad version is released as
+any other, answers the same traffic, and must be taken back within a stated number of rows or rounds, by the limits that
+a recommender has by default. Time is the test's, so a round of traffic is a minute; Triton counts real time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import closing, suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from components.contracts.manifests import ModelQuality
+from components.contracts.metrics import auc_estimate, roc_auc
+from components.deployment.baking import BAKES, COUNTERS_FILE, NONE, P99_READINGS, TAKEN_BACK, Baking
+from components.deployment.controller import ReleaseController
+from components.deployment.release import ReleaseSettings, release
+from components.deployment.repository.triton_config import ServingOptions
+from components.deployment.triton_client import Triton
+from components.deployment.watchdog import Watchdog
+from components.store.models import verdict_paths
+from components.store.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, barred, read_entries
+from inference_client import Outcome
+from inference_client.errors import ServerFault, UnusableScores
+from inference_client.recommender import SyncRecommenderClient
+from inference_client.rows import FeatureRows
+from inference_client.scoring import ClientSettings
+from inference_client.timing import Timing
+from pipelines.local.triton import TritonServer, TritonSettings
+from tests.support.monitors import WINDOW, Bench
+from tests.support.planted_models import expit
+from tests.support.real_servers import FAULT, change_code
+from tests.support.recommenders import accept_into, criteo_with
+from tests.support.served_names import MODEL_NAME
+from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
+from tests.support.toy_models import toy_model, toy_workflow
+
+# ruff: noqa: F811  a fixture is imported by the name that its users ask for
+
+RATE, ROUND_REQUESTS, REQUEST_ROWS, POOL = 0.15, 100, 20, 4_000
+ROUND_ROWS = ROUND_REQUESTS * REQUEST_ROWS
+ANSWER = "        scores = self._session.run([self._output], batch)[0]\n"
+ODD = 4242.0
+"""A value of the first column that one row of each round has."""
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory):
+    root = tmp_path_factory.mktemp("planted")
+    with TritonServer(root / "repository", log=root / "triton.log", settings=TritonSettings(stop_seconds=3)) as server:
+        yield server
+
+
+class Site:
+    """Version 1 released, with the traffic that it answers round by round."""
+
+    def __init__(self, triton, folder, rows, make_candidate, limits):
+        self.triton, self._make, self.bench = triton, make_candidate, Bench(folder, **limits)
+        self._random, clock = np.random.default_rng(7), self.bench.clock
+        workflow, toy = toy_workflow(2), toy_model(toy_workflow(2), 2, scale=0.3)
+        self.dense, self.categorical = rows
+        probabilities = toy.scores(workflow, self.dense, self.categorical)
+        log_odds = np.log(probabilities / (1 - probabilities))
+        shift = _shift_to(RATE, log_odds)
+        self.workflow, self.toy, self.truth = workflow, _with_bias(toy, shift), expit(log_odds + shift)
+        store = self.bench.settings.store
+        accept_into(store, criteo_with(release=limits))
+        self.settings = ReleaseSettings(
+            store=store, repository=triton.repository.as_uri(), triton_urls=(triton.grpc_url,),
+            options=ServingOptions(instances=1), who="a test", clock=clock.moment,
+        )  # fmt: skip
+        self.controller = ReleaseController(
+            watchdog=Watchdog(site=self.settings),
+            baking=Baking(site=self.settings, metrics=(triton.metrics_address,)),
+            status=folder / "status.json",
+        )
+        held_out = np.tile(self.truth, 5)
+        labels = (self._random.random(len(held_out)) < held_out).astype(np.uint8)
+        found = auc_estimate(labels, held_out.astype(np.float32), groups=np.arange(len(held_out)))
+        self.quality = ModelQuality(auc=found.auc, auc_low=found.low, auc_high=found.high)
+        self.release(1, self.toy)
+        self.bench.start()
+
+    def release(self, number, toy):
+        candidate = self._make(self.settings.store, number, parts=(self.workflow, toy), quality=self.quality)
+        candidate[1].write(verdict_paths(self.settings.store, f"model-{number}")[0])
+        release(*candidate, settings=self.settings)
+
+    def round(self, fill=lambda rows: rows):
+        """A minute of requests and their clicks, as the client `fill`s the columns; then monitor and controller look.
+
+        What the controller did; a request that fails for its server ends the minute's traffic.
+        """
+        bench, how = self.bench, {"timing": Timing(clock=self.bench.clock), "settings": ClientSettings(max_attempts=1)}
+        client = SyncRecommenderClient(self.triton.grpc_url, recommender=criteo_with(), log=bench.log, **how)
+        with client, suppress(ServerFault):
+            for number in range(ROUND_REQUESTS):
+                name = f"{bench.clock.now} {number}"
+                which = self._random.integers(0, POOL, REQUEST_ROWS)
+                rows = FeatureRows(dense=self.dense[which], categorical=self.categorical[which])
+                clicks = self._random.random(REQUEST_ROWS) < self.truth[which]
+                rows.dense[0, 0] = ODD if number == 50 else rows.dense[0, 0]
+                with suppress(UnusableScores):
+                    client.score(fill(rows), request_id=name)
+                    for row in np.flatnonzero(clicks).tolist():
+                        client.tell(Outcome(request_id=name, row=row))
+        bench.clock.advance(WINDOW)
+        bench.turn(2, 0.0)
+        self.controller.round()
+        return json.loads(self.controller.status.read_text())["baking"]
+
+    def until_taken_back(self, most, **how):
+        """Why version 2 was taken back within so many rounds; version 1 answers again, and model 2 is barred."""
+        for _ in range(most):
+            if (found := self.round(**how))["action"] != BAKES:
+                break
+        assert found["action"] == TAKEN_BACK, found
+        assert self.lived() == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
+        assert list(barred(self.settings.store)) == ["model-2"]
+        with closing(Triton(self.triton.grpc_url)) as client:
+            assert client.infer(MODEL_NAME, self.dense[:3], self.categorical[:3])[1] == 1
+        return found["reason"]
+
+    def lived(self):
+        """What the journal says, intents left out."""
+        lines = read_entries(self.settings.store)
+        return [(line.action, line.version) for line in lines if line.action != INTENT]
+
+
+def _with_bias(toy, shift):
+    return replace(toy, dense={**toy.dense, "bias": toy.dense["bias"] + np.float32(shift)})
+
+
+def _shift_to(rate, log_odds):
+    """What to add to the log-odds for this mean probability."""
+    shifts = np.linspace(-8, 8, 1_601)
+    return float(np.interp(rate, [expit(log_odds + each).mean() for each in shifts], shifts))
+
+
+@pytest.fixture
+def site(triton, tmp_path, raw_rows, make_candidate):
+    """`Site` after some rounds of version 1."""
+    made = []
+
+    def make(rounds, **limits):
+        made.append(Site(triton, tmp_path, raw_rows(POOL, 5), make_candidate, limits))
+        for _ in range(rounds):
+            assert made[0].round()["action"] == NONE
+        return made[0]
+
+    yield make
+    for each in made:
+        each.bench.close()
+    with closing(Triton(triton.grpc_url)) as client:
+        client.unload(MODEL_NAME)
+    shutil.rmtree(triton.repository)
+    triton.repository.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("off", "reason"), [(2.0, "less than 1/1.5 of the clicks"), (0.5, "more than 1.5 times the clicks")]
+)
+def test_a_calibration_off_by_two_is_taken_back_within_10_000_rows(site, off, reason):
+    world = site(3)
+    shift = _shift_to(off * RATE, np.log(world.truth / (1 - world.truth)))
+    world.release(2, _with_bias(world.toy, shift))
+    assert reason in world.until_taken_back(10_000 // ROUND_ROWS)
+
+
+@pytest.mark.slow
+def test_an_auc_lower_by_0_05_that_only_live_traffic_shows_is_taken_back_within_100_000_rows(site):
+    """The gate saw the right columns; since the release the client gives each row two values of the row before."""
+
+    def wrong(rows):
+        dense = rows.dense.copy()
+        dense[:, [1, 8]] = np.roll(dense[:, [1, 8]], 1, axis=0)
+        return replace(rows, dense=dense)
+
+    world = site(8)
+    labels = (np.random.default_rng(1).random(POOL) < world.truth).astype(np.uint8)
+    filled = wrong(FeatureRows(dense=world.dense, categorical=world.categorical))
+    lower = roc_auc(labels, world.toy.scores(world.workflow, filled.dense, filled.categorical))
+    assert roc_auc(labels, world.truth) - lower == pytest.approx(0.05, abs=0.005)
+    world.release(2, world.toy)
+    assert "of an AUC below" in world.until_taken_back(100_000 // ROUND_ROWS, fill=wrong)
+
+
+def test_scores_of_one_slice_that_are_no_numbers_are_taken_back_within_2_000_rows(site, raw_rows):
+    """The slice is a category that the golden rows lack: 1 to 5 % of the traffic has it."""
+    world, held_out = site(1), raw_rows(60, 2)[1]
+    starts = np.cumsum([0, *(3 + len(each) for each in world.workflow.vocabularies)])
+    row = next(
+        starts[column] + 3 + place
+        for column, vocabulary in enumerate(world.workflow.vocabularies)
+        for place, key in enumerate(vocabulary)
+        if 0.01 < (world.categorical[:, column] == key).mean() < 0.05 and key not in held_out[:, column]
+    )
+    table = world.toy.table.copy()
+    table[row] = np.nan
+    world.release(2, replace(world.toy, table=table))
+    assert "a score that is no probability" in world.until_taken_back(2_000 // ROUND_ROWS)
+
+
+def test_five_times_the_latency_is_taken_back_after_a_thousand_requests(site):
+    world = site(11)
+    world.release(2, world.toy)
+    counted = json.loads((world.settings.store / "baking" / COUNTERS_FILE).read_text())["counts"]["1"]
+    seconds = 4 * counted["infer_us"] / counted["success"] / 1e6
+    change_code(world.triton, 2, ANSWER, ANSWER.replace("scores =", f"__import__('time').sleep({seconds}); scores ="))
+    assert "mean time in the model is" in world.until_taken_back(11)
+
+
+@pytest.mark.slow
+def test_one_slow_request_of_sixty_is_taken_back_after_twelve_readings_of_the_p99(site):
+    world = site(13, max_latency_ratio=100.0)
+    world.release(2, world.toy)
+    slow = "self._asked = getattr(self, '_asked', 0) + 1; __import__('time').sleep(0.25 * (self._asked % 60 == 0))"
+    change_code(world.triton, 2, ANSWER, ANSWER.replace("scores =", f"{slow}; scores ="))
+    assert "p99 of the time in the model is" in world.until_taken_back(P99_READINGS)
+
+
+def test_a_stub_that_dies_of_the_first_odd_row_is_taken_back_in_the_third_round(site):
+    world = site(1)
+    world.release(2, world.toy)
+    dies = f"        if (tensors['dense'] == {ODD}).any():\n            os._exit(1)\n"
+    change_code(world.triton, 2, FAULT, FAULT + dies)
+    assert "servers had to reload it 3 times" in world.until_taken_back(3)
+
+
+@pytest.mark.slow
+def test_an_equal_version_is_baked_once_and_never_taken_back(site):
+    world = site(8, bake_rows=80_000, bake_seconds=1_800.0)
+    world.release(2, world.toy)
+    actions = [world.round()["action"] for _ in range(42)]
+    assert set(actions) == {BAKES, BAKED, NONE}
+    assert world.lived() == [(RELEASE, 1), (RELEASE, 2), (BAKED, 2)]
