@@ -165,7 +165,7 @@ class Baking:
         self._reloads_seen[version] += new_reloads
         return counts
 
-    def _with_p99(self, counts: VersionCounts, p99: Sequence[float | None], live: Promotion) -> VersionCounts:
+    def _with_p99(self, counts: "VersionCounts", p99: Sequence[float | None], live: Promotion) -> "VersionCounts":
         """With what the servers say now of their slowest requests, where it is time for a reading."""
         told, seconds = [each for each in p99 if each is not None], seconds_since(live, self.site.clock())
         last = counts.p99[-1][0] if counts.p99 else 0.0
