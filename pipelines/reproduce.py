@@ -8,8 +8,6 @@ On the same kind of processor, with as many threads, all bytes are the same. Nam
 compared, and TFDV's statistics neither: it picks among equally frequent values by chance.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -104,9 +102,11 @@ class Reproduction:
             yield "graph", differences(graph_sha256(graph), released[0].sha256.get("graph"), "sha256")
 
     def _expect_inputs(self) -> None:
-        parent = self.model.parent_model_id
-        if parent and not (model_folder(self.store, parent) / Model.WEIGHTS).is_dir():
-            raise ContractError(f"weights of parent {parent} are absent from {self.store}, expected them uncollected")
+        for role, model_id in (("model", self.model.model_id), ("parent", self.model.parent_model_id)):
+            if model_id and not (model_folder(self.store, model_id) / Model.WEIGHTS).is_dir():
+                raise ContractError(
+                    f"weights of {role} {model_id} are absent from {self.store}, expected them uncollected"
+                )
         if gone := sorted({each["day"] for each in self.model.days} - lake_versions(self.lake).keys()):
             expected = f"expected those that model {self.model.model_id} learned"
             raise ContractError(f"lake {self.lake} holds no rows of {', '.join(gone)}, {expected}")

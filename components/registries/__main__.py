@@ -4,8 +4,6 @@ What is there already is left, so a call that failed or never came is made good 
 costs one line and exit code 3; the other one is still brought up to date.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import logging

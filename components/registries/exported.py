@@ -3,8 +3,6 @@
 Joins the store to the registries' clients (`mlflow_server`, `kubeflow`), which know nothing of its files.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 

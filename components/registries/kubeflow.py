@@ -4,8 +4,6 @@ By the registry's own client, which finds a token where pods have theirs. The re
 model's properties `champion` and `candidate` name the versions, empty where there is none. Graphs stay where they are.
 """
 
-from __future__ import annotations
-
 import logging
 
 import aiohttp

@@ -4,8 +4,6 @@ By MLflow's own client, which finds user, token and certificates in its own vari
 A run is `FINISHED` when all of it is there; one that is not is written again.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ result, `golden/installation-<n>.zip`, is committed and never made again: a chan
 monitor's memory lies in it as SQL, which is smaller than pages.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import sys
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The copies of docs/operations.md: what they bring back after a lost disk, and what they do not."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re

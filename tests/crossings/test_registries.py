@@ -1,7 +1,5 @@
 """Two real rounds in the registries: in a real MLflow, and in a Model Registry that holds to its published API."""
 
-from __future__ import annotations
-
 import json
 import os
 import urllib.request

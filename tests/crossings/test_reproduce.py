@@ -1,7 +1,5 @@
 """`evergreen reproduce`: the same bytes where nothing changed; else the first step that differs, and by how much."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What docs/upgrade.md promises: an installation of an earlier version is read by this one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

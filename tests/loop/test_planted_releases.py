@@ -5,8 +5,6 @@ any other, answers the same traffic, and must be taken back within a stated numb
 a recommender has by default. Time is the test's, so a round of traffic is a minute; Triton counts real time.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import closing, suppress

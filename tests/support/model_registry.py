@@ -4,8 +4,6 @@
 not in it is a fault, and so is an answer of this double that the file does not allow.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import threading

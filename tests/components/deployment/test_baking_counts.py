@@ -1,7 +1,5 @@
 """What servers count of a version that bakes, by made-up counters: its p99, and equal versions by the thousand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

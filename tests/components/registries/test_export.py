@@ -1,7 +1,5 @@
 """What of a store goes to a registry, from journals written out; and the command, over registries that are none."""
 
-from __future__ import annotations
-
 import pytest
 
 from components.registries import __main__ as command
