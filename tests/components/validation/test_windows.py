@@ -152,3 +152,16 @@ def test_a_damaged_file_is_refused_with_what_is_wrong(judged, window_of, tmp_pat
     break_it(path)
     with pytest.raises(ContractError, match=words):
         read_windows(path)
+
+
+@pytest.mark.parametrize(("factor", "same"), [(1 + 1e-15, True), (1.01, False)], ids=["last digit", "others"])
+def test_edges_that_another_numpy_computed_are_the_same_edges(judged, window_of, tmp_path, monkeypatch, factor, same):
+    path = tmp_path / "windows.npz"
+    KeptWindows((window_of(judged(100)),)).write(path)
+    monkeypatch.setattr(windows, "DENSE_EDGES", DENSE_EDGES * factor)
+    assert not np.array_equal(windows.DENSE_EDGES, DENSE_EDGES)
+    if same:
+        assert len(read_windows(path).windows) == 1
+    else:
+        with pytest.raises(ContractError, match="between other edges"):
+            read_windows(path)
