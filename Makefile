@@ -187,13 +187,16 @@ format: environments
 	$(DRIVER) -m ruff check --fix .
 	$(DRIVER) -m ruff format .
 
-# For maintainers, after an edit of an .in file: resolves it again with hashes. `X.no-deps.in` goes in without dependencies.
-LOCKS := driver validation preprocessing training serving export benchmarks serving-peers audit
+# For maintainers, after an edit of an .in file: resolves it again with hashes. `X.no-deps.in` goes in without dependencies;
+# `X.excludes` is left out; `X-trixie` is for Debian 13's glibc.
+LOCKS := driver validation validation-trixie preprocessing training serving export benchmarks serving-peers audit
 lock:
 	@cd requirements; \
 	compile="../.venvs/driver/bin/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command"; \
 	for name in $(or $(ENVIRONMENT),$(LOCKS)); do \
-	  $$compile "make lock ENVIRONMENT=$$name" $$name.in -o $$name.lock || exit 1; \
+	  options=""; [ ! -f $$name.excludes ] || options="--excludes $$name.excludes"; \
+	  case $$name in *-trixie) options="$$options --python-platform x86_64-manylinux_2_39";; esac; \
+	  $$compile "make lock ENVIRONMENT=$$name" $$options $$name.in -o $$name.lock || exit 1; \
 	  [ ! -f $$name.test.in ] || $$compile "make lock ENVIRONMENT=$$name" $$name.test.in -c $$name.lock -o $$name.test.lock || exit 1; \
 	  [ ! -f $$name.test.no-deps.in ] || $$compile "" --no-header --no-deps $$name.test.no-deps.in >> $$name.test.lock || exit 1; \
 	  [ ! -f $$name.no-deps.in ] || $$compile "" --no-header --no-deps $$name.no-deps.in >> $$name.lock || exit 1; \

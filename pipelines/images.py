@@ -1,7 +1,8 @@
 """Which image runs which step, and which local environment stands in for each image.
 
 One image per step (its Dockerfile lies beside it), one pinned lock per environment; steps with the same needs share a
-lock. Where a step runs and with what resources is `pipelines.placement`'s; building is `pipelines.build_images`'s.
+lock. Validation's image has a newer TFDV than its environment, by `validation-trixie.lock`. Where a step runs and with
+what resources is `pipelines.placement`'s; building is `pipelines.build_images`'s.
 """
 
 ENVIRONMENT_OF_STEP = {
@@ -13,7 +14,8 @@ ENVIRONMENT_OF_STEP = {
     "deployment": "driver",
     "run_outcome": "driver",
 }
-"""Step -> the environment whose lock its image installs; on a laptop the step runs in `.venvs/<environment>`."""
+"""Step -> the environment whose lock its image installs (validation's: `validation-trixie`); on a laptop the step runs
+in `.venvs/<environment>`."""
 
 TRAINING_IMAGES = {"pytorch": "training", "hugectr": "training_hugectr"}
 """Training backend -> the image with its library. `components/training/Dockerfile.hugectr` is NVIDIA's image with our

@@ -6,15 +6,19 @@ kubelet.
 
 import json
 import os
+import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from onnx import numpy_helper
 
-from components.contracts.manifests import RawDataset
+from components.contracts.manifests import RawDataset, ValidationReport
 from components.store.runs import find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local import runner
@@ -22,12 +26,13 @@ from pipelines.local.environments import python_of
 from pipelines.package import compile_pipeline
 from pipelines.placement import Placement
 from tests.support.containers import CONFINED, PLAIN, USER, give_to_user, in_containers
-from tests.support.dockerfiles import environment
+from tests.support.dockerfiles import lock
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into
+from tests.support.validation_models import make_dataset, release_validated
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(5400)]
-CEILINGS_MB = {"driver": 950, "preprocessing": 1150, "validation": 2950, "training": 1700}
+CEILINGS_MB = {"driver": 950, "preprocessing": 1150, "validation-trixie": 1650, "training": 1700}
 """Of an image, by its lock, uncompressed, with the base; torch's CPU build."""
 
 
@@ -43,11 +48,11 @@ def test_images_are_no_larger_than_their_ceilings(podman, images):
     print(f"\n{'image':18}{'MB':>8}{'ceiling':>9}{'layers':>8}")
     for image, size in sorted(sizes.items()):
         layers = len(found[image]["RootFS"]["Layers"])
-        print(f"{image:18}{size:8.0f}{CEILINGS_MB[environment(image)]:9}{layers:8}")
-    assert all(size <= CEILINGS_MB[environment(image)] for image, size in sizes.items())
+        print(f"{image:18}{size:8.0f}{CEILINGS_MB[lock(image)]:9}{layers:8}")
+    assert all(size <= CEILINGS_MB[lock(image)] for image, size in sizes.items())
     # One environment, one layer: the second, over the base's.
-    for lock in CEILINGS_MB:
-        assert len({found[image]["RootFS"]["Layers"][1] for image in PLAIN if environment(image) == lock}) == 1
+    for locked in CEILINGS_MB:
+        assert len({found[image]["RootFS"]["Layers"][1] for image in PLAIN if lock(image) == locked}) == 1
 
 
 @pytest.mark.parametrize("image", sorted(PLAIN))
@@ -118,3 +123,97 @@ def test_compiled_pipeline_comes_to_the_same_in_containers(podman, images, volum
         np.testing.assert_allclose(weights, outside["weights"][name], rtol=1e-3, atol=1e-5, err_msg=name)
     writers = {path.stat().st_uid for path in (volume / "inside" / "store").rglob("*")}
     assert writers == {USER}
+
+
+TELL = """
+import json, sys
+from pathlib import Path
+import tensorflow_data_validation as tfdv
+from google.protobuf.json_format import MessageToDict
+from components.validation.schema import check_statistics
+from components.validation.schema_versions import read_schema
+from components.validation.tfdv_statistics import read_statistics
+statistics, schema, in_force = (Path(word) for word in sys.argv[1:])
+statistics, schema, in_force = read_statistics(statistics), read_schema(schema), read_schema(in_force)
+told = {"statistics": statistics, "schema": schema, "anomalies": check_statistics(statistics, in_force)}
+print(json.dumps({"version": tfdv.__version__, **{name: MessageToDict(each) for name, each in told.items()}}))
+"""
+"""What TFDV says of a round: its version, and its messages field by field."""
+
+
+def leaves(value, path="") -> dict:
+    """The values within `value`, by their paths."""
+    if not isinstance(value, dict | list):
+        return {path: value}
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    return {name: leaf for key, each in pairs for name, leaf in leaves(each, f"{path}/{key}").items()}
+
+
+def assert_alike(found: dict, expected: dict, *, rel: float) -> None:
+    """Equal, fractions but for `rel` of their size."""
+    found, expected = leaves(found), leaves(expected)
+    fractions = {path: leaf for path, leaf in expected.items() if isinstance(leaf, float)}
+    assert {path: found.get(path) for path in fractions} == pytest.approx(fractions, rel=rel, abs=0)
+    assert {**found, **fractions} == expected
+
+
+def spoiled(table: pa.Table) -> pa.Table:
+    """Rows that TFDV finds anomalies in: of the label, of bounds, NaN, a column without values; and a new category."""
+    rows = np.arange(len(table))
+    columns = {
+        "label": np.where(rows == 0, 2, rows % 2),
+        "I3": pa.nulls(len(rows)),
+        "I5": np.where(rows == 7, np.nan, 3.0),
+        "I7": np.where(rows == 9, -5e8, 3.0),
+        "C4": np.where(rows % 2, 999_999_937, 5),
+    }
+    for name, column in columns.items():
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, name, pa.array(column).cast(table.schema.field(name).type))
+    return table
+
+
+def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, str]:
+    """A round of the step by `python`, which sees `folder` at `seen`: TFDV's messages, the report, the page."""
+    work = seen / "work" / run / "validation"
+    flags = {"run": run, "store": (seen / "store").as_uri(), "work": (seen / "work").as_uri()}
+    flags |= {"raw-dataset": seen / f"{run}.json", "output": seen / f"{run}.report.json", "html": seen / f"{run}.html"}
+    done = python("-m", "components.validation", *(f"--{name}={value}" for name, value in flags.items()))
+    assert done.returncode in (0, 1), done.stderr[-3000:]
+    in_force = seen / "work" / "r1" / "validation" / "schema.pbtxt"
+    told = python("-c", TELL, work / "statistics.pb", work / "schema.pbtxt", in_force)
+    assert told.returncode == 0, told.stderr[-3000:]
+    report = json.loads((folder / f"{run}.report.json").read_text())
+    return json.loads(told.stdout), report, (folder / f"{run}.html").read_text()
+
+
+def test_newer_tfdv_of_the_image_judges_as_the_older_one_of_a_laptop(podman, images, volume, raw_table):
+    laptop, image = volume / "laptop", volume / "image"
+    for run, rows, parent in (("r1", raw_table(3000), None), ("r2", spoiled(raw_table(2000, seed=1)), "m1")):
+        (laptop / run).mkdir(parents=True)
+        pq.write_table(rows, laptop / run / "part-0.parquet", row_group_size=700)
+        replace(make_dataset(laptop / run, len(rows)), parent_model_id=parent).write(laptop / f"{run}.json")
+    (laptop / "store").mkdir()
+    variables = {"cwd": REPOSITORY, "env": {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}}
+    mount = [f"--volume={image}:{laptop}", "--network=none", "--entrypoint=python", images["validation"]]
+    programs = {laptop: [python_of("validation", REPOSITORY)], image: ["podman", "run", "--rm", *CONFINED, *mount]}
+
+    def runner(folder: Path):
+        settings = variables if folder == laptop else {"env": podman("run")}
+        return lambda *words: subprocess.run([*programs[folder], *words], capture_output=True, text=True, **settings)
+
+    volume.chmod(0o755)
+    for run in ("r1", "r2"):
+        # The image's round goes on from the laptop's champion, too.
+        shutil.copytree(laptop, image, dirs_exist_ok=True)
+        give_to_user(image)
+        (older, report, page), (newer, its_report, its_page) = (
+            validated(runner(folder), folder, laptop, run) for folder in (laptop, image)
+        )
+        assert older.pop("version") != newer.pop("version")
+        assert_alike(newer, older, rel=1e-12)
+        assert_alike(its_report, report, rel=1e-9)
+        assert its_page == page
+        if run == "r1":
+            release_validated(laptop / "store", "m1", ValidationReport.read(laptop / "r1.report.json"))
+    assert older["anomalies"]["anomalyInfo"].keys() == {"label", "I3", "I5", "I7"}

@@ -19,7 +19,7 @@ import pytest
 from components.runtime.onnx_runtime import SILENT
 from pipelines.images import DOCKERFILES, ENVIRONMENT_OF_STEP, STEP_OF_VARIANT, TRAINING_IMAGES, image_name
 from pipelines.local.environments import python_of
-from tests.support.dockerfiles import VENV, entrypoint, environment, lay_out, module, stages
+from tests.support.dockerfiles import VENV, entrypoint, environment, lay_out, lock, module, stages
 from tests.support.paths import REPOSITORY
 
 STEPS = sorted(ENVIRONMENT_OF_STEP)
@@ -128,10 +128,10 @@ def test_image_starts_its_program_and_helps_without_a_heavy_import(name, image):
 
 
 @pytest.mark.parametrize("name", OURS_ALONE)
-def test_image_installs_its_environments_lock_in_a_stage_that_is_left_behind(name):
+def test_image_installs_its_lock_in_a_stage_that_is_left_behind(name):
     build, shipped = stages(name)
     torch = [("", "requirements/torch.txt", "/tmp/torch.txt")] if environment(name) == "training" else []
-    assert build.copies() == [("", f"requirements/{environment(name)}.lock", "/tmp/requirements.lock"), *torch]
+    assert build.copies() == [("", f"requirements/{lock(name)}.lock", "/tmp/requirements.lock"), *torch]
     assert (REPOSITORY / build.copies()[0][1]).is_file()
     (install,) = build.all("RUN")
     assert f"python -m venv --without-pip {VENV} " in install
@@ -148,18 +148,19 @@ def test_images_of_one_lock_share_their_layers_up_to_the_code():
     beginnings = defaultdict(set)
     for name in OURS_ALONE:
         build, shipped = stages(name)
-        beginnings[environment(name)].add((build.base, *build.instructions, shipped.base, shipped.instructions[0]))
-    assert {lock: len(found) for lock, found in beginnings.items()} == dict.fromkeys(beginnings, 1)
+        beginnings[lock(name)].add((build.base, *build.instructions, shipped.base, shipped.instructions[0]))
+    assert {locked: len(found) for locked, found in beginnings.items()} == dict.fromkeys(beginnings, 1)
 
 
 def test_every_base_is_pinned_and_both_stages_have_the_same_python():
     bases = {name: [stage.base for stage in stages(name)] for name in IMAGES}
     for name in OURS_ALONE:
         full, slim = bases[name]
-        assert re.fullmatch(r"python:3\.11\.\d+-bookworm", full)
+        debian = "trixie" if lock(name).endswith("-trixie") else "bookworm"
+        assert re.fullmatch(rf"python:3\.11\.\d+-{debian}", full)
         # The environment's `python` is a link to the interpreter of the stage that made it.
-        assert slim == full.replace("-bookworm", "-slim-bookworm")
-    assert len({bases[name][0] for name in OURS_ALONE}) == 1
+        assert slim == full.replace(f"-{debian}", f"-slim-{debian}")
+    assert len({bases[name][0].rpartition("-")[0] for name in OURS_ALONE}) == 1
     for name in STEP_OF_VARIANT:
         assert bases[name] == ["nvcr.io/nvidia/merlin/merlin-hugectr:24.06"]
 
@@ -194,11 +195,11 @@ def test_image_forbids_the_telemetry_of_onnxruntime(name):
     assert SILENT.items() <= stages(name)[-1].variables({}).items()
 
 
-@pytest.mark.parametrize("lock", sorted({environment(name) for name in OURS_ALONE}))
-def test_compiled_packages_ask_for_no_library_that_the_slim_base_lacks(lock):
+@pytest.mark.parametrize("home", sorted({environment(name) for name in OURS_ALONE}))
+def test_compiled_packages_ask_for_no_library_that_the_slim_base_lacks(home):
     if shutil.which("readelf") is None:
         pytest.skip("readelf is not installed")
-    packages = python_of(lock, REPOSITORY).parents[1] / "lib" / "python3.11" / "site-packages"
+    packages = python_of(home, REPOSITORY).parents[1] / "lib" / "python3.11" / "site-packages"
     files = [
         path
         for path in packages.rglob("*.so*")

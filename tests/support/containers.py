@@ -1,7 +1,7 @@
 """Images built by podman over stand-in bases, in a storage of their own, and containers of them.
 
-A base is a Debian with Debian's Python 3.11 under the very name in the Dockerfiles, so those are built unchanged. No
-release can take a stand-in for the real base; a second run builds from its layers.
+A base is a Debian with Debian's Python 3.11 (Debian 13 takes that of 12) under the very name in the Dockerfiles, so
+those are built unchanged. No release can take a stand-in for the real base; a second run builds from its layers.
 """
 
 import ast
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.images import DOCKERFILES, image_name
-from tests.support.dockerfiles import environment, stages
+from tests.support.dockerfiles import environment, lock, stages
 from tests.support.paths import REPOSITORY
 
 STORAGE = "/var/lib/containers/evergreen-tests"
@@ -29,8 +29,9 @@ CONFINED = (
 )
 DEBIAN = {
     "slim": "ca-certificates,python3.11",
-    "full": "ca-certificates,python3.11-dev,python3.11-venv,python3-pip,g++",
+    "full": "ca-certificates,python3.11,libpython3.11-dev,python3-pip,g++",
 }
+OLDER_PACKAGES_TOO = "sed s/trixie/bookworm/ $1/etc/apt/sources.list > $1/etc/apt/sources.list.d/older.list"
 PLAIN = [image for image in DOCKERFILES if environment(image)]
 """The images without anything of NVIDIA's."""
 TRITON = "nvcr.io/nvidia/tritonserver:26.10-py3"
@@ -81,7 +82,9 @@ def images(podman, tmp_path_factory):
             packages = DEBIAN["slim" if "slim" in base else "full"]
             link = "ln -s /usr/bin/python3.11 $1/usr/local/bin/python"
             make = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", f"--customize-hook={link}"]
-            subprocess.run([*make, "bookworm", str(root)], check=True)
+            suite = base.rpartition("-")[2]
+            make += [f"--setup-hook={OLDER_PACKAGES_TOO}"] if suite == "trixie" else []
+            subprocess.run([*make, suite, str(root)], check=True)
             subprocess.run(["podman", "import", "--quiet", str(root), name], check=True, env=variables)
             root.unlink()
     started = time.monotonic()
@@ -90,14 +93,14 @@ def images(podman, tmp_path_factory):
     builds = {}
     # Images of one lock share a layer, so they are built after each other; the locks beside each other: podman copies
     # an environment to find out that it has that layer, on one core.
-    for lock in sorted({environment(image) for image in PLAIN}):
-        names = [image for image in PLAIN if environment(image) == lock]
+    for locked in sorted({lock(image) for image in PLAIN}):
+        names = [image for image in PLAIN if lock(image) == locked]
         command = [sys.executable, "-m", "pipelines.build_images", *names, "--engine", "podman", "--dirty"]
-        with open(logs / f"{lock}.log", "wb") as log:
+        with open(logs / f"{locked}.log", "wb") as log:
             streams = {"stdout": log, "stderr": subprocess.STDOUT}
-            builds[lock] = subprocess.Popen([*command, "--tag", TAG], cwd=REPOSITORY, env=variables, **streams)
+            builds[locked] = subprocess.Popen([*command, "--tag", TAG], cwd=REPOSITORY, env=variables, **streams)
     codes = {lock: process.wait() for lock, process in builds.items()}
-    failed = [(logs / f"{lock}.log").read_text()[-3000:] for lock, code in codes.items() if code]
+    failed = [(logs / f"{locked}.log").read_text()[-3000:] for locked, code in codes.items() if code]
     assert not failed, "\n".join(failed)
     print(f"\n{len(PLAIN)} images built in {time.monotonic() - started:.0f} s")
     return {image: f"localhost/{image_name(image)}:{TAG}" for image in PLAIN}

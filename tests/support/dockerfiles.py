@@ -16,6 +16,9 @@ from pipelines.images import DOCKERFILES, ENVIRONMENT_OF_STEP, STEP_OF_VARIANT
 from tests.support.paths import REPOSITORY
 
 VENV = "/opt/venv"
+LOCKS = {"validation": "validation-trixie"}
+"""Image -> its lock, where that is not the one of the environment in which the step is tested: it is compared with
+that by `test_containers.py`."""
 PROGRAMS = ("inference_client", "monitoring")
 """Images that are no step of the pipeline; both install the driver's lock."""
 KNOWN = {"FROM", "ARG", "COPY", "RUN", "ENV", "WORKDIR", "LABEL", "USER", "ENTRYPOINT"}
@@ -82,8 +85,13 @@ def stages(image: str) -> list[Stage]:
 
 
 def environment(image: str) -> str | None:
-    """The environment whose lock the image installs; None: NVIDIA's image has the packages."""
+    """The environment that stands for the image on a laptop; None: NVIDIA's image has the packages."""
     return None if image in STEP_OF_VARIANT else ENVIRONMENT_OF_STEP.get(image, "driver")
+
+
+def lock(image: str) -> str | None:
+    """The lock that the image installs, without `.lock`; None: NVIDIA's image has the packages."""
+    return LOCKS.get(image, environment(image))
 
 
 def module(image: str) -> str:
