@@ -152,7 +152,8 @@ def quality_table(found: RowsQuality | Verdict, names: tuple[str, str]) -> str:
     if difference is None:
         return f"{table}<p>There is no champion to compare with.</p>"
     p_value = probability(difference.p_value)
-    text = f"AUC difference, candidate minus champion, paired: <b>{_difference(difference)}</b>, p = {escape(p_value)}."
+    p_value = escape(p_value if p_value.startswith("<") else f"= {p_value}")
+    text = f"AUC difference, candidate minus champion, paired: <b>{_difference(difference)}</b>, p {p_value}."
     return f"{table}<p>{text}</p>"
 
 

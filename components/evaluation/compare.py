@@ -161,16 +161,16 @@ def comparison_text(found: Comparison) -> str:
     """The comparison for a terminal."""
     quality = found.quality
     lines = [f"A {found.a}", f"B {found.b}", _rows_sentence(found), ""]
-    lines += [f"{'':34}{'A':>22}{'B':>22}"]
+    lines += [f"{'':34} {'A':>32} {'B':>32}"]
     for name in ("auc", "log_loss", "normalized_entropy", "calibration", "gauc", "user_ndcg"):
         values = [getattr(of, name) for of in (quality.champion, quality.candidate)]
-        lines += [f"{name:34}" + "".join(f"{number(value):>22}" for value in values)] if any(values) else []
+        lines += [f"{name:34}" + "".join(f" {number(value):>32}" for value in values)] if any(values) else []
     if (lead := quality.difference) is not None and lead.auc is not None:
         lines += [
             f"AUC, B minus A: {lead.auc:+.4f} [{number(lead.low)}, {number(lead.high)}], p = {number(lead.p_value)}"
         ]
     for title, pairs in (("what differs", found.differing), ("sizes", found.sizes)):
-        lines += ["", title, *(f"{name:34}{a:>22}{b:>22}" for name, a, b in _cells(pairs))]
+        lines += ["", title, *(f"{name:34} {a:>32} {b:>32}" for name, a, b in _cells(pairs))]
     lines += ["", f"slices that speak most against B{'':2}{'rows':>8}{'log loss':>10}{'p':>10}"]
     for part in found.slices[:TEXT_SLICES]:
         change = ABSENT if part.log_loss_change is None else f"{part.log_loss_change:+.1%}"
