@@ -51,6 +51,8 @@ ROOMS = {
         (),
         "name, or remove, work and models that are old and that nothing goes back to",
     ),
+    "backup": ("pipelines.backup", ("backup",), "copy an installation while it runs"),
+    "restore": ("pipelines.backup", ("restore",), "bring a backup back, with all programs stopped"),
     "compare": ("components.evaluation.compare", (), "what differs between two models, on rows that neither learned"),
     "reproduce": ("pipelines.reproduce", (), "train a model again from the lake and its parent; compare step by step"),
     "export": ("components.registries", (), "bring MLflow or Kubeflow's Model Registry up to date with the store"),

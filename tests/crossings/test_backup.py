@@ -1,10 +1,9 @@
-"""The copies of docs/operations.md: what they bring back after a lost disk, and what they do not."""
+"""Backup and restore: what they bring back after a lost disk, and what they do not."""
 
 import hashlib
 import itertools
-import re
 import shutil
-import subprocess
+import sqlite3
 import threading
 from contextlib import contextmanager
 from datetime import date
@@ -16,21 +15,17 @@ from components.deployment.verify import verify
 from components.storage.folder import FolderObjects
 from inference_client.simulation.lake import write_lake
 from inference_client.simulation.world import Drift, World
-from pipelines.__main__ import main
+from pipelines.__main__ import main as evergreen
+from pipelines.backup import main
 from tests.support.monitors import Bench, prediction, publish, traffic
-from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.timeout(300)
 
 FOLDERS = ("state", "archive", "store", "repository", "lake")
 
 
-def run_copies(number: int, root: Path, backup: Path) -> None:
-    """Runs a block of commands of the page's section, in the page's words."""
-    section = (REPOSITORY / "docs" / "operations.md").read_text().partition("## Backup and restore")[2]
-    script = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[number]
-    paths = {name.upper(): str(root / name) for name in FOLDERS} | {"LOG": str(root / "log.db"), "BACKUP": str(backup)}
-    subprocess.run(["bash", "-euc", script], env={"PATH": "/usr/bin:/bin", **paths}, check=True, timeout=60)
+def flags(root: Path) -> list[str]:
+    return [*(f"--{name}={root / name}" for name in FOLDERS), f"--log={root / 'log.db'}"]
 
 
 def contents(root):
@@ -39,7 +34,8 @@ def contents(root):
 
 
 def models(root, capsys):
-    assert main(["models", "--store", str(root / "store")]) == 0
+    capsys.readouterr()
+    assert evergreen(["models", "--store", str(root / "store")]) == 0
     return capsys.readouterr().out
 
 
@@ -84,7 +80,7 @@ def test_a_lost_disk_comes_back_as_of_its_backup_and_the_loop_goes_on(chain, tmp
     publish(bench.log, prediction("waiting-1", 8, time=bench.clock.now, version=2))
     before, told = contents(root), models(root, capsys)
     with at_work(bench):
-        run_copies(0, root, backup)
+        assert main(["backup", *flags(root), f"--output={backup}"]) == 0
 
     traffic(bench, "after", auc="good", version=2)
     bench.turn(5, 1.0)
@@ -93,11 +89,11 @@ def test_a_lost_disk_comes_back_as_of_its_backup_and_the_loop_goes_on(chain, tmp
     bench.close()
     shutil.rmtree(root)
     root.mkdir()
-    run_copies(1, root, backup)
+    assert main(["restore", str(backup)]) == 0
 
     assert contents(root) == before
     assert models(root, capsys) == told
-    assert main(["live-at", "now", "--store", str(root / "store")]) == 0
+    assert evergreen(["live-at", "now", "--store", str(root / "store")]) == 0
     assert capsys.readouterr().out.startswith("version 2, ")
     assert verify(2, root / "store", FolderObjects(root / "lake")).same
     again = Bench(tmp_path, archive_roll_seconds=1.0)
@@ -112,3 +108,40 @@ def test_a_lost_disk_comes_back_as_of_its_backup_and_the_loop_goes_on(chain, tmp
     world = World.create(seed=3).drifted(Drift(seed=5))
     write_lake(world, str(root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=9)
     assert mine.turn("round-3").deployment.version == 3
+
+
+@pytest.fixture
+def installation(tmp_path):
+    root = tmp_path / "installation"
+    for name in FOLDERS:
+        (root / name).mkdir(parents=True)
+        (root / name / "file").write_text(name)
+    for path in (root / "log.db", root / "state" / "monitor.db"):
+        with sqlite3.connect(path) as database:
+            database.execute("CREATE TABLE t (x)")
+    return root
+
+
+def test_what_lies_where_a_part_belongs_is_never_written_over(installation, tmp_path, capsys):
+    assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 0
+    assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 2
+    assert "b exists, expected a new folder" in capsys.readouterr().err
+    assert main(["restore", str(tmp_path / "b")]) == 2
+    assert f"state belongs to {installation / 'state'}, which holds files" in capsys.readouterr().err
+    assert main(["restore", str(installation)]) == 2
+    assert "places.json is absent" in capsys.readouterr().err
+
+
+def test_release_under_the_copys_hands_leaves_no_backup(installation, tmp_path, monkeypatch, capsys):
+    journal, copytree = installation / "store" / "journal.jsonl", shutil.copytree
+    journal.write_text("one\n")
+
+    def copy(source, target, **options):
+        if source.name == "lake":
+            journal.write_text("one\ntwo\n")
+        return copytree(source, target, **options)
+
+    monkeypatch.setattr(shutil, "copytree", copy)
+    assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 3
+    assert "journal.jsonl grew while it was copied" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["installation"]
