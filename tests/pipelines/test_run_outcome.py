@@ -27,41 +27,31 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
     return find_outcome(store, f"asked-{run}")
 
 
-@pytest.mark.parametrize("kfp_state", ["SUCCEEDED", "COMPLETE", "CACHED"])
-def test_release_names_the_version_whatever_a_backend_calls_success(tmp_path, kfp_state):
-    with noted(tmp_path, "run", "extraction"):
-        pass
+@pytest.mark.parametrize(
+    ("step", "noted_as", "facts", "found"),
+    [
+        ("deployment", "done", {"version": 3, "rollout": "full"}, ("released", 3)),
+        # Beside the live version, it is not called released.
+        ("deployment", "done", {"version": 3, "rollout": "canary"}, ("canary", 3)),
+        ("deployment", "done", {"version": 3, "rollout": "shadow"}, ("canary", 3)),
+        # Kept as asked: that is no refusal.
+        ("deployment", "refused", {"rollout": "none"}, ("judged", None)),
+        ("evaluation", "refused", {}, ("refused", None)),
+    ],
+)
+def test_last_note_decides_what_became_of_the_run(tmp_path, step, noted_as, facts, found):
+    with noted(tmp_path, "run", step) as note:
+        note.facts, note.state, note.reason = facts, noted_as, "auc 0.70 trails 0.75"
+    outcome = _end(tmp_path)
+    assert (outcome.state, outcome.version) == found
+    assert (outcome.step, outcome.reason) == (step, "auc 0.70 trails 0.75")
+
+
+@pytest.mark.parametrize("kfp_state", ["COMPLETE", "CACHED"])
+def test_release_is_one_whatever_a_backend_calls_success(tmp_path, kfp_state):
     with noted(tmp_path, "run", "deployment") as note:
         note.facts = {"version": 3, "rollout": "full"}
-    outcome = _end(tmp_path, kfp_state=kfp_state)
-    assert (outcome.state, outcome.step, outcome.version) == ("released", "deployment", 3)
-
-
-@pytest.mark.parametrize("rollout", ["canary", "shadow"])
-def test_version_beside_the_live_one_is_not_called_released(tmp_path, rollout):
-    with noted(tmp_path, "run", "deployment") as note:
-        note.facts = {"version": 3, "rollout": rollout}
-    outcome = _end(tmp_path)
-    assert (outcome.state, outcome.step, outcome.version) == ("canary", "deployment", 3)
-
-
-def test_a_model_that_was_judged_and_kept_as_asked_is_no_refusal(tmp_path):
-    with noted(tmp_path, "run", "deployment") as note:
-        note.facts, note.state = {"rollout": "none"}, "refused"
-    outcome = _end(tmp_path)
-    assert (outcome.state, outcome.step, outcome.version) == ("judged", "deployment", None)
-
-
-def test_refusal_names_the_gate_and_its_reason(tmp_path):
-    with noted(tmp_path, "run", "evaluation") as note:
-        note.state, note.reason = "refused", "auc 0.70 trails 0.75"
-    outcome = _end(tmp_path)
-    assert (outcome.state, outcome.step, outcome.reason, outcome.version) == (
-        "refused",
-        "evaluation",
-        "auc 0.70 trails 0.75",
-        None,
-    )
+    assert _end(tmp_path, kfp_state=kfp_state).state == "released"
 
 
 @pytest.mark.parametrize(("ended", "state"), [(False, "canary"), (True, "refused")])

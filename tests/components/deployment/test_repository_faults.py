@@ -11,7 +11,7 @@ from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import warmup_files_of
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.folder import FolderObjects
-from components.store.models import DATA_FILE, GRAPH_FILE, graph_sha256
+from components.store.models import DATA_FILE, GRAPH_FILE
 from tests.support.crashes import Killed
 from tests.support.model_repository import OPTIONS, everything, named
 from tests.support.paths import REPOSITORY
@@ -47,28 +47,21 @@ def test_a_truncated_file_makes_a_version_none(open_objects, put_live):
     assert repository.taken_numbers() == [1]
 
 
-def test_a_damaged_graph_is_found_by_its_hash(open_objects, put_live, make_version):
+@pytest.mark.parametrize(
+    ("file", "at"),
+    [("model.onnx", 0), ("golden.npz", 0), ("golden.npz", 60), ("golden.npz", -30)],
+    ids=["graph", "head", "rows", "directory"],
+)
+def test_a_damaged_graph_or_golden_row_is_found_by_its_hash(open_objects, put_live, file, at):
     repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         put_live(repository, 1)
-        graph = repository.objects.read("click_model/1/model.onnx").content
-        repository.objects.write("click_model/1/model.onnx", bytes([graph[0] ^ 1]) + graph[1:])
-    assert repository.versions() == [1]
-    assert repository.published.graph_sha256(1) != graph_sha256(make_version(1))
-    with pytest.raises(ContractError, match=r"1/model.onnx has sha256 \w{64}, expected \w{64}"):
-        repository.published.check(1)
-
-
-@pytest.mark.parametrize("at", [0, 60, -30], ids=["head", "rows", "directory"])
-def test_damaged_golden_rows_are_found_before_they_are_asked(open_objects, put_live, at):
-    repository = ModelRepository(open_objects(), NAMES)
-    with repository.locked():
-        put_live(repository, 1)
-        rows = bytearray(repository.objects.read("click_model/1/golden.npz").content)
-        rows[at] ^= 255
-        repository.objects.write("click_model/1/golden.npz", bytes(rows))
-        with pytest.raises(ContractError, match=r"1/golden.npz has sha256 \w{64}, expected \w{64}"):
-            repository.published.golden_rows(1)
+        content = bytearray(repository.objects.read(f"click_model/1/{file}").content)
+        content[at] ^= 255
+        repository.objects.write(f"click_model/1/{file}", bytes(content))
+        assert repository.versions() == [1]
+        with pytest.raises(ContractError, match=rf"1/{file} has sha256 \w{{64}}, expected \w{{64}}"):
+            (repository.published.check if file == "model.onnx" else repository.published.golden_rows)(1)
 
 
 def test_what_the_storage_gives_back_changed_is_found_while_it_is_staged(open_objects, make_version):
@@ -251,17 +244,10 @@ def break_off(server, make_version, step):
     return is_done
 
 
-def test_a_release_cut_off_from_its_bucket_leaves_whole_versions(cloud_storage, cloud_storage_server, make_version):
-    steps = (9, 25, 37, 200)
-    assert [break_off(cloud_storage_server, make_version, step) for step in steps] == [False, False, False, True]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "steps", [(9, 25, 37, 200), pytest.param(range(999), marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
 def test_a_release_cut_off_from_its_bucket_at_any_request_leaves_whole_versions(
-    cloud_storage, cloud_storage_server, make_version
+    cloud_storage, cloud_storage_server, make_version, steps
 ):
-    step = 0
-    while not break_off(cloud_storage_server, make_version, step):
-        step += 1
-    assert step > 40
+    assert next(step for step in steps if break_off(cloud_storage_server, make_version, step)) > 40

@@ -13,6 +13,20 @@ from tests.support.crashes import Killed, crash_at
 from tests.support.monitors import DRIFT, START, WINDOW, clicks, prediction, publish, traffic
 
 
+@pytest.fixture
+def drifted(bench):
+    """A bench whose monitor has judged rows that call for a run."""
+
+    def make(**settings):
+        b = bench(**{**DRIFT, **settings})
+        b.start()
+        traffic(b, "bad", auc="bad")
+        b.monitor.tick()
+        return b
+
+    return make
+
+
 def test_drift_requests_one_run_and_the_new_version_is_judged_afresh(bench):
     b = bench(**DRIFT)
     monitor = b.start()
@@ -48,65 +62,54 @@ def test_drift_requests_one_run_and_the_new_version_is_judged_afresh(bench):
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["", "after a restart"])
-def test_rows_of_the_old_version_that_mature_after_a_release_never_retrigger(bench, restart):
-    b = bench(**{**DRIFT, "cooldown_seconds": 0.0, "drift_grace_seconds": WINDOW / 2})
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
+def test_rows_of_the_old_version_that_mature_after_a_release_never_retrigger(drifted, restart):
+    b = drifted(cooldown_seconds=0.0, drift_grace_seconds=WINDOW / 2)
     scores = np.linspace(0.0, 1.0, 400)
     publish(b.log, prediction("v1, label to come", 400, time=b.clock.now, scores=scores))
     publish(b.log, clicks("o", [("v1, label to come", row, b.clock.now) for row in range(0, 400, 2)]))
     b.clock.now += 1
     publish(b.log, prediction("v2, label to come", 4, time=b.clock.now, version=2))
     b.trigger.end("released", version=2)
-    monitor.tick()
-    monitor = b.start() if restart else monitor
+    b.monitor.tick()
+    if restart:
+        b.start()
     b.clock.now += WINDOW - 0.5
-    monitor.tick()
-    assert len(monitor.windows[1]) == 800
-    assert monitor.serving_version == 2
+    b.monitor.tick()
+    assert len(b.monitor.windows[1]) == 800
+    assert b.monitor.serving_version == 2
     assert len(b.trigger.requests) == 1
 
 
-def test_files_sealed_after_the_flush_do_not_hold_the_run_up(bench):
-    b = bench(**DRIFT, upload_wait_seconds=1000.0, archive_roll_rows=1)
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
+def test_files_sealed_after_the_flush_do_not_hold_the_run_up(drifted):
+    b = drifted(upload_wait_seconds=1000.0, archive_roll_rows=1)
     Uploader(b.settings.archive, b.folder / "lake").run_once()
     traffic(b, "next", auc="bad")
-    monitor.tick()
+    b.monitor.tick()
     assert len(b.archived) == 400  # sealed in this turn, and not uploaded
     assert len(b.trigger.requests) == 1
 
 
-def test_the_archive_is_flushed_and_uploaded_before_the_run_is_requested(bench):
-    b = bench(**DRIFT, upload_wait_seconds=100.0)
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
-    assert monitor.acting.retraining.progress.phase == "uploading"
+def test_the_archive_is_flushed_and_uploaded_before_the_run_is_requested(drifted):
+    b = drifted(upload_wait_seconds=100.0)
+    assert b.monitor.acting.retraining.progress.phase == "uploading"
     assert len(b.archived) == 400
-    monitor.tick()
+    b.monitor.tick()
     assert b.trigger.requests == []
     Uploader(b.settings.archive, b.folder / "lake").run_once()
-    monitor.tick()
+    b.monitor.tick()
     assert len(b.trigger.requests) == 1
 
 
-def test_an_uploader_that_never_comes_ends_the_request_and_backs_off(bench):
-    b = bench(**DRIFT, upload_wait_seconds=100.0)
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
+def test_an_uploader_that_never_comes_ends_the_request_and_backs_off(drifted):
+    b = drifted(upload_wait_seconds=100.0)
     b.clock.now += 100.0
-    monitor.tick()
+    b.monitor.tick()
     assert b.trigger.requests == []
     (ended,) = [event for event in b.events if event["kind"] == "run_ended"]
     assert ended["outcome"] == "failed"
     assert "1 files not uploaded within 100 s" in ended["text"]
     traffic(b, "bad again", auc="bad")
-    monitor.tick()
+    b.monitor.tick()
     assert b.kinds()[-1] == "held"
 
 
@@ -175,31 +178,25 @@ def test_a_crash_at_any_step_leads_to_exactly_one_run(bench, point):
     assert b.kinds().count("run_ended") == 1
 
 
-def test_a_run_that_its_trigger_never_heard_of_counts_as_failed_after_a_while(bench):
-    b = bench(**DRIFT)
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
+def test_a_run_that_its_trigger_never_heard_of_counts_as_failed_after_a_while(drifted):
+    b = drifted()
     b.trigger.runs.clear()
-    monitor.tick()
-    assert monitor.acting.retraining.progress.phase == "running"
+    b.monitor.tick()
+    assert b.monitor.acting.retraining.progress.phase == "running"
     b.clock.now += 61
-    monitor.tick()
+    b.monitor.tick()
     assert b.events[-1]["outcome"] == "failed"
 
 
-def test_a_trigger_that_cannot_tell_the_runs_state_ends_the_request_and_not_the_monitor(bench):
-    b = bench(**DRIFT)
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
+def test_a_trigger_that_cannot_tell_the_runs_state_ends_the_request_and_not_the_monitor(drifted):
+    b = drifted()
 
     def state(request_id):
         raise PermanentError("looking for it: KFP answered 404 Not Found")
 
     b.trigger.state = state
     traffic(b, "next", auc="bad")
-    monitor.tick()
+    b.monitor.tick()
     (ended,) = [event for event in b.events if event["kind"] == "run_ended"]
     assert ended["outcome"] == "failed"
     assert "KFP answered 404" in ended["text"]
@@ -234,19 +231,16 @@ def test_every_row_that_was_judged_belongs_to_the_run(bench, offset):
     assert max(row["event_time"] for row in b.archived) < datetime.fromisoformat(window)
 
 
-def test_a_run_that_takes_long_is_reported_once_and_followed_to_its_end(bench):
-    b = bench(**DRIFT)
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
+def test_a_run_that_takes_long_is_reported_once_and_followed_to_its_end(drifted):
+    b = drifted()
     for _ in range(20):
         b.clock.now += 3600.0
-        monitor.tick()
+        b.monitor.tick()
     assert b.kinds().count("overdue") == 1
-    assert monitor.acting.retraining.progress.phase == "running"
+    assert b.monitor.acting.retraining.progress.phase == "running"
     b.trigger.end("released", version=2)
-    monitor.tick()
-    assert monitor.acting.retraining.progress.phase == "idle"
+    b.monitor.tick()
+    assert b.monitor.acting.retraining.progress.phase == "idle"
 
 
 def test_a_full_timeline_makes_room_and_keeps_its_predecessor(tmp_path):

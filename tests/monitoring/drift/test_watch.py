@@ -21,11 +21,18 @@ SETTINGS = DriftSettings(drift_bucket_seconds=100.0, drift_min_rows=1000)
 ANY_SIZE = {"drift_min_divergence": 0.0, "drift_min_share_change": 0.0, "drift_min_outlier_rise": 0.0}
 
 
-def report_on(reference, rows, *, settings=SETTINGS, **requests):
+def watching(reference, requests=(), *, settings=SETTINGS, memory=None):
+    """A watch that goes on from what another remembered, once it has seen these requests."""
     watch = DriftWatch(lambda version: reference, settings)
-    for request in requests_of(rows, **requests):
+    if memory is not None:
+        watch.restore(memory)
+    for request in requests:
         watch.observe(request)
-    (report,) = watch.close(1100.0)
+    return watch
+
+
+def report_on(reference, rows, *, settings=SETTINGS, **requests):
+    (report,) = watching(reference, requests_of(rows, **requests), settings=settings).close(1100.0)
     return report
 
 
@@ -163,12 +170,7 @@ def test_rows_alike_within_requests_would_be_alarms_without_the_design_effect(re
     assert report.drifted == ()
     assert column(report, "C2").design_effect == pytest.approx(40, rel=0.01)
     assert column(report, "C1").design_effect < 2
-    cells = requests_of(rows, size=1)
-    watch = DriftWatch(lambda version: reference, SETTINGS)
-    for request in cells:
-        watch.observe(request)
-    (blind,) = watch.close(1100.0)
-    assert len(blind.drifted) > 5
+    assert len(report_on(reference, rows, size=1).drifted) > 5
 
 
 def test_the_same_records_in_any_order_give_the_same_report(reference, world):
@@ -179,12 +181,10 @@ def test_the_same_records_in_any_order_give_the_same_report(reference, world):
         requests += requests_of(drawn, size=23, time=1000.0 + 60 * part, version=1 + part % 2, prefix=f"p{part}-")
 
     def reports(order, restart_at):
-        watch, made = DriftWatch(lambda version: reference, SETTINGS), []
+        watch, made = watching(reference), []
         for number, i in enumerate(order):
             if number in restart_at:
-                kept = json.loads(json.dumps(watch.memory()))
-                watch = DriftWatch(lambda version: reference, SETTINGS)
-                watch.restore(kept)
+                watch = watching(reference, memory=json.loads(json.dumps(watch.memory())))
             watch.observe(requests[i])
         for up_to in (1050.0, 1100.0, 1200.0, 1500.0):
             made += watch.close(up_to)
@@ -201,28 +201,20 @@ def test_the_same_records_in_any_order_give_the_same_report(reference, world):
 
 
 def test_a_bucket_too_small_joins_the_next_of_its_version(reference, world):
-    watch = DriftWatch(lambda version: reference, SETTINGS)
     random = np.random.default_rng(10)
-    for request in requests_of(world.draw(600, random), time=1050.0):
-        watch.observe(request)
+    watch = watching(reference, requests_of(world.draw(600, random), time=1050.0))
     assert watch.close(1100.0) == []
-    kept = watch.memory()
-    watch = DriftWatch(lambda version: reference, SETTINGS)
-    watch.restore(kept)
-    for request in requests_of(world.draw(700, random), time=1350.0):
-        watch.observe(request)
+    watch = watching(reference, requests_of(world.draw(700, random), time=1350.0), memory=watch.memory())
     (report,) = watch.close(1400.0)
     assert (report.bucket_start, report.bucket_end, report.rows) == (1000.0, 1400.0, 1300)
     assert watch.close(1400.0) == []
 
 
 def test_a_record_of_a_closed_bucket_is_passed_over_and_counted(reference, rows):
-    watch = DriftWatch(lambda version: reference, SETTINGS)
-    requests = requests_of(rows)
-    for request in requests[:-1]:
-        watch.observe(request)
+    *requests, last = requests_of(rows)
+    watch = watching(reference, requests)
     (report,) = watch.close(1100.0)
-    watch.observe(requests[-1])
+    watch.observe(last)
     assert watch.close(2000.0) == []
     assert (report.rows, dict(watch.passed_over)) == (7950, {"late": 50})
 
@@ -244,7 +236,7 @@ def test_versions_without_statistics_are_counted_and_asked_for_again(reference, 
 
 
 def test_memory_is_bounded_whatever_times_and_versions_come(reference, rows):
-    watch = DriftWatch(lambda version: reference, SETTINGS)
+    watch = watching(reference)
     (request, *_) = requests_of(rows)
     for number in range(200):
         watch.observe(replace(request, time=1000.0 + 100 * number, model_version=number % 7))
@@ -257,33 +249,23 @@ def test_memory_is_bounded_whatever_times_and_versions_come(reference, rows):
 
 
 def test_clocks_ahead_do_not_crowd_out_the_present(reference, rows):
-    watch = DriftWatch(lambda version: reference, SETTINGS)
     first, *requests = requests_of(rows)
-    for number in range(1, 60):
-        watch.observe(replace(first, time=1000.0 + 100 * number))
-    for request in requests:
-        watch.observe(request)
-    (report,) = watch.close(1100.0)
+    ahead = [replace(first, time=1000.0 + 100 * number) for number in range(1, 60)]
+    (report,) = watching(reference, [*ahead, *requests]).close(1100.0)
     assert report.rows == 7950
 
 
 def test_a_record_lies_in_the_bucket_of_its_time_in_whole_microseconds(reference, rows):
     """As the archive keeps it: a backtest must not count it elsewhere."""
-    watch = DriftWatch(lambda version: reference, SETTINGS)
-    for request in requests_of(rows, time=1100.0 - 1e-7):
-        watch.observe(request)
+    watch = watching(reference, requests_of(rows, time=1100.0 - 1e-7))
     assert watch.close(1100.0) == []
     (report,) = watch.close(1200.0)
     assert report.bucket_start == 1100.0
 
 
 def test_a_restart_with_other_statistics_of_a_version_forgets_its_bucket(reference, world, rows):
-    watch = DriftWatch(lambda version: reference, SETTINGS)
-    for request in requests_of(rows):
-        watch.observe(request)
     other = reference_of(world.draw(3000, np.random.default_rng(12)))
-    after = DriftWatch(lambda version: other, SETTINGS)
-    after.restore(watch.memory())
+    after = watching(other, memory=watching(reference, requests_of(rows)).memory())
     assert after.close(1100.0) == []
     assert dict(after.passed_over) == {"no_reference": 8000}
 
