@@ -85,9 +85,6 @@ class Bench:
         """Lets the time pass after which what was pulled and not acknowledged comes again."""
         raise NotImplementedError
 
-    def forget_predecessors(self) -> None:
-        """Lets the time pass for which a connected reader waits for what a killed predecessor may have held."""
-
     def rest(self, subscriber: Subscriber) -> list[Delivery]:
         """What the log still gives: all that comes before a message published now, which is acknowledged."""
         name = f"sentinel-{next(self._sentinels)}"
@@ -182,9 +179,6 @@ class PubsubBench(Bench):
         for reader in self._open:
             if isinstance(reader, PubsubSubscriber) and not reader._closing.is_set():
                 reader._set_lease(list(reader._pulled), 0)
-        self.passed += self.lease_seconds
-
-    def forget_predecessors(self) -> None:
         self.passed += self.lease_seconds
 
     def close(self) -> None:
