@@ -1,11 +1,22 @@
-"""Releases onto a real server; a test module brings `triton` and the `settings` of its releases."""
+"""Releases onto a real server; a test module brings `triton`."""
 
 import dataclasses
 
 import pytest
 
-from components.deployment.release import release
+from components.deployment.release import ReleaseSettings, release
+from components.deployment.repository.triton_config import ServingOptions
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
+
+
+@pytest.fixture
+def settings(triton, tmp_path):
+    return ReleaseSettings(
+        store=tmp_path / "store",
+        repository=triton.repository.as_uri(),
+        triton_urls=(triton.grpc_url,),
+        options=ServingOptions(instances=1),
+    )
 
 
 @pytest.fixture

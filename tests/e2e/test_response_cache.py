@@ -1,10 +1,11 @@
 """The response cache of the real server: never an answer of another version."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from components.deployment.canary.evidence import counted, fetch
-from components.deployment.release import ReleaseSettings
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.rollback import rollback
 from components.deployment.triton_client import Triton
@@ -24,13 +25,8 @@ def triton(tmp_path):
 
 
 @pytest.fixture
-def settings(triton, tmp_path):
-    return ReleaseSettings(
-        store=tmp_path / "store",
-        repository=triton.repository.as_uri(),
-        triton_urls=(triton.grpc_url,),
-        options=ServingOptions(instances=1, response_cache=True),
-    )
+def settings(settings):
+    return dataclasses.replace(settings, options=ServingOptions(instances=1, response_cache=True))
 
 
 @pytest.fixture

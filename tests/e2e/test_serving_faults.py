@@ -11,7 +11,6 @@ import pytest
 
 from components.contracts.manifests import Release
 from components.contracts.serving import GRPC_OPTIONS
-from components.deployment.release import ReleaseSettings
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.rollback import rollback
@@ -36,16 +35,6 @@ def triton(tmp_path):
     settings = TritonSettings(stop_seconds=3)
     with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
         yield server
-
-
-@pytest.fixture
-def settings(triton, tmp_path):
-    return ReleaseSettings(
-        store=tmp_path / "store",
-        repository=triton.repository.as_uri(),
-        triton_urls=(triton.grpc_url,),
-        options=ServingOptions(instances=1),
-    )
 
 
 def check_answers(answers, scores_of_version, settings):

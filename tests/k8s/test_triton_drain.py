@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from components.deployment.repository.triton_config import ServingOptions
-from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.scoring import ClientSettings, ScoringClient
 from k8s.scaling.cluster import StartTimes
 from pipelines.local.stack import LOOPBACK
 from tests.k8s.pod import TritonPod, flag, triton_container
 from tests.support.processes import wait_for
+from tests.support.real_servers import RetryingTraffic
 from tests.support.rendering import pod_template, workloads
 from tests.support.served_names import MODEL_NAME
 from tests.support.triton import write_model
@@ -35,6 +35,7 @@ SECONDS_TO_FORGET = 5
 """For every node to take an ending pod out of its Service, while new connections still reach it."""
 QUEUE_SECONDS = ServingOptions().queue_timeout_microseconds / 1e6 + 0.5
 """The longest that an accepted request may wait before it is computed: Triton looks every half second."""
+ROW = np.zeros((1, 13), np.float32), np.zeros((1, 26), np.int64)
 
 
 def spec_of_triton(manifests):
@@ -118,39 +119,6 @@ class Service:
             self.open[target] = self.open.get(target, 0) + change
 
 
-class Client:
-    """Scores the same row again and again, each once: what fails is not repeated, and kept."""
-
-    def __init__(self, url: str, *, attempts: int = 1) -> None:
-        self.answers, self.failures = 0, []
-        self._url, self._attempts, self._is_over = url, attempts, threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-
-    async def _run(self) -> None:
-        row = np.zeros((1, 13), np.float32), np.zeros((1, 26), np.int64)
-        async with ScoringClient(self._url, MODEL_NAME, ClientSettings(max_attempts=self._attempts)) as client:
-            while not self._is_over.is_set():
-                try:
-                    await client.score(*row)
-                    self.answers += 1
-                except (TemporaryError, PermanentError) as error:
-                    self.failures.append(error)
-
-    def __enter__(self) -> "Client":
-        self._thread.start()
-        self.more()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def more(self, count: int = 20) -> None:
-        """Returns after `count` more answers."""
-        wanted = self.answers + count
-        wait_for(lambda: self.answers >= wanted)
-
-
 @pytest.fixture
 def make_pod(rendered, tmp_path):
     """`make_pod(name, seconds=)`: a ready pod whose model takes that long; connections live longer than a request."""
@@ -176,15 +144,16 @@ def make_pod(rendered, tmp_path):
 
 def test_a_pod_is_replaced_under_load_and_no_request_fails(make_pod):
     old, new = make_pod("old"), make_pod("new")
-    with Service(old.ports.grpc) as service, Client(service.url) as client:
+    with Service(old.ports.grpc) as service, RetryingTraffic(service.url, ROW, attempts=1) as traffic:
+        traffic.more(20)
         service.target = new.ports.grpc
         # The preStop hook: nothing but time passes, in which connections reach their age.
         wait_for(lambda: service.open[old.ports.grpc] == 0 and service.open.get(new.ports.grpc, 0) > 0)
-        client.more()
+        traffic.more(20)
         old.process.send_signal(signal.SIGTERM)
         old.process.wait(120)
-        client.more()
-        assert not client.failures
+        traffic.more(20)
+        assert not traffic.failures
         assert old.process.returncode == 0
 
 
@@ -198,14 +167,13 @@ def waiting(pod) -> int:
 def test_what_was_begun_at_the_signal_is_answered(make_pod, tmp_path):
     begun = tmp_path / "slow" / "begun"
     pod = make_pod("slow", seconds=2.0)
-    row = np.zeros((1, 13), np.float32), np.zeros((1, 26), np.int64)
 
     async def three_and_the_signal() -> list[object]:
         async with ScoringClient(pod.grpc_url, MODEL_NAME, ClientSettings(max_attempts=1)) as client:
-            calls = [asyncio.ensure_future(client.score(*row))]
+            calls = [asyncio.ensure_future(client.score(*ROW))]
             # One is computed, and only then do two come to wait: all three at once could be one batch.
             await asyncio.to_thread(wait_for, begun.exists)
-            calls += [asyncio.ensure_future(client.score(*row)) for _ in range(2)]
+            calls += [asyncio.ensure_future(client.score(*ROW)) for _ in range(2)]
             await asyncio.to_thread(wait_for, lambda: waiting(pod) == 2 or calls[0].done())
             pod.process.send_signal(signal.SIGTERM)
             return await asyncio.gather(*calls, return_exceptions=True)

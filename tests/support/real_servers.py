@@ -1,8 +1,11 @@
 """Helpers of tests that ask real servers: a connection with one method changed, traffic in the background."""
 
 import asyncio
+import os
+import signal
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from components.deployment.triton_client import Triton
 from components.runtime.errors import PermanentError, TemporaryError
@@ -14,6 +17,26 @@ from tests.support.serving_double import AlteredDouble
 
 def live_version(client, rows, model=MODEL_NAME):
     return client.infer(model, *rows)[1]
+
+
+def _runs(pid):
+    try:
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def kill_stubs(server):
+    """Kills a server's stubs; it does not ask how one ended, so that each stays, as a zombie."""
+    stubs = set()
+    for children in Path(f"/proc/{server.pid}/task").glob("*/children"):
+        # A thread of the server, or a stub, may end while it is asked for.
+        with suppress(OSError):
+            stubs |= {int(child) for child in children.read_text().split()}
+    killed = {stub for stub in stubs if _runs(stub)}
+    for stub in killed:
+        os.kill(stub, signal.SIGKILL)
+    wait_for(lambda: not any(_runs(stub) for stub in killed))
 
 
 FAULT = "    def _fault(self, tensors: Tensors) -> str | None:\n"
@@ -83,15 +106,15 @@ def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
 
 
 class RetryingTraffic:
-    """A retrying client that scores the same rows every few milliseconds; keeps answers with the versions they name."""
+    """A client that scores the same rows every few milliseconds, retries, and keeps answers and failures."""
 
-    def __init__(self, url, rows):
+    def __init__(self, url, rows, *, attempts=10):
         self.answers, self.failures = [], []
-        self._url, self._rows, self._stop = url, rows, threading.Event()
+        self._url, self._rows, self._attempts, self._stop = url, rows, attempts, threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
     async def _run(self):
-        async with ScoringClient(self._url, MODEL_NAME, ClientSettings(max_attempts=10)) as client:
+        async with ScoringClient(self._url, MODEL_NAME, ClientSettings(max_attempts=self._attempts)) as client:
             while not self._stop.is_set():
                 try:
                     self.answers.append(await client.score(*self._rows))

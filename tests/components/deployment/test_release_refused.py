@@ -3,7 +3,6 @@
 import dataclasses
 import fcntl
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from components.runtime.errors import ContractError, PermanentError, TemporaryEr
 from components.storage.uris import local_path
 from components.store.models import graph_folder, release_path
 from components.store.promotion_journal import current, interrupted, read_entries, read_journal
-from tests.support.real_servers import Altered, live_version
+from tests.support.real_servers import Altered, kill_stubs, live_version
 from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME
 
 pytestmark = pytest.mark.e2e
@@ -137,17 +136,11 @@ def test_failed_parity_publishes_nothing_and_keeps_nothing(settings, make_candid
 def test_a_dead_python_stub_that_still_says_ready_stops_a_retried_step(settings, make_candidate, triton, client):
     candidate = make_candidate(settings.store, 1)
     release(*candidate, settings=settings)
-    for stub in _stubs_of(triton.pid):
-        os.kill(stub, 9)
+    kill_stubs(triton)
     assert client.is_ready(MODEL_NAME, 1), "the server's word alone would have been believed"
     with pytest.raises(PermanentError, match="not healthy"):
         release(*candidate, settings=settings)
     client.unload(MODEL_NAME)
-
-
-def _stubs_of(pid):
-    children = Path(f"/proc/{pid}/task").glob("*/children")
-    return {int(child) for file in children for child in file.read_text().split()}
 
 
 def test_a_repository_that_cannot_be_written_is_named_before_any_work(make_candidate, unserved, tmp_path):

@@ -2,13 +2,10 @@
 
 import dataclasses
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,8 +26,9 @@ from components.store.models import release_path
 from components.store.promotion_journal import CANARY, INTENT, JOURNAL_FILE, WITHDRAWN, read_entries
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support.model_repository import with_versions
+from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_for
-from tests.support.real_servers import RetryingTraffic, live_version
+from tests.support.real_servers import RetryingTraffic, kill_stubs, live_version
 from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
 
 pytestmark = pytest.mark.e2e
@@ -50,30 +48,6 @@ def watchdog(settings):
 def findings(watchdog):
     """One for the one server's live model."""
     return [finding for key, finding in watchdog.look().items() if key.endswith(f" {MODEL_NAME}")]
-
-
-def stubs_of(pid):
-    """Process ids of a server's stubs; it does not ask how a killed one ended, so that one stays, as a zombie."""
-    stubs = set()
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        # A thread of the server, or a stub, may end while it is asked for.
-        with suppress(OSError):
-            stubs |= {int(child) for child in children.read_text().split()}
-    return {stub for stub in stubs if _runs(stub)}
-
-
-def _runs(pid):
-    try:
-        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
-def kill_stubs(server):
-    killed = stubs_of(server.pid)
-    for stub in killed:
-        os.kill(stub, signal.SIGKILL)
-    wait_for(lambda: not any(_runs(stub) for stub in killed))
 
 
 def test_a_stub_killed_under_load_is_healed_and_requests_succeed_again(deploy, client, triton, watchdog, raw_rows):
@@ -306,7 +280,7 @@ def test_as_a_command_it_heals_until_sigterm_ends_it(deploy, settings, triton, t
     flags = ["--store", settings.store.as_uri(), "--repository", settings.repository, "--interval-seconds", "0.1"]
     flags += ["--triton-urls", triton.grpc_url, "--status", str(status)]
     command = [sys.executable, "-m", "components.deployment.controller", *flags]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[3], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
 
     def count(finding):
         return json.loads(status.read_text())["counts"][finding] if status.exists() else 0
