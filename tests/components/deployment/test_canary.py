@@ -666,29 +666,3 @@ def test_a_canary_started_by_hand_is_served_with_the_live_versions_options(tmp_p
     assert main(["start", "--store", str(store), "--model-id", "model-2"]) == 0
     assert "version 2 is the canary" in capsys.readouterr().out
     assert read_options((repository / CANARY_NAME / "config.pbtxt").read_text()) == settings.options
-
-
-ROOT = "gs://models/serving"
-
-
-def test_a_canary_in_a_bucket_starts_grows_and_ends(cloud_storage, make_candidate, unserved):
-    store, settings = unserved.store, dataclasses.replace(unserved, repository=ROOT)
-    release(*make_candidate(store, 1), settings=settings)
-    start(*make_candidate(store, 2), settings=settings)
-    objects = open_objects(ROOT)
-    repository = ModelRepository(objects, NAMES)
-    assert repository.read_plan().canary_share == 0.01
-    names = {each.name for each in objects.list(f"{CANARY_NAME}/")}
-    assert {f"{CANARY_NAME}/config.pbtxt", f"{CANARY_NAME}/2/model.onnx"} <= names
-    of_canary = canary.CanarySettings(site=settings, drain_seconds=0.0)
-    assert canary.advance(of_canary, "for the test").share == 0.05
-    with repository.locked(), pytest.raises(TemporaryError, match="another deployment"):
-        canary.abort(of_canary, "two at once")
-    assert canary.abort(of_canary, "for the test").action == "aborted"
-    assert canary.step(of_canary).action == "ended"
-    assert repository.read_plan().canary is None
-    assert objects.list(f"{CANARY_NAME}/") == []
-    assert [entry.action for entry in read_entries(store)] == [
-        "intent", "release", "intent", "canary", "canary", "canary_ended",
-    ]  # fmt: skip
-    assert current(store).version == 1
