@@ -1,4 +1,9 @@
-"""A file that gets columns between two rounds: the second round goes on from the first, and learns from them."""
+"""A file that gets columns between two rounds: the second round goes on from the first, and learns from them.
+
+They are of all kinds, and the graph that the second round released scores them as evaluation did: a number with an
+indicator and one in buckets, a category that is served as one value, lists with a table of their own and with another
+column's, and vectors of several widths.
+"""
 
 import random
 from datetime import datetime, timedelta, timezone
@@ -29,9 +34,10 @@ features:
 """
 FIRST = {"numeric": "[price]", "categorical": "[item]", "lists": "{}"}
 SECOND = {
-    "numeric": "{rate: {indicator: true, transform: [standardize]}, price: {}}",
-    "categorical": "[city, item]",
-    "lists": "{tags: {max: 2}}",
+    "numeric": "{rate: {indicator: true, transform: [standardize]}, price: {},"
+    " age: {transform: [clip(0), quantile_buckets(8)], embed: 6}}",
+    "categorical": "{city: {}, item: {}, place: {served_as: 7, embed: 4}}",
+    "lists": "{tags: {max: 2, keep: oldest, embed: 4}, last: {table: item, max: 3, pool: sum}}",
 }
 MODEL = {"training": {"learning_rate": 0.02, "batch_size": 64, "seed": 7}}
 
@@ -44,14 +50,20 @@ def clicks(day, n):
         row = {"shown": f"q{day}-{i}", "ts": time.isoformat(), "price": i % 9, "item": source.randrange(20)}
         odds = 0.1 + 0.3 * (row["item"] % 2)
         if day > 1:
-            row |= {"rate": source.gauss(0, 1), "city": source.randrange(4), "tags": source.randrange(3)}
+            row |= {"rate": source.gauss(0, 1), "city": source.randrange(4), "place": source.randrange(6, 9)}
+            row |= {"age": source.uniform(-1, 90), "tags": words(source, 4, 5), "last": words(source, 20, 6)}
             odds += 0.25 * (row["rate"] > 0) + 0.25 * (row["city"] == 1)
         yield {**row, "clicked": int(source.random() < odds)}
 
 
+def words(source, num_categories, most):
+    """A list in a text file: up to so many categories."""
+    return "|".join(str(source.randrange(num_categories)) for _ in range(source.randrange(most)))
+
+
 @pytest.fixture
 def rounds(chain_of):
-    """Both rounds."""
+    """Both rounds, and the second one's rows by request."""
     chain = chain_of(**MODEL)
     for day, n, columns in ((1, 2000, FIRST), (2, 4000, SECOND)):
         text = FILE
@@ -64,13 +76,20 @@ def rounds(chain_of):
         flags = ["--store", str(chain.root / "store"), "--data", str(path), "--lake", str(chain.root / "lake")]
         assert ingest(flags) == 0
         chain.turn(f"round-{day}")
-    return chain.rounds
+    return chain.rounds, {row["shown"]: row for row in rows}
+
+
+def places_of(row):
+    """The categories of a row as it is served, where the place is 7 for everybody."""
+    tags, last = ([int(word) for word in row[name].split("|") if word] for name in ("tags", "last"))
+    found = [row["city"], row["item"], row["place"]]
+    return [*found, *[*tags[:2], -1, -1][:2], *[*last[-3:], -1, -1, -1][:3]]
 
 
 def test_a_round_goes_on_with_new_columns_and_each_model_is_judged_by_its_own(rounds):
-    first, second = rounds
+    (first, second), rows = rounds
     assert second.training.parent_model_id == first.training.model_id
-    before, now = (FeatureWorkflow.load(local_path(turn.preprocessing.workflow_uri)) for turn in rounds)
+    before, now = (FeatureWorkflow.load(local_path(turn.preprocessing.workflow_uri)) for turn in (first, second))
     assert [now.means[1], now.stds[1]] == [before.means[0], before.stds[0]]
     kept = before.vocabularies[0]
     assert now.vocabularies[1][: len(kept)].tolist() == kept.tolist()
@@ -84,5 +103,17 @@ def test_a_round_goes_on_with_new_columns_and_each_model_is_judged_by_its_own(ro
     graph = onnxruntime.InferenceSession(str(local_path(first.deployment.graph_uri)))
     with np.load(local_path(second.evaluation.scores_uri)) as scores:
         np.testing.assert_array_equal(graph.run(None, inputs)[0].ravel(), scores["champion"])
+        held_out = [rows[request] for request in table["request_id"].to_pylist() if request in rows]
+        assert len(held_out) > 300
+        served = {
+            "dense": np.array([[row["rate"], row["price"], row["age"]] for row in held_out], np.float32),
+            "categorical": np.array([places_of(row) for row in held_out]),
+        }
+        is_new = np.array([request in rows for request in table["request_id"].to_pylist()])
+        graph = onnxruntime.InferenceSession(str(local_path(second.deployment.graph_uri)))
+        for place in (served["categorical"][:, 2], np.arange(len(held_out)) - 1):
+            served["categorical"][:, 2] = place
+            found = graph.run(None, served)[0].ravel()
+            np.testing.assert_allclose(found, scores["candidate"][is_new], rtol=0, atol=1e-5)
     assert second.evaluation.champion.auc > 0.6
     assert second.evaluation.candidate.auc > second.evaluation.champion.auc + 0.04
