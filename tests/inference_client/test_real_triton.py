@@ -7,7 +7,7 @@ import pytest
 
 from components.contracts.criteo import CRITEO
 from components.deployment.repository.triton_config import ServingOptions, triton_config
-from inference_client.errors import DeadlineExpired, ServerUnavailable
+from inference_client.errors import DeadlineExpired
 from inference_client.scoring import ClientSettings, ScoringClient
 from pipelines.local.triton import TritonServer
 from tests.support.served_names import MODEL_NAME
@@ -84,15 +84,3 @@ def test_expired_and_cancelled_callers_leave_the_server_alive_and_its_calls_runn
     answer = converse(triton, lambda client: client.score(*rows_taking(0.0, 5)))
     np.testing.assert_array_equal(answer.scores, np.linspace(0, 1, 5, dtype=np.float32))
     assert (triton.pid, triton.alive()) == (pid, True)
-
-
-def test_a_full_queue_is_told_at_once_and_retried_into(triton):
-    async def talk(client):
-        return await asyncio.gather(*(client.score(*rows_taking(0.05)) for _ in range(12)), return_exceptions=True)
-
-    once = converse(triton, talk, max_attempts=1)
-    refused = [outcome for outcome in once if isinstance(outcome, ServerUnavailable)]
-    assert refused
-    assert "Exceeds maximum queue size" in str(refused[0])
-    # The same load with retries: everyone is answered.
-    assert not [o for o in converse(triton, talk, max_attempts=60) if isinstance(o, BaseException)]

@@ -43,20 +43,16 @@ def store(tmp_path):
     return store
 
 
-def test_current_names_what_is_live(store):
-    assert model_store.champion(store, CURRENT).version == 2
-    assert model_store.parent(store, CURRENT).model_id == "second"
+@pytest.mark.parametrize(
+    ("reference", "version", "model_id"), [(CURRENT, 2, "second"), ("first", 1, "first"), (NONE, None, None)]
+)
+def test_current_is_what_is_live_none_is_nothing_and_a_model_is_named_by_its_id(store, reference, version, model_id):
+    champion, parent = model_store.champion(store, reference), model_store.parent(store, reference)
+    assert (champion and champion.version, parent and parent.model_id) == (version, model_id)
 
 
-def test_none_names_nothing_nor_does_current_in_an_empty_store(store, tmp_path):
-    for place, reference in ((store, NONE), (tmp_path, CURRENT)):
-        assert model_store.champion(place, reference) is None
-        assert model_store.parent(place, reference) is None
-
-
-def test_model_may_be_named_by_its_id(store):
-    assert model_store.champion(store, "first").version == 1
-    assert model_store.parent(store, "first").model_id == "first"
+def test_nothing_is_live_in_an_empty_store(tmp_path):
+    assert model_store.champion(tmp_path, CURRENT) is model_store.parent(tmp_path, CURRENT) is None
 
 
 def test_unknown_reference_is_refused(store):

@@ -84,11 +84,12 @@ def test_rollout_follows_the_verdict_where_it_is_auto(
     assert (is_live, canary_at_work(store) is not None) == (done == "full", done != "full")
 
 
-def test_full_needs_a_pass(step, tmp_path, capsys):
+def test_full_needs_a_pass_and_nothing_takes_a_refused_model(step, tmp_path, capsys):
     path = step.paths[True, "verdict"]
     dataclasses.replace(Verdict.read(path), decision="inconclusive").write(path)
     assert step(True, "run-1", release={"rollout": "full"}) == 1
     assert "rollout is full and the verdict inconclusive" in capsys.readouterr().err
+    assert step(False, "run-2") == 1
     assert current(tmp_path / "store") is None
 
 
@@ -99,11 +100,6 @@ def test_a_first_version_whose_step_was_killed_before_its_note_is_released_and_n
         assert step(True, "run-1") == 0
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert (note.facts["rollout"], note.facts["version"]) == ("full", 1)
-
-
-def test_a_refused_model_ends_the_step_with_1(step, tmp_path):
-    assert step(False, "run-2") == 1
-    assert '"state": "refused"' in (tmp_path / "store" / "runs" / "run-2" / "deployment.json").read_text()
 
 
 def test_misuse_is_2_and_a_server_that_does_not_answer_is_3(step, capsys):

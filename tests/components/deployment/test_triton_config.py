@@ -35,7 +35,8 @@ def parsed(text):
 
 @pytest.mark.parametrize("server", ["python", "onnxruntime"])
 def test_configuration_says_what_the_contracts_say(server):
-    config = parsed(triton_config("click_model", ServingOptions(server=server), [4, 3], features=CRITEO))
+    text = triton_config("click_model", ServingOptions(server=server), [4, 3], features=CRITEO)
+    config = parsed(text)
     assert (config.name, config.backend, config.max_batch_size) == ("click_model", server, MAX_BATCH_ROWS)
     tensors = [
         (t.name, model_config_pb2.DataType.Name(t.data_type), list(t.dims)) for t in (*config.input, *config.output)
@@ -43,6 +44,7 @@ def test_configuration_says_what_the_contracts_say(server):
     expected = (*input_tensors(CRITEO), PROBABILITY_OUTPUT)
     assert tensors == [(t.name, f"TYPE_{t.datatype}", [t.width]) for t in expected]
     assert list(config.version_policy.specific.versions) == [3, 4]
+    assert versions_of(text) == [3, 4]
     policy = config.dynamic_batching.default_queue_policy
     assert policy.max_queue_size > 0
     assert policy.default_timeout_microseconds > 0
@@ -114,10 +116,6 @@ def test_options_are_read_back_from_what_was_written(options):
     assert read_options(text) == options
     assert warmup_files_of(text) == {"dense-1", "dense-2", "categorical-1"}
     assert warmup_files_of(triton_config("click_model", options, [2], features=CRITEO)) == set()
-
-
-def test_the_versions_of_a_configuration_are_read_from_its_text():
-    assert versions_of(triton_config("click_model", ServingOptions(), [8, 7], warmup=ROWS, features=CRITEO)) == [7, 8]
 
 
 @pytest.mark.parametrize(

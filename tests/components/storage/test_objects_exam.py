@@ -22,6 +22,14 @@ def refused(call):
     return False
 
 
+def at_once(num, do):
+    """Runs `do(me)` in `num` threads that begin together."""
+    start = threading.Barrier(num)
+    threads = [threading.Thread(target=lambda me=me: (start.wait(120), do(me))) for me in range(num)]
+    [thread.start() for thread in threads]
+    [thread.join(120) for thread in threads]
+
+
 def test_an_absent_object_is_none_and_cannot_be_downloaded(open_again, tmp_path):
     objects = open_again()
     assert objects.read("nothing") is None
@@ -102,17 +110,13 @@ def test_of_many_writers_that_saw_the_same_one_wins(open_again, is_new):
     for turn in range(5):
         name = f"turn {turn}"
         seen = ABSENT if is_new else handle.write(name, b"before")
-        start, won = threading.Barrier(num_writers), []
+        writers, won = [open_again() for _ in range(num_writers)], []
 
-        def write(me, name=name, seen=seen, start=start, won=won):
-            objects = open_again()
-            start.wait(120)
-            if not refused(lambda: objects.write(name, b"writer %d" % me, if_generation=seen)):
+        def write(me, name=name, seen=seen, writers=writers, won=won):
+            if not refused(lambda: writers[me].write(name, b"writer %d" % me, if_generation=seen)):
                 won.append(me)
 
-        writers = [threading.Thread(target=write, args=(me,)) for me in range(num_writers)]
-        [writer.start() for writer in writers]
-        [writer.join(120) for writer in writers]
+        at_once(num_writers, write)
         assert len(won) == 1
         assert handle.read(name).content == b"writer %d" % won[0]
 
@@ -179,16 +183,8 @@ def test_an_upload_over_other_bytes_is_refused_and_leaves_them(open_again, tmp_p
 def test_of_many_uploaders_of_one_file_one_writes_it_and_all_are_done(open_again, tmp_path):
     (tmp_path / "part").write_bytes(b"rows" * 10_000)
     for turn in range(5):
-        start, answers = threading.Barrier(4), []
-
-        def upload(name=f"turn {turn}", start=start, answers=answers):
-            objects = open_again()
-            start.wait(120)
-            answers.append(objects.upload(name, tmp_path / "part"))
-
-        uploaders = [threading.Thread(target=upload) for _ in range(4)]
-        [each.start() for each in uploaders]
-        [each.join(120) for each in uploaders]
+        places, answers = [open_again() for _ in range(4)], []
+        at_once(4, lambda me, at=places, to=answers, n=f"turn {turn}": to.append(at[me].upload(n, tmp_path / "part")))
         assert sorted(answers) == [False, False, False, True]
         assert open_again().read(f"turn {turn}").content == b"rows" * 10_000
 
