@@ -2,14 +2,18 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CRITEO
+from components.contracts.features import Features
 from components.contracts.retrain_request import RetrainRequest
 from components.extraction.window import find_rivals, resolve_window
-from components.runtime.errors import PermanentError
+from components.runtime.errors import ContractError, PermanentError
 from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger
 from monitoring.acting.local_trigger import LocalTrigger
 from monitoring.acting.retraining import Retraining
@@ -19,6 +23,7 @@ from monitoring.deciding.restraint import RestraintSettings
 from monitoring.memory.store import Store
 from pipelines.__main__ import build_parser
 from pipelines.local import runner as local_run
+from pipelines.local.plan import columns_to_change, plan_for_data
 from pipelines.package import compile_pipeline, read_parameters
 from pipelines.placement import Placement
 from tests.support.yaml_texts import documents
@@ -94,13 +99,6 @@ def _fits(arguments, inputs):
         assert isinstance(value, (int, float) if inputs[name] is float else inputs[name]), (name, value)
 
 
-def test_request_decides_only_what_the_pipeline_asks_for(monitor_asks, inputs, tmp_path):
-    trigger = LocalTrigger(tmp_path / "state", tmp_path / "store", "true")
-    request = monitor_asks(trigger)
-    _fits(request.pipeline_arguments(), inputs)
-    assert len(request.pipeline_arguments()) == 6
-
-
 def test_extraction_understands_the_requests_window(monitor_asks, tmp_path):
     request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
     rivals = find_rivals(tmp_path / "store", parent=request.parent, champion=request.champion, features=CRITEO)
@@ -123,6 +121,8 @@ def test_local_triggers_command_line_is_one_that_evergreen_takes(monitor_asks, s
     assert parsed.package == services.package
     assert RetrainRequest.read(parsed.request) == request
     _fits(read_parameters(package, parsed.parameter), inputs)
+    _fits(request.pipeline_arguments(), inputs)
+    assert len(request.pipeline_arguments()) == 6, "it decides only what the pipeline asks for"
 
 
 def test_local_run_gives_the_pipeline_only_inputs_that_it_has(
@@ -162,3 +162,21 @@ def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(monitor_ask
     _fits(sent, inputs)
     assert sent == {**further, **request.pipeline_arguments()}
     assert run["display_name"] == request.request_id
+
+
+def test_what_a_users_own_file_names_is_not_overwritten_and_each_column_that_drifts_must_be_one(services):
+    own = services.plan.base.with_settings({"gate.min_auc": 0.7, "training.seed": 1})
+    rows = {"replay_rows": 2_000, "lake_rows": 3_000, "clicks": 600}
+    settings = plan_for_data(services.settings, own, **rows).recommender().settings
+    assert (settings["gate"]["min_auc"], settings["training"]["seed"]) == (0.7, 1)
+    with pytest.raises(ContractError, match="drift column 'I99' is no feature, expected I9"):
+        plan_for_data(replace(services.settings, drift_columns=("I99",)), own, **rows)
+
+
+def test_the_columns_that_change_are_numeric_or_have_few_categories(tmp_path):
+    features = Features(numeric=("price",), categorical=("item", "user"))
+    table = pa.table({"price": [0.5] * 400, "item": [1, 2] * 200, "user": list(range(400))})
+    pq.write_table(table, tmp_path / "replay.parquet")
+    assert columns_to_change(tmp_path / "replay.parquet", features) == ("price", "item")
+    only = Features(numeric=(), categorical=("user",))
+    assert columns_to_change(tmp_path / "replay.parquet", only) == ("user",)

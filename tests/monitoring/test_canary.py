@@ -23,31 +23,33 @@ def archive_rows(*batches):
     return [ArchiveRow(encode(batch), np.zeros(len(batch), np.uint8)) for batch in batches]
 
 
+@pytest.fixture
+def beside(bench):
+    """A bench whose monitor has seen version 1 serve, and a canary with a newer answer."""
+    b = bench()
+    b.start()
+    publish(b.log, prediction("s", time=START), by_canary("c", time=START + 1))
+    b.monitor.tick()
+    return b
+
+
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_canary_is_not_the_version_that_serves_however_new_its_answers(bench, restart):
-    b = bench()
-    monitor = b.start()
-    publish(b.log, prediction("s", time=START), by_canary("c", time=START + 1))
-    monitor.tick()
-    b.clock.now = START + WINDOW + 10
-    monitor.tick()
+def test_a_canary_is_not_the_version_that_serves_however_new_its_answers(beside, restart):
+    beside.clock.now = START + WINDOW + 10
+    beside.monitor.tick()
     if restart:
-        monitor = b.start()
-    assert monitor.serving_version == 1
-    assert set(monitor.windows.versions) == {1, 2}, "its rows have a window all the same"
+        beside.start()
+    assert beside.monitor.serving_version == 1
+    assert set(beside.monitor.windows.versions) == {1, 2}, "its rows have a window all the same"
 
 
-def test_a_canary_serves_once_it_answers_as_no_canary_and_late_records_do_not_take_that_back(bench):
-    b = bench()
-    monitor = b.start()
-    publish(b.log, prediction("s", time=START), by_canary("c", time=START + 1))
-    monitor.tick()
-    b.clock.now += 5
-    publish(b.log, prediction("promoted", time=START + 4, version=2), by_canary("late", time=START + 2))
-    monitor.tick()
-    assert monitor.serving_version == 2
-    monitor = b.start()
-    assert monitor.serving_version == 2
+def test_a_canary_serves_once_it_answers_as_no_canary_and_late_records_do_not_take_that_back(beside):
+    beside.clock.now += 5
+    publish(beside.log, prediction("promoted", time=START + 4, version=2), by_canary("late", time=START + 2))
+    beside.monitor.tick()
+    assert beside.monitor.serving_version == 2
+    beside.start()
+    assert beside.monitor.serving_version == 2
 
 
 def test_the_version_of_the_newest_prediction_serves_even_after_a_rollback(bench):
@@ -62,12 +64,8 @@ def test_the_version_of_the_newest_prediction_serves_even_after_a_rollback(bench
     assert monitor.serving_version == b.start().serving_version == 1
 
 
-def test_the_events_tell_a_canary_from_a_version_that_serves(bench):
-    b = bench()
-    monitor = b.start()
-    publish(b.log, prediction("s", time=START), by_canary("c", time=START + 1))
-    monitor.tick()
-    seen = {e["version"]: e["text"] for e in b.events if e["kind"] == "version_seen"}
+def test_the_events_tell_a_canary_from_a_version_that_serves(beside):
+    seen = {e["version"]: e["text"] for e in beside.events if e["kind"] == "version_seen"}
     assert seen == {1: "model version 1 serves", 2: "model version 2 takes a share of the traffic"}
 
 

@@ -178,21 +178,6 @@ def test_two_monitors_cannot_share_a_state_folder(processes):
     assert first.poll() is None
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"log": "ftp://broker/topic"}, "log is 'ftp://broker/topic', expected sqlite:///<path>"),
-        ({"window_rows": 399}, "window_rows is 399, expected at least 400: min_clicks clicks and as many rows without"),
-    ],
-)
-def test_misuse_is_one_line_and_exit_code_2(processes, flags, message):
-    process = processes.monitor(**flags)
-    assert process.wait(120) == 2
-    lines = (processes.folder / "monitoring.0.log").read_text().splitlines()
-    assert lines[-1].startswith("error: ")
-    assert message in lines[-1]
-
-
 def test_a_log_that_is_away_at_the_start_is_waited_for_and_the_process_stays_healthy(processes):
     p = processes
     with contextlib.closing(sqlite3.connect(p.folder / "log.db", isolation_level=None)) as somebody:

@@ -15,6 +15,11 @@ from tests.support.model_repository import OPTIONS, everything, named, with_vers
 from tests.support.served_names import NAMES
 
 
+@pytest.fixture
+def repository(open_objects):
+    return ModelRepository(open_objects(), NAMES)
+
+
 def test_a_version_is_published_by_the_configuration_and_by_nothing_before(open_objects, make_version):
     repository, reader = ModelRepository(open_objects(), NAMES), ModelRepository(open_objects(), NAMES)
     with repository.locked():
@@ -26,8 +31,7 @@ def test_a_version_is_published_by_the_configuration_and_by_nothing_before(open_
         assert (reader.versions(), named(reader)) == ([1], [1])
 
 
-def test_a_published_version_holds_what_was_staged_byte_for_byte(open_objects, make_version):
-    repository = ModelRepository(open_objects(), NAMES)
+def test_a_published_version_holds_what_was_staged_byte_for_byte(repository, make_version):
     graph = make_version(1, data=b"tables" * 50_000)
     golden = GoldenRows.load(graph / "golden.npz")
     with repository.locked():
@@ -50,8 +54,7 @@ def test_a_published_version_holds_what_was_staged_byte_for_byte(open_objects, m
     ]
 
 
-def test_a_version_for_triton_itself_has_no_code(open_objects, make_version):
-    repository = ModelRepository(open_objects(), NAMES)
+def test_a_version_for_triton_itself_has_no_code(repository, make_version):
     with repository.locked():
         repository.stage(1, make_version(1), ServingOptions(server="onnxruntime"))
         repository.publish(1)
@@ -62,8 +65,7 @@ def test_a_version_for_triton_itself_has_no_code(open_objects, make_version):
 
 
 @pytest.mark.parametrize("where", ["click_model_candidate", "click_model", "click_model_canary"])
-def test_warm_up_rows_are_the_golden_ones_as_triton_reads_them(open_objects, make_version, put_live, where):
-    repository = ModelRepository(open_objects(), NAMES)
+def test_warm_up_rows_are_the_golden_ones_as_triton_reads_them(repository, make_version, put_live, where):
     golden = GoldenRows.load(make_version(1) / "golden.npz")
     with repository.locked():
         options = ServingOptions(warmup_rows=3)
@@ -90,8 +92,7 @@ def test_a_rehearsal_has_one_instance_and_no_response_cache(open_objects, make_v
         assert read_options(repository.config_for(1, repository.published.record(1).options)) == options
 
 
-def test_only_rows_of_a_configuration_outlive_a_pruning(open_objects, put_live):
-    repository = ModelRepository(open_objects(), NAMES)
+def test_only_rows_of_a_configuration_outlive_a_pruning(repository, put_live):
     with repository.locked():
         for number in (1, 2, 3):
             put_live(repository, number)
@@ -100,8 +101,7 @@ def test_only_rows_of_a_configuration_outlive_a_pruning(open_objects, put_live):
     assert there == warmup_files_of(repository.read_config())
 
 
-def test_pruning_keeps_the_newest_the_asked_for_and_the_served(open_objects, put_live):
-    repository = ModelRepository(open_objects(), NAMES)
+def test_pruning_keeps_the_newest_the_asked_for_and_the_served(repository, put_live):
     with repository.locked():
         for number in range(7, 13):
             put_live(repository, number)
@@ -111,8 +111,7 @@ def test_pruning_keeps_the_newest_the_asked_for_and_the_served(open_objects, put
         assert repository.prune({9}, num_kept=1) == []
 
 
-def test_a_served_version_cannot_be_withdrawn(open_objects, put_live):
-    repository = ModelRepository(open_objects(), NAMES)
+def test_a_served_version_cannot_be_withdrawn(repository, put_live):
     with repository.locked():
         put_live(repository, 1)
         with pytest.raises(ContractError, match="version 1 is named by"):
@@ -123,8 +122,7 @@ def test_a_served_version_cannot_be_withdrawn(open_objects, put_live):
     assert (repository.versions(), repository.taken_numbers(), repository.read_config()) == ([], [], None)
 
 
-def test_a_rehearsals_leavings_are_not_published(open_objects, make_version):
-    repository = ModelRepository(open_objects(), NAMES)
+def test_a_rehearsals_leavings_are_not_published(repository, make_version):
     with repository.locked():
         repository.stage(1, make_version(1), OPTIONS)
         repository.objects.write("click_model_candidate/1/__pycache__/model.cpython-311.pyc", b"cache")
@@ -132,8 +130,7 @@ def test_a_rehearsals_leavings_are_not_published(open_objects, make_version):
     assert not [name for name in everything(repository.objects) if "pycache" in name or "candidate" in name]
 
 
-def test_a_canary_is_the_published_version_under_its_own_name(open_objects, put_live):
-    repository = ModelRepository(open_objects(), NAMES)
+def test_a_canary_is_the_published_version_under_its_own_name(repository, put_live):
     with repository.locked():
         put_live(repository, 1)
         put_live(repository, 2, beside=[1])

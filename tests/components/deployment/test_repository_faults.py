@@ -18,11 +18,15 @@ from tests.support.paths import REPOSITORY
 from tests.support.served_names import MODEL_NAME, NAMES
 
 
+@pytest.fixture
+def repository(open_objects):
+    return ModelRepository(open_objects(), NAMES)
+
+
 @pytest.mark.parametrize("lost", ["version.json", "model.onnx", "golden.npz", "model.py"])
 def test_a_half_copied_version_is_no_version_its_number_is_taken_and_it_is_cleared(
-    open_objects, make_version, put_live, lost
+    repository, make_version, put_live, lost
 ):
-    repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         put_live(repository, 1)
         repository.stage(2, make_version(2), OPTIONS)
@@ -35,8 +39,7 @@ def test_a_half_copied_version_is_no_version_its_number_is_taken_and_it_is_clear
         assert named(repository) == [1]
 
 
-def test_a_truncated_file_makes_a_version_none(open_objects, put_live):
-    repository = ModelRepository(open_objects(), NAMES)
+def test_a_truncated_file_makes_a_version_none(repository, put_live):
     with repository.locked():
         put_live(repository, 1)
         graph = repository.objects.read("click_model/1/model.onnx").content
@@ -52,8 +55,7 @@ def test_a_truncated_file_makes_a_version_none(open_objects, put_live):
     [("model.onnx", 0), ("golden.npz", 0), ("golden.npz", 60), ("golden.npz", -30)],
     ids=["graph", "head", "rows", "directory"],
 )
-def test_a_damaged_graph_or_golden_row_is_found_by_its_hash(open_objects, put_live, file, at):
-    repository = ModelRepository(open_objects(), NAMES)
+def test_a_damaged_graph_or_golden_row_is_found_by_its_hash(repository, put_live, file, at):
     with repository.locked():
         put_live(repository, 1)
         content = bytearray(repository.objects.read(f"click_model/1/{file}").content)
@@ -64,8 +66,7 @@ def test_a_damaged_graph_or_golden_row_is_found_by_its_hash(open_objects, put_li
             (repository.published.check if file == "model.onnx" else repository.published.golden_rows)(1)
 
 
-def test_what_the_storage_gives_back_changed_is_found_while_it_is_staged(open_objects, make_version):
-    repository = ModelRepository(open_objects(), NAMES)
+def test_what_the_storage_gives_back_changed_is_found_while_it_is_staged(repository, make_version):
     real = repository.objects
 
     class Bitrot:
@@ -87,8 +88,7 @@ def test_what_the_storage_gives_back_changed_is_found_while_it_is_staged(open_ob
     assert (repository.versions(), repository.read_config()) == ([], None)
 
 
-def test_a_damaged_record_makes_a_version_none(open_objects, put_live):
-    repository = ModelRepository(open_objects(), NAMES)
+def test_a_damaged_record_makes_a_version_none(repository, put_live):
     with repository.locked():
         put_live(repository, 1)
         record = repository.objects.read("click_model/1/version.json").content
