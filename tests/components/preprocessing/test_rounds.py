@@ -132,3 +132,37 @@ def test_a_retry_replaces_what_the_first_try_left(write_raw, run_step, raw_table
     note = json.loads((run_step.store / "runs" / "run-1" / "preprocessing.json").read_text())
     assert note["state"] == "done"
     assert note["facts"]["ids"] == sum(again.slot_sizes)
+
+
+EXCLUDED = ["I2", "I13", "C3", "C26"]
+SLOTS = [2, 25]
+
+
+def test_a_round_goes_on_with_its_parents_columns_only(write_raw, run_step, raw_table, keep_as_model, reading, capsys):
+    rows = [write_raw(raw_table(600, seed=seed), name=f"raw {seed}") for seed in (1, 2, 3)]
+    first = run_step(reading.change(rows[0], excluded_columns=EXCLUDED), run="first")
+    keep_as_model(local_path(first.workflow_uri), first.slot_sizes, "parent")
+    second = run_step(reading.change(rows[1], excluded_columns=EXCLUDED), run="second", parent="parent")
+    assert reading.workflow(second).excluded == tuple(EXCLUDED)
+    assert [second.slot_sizes[slot] for slot in SLOTS] == [FIRST_ID] * 2
+    capsys.readouterr()
+    other = reading.change(rows[2], excluded_columns=["I2", "I13", "C3", "C4"])
+    run_step(other, run="third", parent="parent", expect=2)
+    assert "lack ['C4'] of the parent parent's and add ['C26']" in capsys.readouterr().err
+
+
+def test_nothing_is_fitted_on_old_rows(write_raw, write_old_rows, run_step, raw_table, reading):
+    """A category of old rows alone gets no id, however often it is in them, and no moment moves."""
+    old = reading.replace(raw_table(400, seed=8), "C1", np.full(400, 123_456_789))
+    old = reading.replace(old, "I1", np.full(400, 9999.0))
+    without = run_step(write_raw(raw_table(900, seed=1)))
+    raw = write_old_rows(write_raw(raw_table(900, seed=1), name="more"), replay=old, replay_holdout=old)
+    with_old = run_step(raw, run="run-2")
+    folders = [local_path(encoded.workflow_uri) for encoded in (without, with_old)]
+    hashes = [[sha256_tree(path) for path in sorted(folder.glob("*.np[yz]"))] for folder in folders]
+    assert hashes[0] == hashes[1]
+    workflows = [reading.workflow(encoded) for encoded in (without, with_old)]
+    for one, other in zip(*(workflow.vocabularies for workflow in workflows)):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(workflows[0].means, workflows[1].means)
+    assert (reading.encoded(with_old.replay_uri).ids[:, 0] == OOV_ID).all()

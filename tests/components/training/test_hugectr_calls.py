@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from components.models.files import one_each, open_model
+from components.runtime.errors import ContractError
 from components.training.config import SolverSettings, TrainingSettings
-from components.training.hugectr.embeddings import embeddings_of
+from components.training.hugectr.embeddings import embeddings_of, smallest_workspace_mb
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.files import (
     SPARSE_FOLDER,
@@ -112,3 +113,15 @@ def test_a_model_exported_for_hugectr_and_saved_by_it_in_any_order_comes_back(ra
         np.testing.assert_array_equal(one.table, other.table)
         for name, values in other.dense.items():
             np.testing.assert_array_equal(one.dense[name], values)
+
+
+@pytest.mark.parametrize("name", ["stage_rows", "loss_interval"])
+def test_a_setting_that_hugectr_would_refuse_later_is_refused_by_name(name):
+    with pytest.raises(ContractError, match=f"{name} is 0, expected at least 1"):
+        SolverSettings(**{name: 0})
+
+
+@pytest.mark.parametrize("gpus", [1, 3])
+def test_the_workspace_holds_every_row_of_the_fullest_gpu(gpus):
+    rows = (smallest_workspace_mb(1_221_286, 16, num_gpus=gpus) << 20) // (3 * 4 * 16)
+    assert 0 <= rows - -(-1_221_286 // gpus) < 10_000
