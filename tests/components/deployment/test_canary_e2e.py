@@ -14,7 +14,6 @@ from components.deployment.canary.__main__ import main
 from components.deployment.canary.evidence import counted, fetch
 from components.deployment.canary.policy import CanaryPolicy
 from components.deployment.canary.steps import start
-from components.deployment.triton_client import Triton
 from components.storage.folder import FolderObjects
 from components.storage.locations import open_objects
 from components.store.models import keep_verdict
@@ -23,6 +22,7 @@ from components.store.traffic_plan import Arm
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.scoring import shadow_of
 from tests.support.processes import wait_for
+from tests.support.real_servers import under_load
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.shadow_rows import write_shadow_rows
 
@@ -37,7 +37,7 @@ PATIENCE_SECONDS = 100.0
 
 
 class Load:
-    """Users who ask without pause in the background: by the plan, and one by the model's name alone.
+    """Users who ask by the plan, without pause, in the background.
 
     The rows that both arms scored go to the archive, with labels drawn from the scores of the version named `truth`.
     """
@@ -47,31 +47,17 @@ class Load:
         self._rows = raw_rows(200)
         self._stop = threading.Event()
         self.answered = self.files = 0
-        self.versions, self.unversioned, self.failures, self.fallbacks = [], [], [], {}
-        self._threads = [threading.Thread(target=f, daemon=True) for f in (self._users, self._by_name)]
+        self.versions, self.failures, self.fallbacks = [], [], {}
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._follow()), daemon=True)
 
     def __enter__(self):
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_):
         self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive()
-
-    def _by_name(self):
-        client = Triton(self._url)
-        while not self._stop.is_set():
-            try:
-                self.unversioned.append(client.infer(MODEL_NAME, self._rows[0][:3], self._rows[1][:3])[1])
-            except Exception as error:
-                self.failures.append(error)
-        client.close()
-
-    def _users(self):
-        asyncio.run(self._follow())
+        self._thread.join(60)
+        assert not self._thread.is_alive()
 
     async def _follow(self):
         follower = PlanFollower(self._objects, MODEL_NAME, interval_seconds=0.1)
@@ -158,16 +144,17 @@ def test_a_better_canary_goes_from_one_percent_to_all_with_no_failed_request(
         if step.action not in ("held", "draining"):
             steps.append((step.action, step.share))
         if step.action in ("held", "grown"):
-            before_release[:] = [len(load.unversioned)]
+            before_release[:] = [len(by_name.answers[0])]
 
     canary_settings = beside()
     load = Load(triton.grpc_url, open_objects(settings.repository), tmp_path / "archive", raw_rows, truth=2)
-    with load:
+    with load, under_load([triton.grpc_url], raw_rows(3)) as by_name:
         watched(canary_settings, tell)
     assert steps == [("grown", 0.05), ("grown", 0.25), ("released", 1.0), ("ended", None)]
-    assert (load.failures, load.fallbacks) == ([], {})
-    assert set(load.unversioned[: before_release[0]]) == {1}, "who names no version never met the canary"
-    assert load.unversioned == sorted(load.unversioned)
+    assert (load.failures, load.fallbacks, by_name.failures) == ([], {}, [])
+    (unversioned,) = by_name.answers
+    assert set(unversioned[: before_release[0]]) == {1}, "who names no version never met the canary"
+    assert unversioned == sorted(unversioned)
     assert {1, 2} == set(load.versions)
     assert current(settings.store).version == 2
     assert not client.is_ready(CANARY_NAME, 2)
