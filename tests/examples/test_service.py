@@ -1,4 +1,4 @@
-"""The example service on a real gRPC server's double and a real log."""
+"""The example service on a real gRPC server's double and a real log; and the simulated shop's log."""
 
 import dataclasses
 import zlib
@@ -15,6 +15,9 @@ from components.contracts.raw_rows import ColumnNames
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch
 from components.logs.sqlite import SqliteLog
 from examples.service.app import from_environment
+from examples.shop.world import write_clicks
+from pipelines.recommender_file.form import read_recommender
+from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into
 from tests.support.record_messages import decode
 from tests.support.triton_double import RunningServer, known_scores
@@ -82,3 +85,15 @@ def test_failures_keep_their_meaning(service, server, failure, code):
         answer = web.get("/recommend", params={"user": "ada", "k": 3 if failure else 0})
         assert (answer.status_code, bool(answer.json()["detail"])) == (code, True)
         assert web.post("/click", json={"request_id": "", "position": 1}).status_code == 422
+
+
+def test_the_shops_log_is_what_its_recommender_describes(tmp_path):
+    found = [write_clicks(tmp_path / name, rows=8000, seed=1) for name in ("one.parquet", "other.parquet")]
+    assert found[0] == found[1]
+    assert 0.75 < found[0]["best_auc"] < 0.9
+    assert 0.15 < found[0]["clicks"] / found[0]["rows"] < 0.25
+    table, other = (pq.read_table(tmp_path / name) for name in ("one.parquet", "other.parquet"))
+    assert table.equals(other)
+    shop = read_recommender(REPOSITORY / "examples/shop/recommender.yaml")
+    assert {*shop.features.names, shop.data.label, shop.data.event_time} <= set(table.column_names)
+    assert 0.03 < table["price"].null_count / table.num_rows < 0.07

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import google_crc32c
@@ -25,6 +24,7 @@ from monitoring.uploader import MAX_PAUSE_SECONDS, Uploader, UploaderSettings, m
 from tests.support.crashes import Killed
 from tests.support.paths import REPOSITORY
 from tests.support.power_cut import Disk
+from tests.support.processes import at_once
 
 NAME = "day=2025-11-13/part-1.parquet"
 OUTCOMES = "outcomes/day=2025-11-13/part-2.parquet"
@@ -255,21 +255,10 @@ def test_two_uploaders_at_once_do_no_harm(tmp_path, open_lake):
         name = f"day=2025-11-13/part-{turn}.parquet"
         contents[name] = f"rows of {turn}".encode() * 1000
         (archive / name).write_bytes(contents[name])
-    start, moved, failed = threading.Barrier(3), [], []
-
-    def work():
-        uploader = Uploader(archive, open_lake())
-        start.wait(120)
-        try:
-            moved.extend(uploader.run_once())
-        except BaseException as error:
-            failed.append(error)
-
-    workers = [threading.Thread(target=work) for _ in range(3)]
-    [worker.start() for worker in workers]
-    [worker.join(60) for worker in workers]
-    assert failed == []
-    assert set(moved) == set(contents)
+    uploaders, moved = [Uploader(archive, open_lake()) for _ in range(3)], []
+    at_once(3, lambda me: moved.append(uploaders[me].run_once()))
+    assert len(moved) == 3, "none failed"
+    assert {name for names in moved for name in names} == set(contents)
     assert {each.name: open_lake().read(each.name).content for each in open_lake().list()} == contents
     assert len(list((archive / "uploaded").glob("part-*.json"))) == len(contents)
     assert not list(archive.glob("day=*/part-*"))

@@ -1,5 +1,6 @@
-"""Processes of a server that is tested from outside: which run still, and waiting without a fixed time."""
+"""Processes of a server that is tested from outside: which run still; waiting without a fixed time; threads at once."""
 
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -28,3 +29,11 @@ def wait_for(condition, what="the condition", *, seconds=120.0):
         assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
         time.sleep(0.02)
     return found
+
+
+def at_once(num, do):
+    """Runs `do(me)` in `num` threads that begin together."""
+    start = threading.Barrier(num)
+    threads = [threading.Thread(target=lambda me=me: (start.wait(120), do(me))) for me in range(num)]
+    [thread.start() for thread in threads]
+    [thread.join(120) for thread in threads]

@@ -1,6 +1,5 @@
 """Leases under a clock of the test's own: who holds, who waits, who takes over, and who must notice."""
 
-import threading
 import time
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from components.runtime.errors import PermanentError, TemporaryError
 from components.storage.folder import FolderObjects
 from components.storage.lease import Lease
+from tests.support.processes import at_once
 
 
 class Clocks:
@@ -117,20 +117,17 @@ def test_of_many_takers_at_once_one_holds_it(make_lease, clocks, is_ended):
     if is_ended:
         make_lease("killed", clocks).acquire()
         clocks.pass_(61.0)
-    start, won, lost = threading.Barrier(8), [], []
+    leases, won, lost = [make_lease(f"pod {at}", clocks) for at in range(8)], [], []
 
-    def take(holder):
-        lease = make_lease(holder, clocks)
-        start.wait(120)
+    def take(me):
+        lease = leases[me]
         try:
             lease.acquire()
             won.append(lease)
         except TemporaryError as error:
             lost.append(str(error))
 
-    takers = [threading.Thread(target=take, args=(f"pod {at}",)) for at in range(8)]
-    [taker.start() for taker in takers]
-    [taker.join(120) for taker in takers]
+    at_once(8, take)
     assert (len(won), len(lost)) == (1, 7)
     won[0].check()
 

@@ -10,6 +10,7 @@ import pytest
 from components.runtime.errors import ContractError
 from components.storage.downloads import download
 from components.storage.objects import ABSENT, Changed, Differs, ObjectInfo
+from tests.support.processes import at_once
 
 BIG = random.Random(1).randbytes(9_000_003)
 
@@ -20,14 +21,6 @@ def refused(call):
     except Changed:
         return True
     return False
-
-
-def at_once(num, do):
-    """Runs `do(me)` in `num` threads that begin together."""
-    start = threading.Barrier(num)
-    threads = [threading.Thread(target=lambda me=me: (start.wait(120), do(me))) for me in range(num)]
-    [thread.start() for thread in threads]
-    [thread.join(120) for thread in threads]
 
 
 def test_an_absent_object_is_none_and_cannot_be_downloaded(open_again, tmp_path):
