@@ -74,8 +74,7 @@ def test_a_text_that_is_no_whole_number_in_range_is_hashed_by_52_bits_of_blake2b
 
 
 @pytest.mark.parametrize(
-    ("names", "dtype", "missing"),
-    [(criteo.DENSE, "float32", np.nan), (criteo.CATEGORICAL, "int64", MISSING_CATEGORY)],
+    ("names", "dtype", "missing"), [(criteo.DENSE, "float32", np.nan), (criteo.CATEGORICAL, "int64", MISSING_CATEGORY)]
 )
 def test_nulls_become_the_stated_value_and_all_others_stay(raw_table, names, dtype, missing):
     batch = pa.Table.to_batches(raw_table(200))[0]

@@ -204,10 +204,7 @@ def test_damaged_workflow_is_refused(tmp_path, spoil, said):
         ({"vocabularies": (np.arange(3),) * 25}, "25 vocabularies, expected 26"),
         ({"vocabularies": (np.arange(3),) * 25 + (np.array([4, 5, 4]),)}, "C26 holds a category twice"),
         ({"vocabularies": (np.arange(3),) * 25 + (np.array([4, -1, 5]),)}, "C26 holds values from -1 to 5"),
-        (
-            {"vocabularies": (np.array([4, 2**52]),) + (np.arange(3),) * 25},
-            "C1 holds values from 4 to 450359962737",
-        ),
+        ({"vocabularies": (np.array([4, 2**52]),) + (np.arange(3),) * 25}, "C1 holds values from 4 to 450359962737"),
         ({"means": np.full(13, np.nan, np.float32)}, "expected 13 finite"),
         ({"stds": np.r_[np.ones(12), -1].astype(np.float32)}, "std of I13 is -1.0, expected > 0"),
     ],

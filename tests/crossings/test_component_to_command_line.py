@@ -20,11 +20,7 @@ FLAG_OF_OUTPUT = {
 }
 """Output artifact -> the flag that is given its path. Other outputs are filled by the component itself."""
 
-SPECIAL = {
-    "server": "onnxruntime",
-    "device": "gpu",
-    "triton_urls": "a:8001,b:8001",
-}
+SPECIAL = {"server": "onnxruntime", "device": "gpu", "triton_urls": "a:8001,b:8001"}
 TEXTS = ["plain", "a folder with spaces/and = signs", "--looks-like-a-flag", "", "quoted \"'$HOME"]
 
 

@@ -290,10 +290,7 @@ LISTS = Features(
     numeric=(),
     categorical=("item",),
     lists=("genres", "seen"),
-    list_options={
-        "genres": ListOptions(type="string", max=3, keep="oldest"),
-        "seen": ListOptions(max=2, table="item"),
-    },
+    list_options={"genres": ListOptions(type="string", max=3, keep="oldest"), "seen": ListOptions(max=2, table="item")},
 )
 PUNK, FOLK, JAZZ, ROCK = (category_of(each) for each in ("punk", "folk", "jazz", "rock"))
 GIVEN = {"item": [7, 8, 9], "genres": [["punk", None, "folk"], None, ["rock", "jazz", "folk", "punk"]]}

@@ -204,12 +204,7 @@ def test_lines_report_a_second_and_start_anew(play):
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"rate": float("nan")},
-        {"rows_per_request": 4096},
-        {"label_delay_seconds": -1.0},
-        {"max_in_flight": 0},
-    ],
+    [{"rate": float("nan")}, {"rows_per_request": 4096}, {"label_delay_seconds": -1.0}, {"max_in_flight": 0}],
     ids=str,
 )
 def test_settings_out_of_range_are_refused_by_name(wrong):

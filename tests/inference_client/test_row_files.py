@@ -79,15 +79,9 @@ def test_a_column_that_is_served_as_one_value_may_be_absent_but_is_read_where_it
             lambda t: t.rename_columns({"label": "lable"}),
             r"lacks columns \['label'\] of .* click_model, expected lable",
         ),
-        (
-            lambda t: t.set_column(0, "label", pa.array([2] * 5000)),
-            "rows.parquet row 0: label is 2, expected 0 or 1",
-        ),
+        (lambda t: t.set_column(0, "label", pa.array([2] * 5000)), "rows.parquet row 0: label is 2, expected 0 or 1"),
         (lambda t: t.set_column(14, "C1", pa.array(["68"] * 4999 + ["g"])), "row 4999: C1 is 'g'"),
-        (
-            lambda t: t.set_column(14, "C1", pa.array([0, 1, 2.5, *[4] * 4997])),
-            "row 2: C1 is 2.5",
-        ),
+        (lambda t: t.set_column(14, "C1", pa.array([0, 1, 2.5, *[4] * 4997])), "row 2: C1 is 2.5"),
     ],
     ids=["columns", "no label", "label", "text", "hash"],
 )

@@ -10,14 +10,7 @@ import pytest
 from components.contracts.criteo import CRITEO
 from components.contracts.serving import MAX_BATCH_ROWS
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from inference_client.errors import (
-    BadReply,
-    BadRequest,
-    ModelAbsent,
-    ServerFault,
-    ServerUnavailable,
-    VersionsMixed,
-)
+from inference_client.errors import BadReply, BadRequest, ModelAbsent, ServerFault, ServerUnavailable, VersionsMixed
 from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing
 from tests.support.served_names import MODEL_NAME

@@ -12,16 +12,7 @@ import yaml
 from pipelines.placement import read_values
 from tests.k8s.environment import environment_of
 from tests.k8s.pod import expanded, triton_container, variables
-from tests.support.rendering import (
-    K8S,
-    find,
-    pod_spec,
-    pod_template,
-    render_edited,
-    render_variant,
-    title,
-    workloads,
-)
+from tests.support.rendering import K8S, find, pod_spec, pod_template, render_edited, render_variant, title, workloads
 from tests.support.yaml_texts import documents
 
 PLACEHOLDER = re.compile(r"\bmy-[a-z]")

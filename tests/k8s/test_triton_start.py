@@ -85,10 +85,7 @@ def test_models_and_ports_are_those_that_clients_and_releases_use(manifests, ren
 
 
 def test_without_a_model_a_pod_stays_takes_no_traffic_and_is_reached_by_the_first_release(
-    pod,
-    repository,
-    tmp_path,
-    make_candidate,
+    pod, repository, tmp_path, make_candidate
 ):
     with pod(until="startupProbe") as started:
         assert started.passes("livenessProbe")

@@ -19,9 +19,7 @@ def test_loop_turns_and_loses_no_record_over_a_log_server(kind, tmp_path, run_to
             pytest.skip(str(error))
     folder = tmp_path / "a demo"
     ended = run_to_end(
-        ["demo", "--rows", "60000", "--folder", str(folder), "--log", kind],
-        output=tmp_path / "screen.log",
-        seconds=850,
+        ["demo", "--rows", "60000", "--folder", str(folder), "--log", kind], output=tmp_path / "screen.log", seconds=850
     )
     assert ended.code == 0, ended.output
     summary = json.loads((folder / "summary.json").read_text())

@@ -172,11 +172,7 @@ def layout_of(batches, features):
 
 @pytest.mark.parametrize(
     ("lengths", "elements", "drifted"),
-    [
-        ([0, 1, 3], [1, 2, 2], set()),
-        ([0, 1, 1, 3], [1, 2, 2], {"genres/length"}),
-        ([0, 1, 3], [1, 2], {"genres"}),
-    ],
+    [([0, 1, 3], [1, 2, 2], set()), ([0, 1, 1, 3], [1, 2, 2], {"genres/length"}), ([0, 1, 3], [1, 2], {"genres"})],
     ids=["nothing", "lengths", "elements"],
 )
 def test_a_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, drifted):

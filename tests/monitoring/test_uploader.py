@@ -208,10 +208,7 @@ def test_passes_are_farther_and_farther_apart_while_the_lake_is_away_and_close_a
     expect_moved(archive, open_bucket())
 
 
-@pytest.mark.parametrize(
-    ("status", "message"),
-    [(403, "The bucket's quota is exceeded"), (401, "Invalid credentials")],
-)
+@pytest.mark.parametrize(("status", "message"), [(403, "The bucket's quota is exceeded"), (401, "Invalid credentials")])
 def test_no_room_or_no_permission_stops_the_process_with_what_is_needed_and_keeps_the_files(
     archive, bucket, capsys, status, message
 ):

@@ -71,13 +71,7 @@ def run_tiny(tmp_path):
             package.write_text(text.replace("backoffDuration: 0s", "backoffDuration: 3600s"))
         run_pipeline(
             package,
-            {
-                "folder": str(folder),
-                "passes": passes,
-                "fails": fails,
-                "preemptions": preemptions,
-                "refuses": refuses,
-            },
+            {"folder": str(folder), "passes": passes, "fails": fails, "preemptions": preemptions, "refuses": refuses},
             root=folder / "artifacts",
             logs=folder / "logs",
             pythons=dict.fromkeys(ENVIRONMENT_OF_STEP.values(), Path(sys.prefix) / "bin" / "python"),

@@ -7,15 +7,7 @@ from monitoring.measures.kpis import Kpis
 
 NO_ROWS = MaturedRows(labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64))
 KPIS = Kpis(
-    version=1,
-    rows=20_000,
-    clicks=4100,
-    auc=0.76,
-    auc_low=0.751,
-    auc_high=0.769,
-    log_loss=0.5,
-    calibration=1.0,
-    ctr=0.2,
+    version=1, rows=20_000, clicks=4100, auc=0.76, auc_low=0.751, auc_high=0.769, log_loss=0.5, calibration=1.0, ctr=0.2
 )
 
 

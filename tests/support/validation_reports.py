@@ -103,7 +103,7 @@ def document_of(
     findings = [*judge_drift(measured.drift, rules), *rules.find("anomaly", HOSTILE, HOSTILE)]
     document = make_document(round_, measured, make_report(round_, measured, findings))
     document["schema"]["differences"] = [
-        {"feature": "I1", "rule": "max", "kind": "looser", "old": "10", "new": HOSTILE},
+        {"feature": "I1", "rule": "max", "kind": "looser", "old": "10", "new": HOSTILE}
     ]
     return document
 

@@ -156,10 +156,7 @@ nv_inference_count{model="click_model",version="3"} 6400
 
 def test_counters_are_read_per_model_and_version_and_failures_of_all_reasons(tmp_path):
     found = counted(METRICS, {"stable": STABLE, "canary": CANARY})
-    assert found == {
-        "stable": one(100, 3, 1.5e6, 25),
-        "canary": one(10),
-    }
+    assert found == {"stable": one(100, 3, 1.5e6, 25), "canary": one(10)}
 
 
 def one(success, failure=0.0, infer_us=0.0, cache_hits=0.0):

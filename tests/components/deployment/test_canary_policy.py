@@ -144,11 +144,7 @@ def test_what_is_undecided_at_the_last_look_is_taken_back():
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"labels": np.zeros(1000, np.uint8)},
-        {"labels": np.ones(1000, np.uint8)},
-        {"groups": np.zeros(1000, np.int64)},
-    ],
+    [{"labels": np.zeros(1000, np.uint8)}, {"labels": np.ones(1000, np.uint8)}, {"groups": np.zeros(1000, np.int64)}],
     ids=["no click", "only clicks", "one request"],
 )
 def test_it_never_decides_on_a_number_that_does_not_exist(change):

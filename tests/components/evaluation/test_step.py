@@ -63,10 +63,7 @@ def test_scores_are_kept_in_the_order_of_the_raw_rows(make_round):
     verdict = verdict_of(made)
     scores = scores_of(verdict)
     assert local_path(verdict.scores_uri) == made.root / "work" / made.run / "evaluation" / "scores.npz"
-    assert {name: array.dtype for name, array in scores.items()} == {
-        "candidate": np.float32,
-        "champion": np.float32,
-    }
+    assert {name: array.dtype for name, array in scores.items()} == {"candidate": np.float32, "champion": np.float32}
     np.testing.assert_allclose(scores["candidate"], made.scores(made.planted.noisy(0.1, 5)), atol=1e-5)
     np.testing.assert_allclose(scores["champion"], made.scores(champion), atol=1e-5)
 

@@ -71,11 +71,7 @@ def truth():
     def parse(rows: list[list[str]]) -> list[tuple]:
         text = io.StringIO("\n".join("\t".join(row) for row in rows))
         return [
-            (
-                int(row[0]),
-                *(float(x) if x else None for x in row[1:14]),
-                *(int(x, 16) if x else None for x in row[14:]),
-            )
+            (int(row[0]), *(float(x) if x else None for x in row[1:14]), *(int(x, 16) if x else None for x in row[14:]))
             for row in csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
         ]
 

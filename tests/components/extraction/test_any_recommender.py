@@ -381,9 +381,7 @@ def test_a_day_is_back_filled_by_files_of_a_lake_of_the_same_recommender(tmp_pat
 
 
 WORDS = Features(
-    numeric=("price",),
-    categorical=("item", "user"),
-    categorical_options={"item": CategoricalOptions(type="string")},
+    numeric=("price",), categorical=("item", "user"), categorical_options={"item": CategoricalOptions(type="string")}
 )
 ITEMS = ["red shoe", "7", "07", "Ünïcode", None, "-5", "true", ""]
 USERS = [0, 2**52 - 1, 2**52, 2**63 - 1, -(2**63), -1, None, 7]

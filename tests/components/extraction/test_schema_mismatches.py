@@ -41,7 +41,7 @@ def test_a_column_that_became_text_is_told_with_its_first_file(flags, run_main, 
     first = change_file(cast("C7", pa.string()))
     change_file(cast("C7", pa.string()), day=2)
     assert foreign(flags, run_main) == [
-        {"column": "C7", "arrow_type": "string", "expected": "int64", "file": str(first)},
+        {"column": "C7", "arrow_type": "string", "expected": "int64", "file": str(first)}
     ]
 
 
@@ -52,7 +52,7 @@ def test_columns_that_nobody_agreed_on_are_told_and_those_of_agreed_groups_are_n
         )
     )
     assert foreign(flags, run_main) == [
-        {"column": "price", "arrow_type": "double", "expected": None, "file": str(path)},
+        {"column": "price", "arrow_type": "double", "expected": None, "file": str(path)}
     ]
 
 

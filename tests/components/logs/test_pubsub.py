@@ -124,10 +124,7 @@ def test_absent_topic_and_subscription_are_named(bench):
 
 def test_subscription_that_is_deleted_while_it_is_read_is_a_permanent_error(bench):
     subscriber = PubsubSubscriber(
-        bench.names,
-        PubsubSettings(lease_seconds=10.0),
-        publisher=publisher_client(),
-        subscriber=subscriber_client(),
+        bench.names, PubsubSettings(lease_seconds=10.0), publisher=publisher_client(), subscriber=subscriber_client()
     )
     bench._open.append(subscriber)
     bench.publisher().publish([("a", b"1")])

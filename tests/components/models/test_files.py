@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors_numpy
 
-from components.models.files import (
-    OPTIMIZER_FILE,
-    TABLE,
-    WEIGHTS_FILE,
-    add_to_bias,
-    chunks,
-    new_model,
-    open_model,
-)
+from components.models.files import OPTIMIZER_FILE, TABLE, WEIGHTS_FILE, add_to_bias, chunks, new_model, open_model
 from components.runtime.errors import ContractError, PermanentError
 
 SIZES = [3, 5, 4]

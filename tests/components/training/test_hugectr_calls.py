@@ -11,12 +11,7 @@ from components.runtime.errors import ContractError
 from components.training.config import SolverSettings, TrainingSettings
 from components.training.hugectr.embeddings import embeddings_of, smallest_workspace_mb
 from components.training.hugectr.engine import HugectrEngine
-from components.training.hugectr.files import (
-    SPARSE_FOLDER,
-    SPARSE_OPTIMIZER_FILE,
-    export_model,
-    import_model,
-)
+from components.training.hugectr.files import SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE, export_model, import_model
 from components.training.hugectr.layers import Blueprint, compiled_model
 from components.training.hugectr.staging import write_stage
 from components.training.pytorch.engine import PytorchEngine

@@ -27,10 +27,7 @@ CONFIGS = {
     **{name: shaped(name, SHAPE, num_dense=13, num_categorical=26) for name in ("deepfm", "dlrm")},
 }
 every_network = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-on_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
-]
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")]
 
 
 @pytest.fixture

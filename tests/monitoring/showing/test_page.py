@@ -38,10 +38,7 @@ def page(snapshot: Snapshot, history: History | None = None) -> Text:
 
 
 def test_everything_that_the_on_call_asks_is_on_it():
-    shown = page(
-        replace(FULL, last_record_time=NOW - 3, counters={"dead_letter": 4}),
-        History(POINTS, EVENTS),
-    )
+    shown = page(replace(FULL, last_record_time=NOW - 3, counters={"dead_letter": 4}), History(POINTS, EVENTS))
     for expected in (
         "A drift of version 3 is suspected. threshold: auc 0.6 < 0.7.",
         "0.750 (0.700 .. 0.800)",
