@@ -79,9 +79,7 @@ def test_a_retry_after_a_killed_release_releases_the_model(world, kill, place):
     assert world.repository.taken_numbers() == [done.version, done.version + 1], "nothing else is left over"
 
 
-@pytest.mark.parametrize(
-    "place", mostly_slow(RELEASE_PLACES[1:], ("config written", 1)), ids=lambda place: f"{place[0]} {place[1]}"
-)
+@pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES[1:], ("config written", 1)), ids=named)
 def test_rollback_after_a_killed_release_restores_what_was_live(world, kill, place):
     world.release(1), world.release(2)
     assert was_killed(kill(**world.job("release", place, 3)))
@@ -91,9 +89,7 @@ def test_rollback_after_a_killed_release_restores_what_was_live(world, kill, pla
     world.check_all_is_well(1)
 
 
-@pytest.mark.parametrize(
-    "place", mostly_slow(ROLLBACK_PLACES, ("probed", 1)), ids=lambda place: f"{place[0]} {place[1]}"
-)
+@pytest.mark.parametrize("place", mostly_slow(ROLLBACK_PLACES, ("probed", 1)), ids=named)
 def test_a_killed_rollback_is_finished_by_the_next(world, kill, place):
     world.release(1), world.release(2)
     assert was_killed(kill(**world.job("rollback", place)))
