@@ -1,0 +1,44 @@
+"""Every network but the default through all six steps and a real server: lake, train, gate, graph, serve."""
+
+import shutil
+from datetime import date
+
+import numpy as np
+import pytest
+
+from components.contracts.metrics import roc_auc
+from components.deployment.triton_client import Triton
+from components.models.configs import NETWORKS
+from components.storage.uris import local_path
+from inference_client.simulation.lake import write_lake
+from inference_client.simulation.world import World
+from pipelines.local.triton import TritonServer
+from tests.support.served_names import MODEL_NAME
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize("network", sorted(set(NETWORKS) - {"dcn"}))
+def test_a_network_is_trained_judged_released_served_and_continued(network, tmp_path, chain_of, held_out_rows):
+    chain = chain_of(model={"kind": network, "embedding_dim": 4, "tower": [16, 8]})
+    world = World.create(seed=3)
+    write_lake(world, str(tmp_path / "lake"), rows=3000, days=3, last_day=date(2026, 1, 3), seed=3)
+    first = chain.turn("round-1")
+    write_lake(world, str(tmp_path / "lake"), rows=1500, days=1, last_day=date(2026, 1, 4), seed=4)
+    second = chain.turn("round-2", validation_report=first.paths["validation"])
+    assert second.training.parent_model_id == first.training.model_id
+    assert second.training.config["network"] == network
+    assert second.deployment.parity_max_abs_diff <= 1e-5
+    dense, categorical, labels = held_out_rows(second.extraction)
+    with np.load(local_path(second.evaluation.scores_uri)) as kept:
+        expected = kept["candidate"]
+    assert roc_auc(labels, expected) > 0.55
+    repository = tmp_path / "served"
+    shutil.copytree(tmp_path / "repository", repository)
+    with TritonServer(repository, log=tmp_path / "triton.log") as server:
+        client = Triton(server.grpc_url)
+        client.load(MODEL_NAME)
+        served, version = client.infer(MODEL_NAME, dense, categorical)
+        client.close()
+    assert version == second.deployment.version
+    np.testing.assert_allclose(served, expected, rtol=0, atol=1e-5)
