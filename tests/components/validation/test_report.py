@@ -96,8 +96,8 @@ def test_text_has_contrast_on_light_and_on_dark():
             assert contrast(colours[name], colours["paper"]) >= 4.5, (name, colours)
         for name in ("now", "mark"):
             assert contrast(colours[name], colours["paper"]) >= 3, (name, colours)
-    for name in ("block", "warn", "pass", "info"):
-        (badge,) = re.findall(rf"\.{name}\{{background:(#\w+)\}}", STYLE)
+    for name in ("block", "fail", "warn", "inconclusive", "pass", "info"):
+        (badge,) = re.findall(rf"\.badge\.{name}[^{{]*\{{background:(#\w+)\}}", STYLE)
         assert contrast(badge, "#ffffff") >= 4.5, name
 
 
