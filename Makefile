@@ -189,7 +189,7 @@ format: environments
 
 # For maintainers, after an edit of an .in file: resolves it again with hashes. `X.no-deps.in` goes in without dependencies;
 # `X.excludes` is left out; `X-trixie` is for Debian 13's glibc.
-LOCKS := driver validation validation-trixie preprocessing training serving export benchmarks serving-peers audit
+LOCKS := driver validation validation-trixie preprocessing training serving export search benchmarks serving-peers audit
 lock:
 	@cd requirements; \
 	compile="../.venvs/driver/bin/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command"; \

@@ -14,7 +14,14 @@ from typing import Any
 
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
-from components.runtime.kubeflow import EXPERIMENT, PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, PipelineVersion
+from components.runtime.kubeflow import (
+    EXPERIMENT,
+    PIPELINE_NAME,
+    SERVICE_ACCOUNT,
+    KubeflowServer,
+    PipelineVersion,
+    wait,
+)
 from pipelines.local.environments import REPOSITORY, python_of
 
 ROOMS = {
@@ -54,6 +61,7 @@ ROOMS = {
     "backup": ("pipelines.backup", ("backup",), "copy an installation while it runs"),
     "restore": ("pipelines.backup", ("restore",), "bring a backup back, with all programs stopped"),
     "compare": ("components.evaluation.compare", (), "what differs between two models, on rows that neither learned"),
+    "search": ("pipelines.search", (), "try settings on the same held-out rows; say which are best"),
     "reproduce": ("pipelines.reproduce", (), "train a model again from the lake and its parent; compare step by step"),
     "export": ("components.registries", (), "bring MLflow or Kubeflow's Model Registry up to date with the store"),
     "verify": ("components.deployment.verify", (), "prove offline that a version answered as it was released"),
@@ -66,7 +74,7 @@ ROOMS = {
     "rollback": ("components.deployment.rollback", (), "make an earlier version live again"),
     "promote": ("components.deployment.promote", (), "make a model live although the gate refused it"),
 }
-ENVIRONMENT_OF_ROOM = {"schema": "validation", "compare": "training", "export": "export"}
+ENVIRONMENT_OF_ROOM = {"schema": "validation", "compare": "training", "export": "export", "search": "search"}
 """Rooms that need packages of another environment than this one's."""
 
 
@@ -325,7 +333,7 @@ def _run_submit(arguments: argparse.Namespace) -> int:
         run_id = submit.start(server, run)
         print(run_id, flush=True)
         if arguments.wait:
-            submit.wait(server, run_id, seconds=arguments.wait_hours * 3600)
+            wait(server, run_id, seconds=arguments.wait_hours * 3600)
     return 0
 
 

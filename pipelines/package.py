@@ -1,24 +1,29 @@
 """The compiled pipeline as a file: written for a placement, and read for its parameters and its images' tag.
 
 The file is read before a run, so that a wrong name or value is an error at once and not of a server or a traceback.
+Whoever reads it may lack kfp, which only writing imports.
 """
 
 import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from kfp import compiler
 
 from components.runtime.errors import ContractError
-from pipelines.placement import Placement
-from pipelines.retraining import retraining_pipeline
+
+if TYPE_CHECKING:
+    from pipelines.placement import Placement
 
 
-def compile_pipeline(path: Path, placement: Placement) -> None:
+def compile_pipeline(path: Path, placement: "Placement") -> None:
     """Writes the compiled pipeline to `path` (YAML), whole or not at all."""
+    from kfp import compiler
+
+    from pipelines.retraining import retraining_pipeline
+
     path.parent.mkdir(parents=True, exist_ok=True)
     # The compiler writes in place and insists on the ending.
     aside = path.with_name(f".{path.stem}.{os.getpid()}.yaml")
@@ -56,6 +61,22 @@ def read_parameters(package: Path, pairs: Sequence[str], settings: Sequence[str]
     return parameters
 
 
+def run_outcome_pod(package: Path) -> tuple[str, str, str]:
+    """Image, volume claim and mount path of the exit handler: what a pod beside the pipeline's needs for the store.
+
+    Raises:
+        ContractError: the package is absent or no compiled pipeline of ours.
+    """
+    pipeline, platform = _read_documents(package, 2)
+    try:
+        executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+        (volume,) = executors["exec-run-outcome"]["pvcMount"]
+        image = pipeline["deploymentSpec"]["executors"]["exec-run-outcome"]["container"]["image"]
+        return image, volume["constant"], volume["mountPath"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _not_a_package(package) from error
+
+
 def image_tag(package: Path) -> str:
     """The tag that all images of the compiled pipeline have: the git revision that they were built from.
 
@@ -82,8 +103,13 @@ def _parameter_names(package: Path) -> set[str]:
 
 
 def _read_document(package: Path) -> Any:
+    return _read_documents(package, 1)[0]
+
+
+def _read_documents(package: Path, count: int) -> list[Any]:
     try:
-        return next(iter(yaml.load_all(package.read_text(), _LOADER)))
+        documents = yaml.load_all(package.read_text(), _LOADER)
+        return [next(documents) for _ in range(count)]
     except OSError as error:
         raise ContractError(f"package {package} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, StopIteration, ValueError) as error:

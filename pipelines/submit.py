@@ -1,4 +1,4 @@
-"""What `evergreen submit` asks a Kubeflow Pipelines server for: a version of the pipeline, a run, a schedule, a wait.
+"""What `evergreen submit` asks a Kubeflow Pipelines server for: a version of the pipeline, a run, a schedule.
 
 For a person and for CI. The monitor decides when a run is due, and that only one runs at a time. The connection is
 `runtime.kubeflow`'s. A version of the same name and content is kept, and a schedule of the same name is replaced.
@@ -6,16 +6,14 @@ For a person and for CI. The monitor decides when a run is due, and that only on
 
 import hashlib
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError
 from components.runtime.kubeflow import (
-    ENDED_STATES,
     EXPERIMENT,
     PIPELINE_NAME,
     SERVICE_ACCOUNT,
@@ -106,43 +104,6 @@ def schedule(server: KubeflowServer, run: RunRequest, cron: str, *, name: str = 
             server.client.delete_recurring_run(each.recurring_run_id)
             logger.info("the previous schedule %s was deleted", name)
     return str(made.recurring_run_id)
-
-
-def wait(
-    server: KubeflowServer,
-    run_id: str,
-    *,
-    seconds: float,
-    poll_seconds: float = 15.0,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Waits until the run succeeded. KFP calls a run successful whose gate refused the model.
-
-    kfp's own waiting does not know CANCELED (kubeflow/pipelines issue 14473) and would wait forever.
-
-    Raises:
-        PermanentError: it ended otherwise, or there is no such run.
-        TemporaryError: it is still active after `seconds`; it continues.
-    """
-    deadline = time.monotonic() + seconds
-    state = "not known yet"
-    while True:
-        try:
-            run = server.get_run(run_id)
-        except TemporaryError as error:
-            logger.warning("%s", error)  # the server may restart during a run of hours
-        else:
-            if run.state != state:
-                state = str(run.state)
-                logger.info("run %s is %s", run_id, state)
-            if state == "SUCCEEDED":
-                return
-            if state in ENDED_STATES:
-                reason = f": {run.error.message}" if run.error and run.error.message else ""
-                raise PermanentError(f"run {run_id} ended {state}{reason}")
-        if time.monotonic() + poll_seconds > deadline:
-            raise TemporaryError(f"run {run_id} is {state} after {seconds:g} s, and continues")
-        sleep(poll_seconds)
 
 
 def check_cron(cron: str) -> str:

@@ -1,16 +1,18 @@
 """One Kubeflow Pipelines server: connect to it, find what is on it, start and end runs.
 
-The monitor's trigger and `evergreen submit` both use it. Every request ends in time (kfp's client sets no timeout and
-waits forever on a server that accepts and never answers), and every failure is one of `runtime.errors`. When a run is
-due is the monitor's decision; uploads, schedules and waiting for a run are `pipelines.submit`'s. kfp is imported when a
+The monitor's trigger, `evergreen submit` and a trial of a search use it. Every request ends in time (kfp's client sets
+no timeout and waits forever on a server that accepts and never answers), and every failure is one of `runtime.errors`.
+When a run is due is the monitor's decision; uploads and schedules are `pipelines.submit`'s. kfp is imported when a
 connection is made, so that a program that only needs the names below does not load it.
 """
 
 import json
+import logging
 import os
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
+
+logger = logging.getLogger(__name__)
 
 PIPELINE_NAME = "evergreen-retraining"
 """Name of the uploaded pipeline."""
@@ -216,6 +220,43 @@ class KubeflowServer:
             token = answer.next_page_token or ""
             if not token:
                 return found
+
+
+def wait(
+    server: KubeflowServer,
+    run_id: str,
+    *,
+    seconds: float,
+    poll_seconds: float = 15.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Waits until the run succeeded. KFP calls a run successful whose gate refused the model.
+
+    kfp's own waiting does not know CANCELED (kubeflow/pipelines issue 14473) and would wait forever.
+
+    Raises:
+        PermanentError: it ended otherwise, or there is no such run.
+        TemporaryError: it is still active after `seconds`; it continues.
+    """
+    deadline = time.monotonic() + seconds
+    state = "not known yet"
+    while True:
+        try:
+            run = server.get_run(run_id)
+        except TemporaryError as error:
+            logger.warning("%s", error)  # the server may restart during a run of hours
+        else:
+            if run.state != state:
+                state = str(run.state)
+                logger.info("run %s is %s", run_id, state)
+            if state == "SUCCEEDED":
+                return
+            if state in ENDED_STATES:
+                reason = f": {run.error.message}" if run.error and run.error.message else ""
+                raise PermanentError(f"run {run_id} ended {state}{reason}")
+        if time.monotonic() + poll_seconds > deadline:
+            raise TemporaryError(f"run {run_id} is {state} after {seconds:g} s, and continues")
+        sleep(poll_seconds)
 
 
 def source_arguments(source: Path | PipelineVersion) -> dict[str, str]:

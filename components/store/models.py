@@ -23,6 +23,7 @@ from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.store.promotion_journal import moment_of
+from components.store.runs import read_notes
 
 GRAPH_FILE = "model.onnx"
 DATA_FILE = "model.data"
@@ -84,6 +85,19 @@ def judged_model(store: Path, model_id: str) -> tuple[Model, Verdict, RawDataset
             f"{of_verdict} is absent: model {model_id} was never judged, so there is no parity to prove"
         )
     return model, Verdict.read(of_verdict), RawDataset.read(of_raw)
+
+
+def judged_run(store: Path, run: str) -> tuple[Verdict, RawDataset] | None:
+    """The gate's verdict on what `run` trained, and the rows that it was judged by; None where it did not come to that.
+
+    Raises:
+        ContractError: the files are damaged.
+    """
+    notes = (note for note in read_notes(store, run) if note.step == "training" and "model" in note.facts)
+    name = next((note.facts["model"] for note in notes), None)
+    if name is None or not verdict_paths(store, name)[0].exists():
+        return None
+    return judged_model(store, name)[1:]
 
 
 def write_serving_place(store: Path, place: ServingPlace) -> None:

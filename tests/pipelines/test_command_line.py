@@ -17,7 +17,7 @@ def test_commands_are_the_promised_ones():
         "monitor", "uploader", "simulate", "drift", "traffic", "score", "rank", "load", "ingest",
         "rollback", "promote", "canary", "verify", "compare", "reproduce", "controller", "backtest",
         "incident", "replay", "scale", "backfill", "lineage", "forget", "collect", "export", "recommender",
-        "schema", "quarantine", "backup", "restore",
+        "search", "schema", "quarantine", "backup", "restore",
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 
 from components.runtime.errors import PermanentError, TemporaryError
-from components.runtime.kubeflow import EXPERIMENT, SERVICE_ACCOUNT, KubeflowServer
+from components.runtime.kubeflow import EXPERIMENT, SERVICE_ACCOUNT, KubeflowServer, wait
 from pipelines import submit
 from pipelines.__main__ import main
 from pipelines.package import read_parameters
@@ -180,7 +180,7 @@ def run_through(server, kfp, states, *, seconds=60.0):
         server.runs[0]["state"] = left.pop(0)
 
     next_state(0.0)
-    submit.wait(kfp, run_id, seconds=seconds, poll_seconds=0.0, sleep=next_state)
+    wait(kfp, run_id, seconds=seconds, poll_seconds=0.0, sleep=next_state)
     return left
 
 
