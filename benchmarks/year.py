@@ -120,14 +120,15 @@ def measured(year: Year, folder: Path, now: datetime) -> dict[str, float]:
     """Sizes and CPU seconds at `now`."""
     store, counter = year.store, RunCounter(year.store, Database(folder / "memory.db"))
     files = [path for path in store.rglob("*") if path.is_file()]
-    heavy = [path for path in files if path.stat().st_nlink > 1]
+    sizes = {path: path.stat() for path in files}
+    large = sum(each.st_size for each in sizes.values() if each.st_nlink > 1)
     newest = max((store / "runs").glob("*/outcome.json"), key=lambda path: path.stat().st_mtime)
     trigger = json.loads(newest.read_text())["trigger_id"]
     promotion_journal._parsed_lines.cache_clear()
     return {
         "files": len(files),
-        "MiB of large files": sum(path.stat().st_size for path in heavy) / 2**20,
-        "MiB of all else": sum(path.stat().st_size for path in files if path not in set(heavy)) / 2**20,
+        "MiB of large files": large / 2**20,
+        "MiB of all else": (sum(each.st_size for each in sizes.values()) - large) / 2**20,
         "MiB of the journal": (store / promotion_journal.JOURNAL_FILE).stat().st_size / 2**20,
         "s, journal read anew": cpu_seconds(lambda: promotion_journal.current(store)),
         "s, journal read again": cpu_seconds(lambda: promotion_journal.current(store)),
