@@ -41,17 +41,15 @@ def backup(output: Path, places: Mapping[str, Path], *, log: Path | None) -> Non
         if log is not None:
             _copy_database(log, folder / LOG)
         for path in places["state"].glob("*.db"):
-            _copy_database(path, folder / "databases" / path.name)
+            _copy_database(path, folder / "state" / path.name)
         try:
             for name in [each for each in FOLDERS if each in places]:
                 is_live = shutil.ignore_patterns("*.db", "*.db-*") if name == "state" else None
-                shutil.copytree(places[name], folder / name, symlinks=True, ignore=is_live)
+                shutil.copytree(places[name], folder / name, symlinks=True, ignore=is_live, dirs_exist_ok=True)
         except (shutil.Error, FileNotFoundError) as error:
             raise TemporaryError(f"a file was removed while it was copied, begin again: {error}") from error
         if journal.exists() and journal.read_bytes() != before:
             raise TemporaryError(f"{journal} grew while it was copied: store and repository may differ, begin again")
-        for path in folder.glob("databases/*"):
-            path.rename(folder / "state" / path.name)
         originals = {**places, **({"log": log} if log else {})}
         paths = {name: str(path.absolute()) for name, path in originals.items()}
         write_whole(folder / PLACES, json.dumps(paths, indent=2) + "\n")
