@@ -32,11 +32,10 @@ from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import run_flags
 from components.storage.locations import open_objects
 from components.storage.uris import local_path, typed_folder, typed_uri
-from components.store.model_cards import read_card
-from components.store.models import graph_sha256, judged_model, model_folder
+from components.store.models import graph_sha256, judged_model, model_folder, referenced_model
 from components.store.promotion_journal import JOURNAL_FILE, moment_of, read_entries
 from components.store.recommenders import accept
-from components.store.runs import read_notes
+from components.store.runs import read_notes, trained_model
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local.environments import REPOSITORY, python_of
 
@@ -202,7 +201,7 @@ def find(store: Path, model_id: str, *, work: Path, lake: str | None = None) -> 
     """
     model, _, raw = judged_model(store, model_id)
     runs = [read_notes(store, path.parent.name) for path in (store / "runs").glob("*/training.json")]
-    notes = next((run for run in runs if any(note.facts.get("model") == model_id for note in run)), [])
+    notes = next((run for run in runs if trained_model(run) == model_id), [])
     begun = {note.step: note.started_at for note in notes}
     if "extraction" not in begun:
         raise ContractError(f"the run that trained {model_id} left no notes in {store}, expected what it was asked for")
@@ -232,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; `REFUSED` where something differs."""
     arguments = build_parser().parse_args(argv)
     store = typed_folder(arguments.store, "--store")
-    model_id = read_card(store, arguments.model).model_id
+    model_id = referenced_model(store, arguments.model).model_id
     work = find(store, model_id, lake=arguments.lake, work=arguments.work.resolve())
     first = None
     for step, found in work.steps():

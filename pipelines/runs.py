@@ -11,7 +11,7 @@ from pathlib import Path
 
 from components.contracts.manifests import Model, Verdict
 from components.store.models import stored_model, verdict_paths
-from components.store.runs import RunOutcome, StepNote, begun_at, read_notes, read_outcomes
+from components.store.runs import RunOutcome, StepNote, begun_at, read_notes, read_outcomes, trained_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def read_runs(store: Path) -> list[RunLine]:
 
 def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None, Verdict | None]:
     """What the run made, as far as it came."""
-    name = next((note.facts["model"] for note in notes if note.step == "training" and "model" in note.facts), None)
+    name = trained_model(notes)
     if name is None:
         return None, None
     path = verdict_paths(store, name)[0]

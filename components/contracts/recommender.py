@@ -113,6 +113,13 @@ class Recommender:
         """SHA-256 of `dumps`."""
         return hashlib.sha256(self.dumps()).hexdigest()
 
+    @property
+    def named_settings(self) -> dict[str, Any]:
+        """The settings by path, such as `training.learning_rate`, as `with_settings` takes them."""
+        return {
+            f"{section}.{name}": value for section, values in self.settings.items() for name, value in values.items()
+        }
+
     def section(self, name: str, kind: type[T]) -> T:
         """The settings of a section as its room's dataclass, with that class's defaults for what is not named.
 

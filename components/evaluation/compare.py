@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from components.charts.page import ABSENT, number
+from components.charts.model_card import calibration_chart, quality_table, slices_table
+from components.charts.page import ABSENT, html_page, number, text_table
 from components.contracts.manifests import Model, RawDataset, RowsQuality
 from components.models import share_cores
 from components.runtime.durable import write_whole
@@ -68,8 +69,8 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
     raw = RawDataset.read(path)
     if not local_path(raw.holdout_uri).is_dir():
         raise ContractError(f"{raw.holdout_uri} is absent: the rows that judged a model go with its run's work folder")
-    of_rows = raw.recommender
-    scored = score_with_both(raw.holdout_uri, of_rows.features, of_rows.data, candidate=b, champion=a)
+    features, named = raw.recommender.features, raw.recommender.data
+    scored = score_with_both(raw.holdout_uri, features, named, candidate=b, champion=a)
     cut = moment_of(earlier.last_learned_time).timestamp()
     scored = scored.of_rows(scored.event_seconds > cut)
     if not len(scored.labels):
@@ -106,14 +107,9 @@ def _differing(a: Model, b: Model) -> Iterator[tuple[str, tuple[Any, Any]]]:
 
 def _told(model: Model) -> dict[str, Any]:
     """What a person set, and what it was set upon, by name."""
-    settings = {
-        f"{section}.{name}": value
-        for section, values in model.recommender.settings.items()
-        for name, value in values.items()
-    }
     features = model.recommender.features
     return {
-        **settings,
+        **model.recommender.named_settings,
         **{f"network.{name}": value for name, value in model.config.items()},
         "engine": model.backend,
         "parent": model.parent_model_id,
@@ -138,9 +134,6 @@ def _sizes(model: Model) -> dict[str, Any]:
 
 def comparison_page(found: Comparison) -> str:
     """The comparison for people, HTML."""
-    from components.charts.model_card import calibration_chart, quality_table, slices_table
-    from components.charts.page import html_page, text_table
-
     head = ["what", f"A, {found.a}", f"B, {found.b}"]
     calibrations = {f"A, {found.a}": found.calibration_a, f"B, {found.b}": found.calibration_b}
     rows = f"<p>{_rows_sentence(found)} Below, B is the candidate and A the champion.</p>"

@@ -224,14 +224,16 @@ def score_with_both(
         ContractError: the rows, or a model's files, are absent or damaged.
     """
     folder = local_path(raw_uri)
-    of_both = [
-        _raw_parts(folder, features, named=named, score_champion=_raw_scorer(model, features))
-        for model in (champion, candidate)
-    ]
-    nothing = np.zeros(len(of_both[0]["labels"]), np.bool_)
+    scorers = [_raw_scorer(model, features) for model in (champion, candidate)]
+    of_raw = _raw_parts(
+        folder, features, named=named, score_champion=lambda batch: np.column_stack([score(batch) for score in scorers])
+    )
+    of_champion, of_candidate = of_raw.pop("champion").reshape(-1, 2).T  # of no batches as well
+    nothing = np.zeros(len(of_raw["labels"]), np.bool_)
     return ScoredHoldout(
-        **of_both[0],
-        candidate=of_both[1]["champion"],
+        **of_raw,
+        champion=of_champion,
+        candidate=of_candidate,
         has_new_category=nothing,
         has_unknown_category=nothing,
         item_newness=None,

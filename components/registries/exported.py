@@ -53,9 +53,8 @@ def read_store(store: Path) -> Exported | None:
 
 def parameters_of(card: ModelCard) -> dict[str, str]:
     """What the round was asked for: the network, the recommender's settings, the gate's thresholds, and its data."""
-    model, settings = card.model, card.model.recommender.settings
-    named = {f"{section}.{name}": value for section, values in settings.items() for name, value in values.items()}
-    named |= {f"model.{name}": value for name, value in model.config.items()}
+    model = card.model
+    named = model.recommender.named_settings | {f"model.{name}": value for name, value in model.config.items()}
     named |= {f"gate.{name}": value for name, value in card.gate.items()}
     named |= {"engine": model.backend, "seed": model.seed, "parent_model_id": model.parent_model_id}
     named |= {"window_start": model.window_start, "last_learned_time": model.last_learned_time}

@@ -23,7 +23,7 @@ from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.store.promotion_journal import moment_of
-from components.store.runs import read_notes
+from components.store.runs import read_notes, trained_model
 
 GRAPH_FILE = "model.onnx"
 DATA_FILE = "model.data"
@@ -93,8 +93,7 @@ def judged_run(store: Path, run: str) -> tuple[Verdict, RawDataset] | None:
     Raises:
         ContractError: the files are damaged.
     """
-    notes = (note for note in read_notes(store, run) if note.step == "training" and "model" in note.facts)
-    name = next((note.facts["model"] for note in notes), None)
+    name = trained_model(read_notes(store, run))
     if name is None or not verdict_paths(store, name)[0].exists():
         return None
     return judged_model(store, name)[1:]

@@ -134,6 +134,11 @@ def read_notes(store: Path, run: str) -> list[StepNote]:
     return [StepNote(**json.loads(path.read_text())) for path in paths if path.exists()]
 
 
+def trained_model(notes: Iterable[StepNote]) -> str | None:
+    """Id of the model that the run of these notes trained; None where it did not come to that."""
+    return next((note.facts["model"] for note in notes if note.step == "training" and "model" in note.facts), None)
+
+
 def begun_at(notes: Iterable[StepNote]) -> datetime | None:
     """When the first of these steps started; None where no note has a time."""
     return min((moment_of(note.started_at) for note in notes if note.started_at), default=None)

@@ -98,7 +98,7 @@ class DemoPlan:
 
         Releases need a pass, because the demo has nobody who steps a canary.
         """
-        named = {f"{section}.{name}" for section, values in self.base.settings.items() for name in values}
+        named = self.base.named_settings
         return self.base.with_settings(
             {
                 "release.rollout": "full",
