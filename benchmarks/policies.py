@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.command import benchmark_parser, documented
 from components.contracts.metrics import roc_auc
-from components.drift_statistics.effects import wilson_interval
+from components.drift_statistics import wilson_interval
 from monitoring.deciding.policies import PolicySettings, RelativeDropPolicy, SequentialPolicy, ThresholdPolicy
 from monitoring.deciding.policy import MaturedRows, Policy
 from tests.support.click_streams import ClickTraffic, Windows, draw, first_run, joined

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.validation_study.contestants import JUDGES, OURS
 from benchmarks.validation_study.plan import StudyCase, make_plan, show
-from components.drift_statistics.effects import wilson_interval
+from components.drift_statistics import wilson_interval
 from components.validation.rules import ValidationSettings
 from inference_client.simulation.world import World
 

@@ -40,12 +40,12 @@ ROOMS = {
     "score": ("inference_client", ("score",), "score rows of a file"),
     "recommender": ("pipelines.recommender_file", (), "draft, check and accept the file that describes a recommender"),
     "schema": (
-        "components.validation.schema_command",
+        "components.validation.schema_versions",
         (),
         "show the schema that rows are judged by, compare two, accept a new one",
     ),
     "quarantine": (
-        "components.validation.quarantine_command",
+        "components.validation.quarantine_store",
         (),
         "list the quarantined rows; return them to the next round",
     ),

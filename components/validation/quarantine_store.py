@@ -1,15 +1,19 @@
-"""Quarantined rows in the model store, and the journal of what people replayed.
+"""Quarantined rows in the model store, the journal of what people took back, and `evergreen quarantine`, which does it.
 
 The step's own folder goes with the work folder's retention; the store stays. Layout, below `<store>/quarantine`:
 `runs/<run>/` (`quarantine.json` and `rows/*.parquet`: raw columns, `quarantine_rule`, `quarantine_reason`),
 `journal.jsonl` (one line per replay) and `taken/<run>.json` (the replays that a run learned from).
 
-Nothing is removed from it but the rows of a user who is forgotten (`pipelines.forget`), which stay counted. The lake is
-never changed: a quarantined row stays there as it was.
+Rows that are taken back (`replay`) are learned by the next round beside its window, in spite of the rule, once; see
+`quarantine.ReturningRows`. A wrong value is not repaired this way: for that the day is back-filled in the lake.
+Nothing is removed but the rows of a user who is forgotten (`pipelines.forget`), which stay counted. The lake is never
+changed: a quarantined row stays there as it was.
 """
 
+import argparse
 import json
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -19,6 +23,9 @@ from typing import NamedTuple
 from components.contracts.manifests import RawDataset
 from components.runtime.durable import append_line, read_records, whole_directory, write_whole
 from components.runtime.errors import ContractError
+from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.people import whoami
+from components.storage.uris import typed_folder
 from components.store.runs import run_folder
 
 MANIFEST = "quarantine.json"
@@ -168,3 +175,61 @@ def read_taken(store: Path) -> Iterator[tuple[str, list[QuarantinedBatch]]]:
     for path in sorted((quarantine_folder(store) / "taken").glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
         yield document["digest"], [QuarantinedBatch(*batch) for batch in document["batches"]]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their flags."""
+    parser = argparse.ArgumentParser(prog="evergreen quarantine", description="Lists and replays quarantined rows.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("list", help="list what each run quarantined, by rule, and what was taken back")
+    listing.add_argument("--run", default="", help="this run alone")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    replay = commands.add_parser("replay", help="take rows back: the next round learns them in spite of the rule")
+    replay.add_argument("--run", required=True, help="the run that quarantined them")
+    replay.add_argument("--rule", default=None, help="only those under this rule (default: all)")
+    replay.add_argument("--reason", required=True, help="why")
+    replay.add_argument("--who", default=whoami(), help="who takes them back (%(default)s)")
+    for each in (listing, replay):
+        each.add_argument("--store", required=True, help="model store, folder or its URI")
+    return parser
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command."""
+    arguments = build_parser().parse_args(argv)
+    store = typed_folder(arguments.store, "--store")
+    if arguments.command == "list":
+        _list(store, arguments)
+    else:
+        _replay(store, arguments)
+    return ExitCode.DONE
+
+
+def _list(store: Path, arguments: argparse.Namespace) -> None:
+    run = arguments.run
+    runs = [read_quarantined_run(store, run)] if run else read_quarantined_runs(store)
+    replayed = read_replayed(store)
+    if arguments.json:
+        back = {kept.run: sorted(rule for run, rule in replayed if run == kept.run) for kept in runs}
+        print(json.dumps([{**asdict(kept), "taken_back": back[kept.run]} for kept in runs]))
+        return
+    for kept in runs:
+        print(f"{kept.run}  {kept.time}  {kept.num_rows} rows  {rows_folder(store, kept.run)}")
+        for rule, num_rows in kept.num_by_rule.items():
+            print(f"    {rule}: {num_rows} rows" + (", taken back" if (kept.run, rule) in replayed else ""))
+    print(f"{sum(kept.num_rows for kept in runs)} rows of {len(runs)} runs are quarantined")
+
+
+def _replay(store: Path, arguments: argparse.Namespace) -> None:
+    if not arguments.reason.strip():
+        raise ContractError("reason is empty, expected why the rows are taken back")
+    line = replay_rows(store, arguments.run, arguments.rule, who=arguments.who, reason=arguments.reason)
+    if line is None:
+        print("all of them were taken back before; nothing changed")
+    else:
+        print(f"{line.num_rows} rows under {', '.join(line.rules)} will be learned by the next round")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

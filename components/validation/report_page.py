@@ -1,6 +1,6 @@
 """The report for people: findings, and the columns as small multiples, those with the strongest evidence first.
 
-Drawn from the document of `report` alone; judges nothing. Each chart's numbers are a folded table too, for those who
+Drawn from the document of `validate` alone; judges nothing. Each chart's numbers are a folded table too, for those who
 cannot see the chart; its bars differ by shape, not by colour alone. All text that comes from the rows or their file
 names is escaped.
 """

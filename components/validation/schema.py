@@ -19,7 +19,7 @@ from tensorflow_metadata.proto.v0 import schema_pb2
 from components.contracts import raw_rows
 from components.contracts.features import Features
 from components.contracts.manifests import RawDataset
-from components.drift_statistics.effects import wilson_interval
+from components.drift_statistics import wilson_interval
 from components.validation.schema_versions import SERVING, TRAINING
 from components.validation.tfdv_statistics import by_feature, num_missing, num_rows, num_values
 

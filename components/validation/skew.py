@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from components.contracts import raw_rows
 from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
 from components.contracts.words import ShownValues
-from components.drift_statistics.clustered import Clustered, correlations, own_designs
-from components.drift_statistics.effects import wilson_interval
+from components.drift_statistics import Clustered, correlations, own_designs, wilson_interval
 from components.runtime.errors import ContractError
 from components.storage.locations import open_objects
 from components.storage.objects import Objects

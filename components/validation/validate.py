@@ -1,35 +1,69 @@
 """One validation: rows measured, judged by schema and rules, and all of it written into the step's folder.
 
 Which model is the champion, and which schema is in force, is found by the caller; flags and the run's note are left to
-`__main__`.
+`__main__`. Beside the manifest for later steps lies `report.json`, from which the page for people (`report_page`) is
+drawn too. Keys of the JSON object:
+
+- `kind` ("ValidationReportDocument"), `format_version`, `run`, `decision` (`pass`, `warn` or `block`);
+- `num_rows`, `num_rows_before` (null without a champion), `champion` (URI of its folder, or null);
+- `findings`, `drift`, `label`, `skew`, `served`: as in `manifests.ValidationReport`;
+- `quarantine`: `num_rows`, `num_by_rule` (quarantined rows, by rule), `uri` (null if there are none);
+- `schema`: `uri`, and `differences` between the schema in force and what these rows would make of it, each `feature`,
+  `rule`, `kind` (which way it goes), `old`, `new`;
+- `columns`: per judged column, in column order: `column`, `kind` (`label`, `number` or `category`), `num_values`,
+  `missing`, `missing_before` (shares of rows), `distinct` (about; categories), `least`, `most`, `median`, `mean`,
+  `std` (numbers), and `bars`: `label`, `now` and `before` as shares of the rows that have a value; none of a column
+  that says who a user is.
+
+A number that does not exist is null.
 """
 
 import json
 import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from components.contracts import raw_rows
 from components.contracts.manifests import Model, RawDataset, ValidationReport
+from components.contracts.reference_statistics import DENSE_EDGES
+from components.contracts.words import ShownValues
 from components.runtime.durable import whole_directory
-from components.validation.judge import judge
-from components.validation.measure import Measured, measure
-from components.validation.report import (
-    HTML_FILE,
-    JSON_FILE,
-    PROPOSAL_FILE,
-    REFERENCE_FILE,
-    SCHEMA_FILE,
-    STATISTICS_FILE,
-    WINDOWS_FILE,
-    make_document,
-    make_report,
-)
+from components.validation.judge import Measured, judge, measure
 from components.validation.report_page import draw_page
 from components.validation.round import Round
-from components.validation.schema_versions import format_schema, read_schema
-from components.validation.windows import KeptWindows, read_windows
+from components.validation.rows import judged_columns
+from components.validation.rules import BLOCK, WARN, Finding, decide
+from components.validation.schema_versions import compare_schemas, format_schema, read_schema
+from components.validation.tfdv_statistics import (
+    by_feature,
+    missing_share,
+    num_rows,
+    num_values,
+)
+from components.validation.windows import (
+    NUM_BUCKETS,
+    ColumnSummary,
+    KeptWindows,
+    WindowSummary,
+    find_sums,
+    read_windows,
+)
 
 logger = logging.getLogger(__name__)
+
+KIND, FORMAT_VERSION = "ValidationReportDocument", 1
+SCHEMA_FILE, PROPOSAL_FILE = "schema.pbtxt", "proposed_schema.pbtxt"
+STATISTICS_FILE, REFERENCE_FILE, WINDOWS_FILE = "statistics.pb", "reference.json", "windows.npz"
+HTML_FILE, JSON_FILE = "report.html", "report.json"
+Bar = dict[str, Any]
+SHOWN_VALUES = 12
+"""Categories with a bar: the most frequent ones of both sides."""
 
 
 class Validated(NamedTuple):
@@ -70,3 +104,130 @@ def _write_measured(round_: Round, measured: Measured, folder: Path) -> None:
     if measured.window.rows:
         line = read_windows(round_.parent / Model.WINDOWS) if round_.parent else KeptWindows(())
         line.followed_by(measured.window).write(folder / WINDOWS_FILE)
+
+
+def make_report(round_: Round, measured: Measured, findings: Sequence[Finding]) -> ValidationReport:
+    """The manifest that names the files in the step's folder; dataclasses of the measurement become JSON values."""
+
+    def uri(name: str) -> str:
+        return (round_.folder / name).as_uri()
+
+    skew = measured.skew
+    plain = {
+        "findings": [asdict(finding) for finding in findings],
+        "drift": [asdict(entry) for entry in measured.drift],
+        "label": asdict(measured.label) if measured.label else None,
+        "skew": [asdict(entry) for entry in skew.entries] if skew else [],
+        "served": asdict(skew.facts) if skew else None,
+    }
+    return ValidationReport(
+        decision=decide(findings),
+        reasons=[finding.description for finding in findings if finding.severity in (BLOCK, WARN)],
+        num_rows=num_rows(measured.statistics),
+        statistics_uri=uri(STATISTICS_FILE),
+        schema_uri=uri(SCHEMA_FILE),
+        report_uri=uri(HTML_FILE),
+        json_uri=uri(JSON_FILE),
+        parent_statistics_uri=(round_.champion.folder / Model.STATISTICS).as_uri() if round_.champion else None,
+        raw_digest=measured.rows.dataset.digest,
+        reference_uri=uri(REFERENCE_FILE),
+        windows_uri=uri(WINDOWS_FILE) if measured.window.rows else None,
+        **json.loads(json.dumps(plain, allow_nan=False)),
+    )
+
+
+def make_document(round_: Round, measured: Measured, report: ValidationReport) -> dict[str, Any]:
+    """The document; JSON takes it as it is."""
+    champion = round_.champion
+    before = champion.statistics if champion is not None else None
+    now, features_before = by_feature(measured.statistics), by_feature(before)
+    windows = (measured.window, champion.windows.newest if champion is not None else None)
+    names = [name for name in judged_columns(measured.counter.features) if name in now]
+    differences = compare_schemas(measured.schema, measured.proposal) if measured.proposal is not None else []
+    return {
+        "kind": KIND,
+        "format_version": FORMAT_VERSION,
+        "run": round_.run,
+        "decision": report.decision,
+        "num_rows": report.num_rows,
+        "num_rows_before": num_rows(before) if before is not None else None,
+        "champion": champion.folder.as_uri() if champion else None,
+        **{name: getattr(report, name) for name in ("findings", "drift", "label", "skew", "served")},
+        "quarantine": {
+            "num_rows": sum(measured.rows.num_by_rule.values()),
+            "num_by_rule": dict(measured.rows.num_by_rule),
+            "uri": measured.rows.dataset.quarantine_uri,
+        },
+        "schema": {
+            "uri": report.schema_uri,
+            "differences": [difference._asdict() for difference in differences],
+        },
+        "columns": [
+            _describe_column(name, now[name], features_before.get(name), windows=windows, shown=measured.shown)
+            for name in names
+        ],
+    }
+
+
+def _describe_column(
+    name: str, now: Any, before: Any, *, windows: tuple[WindowSummary, WindowSummary | None], shown: ShownValues
+) -> dict[str, Any]:
+    is_category = now.WhichOneof("stats") == "string_stats"
+    column: dict[str, Any] = {
+        "column": name,
+        "kind": "label" if name == raw_rows.LABEL else "category" if is_category else "number",
+        "num_values": num_values(now),
+        "missing": missing_share(now),
+        "missing_before": missing_share(before),
+    }
+    if name == raw_rows.LABEL:
+        column["bars"] = _label_bars(*windows)
+    else:
+        of_now, of_before = (window.columns.get(name) if window is not None else None for window in windows)
+        column["bars"] = []
+        if of_now is not None and name not in shown.hidden:
+            column["bars"] = _feature_bars(of_now, of_before, partial(shown.text, name))
+    if is_category:
+        return {**column, "distinct": int(now.string_stats.unique)}
+    stats = now.num_stats
+    numbers = {"least": stats.min, "most": stats.max, "median": stats.median, "mean": stats.mean, "std": stats.std_dev}
+    is_known = num_values(now) > 0
+    return {
+        **column,
+        **{key: float(value) if is_known and math.isfinite(value) else None for key, value in numbers.items()},
+    }
+
+
+def _label_bars(now: WindowSummary, before: WindowSummary | None) -> list[Bar]:
+    if not now.rows:
+        return []
+    shares = [window.clicks.rows / window.rows for window in (now, before) if window is not None]
+    return [_bar("0", *(1 - share for share in shares)), _bar("1", *shares)]
+
+
+def _feature_bars(now: ColumnSummary, before: ColumnSummary | None, text_of: Callable[[int], str | None]) -> list[Bar]:
+    """The most frequent categories of both sides, or the buckets from the first to the last that either fills."""
+    sides = [now] if before is None else [now, before]
+    if listed := [(side.values, side.sums) for side in sides if side.values is not None]:
+        cells = np.unique(np.concatenate([values[:SHOWN_VALUES] for values, _ in listed]))
+        counts, labels = [find_sums(cells, *each)[:, 0] for each in listed], [text_of(int(value)) for value in cells]
+    else:
+        counts, labels = [side.counts for side in sides], [_bucket_label(bucket) for bucket in range(NUM_BUCKETS)]
+    shares = np.stack([rows / (side.present or 1) for rows, side in zip(counts, sides)])
+    if listed:
+        chosen = np.argsort(-shares.max(axis=0), kind="stable")[:SHOWN_VALUES]
+    else:
+        filled = np.flatnonzero(shares.any(axis=0))
+        chosen = np.arange(filled[0], filled[-1] + 1) if len(filled) else filled
+    return [_bar(labels[i], *shares[:, i].tolist()) for i in chosen]
+
+
+def _bucket_label(bucket: int) -> str:
+    """The integers of a bucket of `DENSE_EDGES`: `7` for one of width 1, else its ends."""
+    low, high = DENSE_EDGES[bucket], DENSE_EDGES[bucket + 1]
+    first, last = math.ceil(low), math.ceil(high) - 1
+    return f"{first}" if first == last else f"{low:.4g} to {high:.4g}"
+
+
+def _bar(label: str, now: float, before: float | None = None) -> Bar:
+    return {"label": label, "now": now, "before": before}

@@ -19,8 +19,14 @@ from numpy.typing import NDArray
 
 from components.contracts.features import LENGTH
 from components.contracts.reference_statistics import CategoryColumn, DenseColumn
-from components.drift_statistics.chance import adjusted, design_effect, homogeneity, proportion
-from components.drift_statistics.effects import jensen_shannon, l_infinity
+from components.drift_statistics import (
+    adjusted,
+    design_effect,
+    homogeneity,
+    jensen_shannon,
+    l_infinity,
+    proportion,
+)
 from monitoring.drift.layout import SCORE
 from monitoring.drift.report import JENSEN_SHANNON, L_INFINITY, ColumnDrift
 from monitoring.drift.settings import DriftSettings

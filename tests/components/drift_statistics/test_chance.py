@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from components.drift_statistics.chance import (
+from components.drift_statistics import (
     MIN_EXPECTED,
     adjusted,
     chi_square_tail,

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from components.drift_statistics.chance import homogeneity
-from components.drift_statistics.clustered import Clustered, comparison_design, correlations, with_few
+from components.drift_statistics import Clustered, comparison_design, correlations, homogeneity, with_few
 
 
 def sample(values, requests, cells):

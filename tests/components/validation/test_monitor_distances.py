@@ -12,7 +12,7 @@ from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 from components.contracts import criteo, raw_rows
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.records import PredictionBatch
-from components.drift_statistics.effects import jensen_shannon
+from components.drift_statistics import jensen_shannon
 from components.validation.reference import BLOCK_ROWS, ReferenceCounter
 from monitoring.drift.comparison import compare
 from monitoring.drift.layout import Layout

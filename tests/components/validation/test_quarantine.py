@@ -15,11 +15,11 @@ from components.contracts.manifests import RawDataset
 from components.storage.uris import local_path
 from components.validation.__main__ import metric_values
 from components.validation.quarantine import screen_rows
-from components.validation.quarantine_command import main as quarantine
+from components.validation.quarantine_store import main as quarantine
 from components.validation.round import Round
 from components.validation.rules import RULES, RuleSet, ValidationSettings
-from components.validation.schema_command import main as schema_command
 from components.validation.schema_versions import format_schema, read_schema
+from components.validation.schema_versions import main as schema_command
 from tests.support.releases import keep_model
 from tests.support.validation_models import make_dataset, release_validated
 

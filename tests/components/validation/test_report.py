@@ -9,7 +9,7 @@ import pytest
 from components.charts.page import STYLE
 from components.contracts import criteo, raw_rows
 from components.contracts.reference_statistics import DENSE_EDGES
-from components.validation import report
+from components.validation import validate
 from components.validation.report_page import draw_bars, draw_page
 from tests.support.html_pages import assert_needs_nothing, parse_page
 from tests.support.validation_reports import NUM_CARDS, document_of, document_with_drift
@@ -126,7 +126,7 @@ def test_the_sections_show_skew_schema_and_quarantine(page):
 def test_the_document_is_json_with_its_documented_keys(document):
     again = json.loads(json.dumps(document, allow_nan=False))
     assert again == document
-    documented = set(re.findall(r"`(\w+)`", report.__doc__))
+    documented = set(re.findall(r"`(\w+)`", validate.__doc__))
     assert set(document) <= documented
     assert {key for column in document["columns"] for key in column} <= documented
 

@@ -6,7 +6,7 @@ import pytest
 from components.contracts.manifests import RawDataset
 from components.runtime.errors import ContractError
 from components.validation.rules import ACTIONS, RULES, RuleSet, ValidationSettings, decide
-from components.validation.schema_command import main
+from components.validation.schema_versions import main
 from tests.support.recommenders import criteo_with
 
 

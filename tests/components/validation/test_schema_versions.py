@@ -10,7 +10,6 @@ from tfx_bsl.arrow import table_util
 
 from components.runtime.errors import ContractError
 from components.validation import schema_versions
-from components.validation.schema_command import main
 from components.validation.schema_versions import (
     LOOSER,
     NOTE,
@@ -20,6 +19,7 @@ from components.validation.schema_versions import (
     compare_schemas,
     expect_sound,
     format_schema,
+    main,
 )
 
 NAMES = ("a", "b", "c", "label")
