@@ -19,8 +19,8 @@ from components.contracts.serving import INPUT_TYPES, named_inputs
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.export import read_network, write_graph
 from components.deployment.graph.parity import GoldenRows
+from components.deployment.repository.model_repository import GOLDEN_FILE, assemble
 from components.deployment.repository.triton_config import ServingOptions, triton_config
-from components.deployment.repository.version_files import GOLDEN_FILE, assemble
 from components.models.files import NETWORK_FILE
 from inference_client.rows import FeatureRows
 from inference_client.simulation.world import World

@@ -39,8 +39,7 @@ def ours(file: Path, folder: Path) -> Callable[[], int]:
     Categories become int64.
     """
     from components.contracts.criteo import CRITEO_RECOMMENDER
-    from components.extraction.malformed_rows import MalformedRows
-    from components.extraction.part_files import PartWriter
+    from components.extraction.raw_schema import MalformedRows, PartWriter
     from components.extraction.readers.forms import find_reader
 
     def work() -> int:

@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 
 from benchmarks.model_line import CANARY, GAVE_WAY, REFUSED, RELEASED, LineRound, ModelLine, TimedRows
 from benchmarks.slow_drift import DriftingWorld, SlowDrift
-from components.charts.line_chart import HEIGHT, WIDTH, Line, line_chart
+from components.charts.page import HEIGHT, WIDTH, Line, line_chart
+from components.contracts.manifests import CURRENT, NONE
 from components.contracts.metrics import Z_95, auc_difference, log_loss, normalized_entropy, roc_auc
-from components.contracts.retrain_request import CURRENT, NONE
 from inference_client.simulation.world import World
 from tests.crossings.warm_steps import WarmSteps
 

@@ -22,10 +22,9 @@ import pyarrow.parquet as pq
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import RawDataset
 from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, REQUEST_ID
-from components.runtime.people import whoami
+from components.runtime.flags import whoami
 from components.store.recommenders import accept, read_accepted
-from inference_client.simulation.lake import write_lake
-from inference_client.simulation.world import World
+from inference_client.simulation.world import World, write_lake
 
 _FIRST_DAY = date(2026, 1, 1)
 

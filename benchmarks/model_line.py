@@ -32,13 +32,11 @@ from components.deployment.canary import steps as canary_steps
 from components.deployment.canary.steps import CanarySettings
 from components.deployment.graph.parity import open_graph
 from components.deployment.site import SiteSettings
-from components.storage.locations import open_objects
-from components.storage.uris import local_path
+from components.storage.uris import local_path, open_objects
 from components.store import promotion_journal
 from components.store.models import release_path
 from components.store.traffic_plan import TrafficPlan
-from inference_client.simulation.lake import raw_table
-from inference_client.simulation.world import WorldRows
+from inference_client.simulation.world import WorldRows, raw_table
 from pipelines.local.environments import REPOSITORY
 from tests.crossings.warm_steps import WarmSteps
 from tests.support.recommenders import accept_into

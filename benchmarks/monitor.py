@@ -30,7 +30,7 @@ from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch
 from components.logs.event_log import Delivery
 from components.logs.sqlite import SqliteLog
 from components.store.models import model_folder
-from components.validation.reference import ReferenceCounter
+from components.validation.windows import ReferenceCounter
 from inference_client.simulation.world import World
 from monitoring.flags import make_settings
 from monitoring.memory.archive import build_row_table

@@ -25,14 +25,13 @@ from benchmarks.spread import Target, spread
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import Model
 from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME
-from components.runtime.people import whoami
+from components.runtime.flags import whoami
 from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.store.promotion_journal import moment_of
 from components.store.recommenders import accept
 from components.store.runs import StepNote, read_notes
-from inference_client.simulation.lake import write_lake
-from inference_client.simulation.world import World
+from inference_client.simulation.world import World, write_lake
 from pipelines.local.runner import LocalFolders
 from pipelines.local.triton import TritonServer
 

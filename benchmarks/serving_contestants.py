@@ -36,7 +36,7 @@ from components.contracts.serving import (
     named_inputs,
 )
 from components.deployment.repository.triton_config import ServingOptions, read_options, triton_config
-from components.deployment.triton_client import Triton
+from components.deployment.servers import Triton
 from components.models.files import NETWORK_FILE
 from components.runtime.durable import write_whole
 from components.runtime.errors import PermanentError

@@ -22,8 +22,7 @@ from components.models.files import Tensors
 from components.runtime.durable import sha256_tree
 from components.store.models import model_folder
 from inference_client.rows import FeatureRows
-from inference_client.simulation.lake import raw_table
-from inference_client.simulation.world import World, WorldRows
+from inference_client.simulation.world import World, WorldRows, raw_table
 from tests.support import networks
 from tests.support.releases import keep_model, passing_verdict
 from tests.support.validation_models import make_dataset

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL
 from components.contracts.features import MISSING_CATEGORY
-from inference_client.simulation.columns import DRIFT_COLUMNS
-from inference_client.simulation.tables import Alias, CategoryTable, Tables, hashed
+from inference_client.simulation.tables import DRIFT_COLUMNS, Alias, CategoryTable, Tables, hashed
 from inference_client.simulation.world import World, WorldRows, bias_for, drawn_rows, expected_auc, sigmoid
 
 _CALIBRATION_ROWS = 20_000

@@ -76,8 +76,8 @@ def _score_file(options: argparse.Namespace) -> None:
 
     from components.store.recommenders import recommender_at
     from inference_client.recommender import RecommenderClient
-    from inference_client.row_files import read_rows, row_files
     from inference_client.scoring import ClientSettings
+    from inference_client.traffic import read_rows, row_files
 
     if options.limit is not None and options.limit < 1:
         raise ContractError(f"limit is {options.limit}, expected at least 1")
@@ -153,7 +153,7 @@ def _replay_traffic(options: argparse.Namespace) -> None:
 def _sent_recommender(options: argparse.Namespace) -> "Recommender":
     """Whose rows a replay sends; without a word of it a world's own."""
     from components.store.recommenders import recommender_at
-    from inference_client.simulation.columns import RECOMMENDER
+    from inference_client.simulation.tables import RECOMMENDER
 
     if options.recommender is None and options.data:
         raise ContractError("--recommender is not given, expected with --data the recommender whose rows it holds")
@@ -200,8 +200,8 @@ def _rank_candidates(options: argparse.Namespace) -> None:
 
     from components.store.recommenders import recommender_at
     from inference_client.recommender import Ranking, RecommenderClient
-    from inference_client.row_files import first_rows
     from inference_client.scoring import ClientSettings
+    from inference_client.traffic import first_rows
 
     recommender = recommender_at(options.recommender)
     candidates = first_rows(options.candidates, recommender)
@@ -238,8 +238,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 def _load_with_rows(options: argparse.Namespace) -> None:
     from components.store.recommenders import recommender_at
     from inference_client.load import MAX_IN_FLIGHT, POOL_ROWS, LoadSettings, load_server
-    from inference_client.row_files import first_rows
     from inference_client.scoring import ClientSettings
+    from inference_client.traffic import first_rows
 
     settings = _settings_from_flags(LoadSettings, options)
     # One attempt: a retry would hide an error, and its wait is not the server's latency.
@@ -267,8 +267,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
 
 
 def _simulate_lake(options: argparse.Namespace) -> None:
-    from inference_client.simulation.lake import write_lake
-    from inference_client.simulation.world import World
+    from inference_client.simulation.world import World, write_lake
 
     world = World.create(options.seed, click_rate=options.click_rate, bayes_auc=options.bayes_auc)
     size = {"rows": options.rows, "days": options.days, "last_day": options.last_day, "seed": options.seed}

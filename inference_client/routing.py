@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.storage.locations import open_objects
 from components.storage.objects import Objects
+from components.storage.uris import open_objects
 from components.store.traffic_plan import PLAN_POLL_SECONDS, Arm, TrafficPlan, traffic_file
 from inference_client.errors import DeadlineExpired, Overloaded
 from inference_client.scoring import ClientSettings, Scored, ScoringClient

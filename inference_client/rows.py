@@ -1,6 +1,6 @@
 """Feature rows: from columns by name to the matrices that the model takes, with errors that name column, row and value.
 
-The names are those of the recommender's features. Reading files is left to `row_files`; which tensors the server takes
+The names are those of the recommender's features. Reading files is left to `traffic`; which tensors the server takes
 is stated in `contracts.serving`.
 """
 

@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from components.contracts.retrain_request import CURRENT
+from components.contracts.manifests import CURRENT
 from components.runtime.errors import TemporaryError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.store.recommenders import accepted, logged_recommender
 from monitoring.backtest.settings import write_judging
-from monitoring.flags import build_parser, read_settings
-from monitoring.json_logs import configure_logging
+from monitoring.flags import build_parser, configure_logging, read_settings
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, with_rules
 
 if TYPE_CHECKING:
@@ -57,8 +56,7 @@ def run(settings: InstallationSettings, stop: threading.Event) -> None:
     from monitoring.memory.store import STORE_FILE, Store
     from monitoring.showing.exposition import Exposition
     from monitoring.showing.page import read_history, status_page
-    from monitoring.showing.run_reports import read_report
-    from monitoring.showing.server import MonitorServer
+    from monitoring.showing.server import MonitorServer, read_report
 
     exposition = Exposition()
 

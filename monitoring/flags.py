@@ -2,17 +2,21 @@
 
 A settings dataclass may hold others, one for each concern; to users all settings are one flat list of unique names.
 Read once, by each command's `main`; nothing else looks at the environment. What a setting means is documented under
-its field, which is the flag's help.
+its field, which is the flag's help. The commands' log lines are set up here too: text for people, or one JSON object a
+line, with the field names that Google Cloud Logging and most collectors know.
 """
 
 import argparse
 import dataclasses
+import json
+import logging
 import typing
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Any, NamedTuple, TypeVar
 
-from components.runtime.docstrings import field_docstrings
 from components.runtime.errors import ContractError
+from components.runtime.flags import field_docstrings
 
 S = TypeVar("S")
 
@@ -132,3 +136,31 @@ def _parse_variable(variable: str, text: str, kind: type[Any]) -> Any:
         return kind(text)
     except ValueError as error:
         raise ContractError(f"{variable} is {text!r}, expected {kind.__name__}") from error
+
+
+TEXT, JSON = "text", "json"
+FORMATS = (TEXT, JSON)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record: `time` (ISO 8601 UTC), `severity`, `logger`, `message`, `exception` if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "severity": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def configure_logging(style: str) -> None:
+    """Sends everything from INFO up to standard error in `style`, one of `FORMATS`."""
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if style == JSON else text)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

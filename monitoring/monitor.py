@@ -1,14 +1,20 @@
-"""The monitor's loop: what happens in which order, and nothing else.
+"""The monitor's loop: what happens in which order; its measuring, and its judge over a restart.
 
 One turn: pull, store, acknowledge; mature what is due; archive; measure; judge; advance the request under way. Each
-part is a module of its own. Everything runs in one thread; only the HTTP pages are served beside it.
+part is a module of its own: numbers are computed by `monitoring.measures`, what is judged when is
+`monitoring.deciding.judging`'s, what follows from it `monitoring.acting`'s, and keeping rows
+`monitoring.memory.store`'s. Everything runs in one thread; only the HTTP pages are served beside it. The judge's memory
+is kept in the store, its decisions in the journal, each once.
 """
 
 import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from components.contracts.features import Features
 from components.contracts.recommender import Recommender
@@ -19,22 +25,160 @@ from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, TemporaryError
 from monitoring.acting.acting import Acting
 from monitoring.acting.new_versions import NewVersions
-from monitoring.acting.trigger import Trigger
+from monitoring.acting.triggers import Trigger
+from monitoring.backtest.settings import JudgingSettings
+from monitoring.deciding.judging import Judge, JudgeSettings, serving_ahead
+from monitoring.deciding.policies import make_policies
 from monitoring.deciding.policy import DecisionPoint
 from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
-from monitoring.measuring import Measuring
+from monitoring.measures.open_labels import ClickDelays, OpenEstimate, estimate_open
+from monitoring.measures.window import Kpis, VersionWindows, measure_version
 from monitoring.memory.archive import Archive
 from monitoring.memory.join import UnscoredRows, mature_request, read_record
 from monitoring.memory.kept_watch import KeptWatch
 from monitoring.memory.store import Store
 from monitoring.released_models import ReleasedModels
-from monitoring.rows import LateOutcome
+from monitoring.rows import LateOutcome, MaturedRequest
 from monitoring.settings import MonitorSettings
 from monitoring.showing.exposition import Exposition, Snapshot
-from monitoring.showing.folder_sizes import SizeWatcher, installation_folders, start_thread
-from monitoring.showing.store_status import StoreWatcher
-from monitoring.stored_judge import StoredJudge
+from monitoring.showing.store_status import SizeWatcher, StoreWatcher, installation_folders, start_thread
+
+
+class StoredJudge:
+    """A judge that continues where a predecessor was killed."""
+
+    def __init__(
+        self,
+        settings: JudgingSettings,
+        *,
+        model_store: Path,
+        store: Store,
+        journal: Journal,
+        checkpoint: Callable[[str], None] = no_checkpoint,
+    ) -> None:
+        """See `monitoring.monitor.Monitor` for the arguments; call `restore` next."""
+        self._store, self._journal, self._checkpoint = store, journal, checkpoint
+        self._serving_ahead = serving_ahead(settings.judge)
+        kept = store.read_document("judge")
+        self._mark: int | None = None if kept is None else kept["mark"]
+        baselines = ReleasedModels(model_store).baseline
+        self.judge = Judge(
+            settings.judge, make_policies(settings.policies, settings.baking), baseline=baselines, memory=kept
+        )
+        self._newest: DecisionPoint | None = None
+
+    def restore(self, requests: Sequence[MaturedRequest]) -> None:
+        """Takes in the matured requests held in the store, and from there the predictions not yet passed.
+
+        Those that matured after the memory was written last, which are the newest ones held, are handled as by a
+        running judge: a request whose point was passed before is passed over, not taken for a judged one.
+        """
+        num_new = 0 if self._mark is None else self._store.num_matured_after(self._mark)
+        known = len(requests) - num_new
+        self.judge.restore(requests[:known])
+        for request in requests[known:]:
+            self.judge.observe(request)
+        judged = self.judge.judged_until
+        seen = 0.0 if judged is None else judged + self._serving_ahead
+        for predicted_at, version, is_canary in self._store.predictions_after(seen):
+            self.judge.note_prediction(predicted_at, version, is_canary=is_canary)
+
+    def decide(self, matured_until: float) -> None:
+        """Decides on what has matured up to this event time, and stores the decisions before anyone acts on them."""
+        before = self.judge.judged_until
+        if points := self.judge.decide_up_to(matured_until):
+            self._journal.append_decisions({point.time: point.line() for point in points})
+            self._checkpoint("judge.decided")
+            self._newest = points[-1]
+        num_more = self.judge.num_passed_over - self._store.counters.get("passed_over", 0)
+        if self.judge.judged_until != before or num_more:
+            self._store.write_documents({"judge": self.memory()}, {"passed_over": num_more} if num_more else {})
+            self._checkpoint("judge.kept")
+
+    def memory(self) -> dict[str, Any]:
+        """The judge's memory, and `mark`: the last matured request that it knows of."""
+        return {**self.judge.memory(), "mark": self._store.matured_mark()}
+
+    def take_newest(self) -> DecisionPoint | None:
+        """The newest decision point, once; earlier ones of the same turn are history, and a drift is judged again."""
+        newest, self._newest = self._newest, None
+        return newest
+
+
+STALE_SECONDS = 900.0
+"""KPIs of a version without a new row for longer are no longer shown: its window says nothing about the present."""
+
+
+class Measuring:
+    """The numbers of one monitor."""
+
+    def __init__(
+        self, judge: JudgeSettings, *, conversion_window_seconds: float, store: Store, clock: Callable[[], float]
+    ) -> None:
+        """Knows no row yet.
+
+        With `conversion_window_seconds` 0 there is no conversion rate.
+        """
+        self._store, self._clock, self._judge = store, clock, judge
+        self._conversion_window_seconds = conversion_window_seconds
+        self.windows = VersionWindows(judge.window_rows)
+        self._measured: dict[int, tuple[float, Kpis]] = {}
+        """When each version was measured last, and what was found."""
+        # Of all versions together: delays depend on users, and a new version has none for a whole window.
+        self._delays = ClickDelays()
+        self.open_labels: tuple[OpenEstimate, ...] = ()
+        """The newest estimate of each version with open rows."""
+        self._next_estimate = 0.0
+
+    def observe(self, request: MaturedRequest) -> None:
+        """Takes in a request whose click labels are final."""
+        version = request.model_version
+        self.windows.update(version, request.labels, request.scores, positions=request.positions, users=request.users)
+        if request.click_delays is not None:
+            self._delays.update(request.click_delays)
+
+    def measure(self, versions: Iterable[int], *, read_up_to: float | None) -> list[Kpis]:
+        """Measures those of `versions` that have rows; `read_up_to`: time until which every record is in."""
+        measured, conversion_rates = [], dict[int, float]()
+        if read_up_to is not None and (seconds := self._conversion_window_seconds):
+            conversion_rates = self._store.conversion_rates(read_up_to - seconds, window_seconds=seconds)
+        for version in sorted(set(versions) & set(self.windows.versions)):
+            kpis = measure_version(version, self.windows)
+            measured.append(replace(kpis, conversion_rate=conversion_rates.get(version)))
+            self._measured[version] = self._clock(), measured[-1]
+        # As many versions as the windows keep: a monitor runs for months.
+        self._measured = {version: each for version, each in self._measured.items() if version in self.windows.versions}
+        return measured
+
+    def estimate_open(self, read_up_to: float | None) -> None:
+        """Estimates what is open, at most every `decide_seconds`; `read_up_to`: time until which every click is in."""
+        now = self._clock()
+        # Also where the clock was set back.
+        if read_up_to is None or 0 < self._next_estimate - now <= self._judge.decide_seconds:
+            return
+        self._next_estimate = now + self._judge.decide_seconds
+        window = self._judge.attribution_window_seconds
+        found = self._store.open_rows(now=read_up_to, window_seconds=window)
+        self.open_labels = tuple(
+            estimate_open(
+                rows.scores,
+                rows.ages,
+                rows.clicked,
+                version=version,
+                delays=self._delays,
+                window_seconds=window,
+                now=read_up_to,
+            )
+            for version, rows in sorted(found.items())
+        )
+
+    @property
+    def shown(self) -> tuple[Kpis, ...]:
+        """KPIs of the versions that had a new row lately."""
+        stale = self._clock() - STALE_SECONDS
+        return tuple(kpis for _, (measured_at, kpis) in sorted(self._measured.items()) if measured_at > stale)
+
 
 logger = logging.getLogger(__name__)
 

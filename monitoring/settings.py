@@ -7,12 +7,12 @@ What belongs to the installation is read from flags and `EVERGREEN_MONITOR_*` va
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from components.contracts.retrain_request import CURRENT
+from components.contracts.manifests import CURRENT
 from components.runtime.errors import TemporaryError, expect
 from components.store.recommenders import accepted, read_accepted
 from monitoring.acting.acting import ActingSettings
 from monitoring.backtest.settings import JudgingSettings, judging_settings
-from monitoring.json_logs import FORMATS, TEXT
+from monitoring.flags import FORMATS, TEXT
 from monitoring.showing.server import HttpSettings
 
 ENVIRONMENT_PREFIX = "EVERGREEN_MONITOR_"

@@ -27,11 +27,9 @@ from components.runtime.durable import fsync_path, no_checkpoint, sha256_file, w
 from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError, expect
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.folder import FolderObjects
-from components.storage.locations import open_objects
 from components.storage.objects import Differs, Objects
-from components.storage.uris import is_bucket_uri, local_path, typed_uri
-from monitoring.flags import build_parser, read_settings
-from monitoring.json_logs import FORMATS, TEXT, configure_logging
+from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_uri
+from monitoring.flags import FORMATS, TEXT, build_parser, configure_logging, read_settings
 from monitoring.memory.archive import UPLOADED_FOLDER, marker_path
 
 logger = logging.getLogger(__name__)
@@ -71,7 +69,7 @@ class UploaderSettings:
 
     @property
     def lake_uri(self) -> str:
-        """The lake as `storage.locations.open_objects` takes it; a relative path is relative to the working folder."""
+        """The lake as `storage.uris.open_objects` takes it; a relative path is relative to the working folder."""
         return typed_uri(self.lake)
 
 

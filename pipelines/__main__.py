@@ -281,7 +281,7 @@ def _run_compile(arguments: argparse.Namespace) -> int:
 
 
 def _run_pipeline(arguments: argparse.Namespace) -> int:
-    from components.contracts.retrain_request import CURRENT, RetrainRequest
+    from components.contracts.manifests import CURRENT, RetrainRequest
     from pipelines.local.runner import EXIT_CODES, LocalFolders, run_once
     from pipelines.package import read_parameters
     from pipelines.recommender import check_run

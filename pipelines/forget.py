@@ -35,31 +35,35 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contracts.features import category_of
-from components.contracts.manifests import Model, Release
+from components.contracts.manifests import CURRENT, Model, Release
 from components.contracts.raw_rows import EVENT_TIME, OUTCOME_PARTITION, REQUEST_ID, ROW, is_visible, list_lengths
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import PredictionBatch
 from components.contracts.reference_statistics import read_reference
-from components.contracts.retrain_request import CURRENT
 from components.contracts.serving import ServedNames
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.parity import GoldenRows
-from components.deployment.repository.version_files import GOLDEN_FILE
-from components.extraction.columns import is_list
-from components.extraction.day_versions import base_name, replace_file
+from components.deployment.repository.model_repository import GOLDEN_FILE
+from components.extraction.lake_files import base_name, replace_file
 from components.extraction.lineage import find_lineages
-from components.extraction.raw_schema import BATCH_ROWS, TIME_TYPE, categories, in_lists, nan_to_null, open_parquet
+from components.extraction.raw_schema import (
+    BATCH_ROWS,
+    TIME_TYPE,
+    categories,
+    in_lists,
+    is_list,
+    nan_to_null,
+    open_parquet,
+)
 from components.extraction.times import to_iso
 from components.extraction.window import watermark
 from components.preprocessing.parent import load_columns
 from components.runtime.durable import fsync_path
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.storage.downloads import local_copy
-from components.storage.locations import open_objects
-from components.storage.objects import ObjectInfo, Objects
-from components.storage.uris import is_bucket_uri, local_path, typed_folder, typed_uri
+from components.storage.objects import ObjectInfo, Objects, local_copy
+from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
 from components.store.archived_rows import reading_parquet
 from components.store.models import graph_folder, model_folder, read_serving_place, release_path
 from components.store.recommenders import accepted

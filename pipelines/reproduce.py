@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from components.contracts.manifests import Manifest, Model, RawDataset
-from components.contracts.retrain_request import NONE
+from components.contracts.manifests import NONE, Manifest, Model, RawDataset
 from components.deployment.graph.export import export
 from components.extraction.lineage import lake_versions
 from components.models.files import open_model
@@ -30,8 +29,7 @@ from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError, PermanentError, Refused
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import run_flags
-from components.storage.locations import open_objects
-from components.storage.uris import local_path, typed_folder, typed_uri
+from components.storage.uris import local_path, open_objects, typed_folder, typed_uri
 from components.store.models import graph_sha256, judged_model, model_folder, referenced_model
 from components.store.promotion_journal import JOURNAL_FILE, moment_of, read_entries
 from components.store.recommenders import accept

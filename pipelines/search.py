@@ -19,8 +19,8 @@ from typing import Any
 
 import yaml
 
+from components.contracts.manifests import CURRENT
 from components.contracts.recommender import Recommender, parse_settings, settings_of
-from components.contracts.retrain_request import CURRENT
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from components.contracts.criteo import CATEGORICAL, DENSE
 from components.contracts.features import MISSING_CATEGORY
-from inference_client.simulation.lake import raw_table
-from inference_client.simulation.world import World, WorldRows, sigmoid
+from inference_client.simulation.world import World, WorldRows, raw_table, sigmoid
 
 ROWS_PER_REQUEST = 64
 USER_COLUMNS = DENSE[:6] + CATEGORICAL[:13]

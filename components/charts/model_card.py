@@ -4,8 +4,17 @@ from collections.abc import Mapping, Sequence
 from datetime import timezone
 from html import escape
 
-from components.charts.line_chart import Line, line_chart
-from components.charts.page import ABSENT, html_page, html_table, number, percent, probability, text_table
+from components.charts.page import (
+    ABSENT,
+    Line,
+    html_page,
+    html_table,
+    line_chart,
+    number,
+    percent,
+    probability,
+    text_table,
+)
 from components.contracts.manifests import (
     AucLead,
     Model,

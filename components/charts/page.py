@@ -1,11 +1,14 @@
-"""The HTML pages that steps write for people: one frame, one style sheet, tables and the format of numbers.
+"""The HTML pages that steps write for people: one frame and style sheet, tables, line charts, the format of numbers.
 
-A page is one file, readable on a phone, without a network and without a script. A number that does not exist is a dash.
-What a page shows is its step's concern; text that comes from data is escaped there, because cells are markup.
+A page is one file, readable on a phone, without a network and without a script; a chart is inline SVG. A number that
+does not exist is a dash. What a page shows is its step's concern; text that comes from data is escaped there, because
+cells are markup.
 """
 
+import html
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
@@ -95,3 +98,139 @@ def probability(value: float | None) -> str:
     ('< 0.0001', '0.031')
     """
     return ABSENT if value is None else "< 0.0001" if value < 0.0001 else f"{value:.2g}"
+
+
+WIDTH, HEIGHT = 920, 300
+LEFT = 56
+RIGHT = 14
+TOP = 42
+BOTTOM = 34
+MARK_ROWS = 3
+"""Rows above the chart for the names of events, which may lie close together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a chart; None breaks it. With `low` and `high` (as long as `y`) a band is drawn behind it."""
+
+    label: str
+    color: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    low: Sequence[float | None] = field(default=())
+    high: Sequence[float | None] = field(default=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A vertical line at an event."""
+
+    x: float
+    text: str
+    color: str = "#555"
+
+
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    y_label: str,
+    marks: Sequence[Mark] = (),
+    levels: Sequence[tuple[float, str]] = (),
+    from_zero: bool = False,
+    x_unit: str = "s",
+) -> str:
+    """The chart as SVG text; an empty string where there is no point to draw.
+
+    `levels` are horizontal lines, (value, label); `x_unit` is written beside the numbers of the horizontal axis.
+    """
+    xs = [x for line in lines for x in line.x]
+    ys = [y for line in lines for values in (line.y, line.low, line.high) for y in values if y is not None]
+    ys += [value for value, _ in levels]
+    if not xs or not ys:
+        return ""
+    x_low, x_high = min(xs), max([*xs, min(xs) + 1e-9])
+    pad = (max(ys) - min(ys) or abs(max(ys)) or 1.0) * 0.08
+    y_low, y_high = (0.0 if from_zero else min(ys) - pad), max(ys) + pad
+
+    def at_x(x: float) -> float:
+        return LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+
+    def at_y(y: float) -> float:
+        return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
+
+    label = html.escape(y_label)
+    parts = [
+        f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">',
+        f'<text x="4" y="{TOP - 12}">{label}</text>',
+    ]
+    for y in ticks(y_low, y_high, 5):
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at_y(y) + 4:.1f}" text-anchor="end">{y:.4g}</text>')
+    for x in ticks(x_low, x_high, 8):
+        parts.append(
+            f'<text x="{at_x(x):.1f}" y="{HEIGHT - 12}" text-anchor="middle">{x:g} {html.escape(x_unit)}</text>'
+        )
+    for value, label in levels:
+        parts.append(
+            f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(value):.1f}" y2="{at_y(value):.1f}"/>'
+        )
+        parts.append(f'<text class="halo" x="{LEFT + 4}" y="{at_y(value) - 4:.1f}">{html.escape(label)}</text>')
+    for line in lines:
+        parts += _band(line, at_x, at_y)
+        parts += [
+            f'<polyline fill="none" stroke="{line.color}" stroke-width="2" points="{points}"/>'
+            for points in _polylines(line, at_x, at_y)
+        ]
+    parts += _marks(marks, lambda x: at_x(min(max(x, x_low), x_high)))
+    legend = "".join(f'<span><i style="background:{line.color}"></i>{html.escape(line.label)}</span>' for line in lines)
+    return "".join([*parts, "</svg></div>", f'<p class="legend">{legend}</p>'])
+
+
+def _marks(marks: Sequence[Mark], at_x) -> list[str]:  # type: ignore[no-untyped-def]
+    """Vertical lines with names in turns at different heights."""
+    parts = []
+    for number, mark in enumerate(sorted(marks, key=lambda mark: mark.x)):
+        x = at_x(mark.x)
+        # Near the right edge a name goes to the left of its line.
+        at, anchor = (x - 3, "end") if x > WIDTH - 130 else (x + 3, "start")
+        height = TOP - 4 - 12 * (MARK_ROWS - 1 - number % MARK_ROWS)
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{height - 8}" y2="{HEIGHT - BOTTOM}" stroke="{mark.color}" '
+            f'stroke-dasharray="3 3"/><text class="mark halo" x="{at:.1f}" y="{height}" text-anchor="{anchor}" '
+            f'style="fill:{mark.color}">{html.escape(mark.text)}</text>'
+        )
+    return parts
+
+
+def ticks(low: float, high: float, about: int) -> list[float]:
+    """Round numbers in [low, high], about so many.
+
+    >>> ticks(0.583, 0.882, 5)
+    [0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
+    """
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(f * power for f in (1, 2, 5, 10) if f * power >= rough * 0.8)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def _polylines(line: Line, at_x, at_y) -> list[str]:  # type: ignore[no-untyped-def]
+    """Point lists of the line's unbroken stretches."""
+    stretches: list[list[str]] = [[]]
+    for x, y in zip(line.x, line.y):
+        if y is None:
+            stretches.append([])
+        else:
+            stretches[-1].append(f"{at_x(x):.1f},{at_y(y):.1f}")
+    return [" ".join(stretch) for stretch in stretches if stretch]
+
+
+def _band(line: Line, at_x, at_y) -> list[str]:  # type: ignore[no-untyped-def]
+    """The polygon between `low` and `high`, where both exist."""
+    both = [(x, a, b) for x, a, b in zip(line.x, line.low, line.high) if a is not None and b is not None]
+    if not both:
+        return []
+    there = [f"{at_x(x):.1f},{at_y(b):.1f}" for x, _, b in both]
+    back = [f"{at_x(x):.1f},{at_y(a):.1f}" for x, a, _ in reversed(both)]
+    return [f'<polygon fill="{line.color}" opacity="0.15" points="{" ".join(there + back)}"/>']

@@ -174,7 +174,7 @@ DAY_PARTITION = "day={day}"
 VERSION_PARTITION = "version={version}"
 """Sub-folder of a day's folder with a back-filled version of the day, from 1 up; Parquet files directly in the day's
 folder are version 0, which the uploader goes on appending to. The highest complete version is the day, and beside it
-files of version 0 that its marker does not name: they came later (`extraction.day_versions`)."""
+files of version 0 that its marker does not name: they came later (`extraction.lake_files`)."""
 VERSION_COMPLETE = "_SUCCESS"
 """Marker in such a folder, written last, since a bucket has no rename: without it the version does not exist."""
 

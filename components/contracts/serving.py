@@ -111,7 +111,11 @@ class ColumnMap:
         self.takes = {kind: tuple(model[kind]) for kind in ("numeric", "categorical")}
         """The columns that the model takes."""
         self._is_same = self.takes == {kind: tuple(rows[kind]) for kind in self.takes}
-        self._taken = {kind: _positions(rows[kind], model[kind]) for kind in self.takes}
+        self._taken = {
+            # Behind the last column where the rows lack the name.
+            kind: np.array([rows[kind].index(n) if n in rows[kind] else len(rows[kind]) for n in names], np.int64)
+            for kind, names in self.takes.items()
+        }
 
     def rows(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
@@ -123,11 +127,6 @@ class ColumnMap:
             _with_columns(dense, self._taken["numeric"], np.float32(np.nan)),
             _with_columns(categorical, self._taken["categorical"], np.int64(MISSING_CATEGORY)),
         )
-
-
-def _positions(here: Sequence[str], wanted: Sequence[str]) -> NDArray[np.int64]:
-    """Where each wanted name is; behind the last where it is not."""
-    return np.array([here.index(name) if name in here else len(here) for name in wanted], np.int64)
 
 
 def _with_columns(values: NDArray[Any], taken: NDArray[np.int64], missing: Any) -> NDArray[Any]:

@@ -2,7 +2,7 @@
 
 Joins preprocessing, which fits it, to deployment, which writes it into the served graph, and to the
 next round's preprocessing, which carries it on. Which categories enter and leave is preprocessing's, and so is what it
-remembers of them beside these files; what changed between two workflows is `vocabulary_changes`'.
+remembers of them beside these files.
 
 Ids: 0 padding (a place of a list without an element), 1 missing, 2 out of vocabulary, 3 + position in the vocabulary.
 An id never moves while its category lives. Where a category was evicted its position holds `TOMBSTONE`, so that no
@@ -10,6 +10,8 @@ other id moves; a later round may give that id to a new category.
 Dense: what `features.NumericOptions` says of each column, by NVTabular's operators FillMissing, Clip, LogOp and
 Normalize, with a logarithm that gives the same bits everywhere (`FeatureWorkflow.encode_dense`). A bucketed column is
 no dense input: by Bucketize it becomes a category from 0, its bucket, whose id never changes.
+What one round did to the vocabularies (`vocabulary_changes`) joins preprocessing, which reports it, to training, which
+starts those ids' rows afresh, and evaluation, which measures apart what holds them.
 """
 
 import io
@@ -251,3 +253,46 @@ class FeatureWorkflow:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile) as error:
             raise ContractError(f"feature workflow in {folder} cannot be read: {error}") from error
         raise ContractError(f"feature workflow in {folder} has format_version {version}, expected {FORMAT_VERSION}")
+
+
+@dataclass(frozen=True, eq=False)
+class VocabularyChange:
+    """What became of one column's ids, each array ascending."""
+
+    entered: NDArray[np.int64]
+    """Ids that have a category and had none: appended ones, and tombstones given out again."""
+    reused: NDArray[np.int64]
+    """Those of `entered` that were tombstones."""
+    evicted: NDArray[np.int64]
+    """Ids that had a category and are tombstones."""
+
+
+def vocabulary_changes(before: FeatureWorkflow | None, now: FeatureWorkflow) -> list[VocabularyChange]:
+    """Per slot of `now`, what changed from `before`; None before, or without the slot = every category is new.
+
+    Raises:
+        ContractError: an id means another category than before with no round between as a tombstone, a category moved
+            to another id, or a vocabulary shrank. Weights of the one workflow are then of no use under the other.
+    """
+    earlier = dict(zip(before.features.slots, before.vocabularies)) if before else {}
+    nothing = np.zeros(0, np.int64)
+    return [_change(name, earlier.get(name, nothing), each) for name, each in zip(now.features.slots, now.vocabularies)]
+
+
+def _change(name: str, before: NDArray[np.int64], now: NDArray[np.int64]) -> VocabularyChange:
+    if len(now) < len(before):
+        raise ContractError(f"vocabulary of {name} has {len(now)} ids, expected at least the {len(before)} of before")
+    kept = now[: len(before)]
+    lived, lives = before != TOMBSTONE, kept != TOMBSTONE
+    if len(replaced := np.flatnonzero(lived & lives & (kept != before))):
+        at = replaced[0]
+        raise ContractError(
+            f"id {FIRST_ID + at} of {name} means category {kept[at]} and meant {before[at]} before, expected the same "
+            f"or a tombstone ({len(replaced)} such ids)"
+        )
+    reused, evicted = np.flatnonzero(lives & ~lived), np.flatnonzero(lived & ~lives)
+    appended = len(before) + np.flatnonzero(now[len(before) :] != TOMBSTONE)
+    entered = np.concatenate([reused, appended])
+    if len(moved := np.intersect1d(now[entered], before[evicted])):
+        raise ContractError(f"category {moved[0]} of {name} moved to another id, expected it to keep its id")
+    return VocabularyChange(entered=FIRST_ID + entered, reused=FIRST_ID + reused, evicted=FIRST_ID + evicted)

@@ -23,8 +23,8 @@ from statistics import median
 from typing import Any
 
 from components.contracts.baking import BAD, WELL
+from components.contracts.manifests import CURRENT
 from components.contracts.metrics import sequential_binomial
-from components.contracts.retrain_request import CURRENT
 from components.deployment.canary.evidence import COUNTERS, Fetch, counted, fetch, read_p99
 from components.deployment.canary.policy import STEADY_MEAN, ArmCounts, CanaryPolicy
 from components.deployment.repository.model_repository import ModelRepository
@@ -35,8 +35,7 @@ from components.deployment.site import SiteSettings
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, Refused, TemporaryError
 from components.store import promotion_journal
-from components.store.baking import baking, findings_path, read_findings, seconds_since
-from components.store.promotion_journal import BAKED, Promotion
+from components.store.promotion_journal import BAKED, Promotion, baking, findings_path, read_findings, seconds_since
 from components.store.recommenders import accepted
 from components.store.traffic_plan import Arm
 
@@ -176,22 +175,13 @@ class Baking:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VersionCounts:
+class VersionCounts(ArmCounts):
     """What all servers counted of one version while it was live, their warm-ups left out."""
 
-    success: float = 0.0
-    failure: float = 0.0
-    infer_us: float = 0.0
-    cache_hits: float = 0.0
     reloads: int = 0
     """How often a server had to reload it because it answered wrongly or not at all."""
     p99: list[list[float]] = field(default_factory=list)
     """The last readings: seconds since it became live, lowest and highest p99 of a server in microseconds."""
-
-    @property
-    def arm(self) -> ArmCounts:
-        """The servers' counters."""
-        return ArmCounts(self.success, self.failure, self.infer_us, self.cache_hits)
 
     def plus(self, growth: Mapping[str, float], *, reloads: int) -> "VersionCounts":
         """With what was counted since."""
@@ -216,20 +206,20 @@ def judge_counts(version: VersionCounts, before: VersionCounts | None, limits: R
     """
     if version.reloads > limits.max_reloads:
         return f"servers had to reload it {version.reloads} times, expected at most {limits.max_reloads}"
-    arm, other = version.arm, before.arm if before else ArmCounts(0.0, 0.0, 0.0)
+    other = before or VersionCounts()
     usual = other.failure / other.requests if other.requests >= _RULES.min_requests else 0.0
     allowed = min(usual + limits.max_failure_margin, 1.0)
-    if sequential_binomial(int(arm.failure), int(arm.requests), allowed) < _RULES.error_alpha:
-        return f"{arm.failure:.0f} of {arm.requests:.0f} requests failed, expected at most {allowed:.2%}"
-    timed = min(arm.computed, other.computed)
-    if timed >= STEADY_MEAN * _RULES.min_requests and arm.mean_ms and other.mean_ms:
-        ratio = arm.mean_ms / other.mean_ms
+    if sequential_binomial(int(version.failure), int(version.requests), allowed) < _RULES.error_alpha:
+        return f"{version.failure:.0f} of {version.requests:.0f} requests failed, expected at most {allowed:.2%}"
+    timed = min(version.computed, other.computed)
+    if timed >= STEADY_MEAN * _RULES.min_requests and version.mean_ms and other.mean_ms:
+        ratio = version.mean_ms / other.mean_ms
         if ratio > limits.max_latency_ratio:
             return (
-                f"mean time in the model is {arm.mean_ms:.3g} ms, {ratio:.2f} times the {other.mean_ms:.3g} ms of the "
-                f"version before, expected at most {limits.max_latency_ratio:g} times"
+                f"mean time in the model is {version.mean_ms:.3g} ms, {ratio:.2f} times the {other.mean_ms:.3g} ms of "
+                f"the version before, expected at most {limits.max_latency_ratio:g} times"
             )
-        p99, p99_was = version.p99_ms(1), before.p99_ms(2) if before else None
+        p99, p99_was = version.p99_ms(1), other.p99_ms(2)
         if p99 and p99_was and p99 > limits.max_p99_ratio * p99_was:
             return (
                 f"p99 of the time in the model is {p99:.3g} ms, {p99 / p99_was:.2f} times the {p99_was:.3g} ms of "

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from components.deployment.baking import Baking, BakingStep
-from components.deployment.command_line import add_site_flags, site_of
 from components.deployment.servers import parse_urls
+from components.deployment.site import add_site_flags, site_of
 from components.deployment.watchdog import FINDINGS, Watchdog
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError, TemporaryError

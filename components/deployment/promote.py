@@ -9,11 +9,10 @@ import argparse
 from dataclasses import fields
 
 from components.contracts.manifests import Release
-from components.deployment.command_line import add_site_flags, change_reason, site_of
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.triton_config import ServingOptions, read_options
 from components.deployment.rollback import options_for
-from components.deployment.site import Site, SiteSettings
+from components.deployment.site import Site, SiteSettings, add_site_flags, change_reason, site_of
 from components.deployment.switch import make_live
 from components.runtime.exit_codes import exits_with_code
 from components.store import promotion_journal

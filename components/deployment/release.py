@@ -19,13 +19,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from components.contracts.manifests import PASS, Model, RawDataset, Release, ServingPlace, Verdict
-from components.contracts.retrain_request import CURRENT
+from components.contracts.manifests import CURRENT, PASS, Model, RawDataset, Release, ServingPlace, Verdict
 from components.deployment.graph.export import export
 from components.deployment.graph.parity import open_graph, prove_parity, read_held_out
-from components.deployment.repository.model_repository import ModelRepository
+from components.deployment.repository.model_repository import GOLDEN_FILE, ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.repository.version_files import GOLDEN_FILE
 from components.deployment.servers import probe
 from components.deployment.site import Site, SiteSettings, opened
 from components.deployment.switch import make_live

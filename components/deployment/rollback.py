@@ -12,9 +12,8 @@ import logging
 from dataclasses import replace
 
 from components.contracts.manifests import Release
-from components.deployment.command_line import add_site_flags, change_reason, site_of
 from components.deployment.repository.triton_config import ServingOptions, read_options
-from components.deployment.site import Site, SiteSettings, opened
+from components.deployment.site import Site, SiteSettings, add_site_flags, change_reason, opened, site_of
 from components.deployment.switch import make_live
 from components.runtime.errors import ContractError, Refused
 from components.runtime.exit_codes import exits_with_code

@@ -7,8 +7,12 @@ A journal that ends with an intent means a deployment at work, which holds the l
 site next goes back, never forward: the configuration that the intent found is written again, every server is notified
 and probed, then the intent is withdrawn. A killed release thus costs its version number, and the step that is retried
 releases the same model under the next one. A recovery that is killed itself begins anew.
+
+The commands that change what is served share the flags that say where, and for whom. Where is `<store>/serving.json`,
+as the last release left it, so that a person on call names the store and the reason and nothing else.
 """
 
+import argparse
 import logging
 import os
 import socket
@@ -29,17 +33,18 @@ from components.deployment.servers import (
     Fleet,
     Patience,
     Resolve,
+    Triton,
+    parse_urls,
     probe,
     resolve,
     wait_until_ready,
 )
-from components.deployment.triton_client import Triton
 from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.runtime.people import whoami
-from components.storage.locations import open_objects
+from components.runtime.flags import whoami
+from components.storage.uris import open_objects, typed_folder, typed_uri
 from components.store import promotion_journal
-from components.store.models import release_path
+from components.store.models import read_serving_place, release_path
 from components.store.promotion_journal import Promotion, append_promotion
 from components.store.recommenders import served_name
 from components.store.traffic_plan import Arm
@@ -346,3 +351,53 @@ def restore_server(site: Site, server: Triton, config: str | None, *, fallback: 
     except (TemporaryError, PermanentError) as error:
         return f"triton {server.url} did not return to what was live: {error}"
     return None
+
+
+def add_site_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that say where, and for whom."""
+    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument(
+        "--repository",
+        type=typed_uri,
+        help="Triton's model repository, folder or gs:// URI; default: where the last release went",
+    )
+    parser.add_argument(
+        "--triton-urls",
+        help="host:grpc_port or dns:///name:grpc_port of the running servers, comma-separated; empty = none; "
+        "default: those of the last release",
+    )
+    parser.add_argument("--who", default="", help="who asks, for the journal; default: user@host")
+
+
+def site_of(arguments: argparse.Namespace) -> SiteSettings:
+    """The place that the flags mean; also sets up the log of a command that changes what is served.
+
+    Raises:
+        ContractError: there is no such store, or neither the store nor a flag names where releases go.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    store = typed_folder(arguments.store, "--store")
+    place = read_serving_place(store)
+    if place is None and (arguments.repository is None or arguments.triton_urls is None):
+        raise ContractError(
+            f"{store / 'serving.json'} is absent (no release yet), expected --repository and --triton-urls "
+            "(empty = no server runs)"
+        )
+    urls = arguments.triton_urls
+    return SiteSettings(
+        store=store,
+        repository=arguments.repository or (place.repository_uri if place else ""),
+        triton_urls=parse_urls(urls) if urls is not None else tuple(place.triton_urls if place else ()),
+        who=arguments.who or whoami(),
+    )
+
+
+def change_reason(text: str) -> str:
+    """What a person gives as the reason of a change: the journal keeps it for good, so it may not be empty.
+
+    >>> change_reason("AUC fell after version 12")
+    'AUC fell after version 12'
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty, expected why, for the journal")
+    return text

@@ -19,11 +19,10 @@ from typing import TypeVar
 
 from components.contracts.manifests import Release
 from components.deployment.graph.parity import GoldenRows
+from components.deployment.repository.model_repository import GOLDEN_FILE
 from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.repository.version_files import GOLDEN_FILE
-from components.deployment.servers import bring_up, probe
+from components.deployment.servers import Triton, bring_up, probe
 from components.deployment.site import Fallback, Site, restore_server
-from components.deployment.triton_client import Triton
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.store.models import graph_folder, graph_sha256
 from components.store.promotion_journal import Promotion

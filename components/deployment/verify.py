@@ -36,13 +36,12 @@ from components.contracts.raw_rows import (
 )
 from components.deployment.graph.export import export
 from components.deployment.graph.parity import GoldenRows, check_scores, open_graph, score
-from components.deployment.repository.version_files import GOLDEN_FILE
+from components.deployment.repository.model_repository import GOLDEN_FILE
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.storage.locations import open_objects
 from components.storage.objects import Objects
-from components.storage.uris import is_bucket_uri, typed_folder
+from components.storage.uris import is_bucket_uri, open_objects, typed_folder
 from components.store.archived_rows import ArchivedFile, archived_files
 from components.store.models import GRAPH_FILE, graph_folder, graph_sha256, model_folder, release_path
 from components.store.promotion_journal import Promotion, read_entries

@@ -18,9 +18,8 @@ from functools import cached_property, lru_cache
 from components.contracts.serving import QUEUE_REFUSALS
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import read_options
-from components.deployment.servers import addresses_of, probe, wait_until_ready
+from components.deployment.servers import Triton, addresses_of, probe, wait_until_ready
 from components.deployment.site import SiteSettings, opened
-from components.deployment.triton_client import Triton
 from components.runtime.errors import PermanentError, TemporaryError
 from components.store import promotion_journal
 

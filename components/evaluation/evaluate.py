@@ -14,16 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.manifests import FAIL, Model, RawDataset, Release, TrainingSet, Verdict
-from components.contracts.retrain_request import CURRENT
-from components.contracts.vocabulary_changes import vocabulary_changes
+from components.contracts.manifests import CURRENT, FAIL, Model, RawDataset, Release, TrainingSet, Verdict
 from components.contracts.words import ShownValues, read_words
-from components.contracts.workflow import FeatureWorkflow
+from components.contracts.workflow import FeatureWorkflow, vocabulary_changes
 from components.evaluation.exploration import read_shown, reordering_gain
-from components.evaluation.gate import GateJudgement, judge
+from components.evaluation.gate import GateJudgement, cut_slices, judge, measure_rows, measure_slices
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
 from components.evaluation.settings import GateSettings
-from components.evaluation.slices import cut_slices, measure_rows, measure_slices
 from components.runtime.durable import whole_directory, write_whole
 from components.runtime.errors import ContractError, Refused
 from components.storage.uris import local_path

@@ -5,8 +5,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from components.contracts.manifests import CURRENT
 from components.contracts.recommender import parse_settings
-from components.contracts.retrain_request import CURRENT
 from components.runtime.exit_codes import exits_with_code
 
 STEP = "extraction"
@@ -62,10 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _extract_window(arguments: argparse.Namespace) -> None:
-    from components.extraction.columns import excluded_columns, unread_columns
     from components.extraction.extract import extract
     from components.extraction.lake import Lake
     from components.extraction.lake_files import opened_lake
+    from components.extraction.raw_schema import excluded_columns, unread_columns
     from components.extraction.settings import ExtractionSettings
     from components.extraction.times import parse_time
     from components.extraction.window import find_rivals, resolve_window, seen_files

@@ -1,7 +1,7 @@
 """Replaces a past day of the lake by a new version: `evergreen backfill`.
 
 The day's rows become those of the given files, in time order and each once. The day's earlier files stay where they are
-and are read no more (`day_versions`): nothing is lost, and `lineage` says which model saw which version. Rows keep the
+and are read no more (`lake_files`): nothing is lost, and `lineage` says which model saw which version. Rows keep the
 columns of the raw schema alone.
 
 A version's number is claimed first, so that two writers never share one; its files follow, and the marker that makes
@@ -22,21 +22,19 @@ from typing import Any, NamedTuple
 
 from components.contracts.raw_rows import DAY_PARTITION, VERSION_COMPLETE, VERSION_PARTITION
 from components.contracts.recommender import Recommender
-from components.extraction.day_versions import FileMark, VersionMarker, is_own_file, version_of_folder
 from components.extraction.ingest import add_store_flag, dated, name_of, read_rows, recommender_of, spool_rows
 from components.extraction.lake import sorted_day
-from components.extraction.malformed_rows import MalformedRows
-from components.extraction.part_files import PartWriter
+from components.extraction.lake_files import FileMark, VersionMarker, is_own_file, version_of_folder
+from components.extraction.raw_schema import MalformedRows, PartWriter
 from components.extraction.readers.forms import click_log_files, find_reader
 from components.extraction.readers.parquet import RawParquet
 from components.extraction.settings import ExtractionSettings
 from components.extraction.times import parse_day
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
-from components.runtime.people import whoami
-from components.storage.locations import open_objects
+from components.runtime.flags import whoami
 from components.storage.objects import ABSENT, Changed
-from components.storage.uris import is_bucket_uri, local_path, typed_uri
+from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_uri
 
 logger = logging.getLogger(__name__)
 

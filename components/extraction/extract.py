@@ -31,10 +31,8 @@ from numpy.typing import NDArray
 from components.contracts.manifests import RawDataset
 from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID
 from components.contracts.recommender import Recommender
-from components.extraction.columns import excluded_columns
 from components.extraction.lake import Lake
-from components.extraction.malformed_rows import MalformedRows
-from components.extraction.part_files import PartFile, PartWriter, cut_newest
+from components.extraction.raw_schema import MalformedRows, PartFile, PartWriter, cut_newest, excluded_columns
 from components.extraction.replay import HELD_OUT, REPLAYED, draw_replay
 from components.extraction.settings import ExtractionSettings
 from components.extraction.times import DAY_MICROS, TimeSpan, to_iso

@@ -33,23 +33,27 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from components.contracts.manifests import CURRENT
 from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, LABEL, REQUEST_ID, ROW
 from components.contracts.recommender import Recommender
-from components.contracts.retrain_request import CURRENT
 from components.extraction.lake import sorted_day
-from components.extraction.malformed_rows import MalformedRows
-from components.extraction.part_files import PartWriter
-from components.extraction.raw_schema import BATCH_ROWS, TIME_TYPE, click_columns, lake_schema, raw_batch
+from components.extraction.raw_schema import (
+    BATCH_ROWS,
+    TIME_TYPE,
+    MalformedRows,
+    PartWriter,
+    click_columns,
+    lake_schema,
+    raw_batch,
+)
 from components.extraction.readers.forms import click_log_files, find_reader, passed_over
 from components.extraction.settings import ExtractionSettings
 from components.extraction.times import DAY_MICROS, day_span, parse_day, to_iso
 from components.runtime.durable import fsync_path
 from components.runtime.errors import ContractError, expect
 from components.runtime.exit_codes import exits_with_code
-from components.storage.downloads import NUM_TRANSFERS
-from components.storage.locations import open_objects
-from components.storage.objects import Objects
-from components.storage.uris import typed_folder, typed_uri
+from components.storage.objects import NUM_TRANSFERS, Objects
+from components.storage.uris import open_objects, typed_folder, typed_uri
 from components.store.recommenders import accepted
 
 logger = logging.getLogger(__name__)

@@ -37,10 +37,8 @@ from components.contracts.raw_rows import (
 )
 from components.contracts.records import CLICK
 from components.contracts.words import WordCounts
-from components.extraction.day_versions import base_name
-from components.extraction.lake_files import LakeFiles
-from components.extraction.malformed_rows import MalformedRows
-from components.extraction.raw_schema import TIME_TYPE, lake_schema, open_parquet, raw_schema
+from components.extraction.lake_files import LakeFiles, base_name
+from components.extraction.raw_schema import TIME_TYPE, MalformedRows, lake_schema, open_parquet, raw_schema
 from components.extraction.readers.parquet import RawParquet, group_times, within
 from components.extraction.times import TimeSpan, day_span
 from components.extraction.window import SeenFiles

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.contracts.manifests import Model
+from components.contracts.manifests import CURRENT, Model
 from components.contracts.raw_rows import DAY_PARTITION
-from components.contracts.retrain_request import CURRENT
-from components.extraction.day_versions import newest_complete, objects_by_day
+from components.extraction.lake_files import newest_complete, objects_by_day
 from components.extraction.times import parse_day
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
-from components.storage.locations import open_objects
-from components.storage.uris import is_bucket_uri, local_path, typed_folder, typed_uri
+from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
 from components.store import promotion_journal
 from components.store.models import learned_later
 

@@ -1,12 +1,28 @@
-"""The raw schema as Arrow types, and the row checks that every Parquet form shares.
+"""Raw rows in Parquet: their Arrow types, the columns of a run, malformed rows, and files of bounded size.
 
-Takes its facts from `contracts.raw_rows`.
+Takes its facts from `contracts.raw_rows`. Which columns: a feature that the run excludes is named in
+`RawDataset.excluded_columns`; preprocessing treats it as missing and validation does not judge it. It is not read from
+the lake, and is null in the rows, unless the champion learns from it: the gate scores candidate and champion on the
+same held-out rows, and a champion without one of its features would lose to any candidate.
+
+Rows leave extraction in the raw schema: a feature that became text is cast where possible, and an unknown column is not
+read. The next step cannot see either, so `RawDataset.schema_mismatches` reports them. A column that is absent or cannot
+be cast stops this step (`readers.parquet`).
+
+Malformed rows are kept beside their reason, counted, and the step is stopped if a file has too many. A reader adds each
+row that it cannot use and counts all rows that it has read. Each malformed row is a line in a JSONL file: `file`,
+`line` (from 1; the row's number in a Parquet file), `reason`, `text` (the original).
+
+Where rows are written, file order is row order, and folders are published as a whole by the caller.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+import logging
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +31,232 @@ import pyarrow.parquet as pq
 
 from components.contracts import raw_rows
 from components.contracts.features import MAX_CATEGORY, Features, category_of
-from components.extraction.columns import is_list
-from components.extraction.malformed_rows import MalformedRows
+from components.contracts.manifests import Model
+from components.contracts.workflow import FeatureWorkflow
+from components.extraction.settings import ExtractionSettings
+from components.extraction.times import TimeSpan
+from components.runtime.errors import ContractError
+from components.storage.uris import local_path
 from components.store.archived_rows import arrow_schema, reading_parquet
+
+
+def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
+    """Those of `features` that `columns` does not name, in the order of files.
+
+    Without `columns` none is left out.
+
+    Raises:
+        ContractError: a name is no feature's or there twice, or a list is named without the feature of its table.
+
+    >>> excluded_columns(["item", "price"], Features(numeric=("price", "age"), categorical=("item",)))
+    ['age']
+    """
+    names = list(columns or features.names)
+    if unknown := [name for name in names if name not in features.names]:
+        raise ContractError(f"columns name {unknown}, expected some of {', '.join(features.names)}")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ContractError(f"columns name {twice} twice, expected each once")
+    excluded = [name for name in features.names if name not in names]
+    for name in features.lists:
+        if (table := features.list_options_of(name).table) in excluded and name not in excluded:
+            raise ContractError(f"columns name {name} and not its table {table}, expected both or none")
+    return excluded
+
+
+def unread_columns(excluded: Collection[str], champion: Model | None) -> frozenset[str]:
+    """Those of the excluded features that the champion does without, too; without one, all of them.
+
+    Raises:
+        ContractError: the champion's workflow is damaged.
+    """
+    if not excluded or champion is None:
+        return frozenset(excluded)
+    workflow = FeatureWorkflow.load(local_path(champion.uri) / Model.WORKFLOW)
+    return frozenset(excluded) & frozenset(workflow.excluded)
+
+
+class SchemaMismatch(NamedTuple):
+    """One column of one file."""
+
+    column: str
+    arrow_type: str
+    """In the file."""
+    expected: str | None
+    """Type in the raw schema; None for a column that is not in it."""
+    file: str
+    """The first file that has it so."""
+
+
+def find_schema_mismatches(
+    schema: Any, path: Path, features: Features, *, unread: Container[str] = (), weighted: bool = False
+) -> list[SchemaMismatch]:
+    """The foreign columns of a file with that Arrow schema, in its order; features in `unread` are not judged.
+
+    A weight is foreign where rows are not `weighted`.
+
+    Numbers of another width, whole numbers among floats and label as a boolean are what was agreed on.
+    """
+    found = []
+    weight = tuple(raw_rows.WEIGHT_TYPES) if weighted else ()
+    types, known, numbers = (
+        raw_rows.lake_types(features, weighted=weighted),
+        raw_rows.known_columns(features).union(weight),
+        (raw_rows.LABEL, *features.names, *weight),
+    )
+    for each in schema:
+        if each.name not in known:
+            found.append(SchemaMismatch(each.name, str(each.type), None, str(path)))
+        elif each.name in numbers and each.name not in unread:
+            of_values = each.type.value_type if each.name in features.lists and is_list(each.type) else each.type
+            is_fit = _is_number(of_values) or (each.name in features.words and _is_text(of_values))
+            if each.name in features.lists and not pa.types.is_null(each.type):
+                is_fit = is_fit and is_list(each.type)
+            if not is_fit:
+                found.append(SchemaMismatch(each.name, str(each.type), types[each.name], str(path)))
+    return found
+
+
+def is_list(found: Any) -> bool:
+    """Whether an Arrow type is one of lists."""
+    return any(is_of(found) for is_of in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
+
+
+def _is_text(found: Any) -> bool:
+    values = found.value_type if pa.types.is_dictionary(found) else found
+    types = pa.types
+    kinds = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(is_of(values) for is_of in kinds)
+
+
+def _is_number(found: Any) -> bool:
+    values = found.value_type if pa.types.is_dictionary(found) else found
+    # A column without any value is written as null by pandas: nothing is retyped by it.
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null)
+    return any(is_of(values) for is_of in kinds)
+
+
+logger = logging.getLogger(__name__)
+
+JUDGED_FROM_ROWS = 10_000
+"""From this many rows on a file is judged while it is read, so that garbage stops early; and always at its end."""
+NUM_EXAMPLES = 3
+Named = Callable[[Path], str]
+"""The name of a file for people."""
+
+
+@dataclass
+class _FileCounts:
+    num_rows: int = 0
+    num_malformed: int = 0
+    examples: list[str] = field(default_factory=list)
+
+
+class MalformedRows:
+    """Collects malformed rows into the JSONL file at `path`, which exists only if there is one.
+
+    `path` lies in a folder that is published as a whole, or discarded; `named` is what a file is called there: its
+    path, or what it was copied from.
+    """
+
+    def __init__(
+        self, path: Path, *, max_fraction: float = ExtractionSettings.max_malformed_fraction, named: Named = str
+    ) -> None:
+        if not 0 <= max_fraction <= 1:
+            raise ContractError(f"max_malformed_fraction is {max_fraction}, expected 0 to 1")
+        self.path = path
+        self.num_rows = 0
+        """Malformed rows so far, over all files."""
+        self._max_fraction, self._named = max_fraction, named
+        self._counts: dict[Path, _FileCounts] = {}
+        self._mismatches: dict[str, SchemaMismatch] = {}
+        self._absent: dict[Path, tuple[int, frozenset[str]]] = {}
+        """The begin of each file's day, and the features that it lacks."""
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> "MalformedRows":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, path: Path, line: int, reason: str, *, text: str) -> None:
+        """Records one malformed row; `count` must count it as well."""
+        if self._file is None:
+            self._file = self.path.open("w", encoding="utf-8")
+        self._file.write(json.dumps({"file": self._named(path), "line": line, "reason": reason, "text": text}) + "\n")
+        self.num_rows += 1
+        counts = self._counts.setdefault(path, _FileCounts())
+        counts.num_malformed += 1
+        if len(counts.examples) < NUM_EXAMPLES:
+            counts.examples.append(f"line {line}: {reason}")
+
+    def add_mismatches(self, columns: Iterable[SchemaMismatch]) -> None:
+        """Records schema mismatches of a file, the first of each column."""
+        for each in columns:
+            self._mismatches.setdefault(each.column, each)
+
+    def add_absent(self, path: Path, features: Iterable[str], *, day: TimeSpan) -> None:
+        """Records the features that a file of that day lacks; they count as missing in its rows."""
+        self._absent[path] = (day.start or 0, frozenset(features))
+
+    @property
+    def schema_mismatches(self) -> list[dict[str, Any]]:
+        """See `RawDataset.schema_mismatches`."""
+        return [each._replace(file=self._named(Path(each.file)))._asdict() for each in self._mismatches.values()]
+
+    def count(self, path: Path, num_rows: int) -> None:
+        """Counts rows of `path`, malformed ones included, and judges the file once it has shown enough of them.
+
+        Raises:
+            ContractError: too many of the file's rows so far are malformed.
+        """
+        counts = self._counts.setdefault(path, _FileCounts())
+        counts.num_rows += num_rows
+        if counts.num_rows >= JUDGED_FROM_ROWS:
+            self._judge_file(path, counts)
+
+    def judge(self) -> None:
+        """Judges every file read.
+
+        A feature that a recommender got later is absent from the files of the days before. So it may be absent from a
+        file where no file of an earlier day has it, and some other file does.
+
+        Raises:
+            ContractError: too many of a file's rows are malformed; names the file, the counts and the first examples.
+                Or a file lacks a feature that it should have.
+        """
+        for feature in sorted(frozenset().union(*(absent for _, absent in self._absent.values()))):
+            self._judge_absence(feature)
+        for path, counts in self._counts.items():
+            self._judge_file(path, counts)
+            if counts.num_malformed:
+                logger.warning("%s: %d of %d rows are malformed", path, counts.num_malformed, counts.num_rows)
+
+    def _judge_absence(self, feature: str) -> None:
+        without = {path: day for path, (day, absent) in self._absent.items() if feature in absent}
+        with_it = [day for path, (day, _) in self._absent.items() if path not in without]
+        last = max(without, key=lambda path: without[path])
+        if not with_it:
+            others = f" and {len(without) - 1} other files" if len(without) > 1 else ""
+            raise ContractError(
+                f"{self._named(last)}{others} lack the column {feature}, expected it in one file of the window at least"
+            )
+        if without[last] > min(with_it):
+            raise ContractError(
+                f"{self._named(last)} lacks the column {feature}, which a file of an earlier day has; expected it "
+                "in the files of all later days"
+            )
+        logger.warning("%d of %d files lack the column %s", len(without), len(self._absent), feature)
+
+    def _judge_file(self, path: Path, counts: _FileCounts) -> None:
+        if counts.num_malformed > self._max_fraction * counts.num_rows:
+            share = counts.num_malformed / max(counts.num_rows, 1)
+            raise ContractError(
+                f"{path}: {counts.num_malformed} of {counts.num_rows} rows are malformed ({share:.2%}), expected at "
+                f"most {self._max_fraction:.2%}; first: {'; '.join(counts.examples)}"
+            )
+
 
 BATCH_ROWS = 65_536
 """Rows of a batch in memory and of a row group on disk."""
@@ -165,3 +404,103 @@ def without_rows(batch: Any, positions: Iterable[int]) -> Any:
     sound = np.ones(batch.num_rows, dtype=bool)
     sound[list(positions)] = False
     return batch if sound.all() else batch.filter(pa.array(sound))
+
+
+FILE_ROWS = 4 * BATCH_ROWS
+"""262,144 rows: about 40 MB, so that later steps can stream and share files out."""
+_DICTIONARY_BYTES = 128 << 10
+"""Of a column in a row group: 16,384 categories. A column of more distinct values is written plainly from there on, at
+a sixth less of processor time and in as many bytes; pyarrow's 1 MiB is never reached by a row group's 65,536 rows."""
+
+
+class PartFile(NamedTuple):
+    """One file written."""
+
+    path: Path
+    num_rows: int
+
+
+class PartWriter:
+    """Writes raw rows as `<prefix>-00000.parquet` ... into `folder`, in full row groups but for the last.
+
+    The folder is created where it is absent; `file_rows`, a multiple of `BATCH_ROWS`, keeps row groups full.
+    """
+
+    def __init__(
+        self, folder: Path, *, prefix: str = "part", first_number: int = 0, file_rows: int = FILE_ROWS
+    ) -> None:
+        self.parts: list[PartFile] = []
+        self._folder, self._prefix, self._number, self._file_rows = folder, prefix, first_number, file_rows
+        self._pending: list[Any] = []
+        self._num_pending = 0
+        self._writer: Any = None
+        self._num_written = 0
+
+    def __enter__(self) -> "PartWriter":
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None and self._num_pending:
+            self._write_group(self._num_pending)
+        self._finish_file()
+
+    def write(self, table: Any) -> None:
+        """Adds the rows of a table or record batch in the raw schema."""
+        self._pending.extend(table.to_batches() if isinstance(table, pa.Table) else [table])
+        self._num_pending += table.num_rows
+        while self._num_pending >= (size := min(BATCH_ROWS, self._file_rows - self._num_written)):
+            self._write_group(size)
+
+    def _write_group(self, num_rows: int) -> None:
+        pending = pa.Table.from_batches(self._pending)
+        if self._writer is None:
+            path = self._folder / f"{self._prefix}-{self._number:05d}.parquet"
+            self._writer = pq.ParquetWriter(path, pending.schema, dictionary_pagesize_limit=_DICTIONARY_BYTES)
+            self.parts.append(PartFile(path, 0))
+            self._number += 1
+        self._writer.write_table(pending.slice(0, num_rows).combine_chunks(), row_group_size=num_rows)
+        self._pending = pending.slice(num_rows).to_batches()
+        self._num_pending -= num_rows
+        self._num_written += num_rows
+        self.parts[-1] = PartFile(self.parts[-1].path, self._num_written)
+        if self._num_written == self._file_rows:
+            self._finish_file()
+
+    def _finish_file(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer, self._num_written = None, 0
+
+
+def cut_newest(parts: list[PartFile], num_newest: int, *, older: Path, newest: Path) -> None:
+    """Moves the rows of `parts` into the folders `older` and `newest`; the last `num_newest` rows are the newest.
+
+    Files that lie on one side are renamed; the one that the cut goes through is rewritten as two.
+    """
+    num_older = sum(part.num_rows for part in parts) - num_newest
+    assert num_older >= 0
+    older.mkdir()
+    newest.mkdir()
+    number, begin = {older: 0, newest: 0}, 0
+    for part in parts:
+        here = min(max(num_older - begin, 0), part.num_rows)
+        begin += part.num_rows
+        if 0 < here < part.num_rows:
+            _rewrite(part, here, older=older, newest=newest, number=number[older])
+            number[newest] = 1
+            continue
+        folder = older if here else newest
+        part.path.rename(folder / f"part-{number[folder]:05d}.parquet")
+        number[folder] += 1
+
+
+def _rewrite(part: PartFile, num_older: int, *, older: Path, newest: Path, number: int) -> None:
+    with PartWriter(older, first_number=number) as first, PartWriter(newest) as second:
+        row = 0
+        for batch in pq.ParquetFile(part.path).iter_batches(batch_size=BATCH_ROWS):
+            here = min(max(num_older - row, 0), batch.num_rows)
+            first.write(batch.slice(0, here))
+            second.write(batch.slice(here))
+            row += batch.num_rows
+    part.path.unlink()

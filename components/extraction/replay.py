@@ -21,9 +21,7 @@ from numpy.typing import NDArray
 from components.contracts.raw_rows import REQUEST_ID, ROW
 from components.contracts.row_hash import mix, row_identities
 from components.extraction.lake import Lake, Piece
-from components.extraction.malformed_rows import MalformedRows
-from components.extraction.part_files import PartWriter
-from components.extraction.raw_schema import BATCH_ROWS
+from components.extraction.raw_schema import BATCH_ROWS, MalformedRows, PartWriter
 from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from components.contracts.features import Features
 from components.contracts.manifests import Model
-from components.extraction.day_versions import base_name
+from components.extraction.lake_files import base_name
 from components.extraction.times import DAY_MICROS, TimeSpan, parse_day, parse_time, to_iso
 from components.runtime.errors import ContractError
 from components.storage.objects import ObjectInfo

@@ -26,8 +26,7 @@ from components.contracts.features import Features
 from components.contracts.manifests import RawDataset, TrainingSet
 from components.contracts.raw_rows import LABEL, REQUEST_ID, ROW, WEIGHT
 from components.contracts.row_hash import row_identities, uniforms
-from components.contracts.vocabulary_changes import VocabularyChange, vocabulary_changes
-from components.contracts.workflow import FeatureWorkflow
+from components.contracts.workflow import FeatureWorkflow, VocabularyChange, vocabulary_changes
 from components.preprocessing import encode, fitting, raw_partitions
 from components.preprocessing.dask_scheduler import Workers, workers_of
 from components.preprocessing.engines import EncodingEngine, engine_of

@@ -1,16 +1,151 @@
-"""The exit handler as a plain command."""
+"""How a run ended: decided from its steps' notes and KFP's state, written beside the notes, and announced.
+
+KFP's state alone does not show it: the hosted backend passes COMPLETE or FAILED without a message, the local one
+SUCCEEDED or FAILED, and names the exit handler itself. The notes are `store.runs`'.
+
+People are notified of a run that a person or a schedule started. A run that the monitor started has a `trigger_id` and
+is announced by the monitor, as part of its incident; a message from here would be a duplicate. No notification fails a
+run: it has ended, and its outcome is in the store. The message's form and the sending are `components.notices`'.
+"""
 
 import argparse
+import json
 import logging
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
 
-from components.run_outcome.outcome import record
+from components.contracts.serving import UNRELEASED
+from components.notices.webhook import compose, post
 from components.runtime.exit_codes import exits_with_code
+from components.storage.uris import local_path
+from components.store.promotion_journal import canary_at_work, moment_of
+from components.store.runs import RunOutcome, StepNote, begun_at, read_notes, reports_of, write_outcome
+
+logger = logging.getLogger(__name__)
+
+FAILED_STATES = frozenset({"FAILED", "CANCELED", "CANCELLED", "ERROR"})
+LAST_STEP = "deployment"
+ADDRESS_VARIABLE = "EVERGREEN_NOTIFY_URL"
+"""Environment variable with the webhook's address, from an optional secret; empty or absent = nobody is notified. It is
+no flag and no parameter, which everyone on the machine or in the UI could read."""
+PAUSES_SECONDS = (2.0, 10.0, 30.0)
+"""Between tries; all of them end long before the exit handler's own time limit (600 s)."""
+
+
+def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_state: str) -> str:
+    """Writes the run's outcome to the store, notifies the webhook, and returns the outcome as one sentence.
+
+    An empty `trigger_id` is that of a run that a person or a schedule started.
+    """
+    folder = local_path(store)
+    notes = read_notes(folder, run)
+    outcome = decide(
+        notes,
+        run=run,
+        trigger_id=trigger_id,
+        kfp_state=kfp_state,
+        ended_at=datetime.now(timezone.utc).isoformat(),
+    )
+    if outcome.state == "refused" and outcome.step == LAST_STEP and (canary := canary_at_work(folder)):
+        # The round gives way to a canary, which goes on judging: no reason to try less often or to sound an alarm.
+        outcome = replace(outcome, state="canary", version=canary.version)
+    outcome = replace(outcome, reports=reports_of(folder, run))
+    write_outcome(folder, outcome)
+    sentence = f"{outcome.state} at {outcome.step}: {outcome.reason}"
+    logger.info("run %s (%s) %s", run, trigger_reason or "started by hand", sentence)
+    try:
+        notify(outcome, notes, os.environ.get(ADDRESS_VARIABLE, ""))
+    except Exception as error:  # noqa: BLE001 - the run has ended well or badly; this must not change it
+        logger.warning("the run's end was not announced: %s", type(error).__name__)
+    return sentence
+
+
+def decide(notes: list[StepNote], *, run: str, trigger_id: str, kfp_state: str, ended_at: str) -> RunOutcome:
+    """The outcome that the notes (in step order) and KFP's state together show.
+
+    A step whose note is still `running` was killed.
+    """
+    last = notes[-1] if notes else StepNote(step="none", state="failed", reason="no step started")
+    version = None
+    if last.state == "refused" and last.facts.get("rollout") == UNRELEASED:
+        state, reason = "judged", last.reason
+    elif last.state == "refused":
+        state, reason = "refused", last.reason
+    elif last.state == "done" and last.step == LAST_STEP and kfp_state not in FAILED_STATES:
+        state, reason = "released" if last.facts["rollout"] == "full" else "canary", last.reason
+        version = int(last.facts["version"])
+    elif last.state == "failed":
+        state, reason = "failed", last.reason
+    elif last.state == "preempted":
+        state, reason = "failed", f"preempted, and no retry was left: {last.reason}"
+    elif last.state == "running":
+        state, reason = "failed", f"{last.step} ended without a note (killed, out of memory or out of time)"
+    else:
+        state, reason = "failed", f"nothing followed {last.step}, KFP says {kfp_state}"
+    return RunOutcome(
+        run=run,
+        trigger_id=trigger_id,
+        state=state,
+        step=last.step,
+        reason=reason,
+        version=version,
+        ended_at=ended_at,
+    )
+
+
+def notify(
+    outcome: RunOutcome, notes: Sequence[StepNote], url: str, *, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Sends one message about the outcome, tried again where the webhook does not answer.
+
+    Nothing is sent without an address, nor where the monitor announces the run and no step wants anything reported: the
+    monitor knows the outcome, but not what steps want reported. An empty `url` notifies nobody.
+    """
+    if not url.strip() or (outcome.trigger_id and not _reported_by_steps(notes)):
+        return
+    body = json.dumps(_message(outcome, notes)).encode()
+    for pause in (*PAUSES_SECONDS, None):
+        answer = post(url.strip(), body)
+        if answer.state != "retry" or pause is None:
+            break
+        # A webhook that requires a longer wait than the longest pause loses the message: this task should end.
+        sleep(min(max(pause, answer.retry_after or 0.0), max(PAUSES_SECONDS)))
+    if answer.state != "delivered":
+        logger.warning("the run's end was not announced: %s", answer.reason)
+
+
+def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
+    """How the run ended, which step decided it and why, what serves now, and what steps want reported."""
+    begun = begun_at(notes) or moment_of(outcome.ended_at)
+    if outcome.state == "released":
+        title, done = f"Version {outcome.version} was released", f"{outcome.reason}" or "released"
+    elif outcome.state == "canary":
+        title, done = f"Version {outcome.version} runs beside the live one", outcome.reason
+    elif outcome.state == "judged":
+        title, done = "A new model was judged", outcome.reason
+    elif outcome.state == "refused":
+        title, done = f"The new model was refused by {outcome.step}: {outcome.reason}", "what was live stays live"
+    else:
+        title, done = f"A retraining run failed at {outcome.step}: {outcome.reason}", "what was live stays live"
+    title = ". ".join([title, *_reported_by_steps(notes)])
+    # As text: a file's address is no link that a chat would follow.
+    done = "; ".join([done, *(f"report of {step}: {uri}" for step, uri in outcome.reports.items())])
+    return compose(title, numbers={"request_id": outcome.run}, since=begun.timestamp(), done=done, link="")
+
+
+def _reported_by_steps(notes: Sequence[StepNote]) -> list[str]:
+    """What steps want reported whatever the outcome is: sentences under `notify` among their notes' facts."""
+    return [f"{note.step}: {sentence}" for note in notes for sentence in note.facts.get("notify", [])]
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's flags."""
-    parser = argparse.ArgumentParser(prog="python -m components.run_outcome", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m components.run_outcome", description="The exit handler as a command."
+    )
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="folder of the model store")
     parser.add_argument("--trigger-id", default="", help="retrain request that the run answers; empty = none")

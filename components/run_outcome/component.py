@@ -23,7 +23,7 @@ def run_outcome(
     Returns:
         One sentence: released, on trial as a canary, refused or failed, by which step, and why.
     """
-    from components.run_outcome.outcome import record
+    from components.run_outcome.__main__ import record
 
     return record(
         run=run,

@@ -12,7 +12,8 @@ import io
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -37,7 +38,6 @@ from components.storage.objects import (
     ignore_progress,
     opened,
 )
-from components.storage.uris import is_bucket_uri
 
 try:
     from google.cloud.storage import exceptions as transfers
@@ -86,7 +86,7 @@ class BucketObjects:
     ) -> None:
         self._name, _, prefix = uri.removeprefix("gs://").rstrip("/").partition("/")
         self.uri = uri.rstrip("/")
-        if not is_bucket_uri(uri) or not self._name:
+        if not uri.startswith("gs://") or not self._name:
             raise ContractError(f"uri is {uri!r}, expected gs://bucket or gs://bucket/prefix")
         self._root = f"{prefix}/" if prefix else ""
         self._chunk_bytes = chunk_bytes
@@ -96,6 +96,7 @@ class BucketObjects:
                 retry_seconds
             ),
         }
+        self._translated = partial(translated, bucket=self._name)
         with self._translated(self.uri):
             self._client = _client()
         self._bucket = self._client.bucket(self._name)
@@ -321,9 +322,6 @@ class BucketObjects:
         if not self._is_bucket_known:
             next(iter(self._client.list_blobs(self._bucket, max_results=1, **self._call)), None)
             self._is_bucket_known = True
-
-    def _translated(self, thing: str) -> AbstractContextManager[None]:
-        return translated(thing, self._name)
 
 
 class _Receiver:

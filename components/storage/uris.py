@@ -1,13 +1,16 @@
-"""What a URI names: a folder of this machine, or a bucket.
+"""What a URI names, a folder of this machine or a bucket; and the objects there.
 
 Every step that reads or writes data named by a URI asks here. Only `file://` and plain absolute paths have a local
-path: on a cluster the steps share a mounted volume. Objects in a bucket are opened by `locations.open_objects`.
+path: on a cluster the steps share a mounted volume.
 """
 
+import warnings
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from components.runtime.errors import ContractError
+from components.storage.folder import FolderObjects
+from components.storage.objects import Objects
 
 
 def is_bucket_uri(uri: str) -> bool:
@@ -62,3 +65,24 @@ def typed_folder(text: str, flag: str) -> Path:
     if not folder.is_dir():
         raise ContractError(f"{flag} is {text!r}, but {folder} is no folder, expected one that is there")
     return folder
+
+
+def open_objects(uri: str) -> Objects:
+    """The objects below `uri`: `file:///folder`, an absolute path, or `gs://bucket/prefix`.
+
+    Raises:
+        ContractError: `uri` is none of these, or the library of buckets is not installed.
+    """
+    if is_bucket_uri(uri):
+        with warnings.catch_warnings():
+            # Google's packages warn of an old Python at import, which nobody here can change.
+            warnings.simplefilter("ignore", FutureWarning)
+            try:
+                from components.storage.bucket import BucketObjects
+            except ModuleNotFoundError as error:
+                raise ContractError(
+                    f"{uri} needs {error.name}, expected it to be installed, as it is by evergreen-client[gcs]"
+                ) from error
+
+        return BucketObjects(uri)
+    return FolderObjects(local_path(uri))

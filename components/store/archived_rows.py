@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 
 from components.contracts.raw_rows import DAY_PARTITION, is_visible
 from components.runtime.errors import ContractError, TemporaryError, first_line
-from components.storage.downloads import local_copy
-from components.storage.objects import ObjectInfo, Objects
+from components.storage.objects import ObjectInfo, Objects, local_copy
 
 
 @contextmanager

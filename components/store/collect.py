@@ -63,7 +63,10 @@ def find(store: Path, work: Path | None, *, before: datetime, keep_versions: int
         found += [*_leftovers(work, "*"), *_work_of_runs(store, work, before)]
     lines = promotion_journal.read_journal(store)
     newest = list(dict.fromkeys(line.version for line in reversed(lines)))[:keep_versions]
-    wanted = {*newest, *([lines[-1].previous_version, _replaced_by(store, lines[-1].version)] if lines else [])}
+    wanted: set[int | None] = set(newest)
+    if lines:
+        # What the live version replaced, and what a rollback of it goes to.
+        wanted |= {lines[-1].previous_version, Release.read(release_path(store, lines[-1].version)).previous_version}
     kept = {line.version: line.model_id for line in lines if line.version in wanted}
     if (canary := promotion_journal.canary_at_work(store)) is not None:
         kept[canary.version] = canary.model_id
@@ -83,11 +86,6 @@ def find(store: Path, work: Path | None, *, before: datetime, keep_versions: int
             text = f"graph of version {release.version}, published {release.published_at[:10]}"
             found.append(_removable(graph, text))
     return found
-
-
-def _replaced_by(store: Path, version: int) -> int | None:
-    """The version that a rollback of `version` goes to."""
-    return Release.read(release_path(store, version)).previous_version
 
 
 def _work_of_runs(store: Path, work: Path, before: datetime) -> list[Removable]:

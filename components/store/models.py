@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from components.contracts.manifests import Model, RawDataset, Release, ServingPlace, Verdict
-from components.contracts.retrain_request import CURRENT, NONE
+from components.contracts.manifests import CURRENT, NONE, Model, RawDataset, Release, ServingPlace, Verdict
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path

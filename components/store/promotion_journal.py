@@ -5,6 +5,9 @@ Joins deployment, which writes it, to the next run (its champion), to `evergreen
 It is written ahead: before any server is notified of a version, an `intent` line names it and its hashes, so that no
 answer ever comes from a version that the journal does not know. What changes who is live is a later line of its own; an
 intent that is the last line is a deployment at work or one that was killed, which the next one takes back first.
+
+Whether a version bakes (`contracts.baking`) follows from the journal. The monitor has no right to change what is
+served, so it leaves what it found of such a version here, one file a version, for deployment's controller.
 """
 
 import json
@@ -14,7 +17,8 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
 
-from components.runtime.durable import append_line, read_records
+from components.contracts.baking import Findings
+from components.runtime.durable import append_line, read_records, write_whole
 from components.runtime.errors import ContractError
 
 JOURNAL_FILE = "journal.jsonl"
@@ -31,7 +35,7 @@ CANARY = "canary"
 CANARY_ENDED = "canary_ended"
 """`version` answers nothing any more; the live one answers all."""
 BAKED = "baked"
-"""`version` is live, and nothing bad was found for as long as it was watched after its release (`store.baking`)."""
+"""`version` is live, and nothing bad was found for as long as it was watched after its release (`contracts.baking`)."""
 
 LIVE_ACTIONS = (RELEASE, ROLLBACK, PROMOTE)
 """After these `version` is the live one."""
@@ -212,3 +216,55 @@ def moment_of(text: str) -> datetime:
     # Python 3.10 does not know that Z is UTC.
     moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+
+
+def findings_path(store: Path, version: int) -> Path:
+    """Where the monitor leaves what it found of a version."""
+    return store / "baking" / f"{version}.json"
+
+
+def write_findings(store: Path, findings: Findings) -> None:
+    """Replaces what was known of the version.
+
+    Raises:
+        OSError: the store cannot be written.
+    """
+    path = findings_path(store, findings.version)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(asdict(findings), indent=2, allow_nan=False) + "\n")
+
+
+def read_findings(store: Path, version: int) -> Findings | None:
+    """What the monitor found of a version; None where it has not said anything.
+
+    Raises:
+        ContractError: the file is no findings of this version.
+    """
+    path = findings_path(store, version)
+    try:
+        found = Findings(**json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, ContractError) as error:
+        raise ContractError(f"{path} cannot be read: {error}, expected the monitor's findings") from error
+    if found.version != version:
+        raise ContractError(f"{path} is about version {found.version}, expected {version}")
+    return found
+
+
+def baking(store: Path) -> Promotion | None:
+    """The line that made the version live that bakes now; None where none does.
+
+    A version bakes from its release or promotion on, until the journal says that it is `baked` or another version is
+    live. The first version has nothing before it to go back to, and a version that was gone back to is known already.
+    """
+    live = current(store)
+    if live is None or live.action not in (RELEASE, PROMOTE) or live.previous_version is None:
+        return None
+    baked = {each.version for each in read_entries(store) if each.action == BAKED}
+    return None if live.version in baked else live
+
+
+def seconds_since(line: Promotion, now: datetime) -> float:
+    """Seconds from the journal's line to `now`, which has a time zone; negative where the clock was set back."""
+    return (now - moment_of(line.time)).total_seconds()

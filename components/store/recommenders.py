@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from components.contracts.manifests import CURRENT
 from components.contracts.recommender import Recommender
-from components.contracts.retrain_request import CURRENT
 from components.runtime.durable import append_line, read_records, write_whole
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
@@ -69,7 +69,10 @@ def accepted(store: Path, reference: str) -> Recommender:
             f"{recommenders_folder(store)} holds no recommender: describe yours in a file and accept it with "
             f"`evergreen recommender accept FILE --store {store}`"
         )
-    found = [line for line in lines if _is_named(line, reference)] if reference != CURRENT else lines
+    found = lines
+    if reference != CURRENT:
+        is_digest = len(reference) >= 8
+        found = [e for e in lines if reference == str(e.version) or (is_digest and e.digest.startswith(reference))]
     if not found:
         raise ContractError(
             f"recommender is {reference!r}, expected {CURRENT}, the number of an accepted version (1 to "
@@ -178,7 +181,3 @@ def accept(store: Path, recommender: Recommender, *, who: str, why: str, now: da
 
 def _path(store: Path, version: int) -> Path:
     return recommenders_folder(store) / f"{version}.json"
-
-
-def _is_named(line: AcceptedRecommender, reference: str) -> bool:
-    return reference == str(line.version) or (len(reference) >= 8 and line.digest.startswith(reference))

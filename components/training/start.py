@@ -23,8 +23,14 @@ from numpy.typing import NDArray
 
 from components.contracts.features import Features, Places
 from components.contracts.manifests import Model, TrainingSet
-from components.contracts.vocabulary_changes import VocabularyChange, vocabulary_changes
-from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
+from components.contracts.workflow import (
+    FIRST_ID,
+    OOV_ID,
+    TOMBSTONE,
+    FeatureWorkflow,
+    VocabularyChange,
+    vocabulary_changes,
+)
 from components.models.configs import NetworkConfig, config_from_document
 from components.models.files import (
     StoredModel,

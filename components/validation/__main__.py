@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components.contracts.manifests import Model, RawDataset, ValidationReport
-from components.contracts.retrain_request import CURRENT
+from components.contracts.manifests import CURRENT, Model, RawDataset, ValidationReport
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.uris import local_path
 from components.store import models as model_store

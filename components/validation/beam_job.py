@@ -25,9 +25,9 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOpt
 from components.contracts.features import Features
 from components.runtime.errors import ContractError, TemporaryError, first_line
 from components.storage.uris import is_bucket_uri
-from components.validation.reference import ReferenceCounter
 from components.validation.rows import FilePart, read_part, row_groups
 from components.validation.tfdv_statistics import as_lists, make_options, parse_statistics, summarize_files
+from components.validation.windows import ReferenceCounter
 
 logger = logging.getLogger(__name__)
 

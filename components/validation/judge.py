@@ -12,14 +12,13 @@ from components.contracts.words import ShownValues, read_words
 from components.storage.uris import local_path
 from components.validation.drift import DriftEntry, LabelShift, measure_drift, measure_label_shift
 from components.validation.quarantine import ScreenedRows, screen_rows
-from components.validation.reference import ReferenceCounter
 from components.validation.round import Champion, Round
 from components.validation.rules import BLOCK, DATASET, INFO, WARN, Finding, RuleSet
 from components.validation.schema import check_statistics, fitted_to, infer_schema, possible_shares, propose_schema
 from components.validation.schema_versions import read_schema
 from components.validation.skew import Skew, SkewEntry, measure_skew
 from components.validation.tfdv_statistics import by_feature, missing_share, num_missing, num_rows, num_values
-from components.validation.windows import WindowSummary
+from components.validation.windows import ReferenceCounter, WindowSummary
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +265,7 @@ def judge_click_rate(label: LabelShift | None, rules: RuleSet) -> list[Finding]:
 def judge_drift(drift: list[DriftEntry], rules: RuleSet) -> list[Finding]:
     """Findings on drifted features and on many new categories; the surest first, then the largest."""
     found: list[Finding] = []
-    for entry in sorted(drift, key=_drift_rank):
+    for entry in sorted(drift, key=lambda each: (1.0 if each.q_value is None else each.q_value, -(each.effect or 0.0))):
         name, new = entry.feature, entry.new_value_share
         if entry.drifted:
             found += rules.find("drift", name, f"{name} drifted: {_describe_change(entry)}", kind="drift")
@@ -277,10 +276,6 @@ def judge_drift(drift: list[DriftEntry], rules: RuleSet) -> list[Finding]:
             text = f"{name} has categories that the champion never saw in at least {new:.1%} of the rows"
             found += rules.find("new_categories", name, text, kind="drift")
     return found
-
-
-def _drift_rank(entry: DriftEntry) -> tuple[float, float]:
-    return (1.0 if entry.q_value is None else entry.q_value, -(entry.effect or 0.0))
 
 
 def _describe_change(entry: DriftEntry) -> str:

@@ -24,7 +24,7 @@ from components.contracts.manifests import RawDataset
 from components.runtime.durable import append_line, read_records, whole_directory, write_whole
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.people import whoami
+from components.runtime.flags import whoami
 from components.storage.uris import typed_folder
 from components.store.runs import run_folder
 

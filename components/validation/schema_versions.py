@@ -25,12 +25,11 @@ from typing import Any, NamedTuple
 from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.contracts.manifests import Model
-from components.contracts.retrain_request import CURRENT
+from components.contracts.manifests import CURRENT, Model
 from components.runtime.durable import append_line, read_records, sha256_file, write_whole
 from components.runtime.errors import ContractError, first_line
 from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.people import whoami
+from components.runtime.flags import whoami
 from components.storage.uris import local_path, typed_folder
 from components.store import models as model_store
 from components.store.runs import run_folder

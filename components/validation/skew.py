@@ -30,9 +30,8 @@ from components.contracts.features import MISSING_CATEGORY, Features, ListOption
 from components.contracts.words import ShownValues
 from components.drift_statistics import Clustered, correlations, own_designs, wilson_interval
 from components.runtime.errors import ContractError
-from components.storage.locations import open_objects
 from components.storage.objects import Objects
-from components.storage.uris import is_bucket_uri, local_path
+from components.storage.uris import is_bucket_uri, local_path, open_objects
 from components.store.archived_rows import archived_files, arrow_schema, is_alike, reading_parquet
 from components.validation.rows import BATCH_ROWS
 from components.validation.rules import ValidationSettings

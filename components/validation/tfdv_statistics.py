@@ -22,8 +22,8 @@ from components.contracts import raw_rows
 from components.contracts.features import Features
 from components.runtime.errors import ContractError
 from components.runtime.forked import MAX_PROCESSES, available_cores, run_all, shares
-from components.validation.reference import ReferenceCounter
 from components.validation.rows import FilePart, judged_columns, read_part, row_groups
+from components.validation.windows import ReferenceCounter
 
 ROWS_PER_PROCESS = 50_000
 """Fewer are not worth another process."""

@@ -13,10 +13,16 @@ from numpy.typing import NDArray
 from components.contracts.serving import MAX_BATCH_ROWS
 from components.runtime.exit_codes import exits_with_code
 from k8s.scaling.cluster import StartTimes
-from k8s.scaling.hpa import SYNC_SECONDS, Autoscaler
-from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC, SHIPPED_AUTOSCALER, read_autoscaler, with_targets
-from k8s.scaling.queueing import PodSettings
-from k8s.scaling.service_times import read_service_times, shipped_or_file
+from k8s.scaling.hpa import (
+    PENDING_METRIC,
+    QUEUE_METRIC,
+    SHIPPED_AUTOSCALER,
+    SYNC_SECONDS,
+    Autoscaler,
+    read_autoscaler,
+    with_targets,
+)
+from k8s.scaling.queueing import PodSettings, read_service_times, shipped_or_file
 from k8s.scaling.simulation import Settings, SimulatedRun, Simulation
 from k8s.scaling.traces import DEFAULT_ROWS, SYNTHETIC, Trace, read_trace
 

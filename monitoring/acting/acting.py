@@ -15,18 +15,15 @@ from typing import TYPE_CHECKING
 from components.notices.webhook import post_to_file
 from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, expect
-from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger
-from monitoring.acting.local_trigger import LocalTrigger
 from monitoring.acting.new_versions import NewVersions
 from monitoring.acting.notifications import DRIFT, LOG, NotificationSettings, Notifier, Outbox
 from monitoring.acting.retraining import IDLE, RUNNING, Retraining
-from monitoring.acting.trigger import Trigger
+from monitoring.acting.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger, Trigger
 from monitoring.deciding import restraint
 from monitoring.deciding.baking import BAKING
 from monitoring.deciding.policies import split_names
 from monitoring.deciding.policy import Action, Decision
-from monitoring.deciding.request import RecipeSettings
-from monitoring.deciding.restraint import RestraintSettings, RunMemory, restrain
+from monitoring.deciding.restraint import RecipeSettings, RestraintSettings, RunMemory, restrain
 from monitoring.journal import Journal
 from monitoring.memory.database import Database, read_memory
 

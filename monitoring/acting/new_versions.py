@@ -15,7 +15,7 @@ from components.contracts.baking import BAD, BakingSettings, Findings
 from components.contracts.metrics import sequential_binomial
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
-from components.store.baking import baking, read_findings, write_findings
+from components.store.promotion_journal import baking, read_findings, write_findings
 from monitoring.deciding.baking import NUM_TESTS, state_of
 from monitoring.deciding.policy import Decision
 from monitoring.journal import Journal

@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from components.notices.message import compose
-from components.notices.webhook import Answer
+from components.notices.webhook import Answer, compose
 from components.runtime.errors import ContractError, expect
 from monitoring.journal import Event
 from monitoring.memory.database import Database

@@ -2,22 +2,22 @@
 
 decided -> archive flushed -> uploads awaited -> submitted -> running -> ended. In: a policy's decision, the time. Out:
 at most one run at any moment; events; the memory of past runs. Every transition is stored before the next begins, and
-each step can be repeated: the request is named by its data (`monitoring.deciding.request`), so a trigger recognises it.
+each step can be repeated: the request is named by its data (`monitoring.deciding.restraint`), by which triggers know
+it.
 """
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from components.contracts.retrain_request import RetrainRequest
+from components.contracts.manifests import RetrainRequest
 from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from monitoring.acting.trigger import BUSY, FAILED, UNKNOWN, RunState, Trigger
-from monitoring.acting.trigger import RUNNING as RUN_IS_ACTIVE
+from monitoring.acting.triggers import BUSY, FAILED, UNKNOWN, RunState, Trigger
+from monitoring.acting.triggers import RUNNING as RUN_IS_ACTIVE
 from monitoring.deciding import restraint
 from monitoring.deciding.policy import Decision
-from monitoring.deciding.request import RecipeSettings, choose_parent, make_request
-from monitoring.deciding.restraint import RestraintSettings, RunMemory
+from monitoring.deciding.restraint import RecipeSettings, RestraintSettings, RunMemory, choose_parent, make_request
 from monitoring.journal import Journal
 from monitoring.memory.database import Database, read_memory
 

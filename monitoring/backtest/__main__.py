@@ -13,11 +13,17 @@ from typing import Any
 
 from components.runtime.errors import expect
 from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.storage.locations import open_objects
-from components.storage.uris import typed_folder, typed_uri
+from components.storage.uris import open_objects, typed_folder, typed_uri
 from components.store.recommenders import logged_recommender
-from monitoring.backtest.archived_requests import Span, parse_time, read_requests
-from monitoring.backtest.judging import Backtest, backtest, judge_requests, no_reference
+from monitoring.backtest.judging import (
+    Backtest,
+    Span,
+    backtest,
+    judge_requests,
+    no_reference,
+    parse_time,
+    read_requests,
+)
 from monitoring.backtest.settings import JudgingSettings, read_judging
 from monitoring.deciding.judging import no_baseline
 from monitoring.flags import build_parser, flat_values, make_settings, settings_of

@@ -32,13 +32,11 @@ from components.runtime.durable import fsync_path, sha256_file
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.folder import FolderObjects
-from components.storage.locations import open_objects
 from components.storage.objects import Objects
-from components.storage.uris import typed_folder, typed_uri
+from components.storage.uris import open_objects, typed_folder, typed_uri
 from components.store.models import model_folder, release_path, scores_path
 from components.store.recommenders import logged_recommender
-from monitoring.backtest.archived_requests import Span, parse_time, read_days, read_requests
-from monitoring.backtest.judging import judge_requests
+from monitoring.backtest.judging import Span, judge_requests, parse_time, read_days, read_requests
 from monitoring.backtest.settings import JudgingSettings, read_judging
 from monitoring.deciding.policy import Baseline
 from monitoring.flags import flat_values, make_settings

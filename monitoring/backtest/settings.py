@@ -14,9 +14,8 @@ from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 from monitoring.deciding.judging import JudgeSettings
 from monitoring.deciding.policies import PolicySettings
-from monitoring.deciding.request import RecipeSettings
-from monitoring.deciding.restraint import RestraintSettings
-from monitoring.drift.settings import DriftSettings
+from monitoring.deciding.restraint import RecipeSettings, RestraintSettings
+from monitoring.drift.comparison import DriftSettings
 from monitoring.flags import flat_values, make_settings
 from monitoring.flags import settings_of as flat_names
 

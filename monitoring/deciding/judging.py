@@ -28,8 +28,7 @@ from monitoring.deciding.policy import (
     Predecessor,
     combine,
 )
-from monitoring.measures.kpis import measure
-from monitoring.measures.window import MAX_VERSIONS, RowWindow
+from monitoring.measures.window import MAX_VERSIONS, RowWindow, measure
 from monitoring.rows import MaturedRequest
 
 MAX_PASSED_OVER = 1000

@@ -16,8 +16,8 @@ from components.contracts.baking import BakingSettings
 from components.runtime.errors import ContractError, expect
 from monitoring.deciding.baking import BakingPolicy
 from monitoring.deciding.betting import EProcess
-from monitoring.deciding.policy import Action, Baseline, Decision, Evidence, FeatureDrift, Policy, PolicyMemory
-from monitoring.measures.kpis import Kpis
+from monitoring.deciding.policy import Action, Decision, Evidence, FeatureDrift, Policy, PolicyMemory
+from monitoring.measures.window import Kpis
 
 MAX_SEQUENTIAL_VERSIONS = 8
 """Versions whose sequential evidence is remembered: two may alternate during a roll-out."""
@@ -203,7 +203,8 @@ class SequentialPolicy(_ConfiguredPolicy):
         known: dict[str, Any] = dict(memory.get("versions", {}))
         state: dict[str, Any] = known.pop(version, {})
         enough = 1.0 / self._settings.sequential_alpha
-        process = EProcess(self._theta(evidence.baseline), state)
+        theta = min(max(evidence.baseline.low - self._settings.sequential_tolerance, 0.01), 0.99)
+        process = EProcess(theta, state)
         alarmed_at: int | None = state.get("matured_at_alarm")
         if alarmed_at is None and process.update(evidence.rows, enough):
             alarmed_at = evidence.matured_total
@@ -223,9 +224,6 @@ class SequentialPolicy(_ConfiguredPolicy):
             rows_since_breach=0 if alarmed_at is None else evidence.matured_total - alarmed_at,
         )
         return decision, {"versions": known}
-
-    def _theta(self, gate: Baseline) -> float:
-        return min(max(gate.low - self._settings.sequential_tolerance, 0.01), 0.99)
 
     def _judge_capital(self, evidence: Evidence, process: EProcess, alarmed_at: int | None) -> tuple[Action, str]:
         settings = self._settings

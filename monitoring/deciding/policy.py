@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from monitoring.measures.kpis import Kpis
+from monitoring.measures.window import Kpis
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -127,7 +127,7 @@ class Decision:
     action: Action
     reason: str
     numbers: Mapping[str, float | None]
-    """Always with `version` and `deciding.request.OBSERVED_NUMBERS`; a number that does not exist is None."""
+    """Always with `version` and `deciding.restraint.OBSERVED_NUMBERS`; a number that does not exist is None."""
 
     def document(self) -> dict[str, Any]:
         """The decision as a JSON object."""

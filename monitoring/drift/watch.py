@@ -23,11 +23,8 @@ from components.contracts.features import Features
 from components.contracts.raw_rows import microseconds
 from components.contracts.records import PredictionBatch
 from components.contracts.reference_statistics import ReferenceStatistics
-from monitoring.drift.comparison import compare
-from monitoring.drift.layout import Layout
-from monitoring.drift.report import DriftReport
-from monitoring.drift.settings import DriftSettings
-from monitoring.drift.sketch import Sketch
+from monitoring.drift.comparison import DriftReport, DriftSettings, compare
+from monitoring.drift.sketch import Layout, Sketch
 
 MAX_OPEN = 32
 """Buckets held at a time, some 1.5 MB each: a long stop, clocks that are ahead and versions without end must not fill

@@ -1,7 +1,7 @@
 """The AUC of rows whose attribution window is still open: estimate, hard bounds, when it is final.
 
 In: scores and ages of the open rows, which of them are clicked already, and the delays of clicks on matured rows. Out:
-what their matured AUC will be. The numbers of matured rows are left to `kpis`.
+what their matured AUC will be. The numbers of matured rows are left to `window`.
 
 **Bounds.** A click that has arrived stays; any other open row may still become a click or not. The bounds are the least
 and the greatest value over all these labelings, so the matured value always lies between them. The ranks of all rows do

@@ -38,7 +38,7 @@ from components.contracts.records import PredictionBatch
 from components.runtime.durable import fsync_path, no_checkpoint
 from components.runtime.errors import TemporaryError
 from components.store.archived_rows import arrow_schema
-from monitoring.memory.file_tables import OUTCOME_FOLDER, holds_outcomes
+from monitoring.memory.database import OUTCOME_FOLDER, holds_outcomes
 from monitoring.memory.store import Store
 from monitoring.rows import ArchiveOutcome, ArchiveRow, Unarchived
 
@@ -264,7 +264,8 @@ class Archive:
     def _write_files(self, items: Sequence[Unarchived], partition: str) -> list[ArchivedPart]:
         """Writes one file for each day among `items`."""
         written = []
-        for day, group in groupby(sorted(items, key=lambda each: (utc_day(each.time), each.number)), _day_of):
+        in_order = sorted(items, key=lambda each: (utc_day(each.time), each.number))
+        for day, group in groupby(in_order, lambda each: utc_day(each.time)):
             of_day = list(group)
             name = f"{partition.format(day=day)}/part-{uuid4().hex}.parquet"
             self._store.intend_file(name, [each.number for each in of_day])
@@ -322,10 +323,6 @@ class Archive:
         if holds_outcomes(name):
             return build_outcome_table(self._store.outcomes_of_file(name), self._windows)
         return build_row_table(self._store.rows_of_file(name), self._form)
-
-
-def _day_of(item: Unarchived) -> str:
-    return utc_day(item.time)
 
 
 def _kind_of(name: str) -> str:

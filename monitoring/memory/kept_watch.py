@@ -13,7 +13,7 @@ from typing import Any
 
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import PredictionBatch
-from monitoring.drift.report import DriftReport
+from monitoring.drift.comparison import DriftReport
 from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
 from monitoring.memory.store import Store

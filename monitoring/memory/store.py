@@ -4,7 +4,7 @@ Holds every record from before its acknowledgement until its row lies in a seale
 from which the windows are rebuilt; counters; and the small documents of policy and retraining. One method is one
 transaction, flushed to disk when it returns. Here: what comes in, what matures and what is forgotten; all of it lies in
 SQLite, so memory does not grow with what is open. What the records mean is left to `monitoring.memory.join`, which rows
-lie in which file to `file_tables`.
+lie in which file to `database`.
 
 A request goes through: prediction stored -> matured (click labels final) -> in an intended file -> sealed (payload
 deleted). A conversion, and a click that comes too late for its row: stored as late -> in an intended file -> sealed.
@@ -22,8 +22,7 @@ from components.contracts.features import MISSING_CATEGORY
 from components.contracts.raw_rows import microseconds
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
 from components.runtime.errors import ContractError
-from monitoring.memory.database import add_to
-from monitoring.memory.file_tables import FileTables
+from monitoring.memory.database import FileTables, add_to
 from monitoring.rows import Event, LateOutcome, MaturedRequest, OpenRows, Waiting
 
 _KEEP_EARLIEST = (

@@ -12,10 +12,9 @@ from typing import Any
 
 from monitoring.acting.acting import ActingStatus
 from monitoring.deciding.policy import Decision
-from monitoring.measures.kpis import Kpis
 from monitoring.measures.open_labels import OpenEstimate
-from monitoring.showing.folder_sizes import FolderSize
-from monitoring.showing.store_status import StoreStatus
+from monitoring.measures.window import Kpis
+from monitoring.showing.store_status import FolderSize, StoreStatus
 
 STALL_SECONDS = 60.0
 """A loop that shows no sign of life for longer is stuck; longer than any single call that it makes may take."""

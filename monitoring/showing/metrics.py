@@ -57,13 +57,13 @@ KPI_GAUGES = {
     "rows": ("window_rows", "Matured rows in the window"),
     "clicks": ("window_clicks", "Clicks in the window"),
 }
-"""Field of `measures.kpis.Kpis` to name and text."""
+"""Field of `measures.window.Kpis` to name and text."""
 FOLDER_GAUGES = (
     ("folder_bytes", "Sizes of the files of a folder of the installation, as of an hour ago at most", "held"),
     ("disk_free_bytes", "Room left on the disk of the folder", "disk_free"),
     ("disk_size_bytes", "Size of the disk of the folder", "disk_size"),
 )
-"""Name, text, and field of `folder_sizes.FolderSize`."""
+"""Name, text, and field of `store_status.FolderSize`."""
 
 
 def metrics_page(snapshot: Snapshot) -> bytes:

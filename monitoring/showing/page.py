@@ -14,17 +14,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.charts.line_chart import Line, Mark, line_chart
-from components.charts.page import html_page, html_table, text_table
+from components.charts.page import Line, Mark, html_page, html_table, line_chart, text_table
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
 from monitoring.acting.acting import ActingStatus
 from monitoring.deciding.policy import Action
 from monitoring.journal import EVENTS_FILE, TIMELINE_FILE
-from monitoring.measures.kpis import Kpis
 from monitoring.measures.open_labels import OpenEstimate
+from monitoring.measures.window import Kpis
 from monitoring.showing.exposition import Exposition, Snapshot
-from monitoring.showing.run_reports import CARDS, link_to
+from monitoring.showing.server import CARDS, link_to
 
 REFRESH_SECONDS = 15
 TAIL_BYTES = 2 * 2**20
@@ -52,7 +51,7 @@ class History(NamedTuple):
     """What happened recently, oldest first."""
 
     points: list[dict[str, Any]]
-    """Lines of the timeline: `time`, `version`, the fields of `measures.kpis.Kpis`."""
+    """Lines of the timeline: `time`, `version`, the fields of `measures.window.Kpis`."""
     events: list[dict[str, Any]]
     """`time`, `kind`, `text`: the monitor's own events and the store's releases and rollbacks."""
 

@@ -28,9 +28,9 @@ from rich.markup import escape
 from components.contracts.recommender import Recommender
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
-from components.runtime.people import whoami
+from components.runtime.flags import whoami
 from components.store import promotion_journal
-from components.store.baking import baking
+from components.store.promotion_journal import baking
 from components.store.recommenders import accept
 from components.store.runs import StepNote, read_notes
 from pipelines.local.log_server import check_log, start_log

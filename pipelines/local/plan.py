@@ -22,9 +22,8 @@ from components.runtime.errors import ContractError
 from pipelines.local.environments import REPOSITORY
 from pipelines.local.log_server import LogPlace, sqlite_log
 from pipelines.local.runner import LocalFolders
-from pipelines.recommender_file.draft import KINDS, LEFT_OUT, draft, guess_roles, recommender_name
+from pipelines.recommender_file.draft import KINDS, LEFT_OUT, draft, guess_roles, read_sample, recommender_name
 from pipelines.recommender_file.form import read_recommender
-from pipelines.recommender_file.sample import read_sample
 
 CRITEO_FILE = REPOSITORY / "examples" / "criteo" / "recommender.yaml"
 """Describes the simulated rows, and a user's own where they are Criteo's."""

@@ -9,8 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from components.charts.line_chart import Line, Mark, line_chart
-from components.charts.page import html_page, number, text_table
+from components.charts.page import Line, Mark, html_page, line_chart, number, text_table
 from components.contracts.manifests import ValidationReport
 from components.runtime.durable import write_whole
 from pipelines.local.plan import NOTIFY_ONLY

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from components.contracts.retrain_request import RetrainRequest
+from components.contracts.manifests import RetrainRequest
 from components.runtime.errors import ContractError, PermanentError
 from components.store.runs import RunOutcome, find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP, step_of_image

@@ -9,17 +9,16 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from components.contracts.manifests import CURRENT
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
-from components.contracts.retrain_request import CURRENT
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.people import whoami
+from components.runtime.flags import whoami
 from components.storage.uris import typed_folder
 from components.store import recommenders
-from pipelines.recommender_file.differences import compare
-from pipelines.recommender_file.form import format_recommender, read_recommender
+from pipelines.recommender_file.form import compare, format_recommender, read_recommender
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -68,8 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    from pipelines.recommender_file.draft import draft, recommender_name
-    from pipelines.recommender_file.sample import read_sample
+    from pipelines.recommender_file.draft import draft, read_sample, recommender_name
 
     if arguments.output.exists():
         raise ContractError(f"{arguments.output} exists already, expected a new file (--output)")

@@ -1,7 +1,8 @@
 """YAML as this package reads and writes it: plain values with the line of each, and names that run on as one range.
 
-YAML 1.2's core schema, so that `on`, `no` and dates are texts and `1e-7` is a number, and less: a key that is there
-twice, an alias and a second document are refused. What the values mean is left to `form`.
+YAML 1.2's core schema, so that `on`, `no` and
+dates are texts and `1e-7` is a number, and less: a key that is there twice, an alias and a second document are refused.
+What the values mean is left to `form`.
 """
 
 import math

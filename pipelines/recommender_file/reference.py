@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from components.contracts.raw_rows import ColumnNames
 from components.contracts.recommender import SECTIONS
-from components.runtime.docstrings import field_docstrings
+from components.runtime.flags import field_docstrings
 from pipelines.recommender import section_classes
 from pipelines.recommender_file.form import FORMAT, OPTIONS
 

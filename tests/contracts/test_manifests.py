@@ -8,8 +8,8 @@ import pytest
 
 from components.contracts import manifests
 from components.contracts.features import Features
+from components.contracts.manifests import RetrainRequest
 from components.contracts.recommender import Recommender
-from components.contracts.retrain_request import RetrainRequest
 from components.runtime.errors import ContractError
 
 KINDS = [

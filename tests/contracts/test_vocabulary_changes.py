@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from components.contracts.criteo import CRITEO
 from components.contracts.features import Features
-from components.contracts.vocabulary_changes import vocabulary_changes
-from components.contracts.workflow import TOMBSTONE
+from components.contracts.workflow import TOMBSTONE, vocabulary_changes
 from components.runtime.errors import ContractError
 from tests.support.workflows import workflow_of
 

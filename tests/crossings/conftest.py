@@ -19,8 +19,7 @@ from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import Model, RawDataset, Release, TrainingSet, ValidationReport, Verdict
 from components.contracts.raw_rows import LABEL
 from components.contracts.recommender import Recommender
-from inference_client.simulation.lake import write_lake
-from inference_client.simulation.world import Drift, World
+from inference_client.simulation.world import Drift, World, write_lake
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local.environments import python_of
 from pipelines.local.plan import DemoSettings, Services, plan_for_world

@@ -21,7 +21,7 @@ from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import PredictionBatch
 from components.deployment.graph.parity import GoldenRows, open_graph, score
-from components.deployment.repository.version_files import GOLDEN_FILE
+from components.deployment.repository.model_repository import GOLDEN_FILE
 from components.extraction.raw_schema import lake_schema, raw_batch
 from components.store.models import GRAPH_FILE, graph_folder
 from components.store.promotion_journal import moment_of

@@ -13,8 +13,7 @@ import pytest
 
 from components.deployment.verify import verify
 from components.storage.folder import FolderObjects
-from inference_client.simulation.lake import write_lake
-from inference_client.simulation.world import Drift, World
+from inference_client.simulation.world import Drift, World, write_lake
 from pipelines.__main__ import main as evergreen
 from pipelines.backup import main
 from tests.support.monitors import Bench, prediction, publish, traffic

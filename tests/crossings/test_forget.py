@@ -25,8 +25,7 @@ from components.extraction.backfill import backfill
 from components.extraction.ingest import IngestSettings, ingest
 from components.extraction.lake import Lake
 from components.extraction.lake_files import LakeFiles
-from components.extraction.malformed_rows import MalformedRows
-from components.extraction.raw_schema import lake_schema, raw_batch
+from components.extraction.raw_schema import MalformedRows, lake_schema, raw_batch
 from components.extraction.times import TimeSpan
 from components.preprocessing.parent import save_columns
 from components.preprocessing.vocabularies import Candidates, Column

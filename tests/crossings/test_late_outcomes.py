@@ -12,8 +12,8 @@ import pytest
 
 from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
-from components.storage.downloads import download
-from components.storage.locations import open_objects
+from components.storage.objects import download
+from components.storage.uris import open_objects
 from monitoring.uploader import Uploader
 from tests.support import monitors
 from tests.support.lakes import extract_by_command, rows_in

@@ -8,12 +8,10 @@ import pytest
 
 from components.contracts.manifests import Model
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
-from components.contracts.vocabulary_changes import vocabulary_changes
-from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow
+from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow, vocabulary_changes
 from components.models.files import open_model
 from components.storage.uris import local_path
-from inference_client.simulation.lake import write_lake
-from inference_client.simulation.world import Drift, World
+from inference_client.simulation.world import Drift, World, write_lake
 
 pytestmark = pytest.mark.timeout(900)
 

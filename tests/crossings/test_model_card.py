@@ -8,7 +8,7 @@ import pytest
 from components.storage.uris import local_path
 from components.store.model_cards import ModelCard, card_path
 from components.store.runs import report_path
-from monitoring.showing.run_reports import read_report
+from monitoring.showing.server import read_report
 from pipelines.__main__ import main
 from tests.support.html_pages import assert_needs_nothing
 

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from components.contracts.metrics import roc_auc
-from components.deployment.triton_client import Triton
+from components.deployment.servers import Triton
 from components.models.configs import NETWORKS
 from components.storage.uris import local_path
-from inference_client.simulation.lake import write_lake
-from inference_client.simulation.world import World
+from inference_client.simulation.world import World, write_lake
 from pipelines.local.triton import TritonServer
 from tests.support.served_names import MODEL_NAME
 

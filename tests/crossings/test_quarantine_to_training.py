@@ -7,8 +7,7 @@ import sys
 from datetime import date
 
 from components.contracts.manifests import RawDataset
-from inference_client.simulation.lake import write_lake
-from inference_client.simulation.world import World
+from inference_client.simulation.world import World, write_lake
 from tests.support.lakes import table_in
 from tests.support.paths import REPOSITORY
 

@@ -14,8 +14,7 @@ from components.contracts.manifests import Model, RawDataset
 from components.models.files import add_to_bias
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
-from inference_client.simulation.lake import write_lake
-from inference_client.simulation.world import World
+from inference_client.simulation.world import World, write_lake
 from pipelines.reproduce import RUN, Reproduction, find, main
 
 pytestmark = pytest.mark.timeout(300)

@@ -11,15 +11,13 @@ import pytest
 
 from components.contracts.criteo import CRITEO
 from components.contracts.features import Features
-from components.contracts.retrain_request import RetrainRequest
+from components.contracts.manifests import RetrainRequest
 from components.extraction.window import find_rivals, resolve_window
 from components.runtime.errors import ContractError, PermanentError
-from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger
-from monitoring.acting.local_trigger import LocalTrigger
 from monitoring.acting.retraining import Retraining
+from monitoring.acting.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger
 from monitoring.deciding.policy import Action, Decision
-from monitoring.deciding.request import OBSERVED_NUMBERS, RecipeSettings
-from monitoring.deciding.restraint import RestraintSettings
+from monitoring.deciding.restraint import OBSERVED_NUMBERS, RecipeSettings, RestraintSettings
 from monitoring.memory.store import Store
 from pipelines.__main__ import build_parser
 from pipelines.local import runner as local_run

@@ -17,8 +17,7 @@ from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID, ROW
 from components.contracts.workflow import FeatureWorkflow
 from components.storage.uris import local_path
 from components.training.rows import RowFolder, open_rows
-from inference_client.simulation.lake import write_lake
-from inference_client.simulation.world import Drift, World
+from inference_client.simulation.world import Drift, World, write_lake
 from tests.support.lakes import keys_in, table_in
 
 pytestmark = pytest.mark.timeout(300)

@@ -12,8 +12,7 @@ from components.contracts.features import MISSING_CATEGORY
 from components.contracts.metrics import calibration, normalized_entropy
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from components.storage.uris import local_path
-from inference_client.simulation.lake import write_lake
-from inference_client.simulation.world import World
+from inference_client.simulation.world import World, write_lake
 from tests.crossings.conftest import Chain
 
 pytestmark = pytest.mark.timeout(900)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.retrain_request import CURRENT
+from components.contracts.manifests import CURRENT
 from components.deployment import verify
 from components.store.models import stored_model
 from components.store.promotion_journal import current

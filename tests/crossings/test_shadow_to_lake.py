@@ -13,7 +13,7 @@ import pytest
 from components.contracts import raw_rows
 from components.contracts.records import PredictionBatch
 from components.deployment.canary.evidence import read_pairs
-from components.storage.locations import open_objects
+from components.storage.uris import open_objects
 from monitoring.uploader import Uploader
 from tests.support.clocks import Clock
 from tests.support.crashes import Killed, crash_at

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.triton_client import Triton
+from components.deployment.servers import Triton
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.server import HttpSettings, MonitorServer
 from pipelines.local.stack import LOOPBACK

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.triton_client import Triton
+from components.deployment.servers import Triton
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support import metric_names
 from tests.support.triton import write_model

@@ -8,7 +8,7 @@ import pytest
 from components.deployment.canary.evidence import counted, fetch
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.rollback import rollback
-from components.deployment.triton_client import Triton
+from components.deployment.servers import Triton
 from components.store.traffic_plan import Arm
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support.processes import wait_for

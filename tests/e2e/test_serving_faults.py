@@ -14,10 +14,9 @@ from components.contracts.serving import GRPC_OPTIONS
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.rollback import rollback
-from components.deployment.triton_client import Triton
+from components.deployment.servers import Triton
 from components.runtime.errors import PermanentError, TemporaryError
-from components.storage.locations import open_objects
-from components.storage.uris import local_path
+from components.storage.uris import local_path, open_objects
 from components.store.promotion_journal import current, read_entries
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support.model_repository import with_versions

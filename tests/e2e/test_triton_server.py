@@ -51,7 +51,7 @@ def test_an_empty_repository_starts_and_stops_leaving_nothing(tmp_path):
 def test_a_published_model_is_served_from_paths_with_spaces(repository, tmp_path):
     import numpy as np
 
-    from components.deployment.triton_client import Triton
+    from components.deployment.servers import Triton
 
     with TritonServer(repository, log=tmp_path / "a log folder" / "triton.log", variables={"MARK": "mine"}) as server:
         client = Triton(server.grpc_url)
@@ -63,7 +63,7 @@ def test_a_published_model_is_served_from_paths_with_spaces(repository, tmp_path
 
 
 def test_a_proxy_in_the_environment_is_not_asked(repository, tmp_path, monkeypatch):
-    from components.deployment.triton_client import Triton
+    from components.deployment.servers import Triton
 
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

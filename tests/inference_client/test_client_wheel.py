@@ -96,7 +96,7 @@ def test_the_wheel_has_one_name_for_every_python_and_takes_the_versions_that_it_
 PROGRAM = """
 import doctest, sys, evergreen_client
 from evergreen_client.components.logs.locations import open_publisher
-from evergreen_client.components.storage.locations import open_objects
+from evergreen_client.components.storage.uris import open_objects
 from evergreen_client.errors import ContractError
 tried = doctest.testmod(evergreen_client)
 assert tried.attempted and not tried.failed

@@ -10,8 +10,8 @@ from components.contracts.features import CategoricalOptions, Features, category
 from components.contracts.raw_rows import LABEL, ColumnNames
 from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError
-from inference_client.row_files import concatenated, first_rows, read_rows, row_files
 from inference_client.rows import WrongValue, categories
+from inference_client.traffic import concatenated, first_rows, read_rows, row_files
 
 
 def write(path, table):

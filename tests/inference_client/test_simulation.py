@@ -13,11 +13,10 @@ from sklearn.metrics import roc_auc_score
 from components.contracts import criteo, raw_rows
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.runtime.errors import ContractError
-from components.storage.locations import open_objects
+from components.storage.uris import open_objects
 from components.store.archived_rows import arrow_schema
-from inference_client.simulation.columns import CATEGORY_COLUMNS, DENSE_COLUMNS
-from inference_client.simulation.lake import write_lake
-from inference_client.simulation.world import Drift, World
+from inference_client.simulation.tables import CATEGORY_COLUMNS, DENSE_COLUMNS
+from inference_client.simulation.world import Drift, World, write_lake
 
 ROWS = 100_000
 

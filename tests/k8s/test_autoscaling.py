@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from k8s.scaling.manifests import SHIPPED_AUTOSCALER, read_autoscaler
+from k8s.scaling.hpa import SHIPPED_AUTOSCALER, read_autoscaler
 from tests.k8s.crds import validate_crd
 from tests.support.rendering import OVERLAYS, render_variant
 from tests.support.scaler_queries import ADAPTER, KEDA, adapter_rules, read_queries

@@ -7,7 +7,7 @@ import pytest
 from components.logs.locations import SCHEMES
 from components.logs.urls import LogUrl
 from components.runtime.kubeflow import TOKEN_PATH
-from monitoring.acting.kubeflow_trigger import REQUEST_TIMEOUT_SECONDS
+from monitoring.acting.triggers import REQUEST_TIMEOUT_SECONDS
 from monitoring.flags import build_parser, read_settings
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings
 from monitoring.showing.exposition import STALL_SECONDS

@@ -7,7 +7,7 @@ resource; creating a run also reads its pipeline, and asks for the right to act 
 
 import re
 
-from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger
+from monitoring.acting.triggers import KubeflowSettings, KubeflowTrigger
 from tests.k8s.environment import environment_of
 from tests.support.kfp_server import KfpServer
 from tests.support.monitors import retrain_request

@@ -13,7 +13,7 @@ import pytest
 
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.triton_client import Triton
+from components.deployment.servers import Triton
 from pipelines.local.triton import DEFAULT_VENV, prepare
 from tests.k8s.pod import TritonPod, expanded, flag, triton_container, variables
 from tests.support.processes import wait_for

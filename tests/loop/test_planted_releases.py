@@ -19,7 +19,7 @@ from components.deployment.baking import BAKES, COUNTERS_FILE, NONE, P99_READING
 from components.deployment.controller import ReleaseController
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.triton_client import Triton
+from components.deployment.servers import Triton
 from components.deployment.watchdog import Watchdog
 from components.store.models import verdict_paths
 from components.store.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, barred, read_entries

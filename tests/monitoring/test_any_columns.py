@@ -25,15 +25,12 @@ from components.contracts.reference_statistics import (
 from components.runtime.errors import ContractError
 from components.storage.folder import FolderObjects
 from components.store.archived_rows import arrow_schema
-from components.validation.reference import ReferenceCounter
-from monitoring.backtest.archived_requests import read_requests
+from components.validation.windows import ReferenceCounter
 from monitoring.backtest.incident import record, replay
-from monitoring.backtest.judging import judge_requests
+from monitoring.backtest.judging import judge_requests, read_requests
 from monitoring.backtest.settings import write_judging
-from monitoring.drift.comparison import compare
-from monitoring.drift.layout import Layout
-from monitoring.drift.settings import DriftSettings
-from monitoring.drift.sketch import Sketch
+from monitoring.drift.comparison import DriftSettings, compare
+from monitoring.drift.sketch import Layout, Sketch
 from monitoring.memory.archive import build_row_table
 from monitoring.memory.join import read_record
 from monitoring.monitor import Monitor

@@ -22,7 +22,7 @@ import pytest
 from components.contracts import criteo
 from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, record_id
 from components.logs.sqlite import SqliteLog
-from components.storage.locations import open_objects
+from components.storage.uris import open_objects
 from tests.support import monitors
 from tests.support.crash_chain import LEASE_SECONDS, WINDOW, Nursery
 from tests.support.record_messages import encode

@@ -8,9 +8,8 @@ import pytest
 
 from components.contracts.baking import BAD, BakingSettings
 from components.contracts.manifests import ModelQuality, Verdict
-from components.store.baking import baking, read_findings
 from components.store.models import verdict_paths
-from components.store.promotion_journal import ROLLBACK, append_promotion
+from components.store.promotion_journal import ROLLBACK, append_promotion, baking, read_findings
 from monitoring.acting import new_versions
 from tests.support.crashes import Killed
 from tests.support.monitors import DRIFT, WINDOW, Bench, prediction, publish, traffic

@@ -7,7 +7,7 @@ from google.protobuf import json_format
 from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from components.run_outcome.outcome import ADDRESS_VARIABLE
+from components.run_outcome.__main__ import ADDRESS_VARIABLE
 from components.runtime.errors import ContractError
 from pipelines.__main__ import main
 from pipelines.placement import NEEDS, NeedsChange, Nodes, Placement, Toleration, Variables

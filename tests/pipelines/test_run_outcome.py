@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.run_outcome.outcome import record
+from components.run_outcome.__main__ import record
 from components.runtime.errors import Preempted, Refused
 from components.store.promotion_journal import Promotion, append_promotion
 from components.store.runs import find_outcome, noted

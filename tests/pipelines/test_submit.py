@@ -122,7 +122,7 @@ def test_upload_of_images_without_a_revision_wants_a_name(server, command, capsy
 
 
 def test_experiment_is_the_monitors_so_that_it_sees_a_persons_run(server, command):
-    from monitoring.acting.kubeflow_trigger import KubeflowSettings
+    from monitoring.acting.triggers import KubeflowSettings
 
     assert command() == 0
     assert [each["display_name"] for each in server.experiments] == [KubeflowSettings.kubeflow_experiment]

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.runtime.errors import ContractError
-from components.storage.locations import open_objects
+from components.storage.uris import open_objects
 from components.store.archived_rows import MovedAway, archived_files
 
 FILES = ["day=2026-03-01/part-0.parquet", "day=2026-03-02/part-1.parquet", "day=2026-03-03/part-2.parquet"]

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from components.contracts.manifests import ServingPlace
-from components.contracts.retrain_request import CURRENT, NONE
+from components.contracts.manifests import CURRENT, NONE, ServingPlace
 from components.runtime.errors import ContractError, Preempted, Refused
 from components.store import models as model_store
 from components.store import promotion_journal, runs

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from components.contracts.metrics import auc_estimate
 from monitoring.deciding.policies import PolicySettings, SequentialPolicy
 from monitoring.deciding.policy import Action, Baseline, Evidence, MaturedRows, Policy
-from monitoring.measures.kpis import Kpis
+from monitoring.measures.window import Kpis
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def monitor(order, clock, reach) -> None:
 
 
 def upload(order, clock, reach) -> None:
-    from components.storage.locations import open_objects
+    from components.storage.uris import open_objects
     from monitoring.uploader import Uploader
 
     Uploader(Path(order["folder"]) / "archive", open_objects(order["lake"]), clock=clock, checkpoint=reach).run_once()

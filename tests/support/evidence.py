@@ -3,7 +3,7 @@
 import numpy as np
 
 from monitoring.deciding.policy import Evidence, MaturedRows
-from monitoring.measures.kpis import Kpis
+from monitoring.measures.window import Kpis
 
 NO_ROWS = MaturedRows(labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64))
 KPIS = Kpis(

@@ -14,7 +14,7 @@ from components.contracts.criteo import CRITEO
 from components.contracts.serving import versions_of
 from components.deployment.graph.parity import GoldenRows, open_graph, score
 from components.deployment.repository.triton_config import warmup_files_of
-from components.deployment.triton_client import NotListening
+from components.deployment.servers import NotListening
 from components.runtime.errors import ContractError, PermanentError
 from tests.support.served_names import MODEL_NAME
 

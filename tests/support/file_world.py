@@ -7,7 +7,7 @@ from components.contracts.serving import versions_of
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.rollback import rollback
-from components.storage.locations import open_objects
+from components.storage.uris import open_objects
 from components.store.models import graph_sha256
 from components.store.promotion_journal import current, interrupted, read_entries
 from tests.support.file_triton import FileTriton

@@ -16,8 +16,7 @@ from components.logs.kafka.publisher import KafkaPublisher
 from components.logs.kafka.subscriber import KafkaSubscriber
 from components.logs.locations import open_publisher, open_subscriber
 from components.logs.pubsub import resources
-from components.logs.pubsub.publisher import PubsubPublisher
-from components.logs.pubsub.resources import Names, publisher_client, subscriber_client
+from components.logs.pubsub.resources import Names, PubsubPublisher, publisher_client, subscriber_client
 from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from components.logs.sqlite import SqliteLog
 from tests.support.kafka_cluster import KafkaCluster

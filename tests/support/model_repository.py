@@ -7,8 +7,8 @@ import numpy as np
 from components.contracts.criteo import CRITEO
 from components.contracts.serving import versions_of
 from components.deployment.graph.parity import GoldenRows
+from components.deployment.repository.model_repository import GOLDEN_FILE
 from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.repository.version_files import GOLDEN_FILE
 from components.store.models import DATA_FILE, GRAPH_FILE
 
 OPTIONS = ServingOptions(warmup_rows=1)

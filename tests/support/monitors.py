@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 from components.contracts import criteo
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.features import MISSING_CATEGORY
+from components.contracts.manifests import RetrainRequest
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, record_id
-from components.contracts.retrain_request import RetrainRequest
 from components.logs.sqlite import SqliteLog
 from components.runtime.durable import no_checkpoint
-from monitoring.acting.trigger import RunState
+from monitoring.acting.triggers import RunState
 from monitoring.flags import make_settings
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor

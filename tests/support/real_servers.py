@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from components.deployment.triton_client import Triton
+from components.deployment.servers import Triton
 from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.scoring import ClientSettings, ScoringClient
 from tests.support.processes import wait_for

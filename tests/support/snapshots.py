@@ -4,12 +4,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.acting.acting import ActingStatus
 from monitoring.deciding.policy import Action, Decision
-from monitoring.measures.kpis import Kpis
 from monitoring.measures.open_labels import OpenEstimate
+from monitoring.measures.window import Kpis
 from monitoring.showing.exposition import Snapshot
-from monitoring.showing.folder_sizes import FolderSize
 from monitoring.showing.metrics import metrics_page
-from monitoring.showing.store_status import LastRun, Promotions, RunCounts, StoreStatus
+from monitoring.showing.store_status import FolderSize, LastRun, Promotions, RunCounts, StoreStatus
 
 NOW = 10_000.0
 KPIS = Kpis(

@@ -12,13 +12,12 @@ from components.contracts.words import ShownValues
 from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import Measured, judge_drift
 from components.validation.quarantine import ScreenedRows
-from components.validation.reference import ReferenceCounter
 from components.validation.round import Champion, Round
 from components.validation.rules import RuleSet
 from components.validation.schema import check_statistics, infer_schema
 from components.validation.skew import ServedRowFacts, Skew, SkewEntry
 from components.validation.validate import make_document, make_report
-from components.validation.windows import KeptWindows
+from components.validation.windows import KeptWindows, ReferenceCounter
 from tests.support.validation_statistics import statistics_of
 
 HOSTILE = "<script src='//evil'>alert(1)</script>\"&"

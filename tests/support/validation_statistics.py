@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 
 from components.contracts.criteo import CRITEO
 from components.contracts.features import Features
-from components.validation.reference import ReferenceCounter
 from components.validation.rows import BATCH_ROWS
 from components.validation.tfdv_statistics import summarize_files
+from components.validation.windows import ReferenceCounter
 
 
 def statistics_of(table: pa.Table, *, batch_rows: int = BATCH_ROWS, features: Features = CRITEO) -> Any:

@@ -7,12 +7,11 @@ from typing import Any
 
 from components.deployment.canary import steps
 from components.deployment.canary.policy import CanaryPolicy
-from components.deployment.command_line import add_site_flags, change_reason, site_of
 from components.deployment.promote import as_served_now
 from components.deployment.servers import parse_urls
+from components.deployment.site import add_site_flags, change_reason, site_of
 from components.runtime.exit_codes import exits_with_code
-from components.storage.locations import open_objects
-from components.storage.uris import typed_uri
+from components.storage.uris import open_objects, typed_uri
 from components.store.models import judged_model
 
 _SUMMARIES = {

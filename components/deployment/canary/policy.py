@@ -66,21 +66,16 @@ class Pairs:
 
     def first(self, num_rows: int) -> "Pairs":
         """The oldest `num_rows` of them."""
-        return Pairs(
-            labels=self.labels[:num_rows],
-            stable=self.stable[:num_rows],
-            canary=self.canary[:num_rows],
-            groups=self.groups[:num_rows],
-        )
+        return Pairs(**{name: values[:num_rows] for name, values in vars(self).items()})
 
 
 @dataclass(frozen=True)
 class ArmCounts:
     """What the servers counted for one arm since the stage began, summed over all replicas."""
 
-    success: float
-    failure: float
-    infer_us: float
+    success: float = 0.0
+    failure: float = 0.0
+    infer_us: float = 0.0
     """Time in the model of the requests that it computed."""
     cache_hits: float = 0.0
 

@@ -34,11 +34,10 @@ from components.deployment.canary.policy import ABORT, GROW, HOLD, CanaryJudgeme
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.promote import promote_version
 from components.deployment.release import ReleaseSettings, check_belonging, check_may_replace, forget, prepare_version
-from components.deployment.repository.version_files import GOLDEN_FILE
-from components.deployment.servers import addresses, bring_up
+from components.deployment.repository.model_repository import GOLDEN_FILE
+from components.deployment.servers import Triton, addresses, bring_up
 from components.deployment.site import Site, SiteSettings, opened, reset_plan
 from components.deployment.switch import stage_version
-from components.deployment.triton_client import Triton
 from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 from components.storage.objects import Objects
 from components.storage.uris import local_path

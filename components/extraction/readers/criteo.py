@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from components.contracts.criteo import CRITEO
 from components.contracts.features import Features
 from components.contracts.raw_rows import LABEL
-from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import (
     BATCH_ROWS,
+    MalformedRows,
     find_malformed,
     nan_to_null,
     open_parquet,
@@ -101,12 +101,8 @@ def _parse_integers(distinct: Any) -> Any:
     return matching(distinct, INTEGER_PATTERN).cast(pa.float64()).cast(pa.float32())
 
 
-def _parse_labels(distinct: Any) -> Any:
-    return matching(distinct, "^[01]$").cast(pa.int32())
-
-
 TEXT_COLUMNS = {
-    LABEL: TextColumn(LABEL, _parse_labels, "0 or 1", is_required=True),
+    LABEL: TextColumn(LABEL, lambda texts: matching(texts, "^[01]$").cast(pa.int32()), "0 or 1", is_required=True),
     **{name: TextColumn(name, _parse_integers, "an integer or nothing", is_required=False) for name in CRITEO.numeric},
     **{
         name: TextColumn(name, parse_hex, "1 to 8 hex digits or nothing", is_required=False)

@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 from components.contracts.features import Features
 from components.contracts.raw_rows import EVENT_TIME, SERVED_BY, WEIGHT
 from components.contracts.words import WordCounts
-from components.extraction.columns import find_schema_mismatches
-from components.extraction.malformed_rows import MalformedRows
 from components.extraction.raw_schema import (
     BATCH_ROWS,
     KEY_COLUMNS,
+    MalformedRows,
     categories,
     find_malformed,
+    find_schema_mismatches,
     in_lists,
     lake_schema,
     nan_to_null,

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pv
 
-from components.extraction.malformed_rows import MalformedRows
-from components.extraction.raw_schema import raw_batch, without_rows
+from components.extraction.raw_schema import MalformedRows, raw_batch, without_rows
 from components.runtime.errors import ContractError
 
 BLOCK_BYTES = 2 << 20

@@ -7,10 +7,10 @@ The publisher needs only the topic, the monitor only the subscription (`<topic>-
 
 from collections.abc import Callable
 
-from components.logs.pubsub.publisher import PubsubPublisher
 from components.logs.pubsub.resources import (
     RESOURCE_NAME,
     Names,
+    PubsubPublisher,
     check,
     create_on_emulator,
     publisher_client,

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from components.charts.line_chart import Line, Mark, line_chart, ticks
+from components.charts.page import Line, Mark, line_chart, ticks
 
 
 def _svg(chart):

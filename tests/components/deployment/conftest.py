@@ -56,7 +56,7 @@ def triton(tmp_path_factory):
 @pytest.fixture
 def client(triton):
     """A connection to `triton`; afterwards nothing is served and the repository is empty."""
-    from components.deployment.triton_client import Triton
+    from components.deployment.servers import Triton
     from tests.support.served_names import MODEL_NAME
 
     client = Triton(triton.grpc_url)
@@ -96,7 +96,7 @@ def unserved(tmp_path):
 def repository(settings):
     """The repository that `settings` names."""
     from components.deployment.repository.model_repository import ModelRepository
-    from components.storage.locations import open_objects
+    from components.storage.uris import open_objects
 
     return ModelRepository(open_objects(settings.repository), NAMES)
 

@@ -13,8 +13,16 @@ from components.deployment.controller import ReleaseController
 from components.deployment.release import release
 from components.deployment.watchdog import Watchdog
 from components.runtime.errors import PermanentError, Refused
-from components.store.baking import write_findings
-from components.store.promotion_journal import BAKED, INTENT, PROMOTE, RELEASE, ROLLBACK, barred, read_entries
+from components.store.promotion_journal import (
+    BAKED,
+    INTENT,
+    PROMOTE,
+    RELEASE,
+    ROLLBACK,
+    barred,
+    read_entries,
+    write_findings,
+)
 from tests.support.real_servers import FAULT, change_code, live_version
 from tests.support.recommenders import accept_into, criteo_with
 from tests.support.served_names import MODEL_NAME

@@ -18,7 +18,7 @@ from components.deployment.repository.triton_config import ServingOptions, read_
 from components.deployment.rollback import rollback
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.folder import FolderObjects
-from components.storage.locations import open_objects
+from components.storage.uris import open_objects
 from components.store.models import keep_verdict
 from components.store.promotion_journal import canary_at_work, current, read_entries
 from tests.support.clocks import Clock

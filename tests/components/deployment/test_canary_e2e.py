@@ -15,7 +15,7 @@ from components.deployment.canary.evidence import counted, fetch
 from components.deployment.canary.policy import CanaryPolicy
 from components.deployment.canary.steps import start
 from components.storage.folder import FolderObjects
-from components.storage.locations import open_objects
+from components.storage.uris import open_objects
 from components.store.models import keep_verdict
 from components.store.promotion_journal import current, read_entries
 from components.store.traffic_plan import Arm

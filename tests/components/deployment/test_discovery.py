@@ -5,10 +5,9 @@ import socket
 
 import pytest
 
-from components.deployment import triton_client
+from components.deployment import servers
 from components.deployment.release import ReleaseSettings, release
-from components.deployment.servers import Patience, parse_urls, resolve
-from components.deployment.triton_client import NotListening, Triton
+from components.deployment.servers import NotListening, Patience, Triton, parse_urls, resolve
 from components.runtime.errors import ContractError, TemporaryError
 from components.store.promotion_journal import current
 from tests.support.file_triton import FileTriton
@@ -128,7 +127,7 @@ def test_a_server_that_listens_and_does_not_answer_is_still_a_failure(cluster, m
 
 
 def test_the_client_tells_a_closed_port_from_a_server_that_does_not_answer(monkeypatch):
-    monkeypatch.setattr(triton_client, "CALL_SECONDS", 1.0)
+    monkeypatch.setattr(servers, "CALL_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         with pytest.raises(TemporaryError, match="liveness") as silent:

@@ -12,10 +12,9 @@ from components.contracts.serving import MAX_BATCH_ROWS
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.triton_client import Triton
+from components.deployment.servers import Triton
 from components.runtime.errors import ContractError, PermanentError
-from components.storage.locations import open_objects
-from components.storage.uris import local_path
+from components.storage.uris import local_path, open_objects
 from components.store.models import champion, graph_folder, graph_sha256, release_path
 from components.store.promotion_journal import read_entries, read_journal
 from pipelines.local.triton import TritonServer, TritonSettings

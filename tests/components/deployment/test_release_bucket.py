@@ -14,7 +14,7 @@ from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.rollback import rollback
 from components.deployment.site import opened
 from components.runtime.errors import TemporaryError
-from components.storage.locations import open_objects
+from components.storage.uris import open_objects
 from components.store.models import graph_folder, graph_sha256, release_path
 from components.store.promotion_journal import current, read_entries
 from tests.support.served_names import MODEL_NAME, NAMES

@@ -18,8 +18,7 @@ from components.contracts.baking import BAD, WELL, Findings
 from components.contracts.serving import versions_of
 from components.deployment.baking import Baking
 from components.runtime.errors import ContractError
-from components.store.baking import write_findings
-from components.store.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, WITHDRAWN, read_entries
+from components.store.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, WITHDRAWN, read_entries, write_findings
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into, criteo_with
 

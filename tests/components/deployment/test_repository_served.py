@@ -17,7 +17,7 @@ from components.deployment.graph.export import export
 from components.deployment.graph.parity import GoldenRows, open_graph, score
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import WARMUP_BATCH, ServingOptions
-from components.deployment.triton_client import Triton
+from components.deployment.servers import Triton
 from components.runtime.errors import PermanentError
 from components.storage.folder import FolderObjects
 from components.store.models import GRAPH_FILE

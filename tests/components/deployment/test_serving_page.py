@@ -13,7 +13,7 @@ import pytest
 
 from components.contracts import criteo, raw_rows
 from components.deployment.release import ReleaseSettings, release
-from components.deployment.triton_client import Triton
+from components.deployment.servers import Triton
 from components.store.models import keep_verdict
 from components.store.promotion_journal import read_entries
 from pipelines.__main__ import ROOMS

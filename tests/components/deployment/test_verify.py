@@ -15,8 +15,7 @@ from components.deployment import verify as module
 from components.deployment.release import release
 from components.deployment.verify import main, verify
 from components.storage.folder import FolderObjects
-from components.storage.locations import open_objects
-from components.storage.uris import local_path
+from components.storage.uris import local_path, open_objects
 from components.store.models import model_folder, release_path
 from components.store.promotion_journal import read_entries
 

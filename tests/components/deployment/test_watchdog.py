@@ -17,11 +17,11 @@ from components.deployment.controller import ReleaseController, control, main
 from components.deployment.release import release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
+from components.deployment.servers import Triton
 from components.deployment.site import opened
-from components.deployment.triton_client import Triton
 from components.deployment.watchdog import BUSY, GONE, HEALED, ILL, SKIPPED, SUSPECT, WELL, Watchdog
 from components.runtime.errors import PermanentError, TemporaryError
-from components.storage.locations import open_objects
+from components.storage.uris import open_objects
 from components.store.models import release_path
 from components.store.promotion_journal import CANARY, INTENT, JOURNAL_FILE, WITHDRAWN, read_entries
 from pipelines.local.triton import TritonServer, TritonSettings

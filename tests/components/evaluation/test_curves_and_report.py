@@ -13,9 +13,9 @@ from components.contracts.metrics import auc_difference, auc_estimate, user_qual
 from components.contracts.raw_rows import ColumnNames
 from components.contracts.words import ShownValues
 from components.evaluation.__main__ import main
+from components.evaluation.gate import MAX_SHOWN, cut_slices, measure_slices
 from components.evaluation.report import calibration_bins, roc_curve
 from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
-from components.evaluation.slices import MAX_SHOWN, cut_slices, measure_slices
 from components.runtime.exit_codes import ExitCode
 from components.storage.uris import local_path
 from components.store.model_cards import card_path

@@ -18,13 +18,11 @@ from components.contracts.raw_rows import ColumnNames, category_matrix
 from components.contracts.recommender import Recommender
 from components.contracts.words import read_words
 from components.extraction.backfill import backfill
-from components.extraction.columns import excluded_columns
 from components.extraction.extract import extract
 from components.extraction.ingest import IngestSettings, ingest, main
 from components.extraction.lake import Lake
 from components.extraction.lake_files import LakeFiles
-from components.extraction.malformed_rows import MalformedRows
-from components.extraction.raw_schema import raw_schema
+from components.extraction.raw_schema import MalformedRows, excluded_columns, raw_schema
 from components.extraction.readers.forms import find_reader
 from components.extraction.readers.parquet import RawParquet
 from components.extraction.times import TimeSpan

@@ -14,10 +14,9 @@ import components.extraction.backfill as backfill_module
 from components.contracts import raw_rows
 from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from components.extraction.backfill import backfill, main
-from components.extraction.day_versions import VersionMarker
 from components.extraction.extract import extract
-from components.extraction.part_files import PartWriter
-from components.extraction.raw_schema import raw_schema
+from components.extraction.lake_files import VersionMarker
+from components.extraction.raw_schema import PartWriter, raw_schema
 from components.extraction.times import TimeSpan
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError

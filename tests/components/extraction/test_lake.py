@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from components.contracts import raw_rows
 from components.contracts.criteo import CRITEO
 from components.extraction.lake import Lake
-from components.extraction.malformed_rows import MalformedRows
-from components.extraction.raw_schema import raw_schema
+from components.extraction.raw_schema import MalformedRows, raw_schema
 from components.extraction.times import TimeSpan, to_micros
 from components.runtime.errors import ContractError
 from tests.support.lakes import folder_lake

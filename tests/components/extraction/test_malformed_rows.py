@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from components.contracts import criteo
-from components.extraction.malformed_rows import JUDGED_FROM_ROWS, MalformedRows
+from components.extraction.raw_schema import JUDGED_FROM_ROWS, MalformedRows
 from components.extraction.readers import forms
 from components.runtime.errors import ContractError
 

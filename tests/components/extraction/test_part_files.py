@@ -6,13 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.extraction import part_files
-from components.extraction.part_files import PartWriter, cut_newest
+from components.extraction import raw_schema
+from components.extraction.raw_schema import PartWriter, cut_newest
 
 
 @pytest.fixture
 def small_groups(monkeypatch):
-    monkeypatch.setattr(part_files, "BATCH_ROWS", 16)
+    monkeypatch.setattr(raw_schema, "BATCH_ROWS", 16)
 
 
 @given(sizes=st.lists(st.integers(1, 90), min_size=1, max_size=6), share=st.floats(0, 1))

@@ -9,9 +9,9 @@ from datetime import datetime, timezone
 import pytest
 from google.cloud.pubsub_v1.types import PubsubMessage, PullResponse, ReceivedMessage
 
-from components.logs.pubsub import dead_letters, resources
-from components.logs.pubsub.publisher import PubsubPublisher, publish_all
-from components.logs.pubsub.resources import Names, publisher_client, subscriber_client
+from components.logs.pubsub import resources
+from components.logs.pubsub import subscriber as subscriber_module
+from components.logs.pubsub.resources import Names, PubsubPublisher, publish_all, publisher_client, subscriber_client
 from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from tests.support.log_benches import BENCHES, open_log, pull
@@ -78,7 +78,7 @@ def test_acknowledgement_that_a_frozen_server_did_not_confirm_is_an_error_and_re
     mortal_server, tmp_path, monkeypatch
 ):
     """Whether the server carries the call out once it goes on is its affair: the message comes again, or is done."""
-    monkeypatch.setattr(dead_letters, "CALL_SECONDS", 0.5)
+    monkeypatch.setattr(subscriber_module, "CALL_SECONDS", 0.5)
     bench = BENCHES["pubsub"](tmp_path, mortal_server)
     subscriber = bench.subscriber()
     try:
@@ -188,6 +188,7 @@ def test_listing_ends_although_what_it_took_comes_again_meanwhile():
     now = datetime.now(timezone.utc)
     messages = [PubsubMessage(data=b"x", message_id=name, attributes={"id": name}, publish_time=now) for name in "ab"]
     client = Slow(messages)
-    kept = dead_letters.PubsubDeadLetters(Names("p", "t", "s"), publisher=None, subscriber=client, wait_seconds=0.1)
+    names = Names("p", "t", "s")
+    kept = subscriber_module.PubsubDeadLetters(names, publisher=None, subscriber=client, wait_seconds=0.1)
     assert {letter.message_id for letter in kept.read()} == {"a", "b"}
     assert client.freed == [f"a/{client.pulls}", f"b/{client.pulls}"]

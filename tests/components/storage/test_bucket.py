@@ -6,9 +6,8 @@ import socket
 import pytest
 
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.storage.downloads import download
-from components.storage.locations import open_objects
-from components.storage.objects import ABSENT, Changed
+from components.storage.objects import ABSENT, Changed, download
+from components.storage.uris import open_objects
 from tests.support.full_disk import files_of_at_most
 
 BIG = random.Random(2).randbytes(9_000_003)

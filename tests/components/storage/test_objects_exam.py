@@ -8,8 +8,7 @@ import time
 import pytest
 
 from components.runtime.errors import ContractError
-from components.storage.downloads import download
-from components.storage.objects import ABSENT, Changed, Differs, ObjectInfo
+from components.storage.objects import ABSENT, Changed, Differs, ObjectInfo, download
 from tests.support.processes import at_once
 
 BIG = random.Random(1).randbytes(9_000_003)

@@ -13,7 +13,7 @@ from components.contracts.manifests import RawDataset, ValidationReport
 from components.store import models as model_store
 from components.store import runs
 from components.validation.__main__ import main
-from components.validation.reference import ReferenceCounter
+from components.validation.windows import ReferenceCounter
 from tests.support import recommenders
 from tests.support.validation_models import make_dataset, release_validated
 

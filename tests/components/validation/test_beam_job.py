@@ -10,9 +10,9 @@ from apache_beam.io.filesystem import FileMetadata, FileSystem
 from components.contracts import criteo
 from components.runtime.errors import ContractError, TemporaryError
 from components.validation.beam_job import parse_options, summarize_on_beam
-from components.validation.reference import ReferenceCounter
 from components.validation.rows import parquet_files
 from components.validation.tfdv_statistics import by_feature, num_rows, summarize_files
+from components.validation.windows import ReferenceCounter
 from tests.support.validation_statistics import value_counts
 
 DATAFLOW = "--runner=DataflowRunner --project=a-project --region=europe-west1 --temp_location=gs://bucket/tmp"

@@ -12,9 +12,8 @@ from components.contracts import criteo, raw_rows
 from components.contracts.words import ShownValues
 from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import judge_click_rate
-from components.validation.reference import ReferenceCounter
 from components.validation.rules import RuleSet, ValidationSettings
-from components.validation.windows import KeptWindows
+from components.validation.windows import KeptWindows, ReferenceCounter
 
 SETTINGS = ValidationSettings()
 RULES = RuleSet(settings=SETTINGS)

@@ -13,11 +13,9 @@ from components.contracts import criteo, raw_rows
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.records import PredictionBatch
 from components.drift_statistics import jensen_shannon
-from components.validation.reference import BLOCK_ROWS, ReferenceCounter
-from monitoring.drift.comparison import compare
-from monitoring.drift.layout import Layout
-from monitoring.drift.settings import DriftSettings
-from monitoring.drift.sketch import Sketch
+from components.validation.windows import BLOCK_ROWS, ReferenceCounter
+from monitoring.drift.comparison import DriftSettings, compare
+from monitoring.drift.sketch import Layout, Sketch
 from tests.support.validation_statistics import statistics_of
 
 

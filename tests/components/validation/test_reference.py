@@ -11,8 +11,8 @@ from components.contracts import criteo
 from components.contracts.features import MAX_CATEGORY, Features, ListOptions
 from components.contracts.reference_statistics import DENSE_EDGES, LISTED_VALUES, read_reference
 from components.storage.uris import local_path
-from components.validation.reference import BLOCK_ROWS, ReferenceCounter, ValueCounts
 from components.validation.tfdv_statistics import by_feature, num_missing
+from components.validation.windows import BLOCK_ROWS, ReferenceCounter, ValueCounts
 from tests.support.validation_statistics import statistics_of, value_counts
 
 

@@ -11,8 +11,15 @@ from components.contracts import criteo, raw_rows
 from components.contracts.reference_statistics import DENSE_EDGES
 from components.runtime.errors import ContractError
 from components.validation import windows
-from components.validation.reference import BLOCK_ROWS, ReferenceCounter
-from components.validation.windows import LISTED, KeptWindows, WindowSummary, find_sums, read_windows
+from components.validation.windows import (
+    BLOCK_ROWS,
+    LISTED,
+    KeptWindows,
+    ReferenceCounter,
+    WindowSummary,
+    find_sums,
+    read_windows,
+)
 
 
 def by_request(table, cut=BLOCK_ROWS):

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from k8s.scaling.manifests import PENDING_METRIC, QUEUE_METRIC
-from k8s.scaling.metrics import Sample, fleet_metrics
+from k8s.scaling.hpa import PENDING_METRIC, QUEUE_METRIC
+from k8s.scaling.simulation import Sample, fleet_metrics
 from tests.support.prometheus import Prometheus
 from tests.support.scaler_queries import KEDA, read_queries
 

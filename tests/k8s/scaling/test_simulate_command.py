@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from k8s.scaling.__main__ import main
-from k8s.scaling.manifests import SHIPPED_AUTOSCALER, read_autoscaler
-from k8s.scaling.service_times import read_service_times, shipped_or_file
+from k8s.scaling.hpa import SHIPPED_AUTOSCALER, read_autoscaler
+from k8s.scaling.queueing import read_service_times, shipped_or_file
 from tests.support.scaler_queries import ADAPTER
 
 HEAD = "seconds,requests_per_second\n"

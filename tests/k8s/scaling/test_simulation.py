@@ -8,10 +8,8 @@ import pytest
 
 from components.runtime.errors import ContractError
 from k8s.scaling.cluster import Cluster, StartTimes
-from k8s.scaling.hpa import PodCounts
-from k8s.scaling.manifests import SHIPPED_AUTOSCALER, read_autoscaler, with_targets
-from k8s.scaling.queueing import PodQueue, PodSettings
-from k8s.scaling.service_times import SHIPPED, ServiceTimes, read_service_times
+from k8s.scaling.hpa import SHIPPED_AUTOSCALER, PodCounts, read_autoscaler, with_targets
+from k8s.scaling.queueing import SHIPPED, PodQueue, PodSettings, ServiceTimes, read_service_times
 from k8s.scaling.simulation import Settings, Simulation
 from k8s.scaling.traces import SYNTHETIC, Trace, read_trace
 

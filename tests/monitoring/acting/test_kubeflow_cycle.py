@@ -2,7 +2,7 @@
 
 import pytest
 
-from monitoring.acting.kubeflow_trigger import KubeflowTrigger
+from monitoring.acting.triggers import KubeflowTrigger
 from monitoring.monitor import Monitor
 from tests.support.monitors import DRIFT, Bench, traffic
 

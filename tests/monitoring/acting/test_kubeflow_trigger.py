@@ -5,7 +5,7 @@ import pytest
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.runtime.kubeflow import ACTIVE_STATES
 from components.store.runs import RunOutcome, write_outcome
-from monitoring.acting.kubeflow_trigger import KubeflowSettings, KubeflowTrigger
+from monitoring.acting.triggers import KubeflowSettings, KubeflowTrigger
 from tests.support.monitors import retrain_request as request
 
 

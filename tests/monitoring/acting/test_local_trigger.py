@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from components.contracts.retrain_request import RetrainRequest
+from components.contracts.manifests import RetrainRequest
 from components.runtime.errors import PermanentError
 from components.store.runs import RunOutcome, write_outcome
-from monitoring.acting.local_trigger import LocalTrigger
+from monitoring.acting.triggers import LocalTrigger
 from tests.support.monitors import retrain_request as request
 from tests.support.processes import wait_for
 

@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.notices.message import compose
-from components.notices.webhook import Answer, post_to_file
+from components.notices.webhook import Answer, compose, post_to_file
 from components.runtime.errors import ContractError
 from monitoring.acting import notifications
 from monitoring.acting.notifications import NotificationSettings, Notifier, Outbox

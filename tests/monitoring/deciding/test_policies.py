@@ -18,8 +18,7 @@ from monitoring.deciding.policies import (
     make_policies,
 )
 from monitoring.deciding.policy import Action, Baseline, Decision, FeatureDrift, combine
-from monitoring.deciding.request import OBSERVED_NUMBERS, RecipeSettings
-from monitoring.deciding.restraint import RestraintSettings
+from monitoring.deciding.restraint import OBSERVED_NUMBERS, RecipeSettings, RestraintSettings
 from tests.support.evidence import KPIS, evidence_of, rows_of
 
 GATE = Baseline(auc=0.80, low=0.79, high=0.81)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from monitoring.deciding.request import RecipeSettings, choose_parent
-from monitoring.deciding.restraint import RestraintSettings, RunMemory, ended
+from monitoring.deciding.restraint import RecipeSettings, RestraintSettings, RunMemory, choose_parent, ended
 from tests.support.monitors import DRIFT, traffic
 
 

@@ -8,9 +8,8 @@ import pytest
 from components.contracts.criteo import CRITEO
 from components.contracts.records import PredictionBatch
 from components.contracts.reference_statistics import ReferenceStatistics, ScoreHistogram
-from components.validation.reference import ReferenceCounter
-from inference_client.simulation.lake import raw_table
-from inference_client.simulation.world import World
+from components.validation.windows import ReferenceCounter
+from inference_client.simulation.world import World, raw_table
 
 
 def reference_of(rows) -> ReferenceStatistics:

@@ -4,8 +4,7 @@ import pytest
 from components.contracts import criteo
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.records import PredictionBatch
-from monitoring.drift.layout import SCORE, Layout
-from monitoring.drift.sketch import Sketch
+from monitoring.drift.sketch import SCORE, Layout, Sketch
 
 from .conftest import reference_of, requests_of
 

@@ -9,10 +9,8 @@ from scipy import stats
 
 from components.contracts import criteo
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
-from monitoring.drift.comparison import compare
-from monitoring.drift.layout import Layout
-from monitoring.drift.settings import DriftSettings
-from monitoring.drift.sketch import Sketch
+from monitoring.drift.comparison import DriftSettings, compare
+from monitoring.drift.sketch import Layout, Sketch
 from monitoring.drift.watch import DriftWatch
 
 from .conftest import reference_of, requests_of

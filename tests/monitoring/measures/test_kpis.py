@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 
 from components.contracts import metrics
-from monitoring.measures.kpis import measure, measure_version
-from monitoring.measures.window import MAX_VERSIONS, RANKING_K, RowWindow, VersionWindows
+from monitoring.measures.window import MAX_VERSIONS, RANKING_K, RowWindow, VersionWindows, measure, measure_version
 from tests.support.click_streams import draw_returning
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish
 

@@ -2,8 +2,8 @@
 
 import shutil
 
-from monitoring.showing import folder_sizes
-from monitoring.showing.folder_sizes import SizeWatcher, count_bytes, installation_folders
+from monitoring.showing import store_status
+from monitoring.showing.store_status import SizeWatcher, count_bytes, installation_folders
 from tests.support.snapshots import FULL, samples
 
 
@@ -26,7 +26,7 @@ def test_folders_are_counted_each_hour_beside_the_loop_and_disks_are_asked_each_
     free = [700]
     usage = shutil._ntuple_diskusage
     real = shutil.disk_usage
-    monkeypatch.setattr(folder_sizes.shutil, "disk_usage", lambda path: (real(path), usage(1000, 300, free[0]))[1])
+    monkeypatch.setattr(store_status.shutil, "disk_usage", lambda path: (real(path), usage(1000, 300, free[0]))[1])
     counts = []
     folders = installation_folders(state=state, archive=state / "archive", store=share / "store")
     watcher = SizeWatcher(folders, start=counts.append)

@@ -6,12 +6,11 @@ import urllib.request
 
 import pytest
 
-from components.run_outcome.outcome import record
+from components.run_outcome.__main__ import record
 from components.store.runs import forget_report, keep_report, noted, report_path, reports_of
 from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.page import History, status_page
-from monitoring.showing.run_reports import read_report
-from monitoring.showing.server import HttpSettings, MonitorServer
+from monitoring.showing.server import HttpSettings, MonitorServer, read_report
 from monitoring.showing.store_status import RunCounter, StoreStatus
 from tests.support.kept_documents import KeptDocuments
 from tests.support.snapshots import NOW

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from components.run_outcome.outcome import record
+from components.run_outcome.__main__ import record
 from components.store import promotion_journal
 from components.store.runs import STEPS, noted
 from monitoring.showing import store_status

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from components.contracts.features import CategoricalOptions, Features, ListOptions, NumericOptions
 from components.contracts.raw_rows import ColumnNames
 from components.runtime.errors import ContractError
-from pipelines.recommender_file.draft import draft
+from pipelines.recommender_file.draft import draft, read_sample
 from pipelines.recommender_file.form import parse_recommender
-from pipelines.recommender_file.sample import read_sample
 
 WORDS = CategoricalOptions(type="string")
 CLICKS = """\

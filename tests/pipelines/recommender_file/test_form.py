@@ -11,8 +11,7 @@ from components.contracts.features import Features, ListOptions, NumericOptions
 from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
 from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError
-from pipelines.recommender_file.differences import compare
-from pipelines.recommender_file.form import format_recommender, parse_recommender, read_recommender
+from pipelines.recommender_file.form import compare, format_recommender, parse_recommender, read_recommender
 from tests.support.paths import REPOSITORY
 
 SHOP = """\
