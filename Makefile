@@ -10,6 +10,7 @@
 # make client-wheel         the inference client as one wheel for other services, in build/wheels (docs/log-from-your-service.md)
 # make benchmark-training   training's speed against named peers in one run (BENCHMARK_FLAGS=--quick: two minutes)
 # make benchmark-lists      what a list costs in the served graph, beside as many flat columns (a minute)
+# make benchmark-tables     served tables in float16 and int8: size, latency, AUC as served (after make demo; five minutes)
 # make benchmark-quality    AUC, log loss and calibration of first models beside named peers (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-freshness  AUC gained by retraining more often, and its cost (BENCHMARK_FLAGS=--quick: a minute)
 # make benchmark-serving    serving's latency and rows/s against named peers in one run (BENCHMARK_FLAGS=--quick: three minutes)
@@ -31,7 +32,7 @@ export ORT_DISABLE_TELEMETRY := 1
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help python environments demo test test-images check manifests images sbom audit kind client-wheel benchmarks benchmark-training \
-	benchmark-lists benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies \
+	benchmark-lists benchmark-tables benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies \
 	benchmark-gate benchmark-round benchmark-year benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock dependencies clean
 
 help:
@@ -138,6 +139,9 @@ benchmark-training: python
 
 benchmark-lists: environments
 	@exec .venvs/training/bin/python -m benchmarks.list_lookup $(BENCHMARK_FLAGS)
+
+benchmark-tables: environments
+	@exec $(DRIVER) -m benchmarks.quantized_tables $(BENCHMARK_FLAGS)
 
 benchmark-quality: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=benchmarks

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from components.contracts.baking import BakingSettings
 from components.contracts.serving import AUTO, ROLLOUTS
+from components.models.rounding import TableSettings
 from components.runtime.errors import expect
 
 MAX_INSTANCES = 64
@@ -44,7 +45,7 @@ class ServingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutSettings(ServingSettings, BakingSettings):
+class RolloutSettings(TableSettings, ServingSettings, BakingSettings):
     """How an accepted model becomes the one that is served, how it is served then, and what takes it back.
 
     Raises:
@@ -57,6 +58,6 @@ class RolloutSettings(ServingSettings, BakingSettings):
     live model and logged, not served) or `none` (judged and kept; a person promotes it, or nobody does)."""
 
     def __post_init__(self) -> None:
-        ServingSettings.__post_init__(self)
-        BakingSettings.__post_init__(self)
+        for kind in (TableSettings, ServingSettings, BakingSettings):
+            kind.__post_init__(self)
         expect(self, f"one of {', '.join(ROLLOUTS)}", lambda value: value in ROLLOUTS, "rollout")

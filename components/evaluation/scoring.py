@@ -34,6 +34,7 @@ from components.contracts.raw_rows import (
 from components.contracts.serving import PROBABILITY_OUTPUT, ColumnMap, named_inputs
 from components.contracts.workflow import OOV_ID, FeatureWorkflow
 from components.models.configs import config_from_document
+from components.models.rounding import served_tables
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError
 from components.runtime.onnx_runtime import silent_onnxruntime
@@ -122,7 +123,9 @@ class ScoredHoldout:
 
 
 def candidate_scorer(model: Model) -> ScoreEncoded:
-    """The function that scores encoded rows with the candidate, as it would be served (`CategoricalOptions.served_as`).
+    """The function that scores encoded rows with the candidate, as it would be served.
+
+    That is with `CategoricalOptions.served_as`, and tables in the numbers of `TableSettings`.
 
     Raises:
         ContractError: its files are absent, damaged or of another shape.
@@ -132,7 +135,11 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
     weights = local_path(model.uri) / Model.WEIGHTS
     _expect_hash(f"weights of {model.model_id}", model.sha256.get("weights"), sha256_tree(weights))
     scorer = load_scorer(
-        weights, config_from_document(model.config), model.slot_sizes, places=model.recommender.features.id_places
+        weights,
+        config_from_document(model.config),
+        model.slot_sizes,
+        places=model.recommender.features.id_places,
+        numbers=served_tables(model.recommender),
     )
     served = {}
     if model.recommender.features.served_as:

@@ -17,6 +17,7 @@ from components.contracts.workflow import PADDING_ID
 from components.models.configs import NetworkConfig
 from components.models.files import Table, columns_of, one_each, open_model, require_rows, tables_of
 from components.models.network import Network, build_network, load_dense
+from components.models.rounding import FLOAT32, round_table
 from components.runtime.errors import ContractError
 
 BATCH_ROWS = 2048
@@ -26,15 +27,23 @@ class Scorer:
     """Scores rows with a network and tables, where all lie."""
 
     def __init__(
-        self, network: Network, values: Sequence[Tensor], tables: Sequence[Table], *, slot_sizes: Sequence[int]
+        self,
+        network: Network,
+        values: Sequence[Tensor],
+        tables: Sequence[Table],
+        *,
+        slot_sizes: Sequence[int],
+        numbers: str = FLOAT32,
     ) -> None:
         """Takes the network and the `values` of the `tables` as they are; they may change between calls.
+
+        Vectors are rounded to `numbers` (`rounding.TABLE_TYPES`) as they are looked up; others than float32 on the CPU.
 
         Raises:
             ContractError: the values have not as many rows as the tables.
         """
         require_rows(values, tables, slot_sizes)
-        self._network, self._values, self._tables = network, values, tables
+        self._network, self._values, self._tables, self._numbers = network, values, tables, numbers
         self._device = values[0].device
         self._num_places = sum(len(table.columns) for table in tables)
         self._columns = columns_of(tables)
@@ -80,6 +89,9 @@ class Scorer:
             ids_BP = torch.from_numpy(np.ascontiguousarray(ids[:, self._columns[number]], np.int64)).to(self._device)
             known_BP = (ids_BP >= 0) & (ids_BP < self._sizes[number])
             vectors_BPE = embedding(torch.where(known_BP, ids_BP, 0) + self._offsets[number], values)
+            if self._numbers != FLOAT32:
+                rounded = round_table(vectors_BPE.flatten(0, 1).numpy(), self._numbers).vectors()
+                vectors_BPE = torch.from_numpy(rounded).view_as(vectors_BPE)
             vectors_BPE = vectors_BPE * known_BP.unsqueeze(-1)
             found.append(pooled(vectors_BPE, ids_BP != PADDING_ID, table.places))
         return self._network(dense_BD, side_by_side(found, self._tables)).float()
@@ -124,12 +136,18 @@ def load_network(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int])
 
 
 def load_scorer(
-    folder: Path, config: NetworkConfig, slot_sizes: Sequence[int], *, places: Places | None = None
+    folder: Path,
+    config: NetworkConfig,
+    slot_sizes: Sequence[int],
+    *,
+    places: Places | None = None,
+    numbers: str = FLOAT32,
 ) -> Scorer:
-    """The scorer of the model in `folder`; without `places` each slot is looked up once.
+    """The scorer of the model in `folder`, with its tables in `numbers`; without `places` each slot is looked up once.
 
     Raises:
         ContractError: as `load_network`.
     """
     network, values = load_network(folder, config, slot_sizes)
-    return Scorer(network, values, tables_of(places or one_each(slot_sizes), config.widths), slot_sizes=slot_sizes)
+    tables = tables_of(places or one_each(slot_sizes), config.widths)
+    return Scorer(network, values, tables, slot_sizes=slot_sizes, numbers=numbers)

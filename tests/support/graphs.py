@@ -12,10 +12,10 @@ from components.deployment.graph.parity import open_graph
 from components.store.models import GRAPH_FILE
 
 
-def open_built(workflow, tables, network, *, names=(), widths=()):
+def open_built(workflow, tables, network, *, names=(), widths=(), numbers="float32"):
     """A session of the graph, which also answers with `names` of its inner values, before the probability."""
     with TemporaryDirectory() as folder:
-        write_graph(Path(folder), workflow, tables, network=network, name="any", widths=widths)
+        write_graph(Path(folder), workflow, tables, network=network, name="any", widths=widths, numbers=numbers)
         graph = Path(folder) / GRAPH_FILE
         return open_graph(with_inner_values(graph, names) if names else graph)
 

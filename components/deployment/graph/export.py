@@ -26,6 +26,7 @@ from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.encoding import DENSE, PREFIX, encode_categorical, encode_dense
 from components.deployment.graph.parts import OPSET, Parts
 from components.models.files import NETWORK_FILE, Table, open_model, require_rows, tables_of
+from components.models.rounding import FLOAT32, RoundedTable, round_table, served_tables
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError, first_line
 from components.storage.uris import local_path
@@ -42,11 +43,13 @@ def write_graph(
     network: Any,
     name: str,
     widths: Sequence[int] = (),
+    numbers: str = FLOAT32,
 ) -> None:
     """Writes encoding, look-up and network into `folder` as one graph; the same arguments give the same bytes.
 
     `values` are the vectors of all ids, the tables of `tables_of`, and `widths` those of a row's; see there. `network`
-    is as of `read_network`.
+    is as of `read_network`. In other `numbers` than float32 (`rounding.TABLE_TYPES`) the graph holds rounded tables,
+    which lie in this process's memory until they are written.
 
     Raises:
         ContractError: the tables do not fit the workflow, or are beyond what a graph can hold.
@@ -56,13 +59,13 @@ def write_graph(
     parts = Parts(input_tensors(workflow.features))
     encode_dense(parts, workflow)
     encode_categorical(parts, workflow, tables)
-    _add_vectors(parts, workflow, values, tables=tables)
+    _add_vectors(parts, workflow, [round_table(each, numbers) for each in values], tables=tables)
     _add_network(parts, network)
     parts.write(folder, name)
 
 
 def _add_vectors(
-    parts: Parts, workflow: FeatureWorkflow, values: Sequence[NDArray[np.float32]], *, tables: Sequence[Table]
+    parts: Parts, workflow: FeatureWorkflow, values: Sequence[RoundedTable], *, tables: Sequence[Table]
 ) -> None:
     """Adds the network's vectors: [n, F, E] of the only table; of more, all in their order as one, [n, 1, X]."""
     weights = _add_weights(parts, workflow) if workflow.features.lists else ""
@@ -71,7 +74,7 @@ def _add_vectors(
         return
     flat, at, positions = [], 0, {}
     for value, table in zip(values, tables):
-        width = value.shape[1]
+        width = value.values.shape[1]
         columns = parts.constant(f"columns/{width}", np.array(table.columns))
         rows = parts.node("Gather", ["table_rows", columns], f"table_rows/{width}", axis=1)
         of_lists = ""
@@ -104,7 +107,7 @@ def _add_weights(parts: Parts, workflow: FeatureWorkflow) -> str:
 
 def _look_up(
     parts: Parts,
-    value: NDArray[np.float32],
+    value: RoundedTable,
     table: Table,
     *,
     weights: str,
@@ -117,12 +120,10 @@ def _look_up(
     A list's weights, a matrix [n, 1, places], times its vectors. `rows` and `weights` are the tensors of the table's
     places; `suffix` tells its inner tensors from another table's.
     """
-    # An empty table is no entry of `model.data`: ONNX Runtime maps no bytes.
-    add = parts.table if len(value) else parts.constant
-    vectors = add(f"embeddings{suffix}", value)
+    to = f"place_vectors{suffix}" if table.places.lists else output
+    vectors = _gather(parts, value, rows, num_places=len(table.columns), output=to, suffix=suffix)
     if not table.places.lists:
-        return parts.node("Gather", [vectors, rows], output, axis=0)
-    vectors = parts.node("Gather", [vectors, rows], f"place_vectors{suffix}", axis=0)
+        return vectors
     axis = parts.constant(f"places_axis{suffix}", np.array([1]))
     one = parts.constant(f"one_element{suffix}", np.array(1, np.float32))
 
@@ -144,6 +145,24 @@ def _look_up(
     if stop < len(table.columns):
         pieces.append(places(vectors, f"bucket_vectors{suffix}", slice(stop, len(table.columns))))
     return parts.node("Concat", pieces, output, axis=1)
+
+
+def _gather(parts: Parts, table: RoundedTable, rows: str, *, num_places: int, output: str, suffix: str) -> str:
+    """Adds the vectors [n, num_places, E] of these `rows` [n, num_places], as `RoundedTable.vectors` gives them."""
+    # An empty table is no entry of `model.data`: ONNX Runtime maps no bytes.
+    add = parts.table if len(table.values) else parts.constant
+    values = add(f"embeddings{suffix}", table.values)
+    if table.values.dtype == np.float32:
+        return parts.node("Gather", [values, rows], output, axis=0)
+    stored = parts.node("Gather", [values, rows], f"stored_vectors{suffix}", axis=0)
+    if table.scales is None:
+        return parts.node("Cast", [stored], output, to=TensorProto.FLOAT)
+    steps = parts.node("Cast", [stored], f"steps{suffix}", to=TensorProto.FLOAT)
+    # Single numbers: by flat indices, as in `encoding`.
+    flat = parts.node("Reshape", [rows, parts.constant(f"flat_rows{suffix}", np.array([-1]))], f"rows_flat{suffix}")
+    found = parts.node("GatherElements", [add(f"scales{suffix}", table.scales.ravel()), flat], f"scales_flat{suffix}")
+    shape = parts.constant(f"scales_shape{suffix}", np.array([-1, num_places, 1]))
+    return parts.node("Mul", [steps, parts.node("Reshape", [found, shape], f"row_scales{suffix}")], output)
 
 
 def export(model: Model, folder: Path) -> None:
@@ -172,6 +191,7 @@ def export(model: Model, folder: Path) -> None:
         network=read_network(weights / NETWORK_FILE),
         name=model.recommender.name,
         widths=model.config.get("widths", ()),  # of whatever network
+        numbers=served_tables(model.recommender),
     )
 
 

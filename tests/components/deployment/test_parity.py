@@ -13,7 +13,10 @@ import pytest
 from components.contracts.criteo import CRITEO
 from components.deployment.graph.parity import GoldenRows, check_scores, open_graph, prove_parity, read_held_out
 from components.runtime.errors import ContractError
+from components.store.models import DATA_FILE
 from tests.support.paths import REPOSITORY
+from tests.support.recommenders import criteo_with
+from tests.support.rounded import rounded
 
 
 @pytest.fixture
@@ -28,6 +31,21 @@ def test_parity_holds_against_the_independent_scores(candidate, exported):
     assert np.isnan(rows.dense).any()
     assert (rows.categorical == -1).any()
     assert 0 <= prove_parity(open_graph(exported(model)), rows) <= 1e-6
+
+
+@pytest.mark.parametrize("numbers", ["float16", "int8"])
+def test_a_rounded_table_is_proven_by_scores_of_it(make_candidate, make_parts, exported, numbers, tmp_path):
+    workflow, toy = make_parts(1)
+    model, verdict, raw = make_candidate(tmp_path / "store", 1, parts=(workflow, toy))
+    rows, plain = read_held_out(raw, verdict), exported(model)
+    graph = exported(dataclasses.replace(model, recommender=criteo_with(release={"tables": numbers})), numbers)
+    as_served = dataclasses.replace(toy, table=rounded(toy.table, numbers))
+    expected = as_served.scores(workflow, rows.dense, rows.categorical).astype(np.float32)
+    assert 0 <= prove_parity(open_graph(graph), dataclasses.replace(rows, expected=expected)) <= 1e-6
+    assert np.abs(expected - rows.expected).max() > 2e-5
+    with pytest.raises(ContractError, match="graph differs from the training-side score"):
+        prove_parity(open_graph(graph), rows)
+    assert graph.with_name(DATA_FILE).stat().st_size < plain.with_name(DATA_FILE).stat().st_size
 
 
 def test_open_graph_looks_nothing_up_and_leaves_nothing_in_the_home_folder(candidate, exported, tmp_path):

@@ -1,5 +1,6 @@
 """The scored rows: aligned with the raw ones, and marked by what is new in them."""
 
+from dataclasses import replace
 from datetime import datetime
 
 import numpy as np
@@ -20,6 +21,8 @@ from components.evaluation.scoring import (
     score_holdout,
 )
 from components.storage.uris import local_path
+from tests.support.recommenders import criteo_with
+from tests.support.rounded import rounded
 
 
 @pytest.fixture
@@ -89,6 +92,16 @@ def test_scores_do_not_depend_on_the_batches(made, batch_rows):
     by_weights = np.concatenate([candidate(batch) for batch in encoded_batches(encoded, CRITEO, batch_rows)])
     np.testing.assert_allclose(by_graph, expected, atol=1e-5)
     np.testing.assert_allclose(by_weights, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("numbers", ["float16", "int8"])
+def test_the_candidate_is_scored_with_its_table_as_it_would_be_served(make_round, numbers):
+    made = make_round(900)
+    model = replace(made.model, recommender=criteo_with(release={"tables": numbers}))
+    categories = tuple(rounded(each[:, None], numbers)[:, 0] for each in made.planted.categories)
+    expected = made.scores(replace(made.planted, categories=categories))
+    found = score(made, score_candidate=candidate_scorer(model)).candidate
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 def test_missing_values_reach_the_graph_as_the_contract_says(made):

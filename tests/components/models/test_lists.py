@@ -17,12 +17,14 @@ from components.contracts.workflow import FIRST_ID
 from components.models.configs import DcnConfig
 from components.models.files import Tensors, open_model, tables_of
 from components.models.network import build_network, export_onnx, load_dense
+from components.models.scoring import Scorer
 from components.runtime.errors import ContractError
 from components.training.config import TrainingSettings
 from components.training.engine import make_engine
 from components.training.rows import Rows
 from components.training.start import write_initial
 from tests.support.graphs import open_built, run_graph
+from tests.support.rounded import rounded
 from tests.support.workflows import workflow_of
 
 OPTIONS = {
@@ -131,8 +133,12 @@ def test_a_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
         assert (moved != kept).any()
 
 
-@pytest.mark.parametrize("excluded", [(), ("tags",), ("item", "last")], ids=["all learnt", "own table", "shared table"])
-def test_the_graph_scores_as_embedding_bags_do(initial, excluded):
+@pytest.mark.parametrize(
+    ("excluded", "numbers"),
+    [((), "float32"), (("tags",), "float32"), (("item", "last"), "float32"), ((), "float16"), ((), "int8")],
+    ids=["all learnt", "own table", "shared table", "float16", "int8"],
+)
+def test_graph_and_scorer_score_as_embedding_bags_do(initial, excluded, numbers):
     config, network, _ = initial
     workflow, (dense, categorical) = workflow_without(*excluded), raw_rows()
     tables, sizes = tables_of(FEATURES.id_places, config.widths), workflow.slot_sizes
@@ -141,15 +147,18 @@ def test_the_graph_scores_as_embedding_bags_do(initial, excluded):
         torch.randn((sum(table.sizes(sizes)), width), generator=generator).numpy()
         for table, width in zip(tables, config.table_widths)
     ]
-    slots = [torch.tensor(each) for each in Tensors(tuple(values), {}).slots(sizes, tables)]
+    as_served = Tensors(tuple(rounded(each, numbers) for each in values), {})
+    slots = [torch.tensor(each) for each in as_served.slots(sizes, tables)]
     inputs, ids = map(torch.tensor, encoded(workflow, dense, categorical))
     with torch.no_grad():
         expected = torch.sigmoid(network(inputs, bagged(slots, ids)))
     graph = onnx.load_from_string(export_onnx(network, config))
-    session = open_built(workflow, values, graph, widths=config.widths)
+    session = open_built(workflow, values, graph, widths=config.widths, numbers=numbers)
     (found,) = run_graph(session, dense, categorical)
     assert expected.std() > 0.01
     np.testing.assert_allclose(found[:, 0], expected, rtol=0, atol=1e-6)
+    scorer = Scorer(network, list(map(torch.tensor, values)), tables, slot_sizes=sizes, numbers=numbers)
+    np.testing.assert_allclose(scorer.probabilities(inputs.numpy(), ids.numpy()), expected, rtol=0, atol=1e-6)
     one_by_one = [run_graph(session, dense[i : i + 1], categorical[i : i + 1])[0][0, 0] for i in range(40)]
     np.testing.assert_allclose(one_by_one, found[:40, 0], rtol=0, atol=1e-6)
 

@@ -1,0 +1,167 @@
+"""What served tables in float16 and int8 save and cost: `make benchmark-tables`, after `make demo`.
+
+Quality: each model of the demo is exported in each kind of numbers, and its graph scores the held-out rows of its run,
+raw, as a server would: AUC and log loss as served, and the difference from float32 with its interval over requests.
+Speed: one table of 10 million vectors of width 16 in each kind, asked uniformly at random, so that nearly every vector
+is new to the processor's caches; by ONNX Runtime in this process, turn by turn, and through the laptop's Triton. Prints
+all figures; writes them as JSON.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import machine
+from benchmarks.command import benchmark_parser, documented
+from benchmarks.serving_contestants import Contestant
+from benchmarks.serving_runs import BATCHES, Alone, over_rounds, ratios, summary
+from components.contracts.criteo import CRITEO
+from components.contracts.manifests import Model, RawDataset
+from components.contracts.metrics import auc_difference, log_loss, roc_auc
+from components.contracts.serving import CODE_FILE, CONFIG_FILE, named_inputs
+from components.contracts.workflow import FeatureWorkflow
+from components.deployment.graph.export import export, read_network, write_graph
+from components.deployment.graph.parity import open_graph
+from components.deployment.repository.triton_config import ServingOptions, triton_config
+from components.evaluation.scoring import raw_batches
+from components.models.files import NETWORK_FILE
+from components.models.rounding import FLOAT32, TABLE_TYPES
+from components.runtime.durable import write_whole
+from components.storage.uris import local_path
+from components.store.models import DATA_FILE, GRAPH_FILE
+from inference_client.load import closed_loop, run_precisely
+from inference_client.rows import FeatureRows
+from pipelines.local.environments import REPOSITORY
+from pipelines.local.triton import TritonServer
+
+_ROWS, _QUICK_ROWS, _WIDTH = 10_000_000, 1_000_000, 16
+_ROUNDS, _SECONDS = 7, 0.5
+"""Of each kind of numbers and size of batch."""
+_ASKED = 65_536
+SERVED_MODEL = REPOSITORY / "components/deployment/served_model.py"
+IN_PROCESS, TRITON = "onnxruntime", "triton"
+
+
+def quality(demo: Path, scratch: Path) -> Iterator[dict[str, Any]]:
+    """The figures of each of the demo's models in each kind of numbers."""
+    for manifest in sorted(demo.glob("artifacts/*/training/model")):
+        model = Model.read(manifest)
+        raw = RawDataset.read(manifest.parents[1] / "validation/valid_dataset")
+        batches = list(raw_batches(local_path(raw.holdout_uri), raw.recommender.features))
+        labels, requests = (
+            np.concatenate([getattr(each, name) for each in batches]) for name in ("labels", "requests")
+        )
+        plain = None
+        for numbers in TABLE_TYPES:
+            folder = scratch / f"{model.model_id}-{numbers}"
+            folder.mkdir()
+            export(replace(model, recommender=model.recommender.with_settings({"release.tables": numbers})), folder)
+            session = open_graph(folder / GRAPH_FILE)
+            scores = np.concatenate(
+                [session.run(None, named_inputs(each.dense, each.categorical))[0].ravel() for each in batches]
+            )
+            plain = scores if plain is None else plain
+            figures = {
+                "model": model.model_id,
+                "table_rows": sum(model.slot_sizes),
+                "numbers": numbers,
+                "data_bytes": (folder / DATA_FILE).stat().st_size,
+                "rows": len(labels),
+                "auc": roc_auc(labels, scores),
+                "log_loss": log_loss(labels, scores),
+                "largest_difference": float(np.abs(scores - plain).max()),
+            }
+            if numbers != FLOAT32 and (found := auc_difference(labels, scores, plain, groups=requests)):
+                figures["auc_difference"] = found._asdict()
+            print(", ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
+            yield figures
+
+
+def write_large(demo: Path, repository: Path, num_rows: int) -> FeatureRows:
+    """Serves a table of `num_rows` random vectors in each kind of numbers from `repository`; rows to ask."""
+    random, size = np.random.default_rng(7), num_rows // len(CRITEO.categorical)
+    workflow = FeatureWorkflow(
+        features=CRITEO,
+        vocabularies=tuple(np.arange(size) for _ in CRITEO.slots),
+        means=np.zeros(len(CRITEO.numeric), np.float32),
+        stds=np.ones(len(CRITEO.numeric), np.float32),
+        frequency_threshold=1,
+    )
+    table = random.standard_normal((sum(workflow.slot_sizes), _WIDTH), np.float32) * np.float32(0.1)
+    network = read_network(next(iter(sorted(demo.glob("store/models/*")))) / Model.WEIGHTS / NETWORK_FILE)
+    for numbers in TABLE_TYPES:
+        folder = repository / numbers / "1"
+        folder.mkdir(parents=True)
+        write_graph(folder, workflow, [table], network=network, name=numbers, numbers=numbers)
+        write_whole(folder / CODE_FILE, SERVED_MODEL.read_bytes())
+        config = triton_config(numbers, ServingOptions(), [1], features=CRITEO)
+        write_whole(repository / numbers / CONFIG_FILE, config)
+    dense = random.exponential(3.0, (_ASKED, len(CRITEO.numeric))).astype(np.float32)
+    return FeatureRows(dense=dense, categorical=random.integers(0, size, (_ASKED, len(CRITEO.categorical))))
+
+
+def speed(repository: Path, rows: FeatureRows, log: Path) -> dict[str, Any]:
+    """By who is asked, size of batch and kind of numbers: the rounds' summaries."""
+    sizes: dict[str, Any] = {}
+    alone = {}
+    for numbers in TABLE_TYPES:
+        before = machine.own_memory("RssAnon")
+        alone[numbers] = Alone(repository / numbers / "1" / GRAPH_FILE, rows, 1)
+        sizes[numbers] = {
+            "data_bytes": (repository / numbers / "1" / DATA_FILE).stat().st_size,
+            "opened_bytes": machine.own_memory("RssAnon") - before,
+        }
+        print(numbers, sizes[numbers])
+    runs: dict[str, Any] = {}
+    with TritonServer(repository, log=log) as server:
+        for _ in range(_ROUNDS):
+            for batch in BATCHES:
+                of_batch = runs.setdefault(str(batch), {IN_PROCESS: {}, TRITON: {}})
+                for numbers in TABLE_TYPES:
+                    answers = alone[numbers].run(batch, _SECONDS)
+                    of_batch[IN_PROCESS].setdefault(numbers, []).append(summary(answers, batch))
+                    answers = run_precisely(_ask(Contestant(TRITON, server.grpc_url, numbers), rows, batch))
+                    of_batch[TRITON].setdefault(numbers, []).append(summary(answers, batch))
+    return {"sizes": sizes, "runs": runs}
+
+
+async def _ask(contestant: Contestant, rows: FeatureRows, batch: int) -> Any:
+    caller = contestant.connect(rows, batch)
+    await caller(0)
+    answers = await closed_loop(caller, 1, _SECONDS)
+    await caller.close()
+    return answers
+
+
+def _print_speed(runs: dict[str, Any]) -> None:
+    for batch, of_batch in runs.items():
+        for who, of_numbers in of_batch.items():
+            for numbers, rounds in of_numbers.items():
+                ratio = ratios(rounds, of_numbers[FLOAT32], "p50_ms").shown()
+                p50, p99 = (over_rounds(rounds, name).shown() for name in ("p50_ms", "p99_ms"))
+                print(f"{batch} rows, {who}, {numbers}: p50 {p50} ms, p99 {p99} ms, p50 over float32's {ratio}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and writes the document."""
+    parser = benchmark_parser("quantized_tables", __doc__, quick="a table of 1 million vectors")
+    parser.add_argument("--demo", default="build/demo", help="the demo's folder (default: %(default)s)")
+    flags = parser.parse_args(argv)
+    num_rows = _QUICK_ROWS if flags.quick else _ROWS
+    with documented(flags) as document, tempfile.TemporaryDirectory() as folder:
+        scratch, demo = Path(folder), Path(flags.demo)
+        document["quality"] = list(quality(demo, scratch))
+        rows = write_large(demo, scratch / "repository", num_rows)
+        document["table_rows"] = num_rows
+        document |= speed(scratch / "repository", rows, scratch / "triton.log")
+        _print_speed(document["runs"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
