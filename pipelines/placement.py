@@ -7,6 +7,7 @@ between them is `pipelines.retraining`'s.
 """
 
 import dataclasses
+import json
 import types
 import typing
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ import yaml
 from kfp import dsl, kubernetes
 
 from components.runtime.errors import ContractError
+from components.runtime.kubeflow import POD_NAME, POD_UID
 from components.runtime.onnx_runtime import SILENT
 from pipelines.images import TRAINING_IMAGES, image_reference
 
@@ -33,6 +35,8 @@ class Needs:
     gpu: bool = False
 
 
+TRAINING_RUNTIME = "evergreen-torch"
+"""Of component `kubeflow-trainer`."""
 MAX_WAIT_SECONDS = 600
 """Between two tries, and for a node and the image to be there."""
 
@@ -139,6 +143,11 @@ class Placement:
     """Which trainer's image runs the training step."""
     training_gpus: int = 1
     """GPUs of the training step, which share a batch; more than one only for `hugectr`."""
+    trainer: typing.Literal["step", "kubeflow"] = "step"
+    """Where training runs: in the step's own pod, or as a TrainJob of Kubeflow Trainer that the step creates and
+    follows, by the runtimes of component `kubeflow-trainer`."""
+    training_nodes: int = 1
+    """Pods of the TrainJob, each with `training_gpus`; more than one not for `pytorch`."""
     served: str = ""
     """Default of the pipeline's parameter: archive of served rows that training rows are compared with."""
     dask_scheduler: str = ""
@@ -163,6 +172,12 @@ class Placement:
                 f"training_gpus is {self.training_gpus} with backend {self.backend}, which trains on one GPU; "
                 "expected 1, or backend hugectr"
             )
+        many = self.trainer == "kubeflow" and self.backend not in ("pytorch", "hugectr")
+        if self.training_nodes < 1 or (self.training_nodes > 1 and not many):
+            raise ContractError(
+                f"training_nodes is {self.training_nodes} with trainer {self.trainer} and backend {self.backend}, "
+                "expected 1, or more with trainer kubeflow and a backend that trains on several nodes"
+            )
         if self.backend == "hugectr" and not self.accelerator:
             raise ContractError("backend is hugectr without an accelerator, expected one: it trains on GPUs only")
         named = [*self.needs, *(step for each in self.secrets for step in each.steps)]
@@ -170,9 +185,13 @@ class Placement:
             raise ContractError(f"step {unknown[0]!r} is none of {', '.join(NEEDS)}")
 
     def needs_of(self, step: str) -> Needs:
-        """What `step` asks for on this cluster."""
+        """What `step` asks for on this cluster; of training, what each of its pods does."""
         change = dataclasses.asdict(self.needs.get(step, NeedsChange()))
         return dataclasses.replace(NEEDS[step], **{name: value for name, value in change.items() if value is not None})
+
+    def nodes_of(self, needs: Needs) -> Nodes:
+        """The nodes for pods with these needs."""
+        return self.gpu_nodes if needs.gpu and self.accelerator else self.cpu_nodes
 
     @property
     def default_repository(self) -> str:
@@ -187,7 +206,11 @@ class Placement:
 
 def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:
     """Applies the image, nodes, resources, volume, variables, retries and timeout of `step` to its task; returns it."""
-    needs = placement.needs_of(step)
+    needs, follows = placement.needs_of(step), step == "training" and placement.trainer == "kubeflow"
+    if follows:
+        needs = dataclasses.replace(needs, cpu="1", memory="1Gi", gpu=False)
+        for variable, path in ((POD_NAME, "metadata.name"), (POD_UID, "metadata.uid")):
+            kubernetes.use_field_path_as_env(task, variable, path)
     image = TRAINING_IMAGES[placement.backend] if step == "training" else step
     task.set_container_image(image_reference(image, registry=placement.registry, tag=placement.tag))
     task.set_display_name(step.replace("_", " "))
@@ -207,7 +230,7 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
     if uses_gpu:
         task.set_accelerator_type(placement.accelerator)
         task.set_accelerator_limit(placement.training_gpus if step == "training" else 1)
-    nodes = placement.gpu_nodes if uses_gpu else placement.cpu_nodes
+    nodes = placement.nodes_of(needs)
     for key, value in nodes.selector.items():
         kubernetes.add_node_selector(task, label_key=key, label_value=value)
     for each in nodes.tolerations:
@@ -247,6 +270,65 @@ def _let_in(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
     for each in placement.secrets:
         if not each.steps or step in each.steps:
             kubernetes.use_secret_as_env(task, each.name, dict(each.keys), optional=True)
+
+
+def train_job_spec(placement: Placement) -> str:
+    """The spec of training's TrainJob as JSON, but for the workers' flags; empty where the step's own pod trains."""
+    if placement.trainer != "kubeflow":
+        return ""
+    needs, by_torch = placement.needs_of("training"), placement.backend != "hugectr"
+    limits = {"cpu": needs.cpu, "memory": needs.memory}
+    if placement.accelerator:
+        limits[placement.accelerator] = str(placement.training_gpus)
+    variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in SILENT.items()]
+    for each in placement.secrets:
+        if not each.steps or "training" in each.steps:
+            variables += [
+                {"name": name, "valueFrom": {"secretKeyRef": {"name": each.name, "key": key, "optional": True}}}
+                for key, name in each.keys.items()
+            ]
+    image = TRAINING_IMAGES[placement.backend]
+    trainer = {
+        "image": image_reference(image, registry=placement.registry, tag=placement.tag),
+        "command": ["torchrun" if by_torch else "python", "-m", "components.training"],
+        "env": variables,
+        "numNodes": placement.training_nodes,
+        "numProcPerNode": placement.training_gpus if by_torch and placement.accelerator else 1,
+        "resourcesPerNode": {"limits": limits},
+    }
+    pods = [{"name": "node", "template": {"spec": {"template": _pods_patch(placement, needs)}}}]
+    patch = {"template": {"spec": {"replicatedJobs": pods}}}
+    spec = {
+        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": TRAINING_RUNTIME},
+        "trainer": trainer,
+        "runtimePatches": [{"manager": "evergreen/training", "trainingRuntimeSpec": patch}],
+        "activeDeadlineSeconds": needs.timeout_seconds,
+    }
+    return json.dumps(spec)
+
+
+def _pods_patch(placement: Placement, needs: Needs) -> dict[str, Any]:
+    """What the pods of a TrainJob have beyond its runtime's."""
+    nodes = placement.nodes_of(needs)
+    tolerations = [{name: of for name, of in dataclasses.asdict(each).items() if of} for each in nodes.tolerations]
+    memory = {"medium": "Memory", "sizeLimit": placement.shared_memory}
+    volumes = [
+        {"name": "share", "persistentVolumeClaim": {"claimName": placement.volume}},
+        {"name": "shared-memory", "emptyDir": memory},
+    ]
+    mounts = {"share": placement.mount_path, "shared-memory": "/dev/shm"}
+    spec = {
+        "nodeSelector": dict(nodes.selector),
+        "tolerations": tolerations,
+        "volumes": volumes,
+        "containers": [
+            {"name": "node", "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()]}
+        ],
+        "imagePullSecrets": [{"name": name} for name in placement.image_pull_secrets],
+    }
+    if placement.run_as_user is not None:
+        spec["securityContext"] = {"runAsUser": placement.run_as_user, "runAsNonRoot": True}
+    return {"metadata": {"labels": dict(placement.labels)}, "spec": spec}
 
 
 VALUES_FILE = "cluster.env"

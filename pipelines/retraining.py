@@ -18,7 +18,7 @@ from components.run_outcome.component import run_outcome
 from components.runtime.kubeflow import PIPELINE_NAME
 from components.training.component import training
 from components.validation.component import validation
-from pipelines.placement import Placement, place
+from pipelines.placement import Placement, place, train_job_spec
 
 
 def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
@@ -114,6 +114,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     work=work,
                     backend=placement.backend,
                     num_gpus=placement.training_gpus,
+                    train_job=train_job_spec(placement),
                     training_set=training_set,
                     validation_report=validated.outputs["report"],
                 )

@@ -29,6 +29,8 @@ EXPERIMENT = "evergreen-retraining"
 """The monitor starts no run while another run of the same experiment is active."""
 SERVICE_ACCOUNT = "evergreen-pipeline"
 """Kubernetes service account of the steps' pods, made by `k8s/base/pipelines`."""
+POD_NAME, POD_UID = "EVERGREEN_POD_NAME", "EVERGREEN_POD_UID"
+"""Variables with a step's own pod, where the step makes what must not outlive it."""
 TOKEN_PATH = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 TOKEN_PATH_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105
 ACTIVE_STATES = ("RUNTIME_STATE_UNSPECIFIED", "PENDING", "RUNNING", "PAUSED", "CANCELING")

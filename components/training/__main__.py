@@ -3,18 +3,19 @@
 import argparse
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.contracts.manifests import TrainingSet, ValidationReport
 from components.models import share_cores
 from components.models.configs import network_config
-from components.runtime.exit_codes import exits_with_code
+from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.uris import local_path
 from components.store.runs import noted
 from components.training.config import TrainingSettings
 from components.training.preemption import stop_on_sigterm
+from components.training.train_job import TrainJobs, train_elsewhere
 
 if TYPE_CHECKING:
     from components.training.fit import FitResult
@@ -40,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--work", required=True, default=argparse.SUPPRESS, help="intermediate files, an absolute path or file:// URI")
     add("--backend", default="pytorch", help="trainer: pytorch or hugectr (dcn only)")
     add("--num-gpus", type=int, default=1, help="GPUs that share a batch; more than one only for hugectr")
+    add("--train-job", default="", help="what runs the step's workers: a TrainJob's spec as JSON; empty = this process")
     add("--training-set", required=True, default=argparse.SUPPRESS, type=Path, help="TrainingSet manifest")
     add("--validation-report", required=True, default=argparse.SUPPRESS, type=Path, help="ValidationReport manifest")
     add("--output", required=True, default=argparse.SUPPRESS, type=Path, help="where the Model manifest is written")
@@ -57,6 +59,11 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
     flags = build_parser().parse_args(argv)
     share_cores()
     store, work = local_path(flags.store), local_path(flags.work)
+    if flags.train_job:
+        with stop_on_sigterm(), noted(store, flags.run, "training") as note:
+            train_elsewhere(flags, note, TrainJobs.of_this_pod())
+        _log_numbers(note.facts, log_metric)
+        return ExitCode.DONE
     # The request goes around the note, which otherwise would take SIGTERM for an end without a save.
     with stop_on_sigterm() as stop, noted(store, flags.run, "training") as note:
         import torch
@@ -80,10 +87,14 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
         numbers = _numbers(model.num_train_rows, result)
         threads = torch.get_num_threads()  # equal bits need equally many
         note.facts = {"model": model.model_id, "parent": model.parent_model_id, "threads": threads, **numbers}
-        for name, value in numbers.items():
-            if math.isfinite(value) and log_metric:
-                log_metric(name, value)
-    return 0
+        _log_numbers(note.facts, log_metric)
+    return ExitCode.DONE
+
+
+def _log_numbers(facts: Mapping[str, Any], log_metric: Callable[[str, float], None] | None) -> None:
+    for name, value in facts.items():
+        if log_metric and name not in ("model", "parent", "threads") and math.isfinite(value):
+            log_metric(name, value)
 
 
 def _numbers(num_train_rows: int, result: "FitResult") -> dict[str, float]:

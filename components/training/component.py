@@ -11,6 +11,7 @@ def training(
     work: str,
     backend: str,
     num_gpus: int,
+    train_job: str,
     training_set: Input[Dataset],
     validation_report: Input[Artifact],
     model: Output[Model],
@@ -24,6 +25,7 @@ def training(
         work: Folder for intermediate files.
         backend: Trainer that the image has, pytorch or hugectr (needs a GPU).
         num_gpus: GPUs that share a batch; more than one only for hugectr.
+        train_job: What runs the step's workers, a TrainJob's spec as JSON; empty = this step's own container.
         training_set: Encoded rows (manifest).
         validation_report: Statistics and schema to keep beside the model (manifest).
         model: The trained model (manifest).
@@ -33,7 +35,7 @@ def training(
     from components.training.__main__ import main
 
     flags = run_flags(
-        run=run, store=store, work=work, backend=backend, num_gpus=num_gpus, training_set=training_set.path,
-        validation_report=validation_report.path, output=model.path)  # fmt: skip
+        run=run, store=store, work=work, backend=backend, num_gpus=num_gpus, train_job=train_job,
+        training_set=training_set.path, validation_report=validation_report.path, output=model.path)  # fmt: skip
     if code := main(flags, log_metric=metrics.log_metric):
         raise SystemExit(code)

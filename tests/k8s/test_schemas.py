@@ -114,6 +114,6 @@ def test_every_custom_resource_among_the_files_has_a_schema():
     for path in K8S.rglob("*.yaml"):
         for manifest in yaml.safe_load_all(path.read_text()):
             group = manifest.get("apiVersion", "") if isinstance(manifest, dict) else ""
-            if group.startswith(("monitoring.", "keda.")) and "$patch" not in manifest:
+            if group.startswith(("monitoring.", "keda.", "trainer.")) and "$patch" not in manifest:
                 kinds.add(manifest["kind"])
     assert {"PodMonitor", "ScaledObject"} <= kinds <= set(CRD_KINDS)

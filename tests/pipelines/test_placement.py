@@ -10,7 +10,7 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 from components.run_outcome.__main__ import ADDRESS_VARIABLE
 from components.runtime.errors import ContractError
 from pipelines.__main__ import main
-from pipelines.placement import NEEDS, NeedsChange, Nodes, Placement, Toleration, Variables
+from pipelines.placement import NEEDS, NeedsChange, Nodes, Placement, Toleration, Variables, train_job_spec
 from tests.pipelines.compiled import STEPS, Compiled, dashed
 
 SPOT = Toleration(key="cloud.google.com/gke-spot", operator="Equal", value="true")
@@ -97,6 +97,20 @@ def test_without_an_accelerator_all_pods_go_to_the_other_nodes(compile_with):
         assert "accelerator" not in compiled.executor(step)["resources"]
 
 
+def test_a_step_that_follows_a_job_leaves_its_needs_to_the_jobs_pods(compile_with):
+    placement = {**EVERYTHING, "trainer": "kubeflow"}
+    compiled = compile_with(**placement)
+    config, container = parsed(compiled, "training"), compiled.executor("training")
+    assert (dict(config.node_selector.labels), list(config.empty_dir_mounts)) == ({"pool": "cpu"}, [])
+    assert (container["resources"]["resourceCpuLimit"], "accelerator" in container["resources"]) == ("1", False)
+    assert {each.name: each.field_path for each in config.field_path_as_env} == {
+        "EVERGREEN_POD_NAME": "metadata.name",
+        "EVERGREEN_POD_UID": "metadata.uid",
+    }
+    sent = compiled.task("training")["inputs"]["parameters"]["train_job"]["runtimeValue"]["constant"]
+    assert sent == train_job_spec(Placement(**placement))
+
+
 def test_defaults_of_the_parameters_are_the_clusters(everything, compile_with):
     urls = "dns:///triton-headless.evergreen.svc.cluster.local:8001"
     chosen = {"repository": "gs://bucket/repository", "triton_urls": urls, "server": "python", "device": "gpu"}
@@ -111,6 +125,9 @@ def test_defaults_of_the_parameters_are_the_clusters(everything, compile_with):
     [
         ({"backend": "hugectr", "accelerator": ""}, "backend is hugectr without an accelerator"),
         ({"training_gpus": 2}, "training_gpus is 2 with backend pytorch"),
+        ({"training_nodes": 2}, "training_nodes is 2 with trainer step and backend pytorch, expected 1"),
+        ({"training_nodes": 2, "trainer": "kubeflow"}, "training_nodes is 2 with trainer kubeflow and backend pytorch"),
+        ({"training_nodes": 0, "trainer": "kubeflow"}, "training_nodes is 0"),
         ({"needs": {"trainig": NeedsChange(cpu="1")}}, "step 'trainig' is none of extraction"),
         ({"secrets": (Variables(name="s", keys={}, steps=("outcome",)),)}, "step 'outcome' is none of"),
     ],

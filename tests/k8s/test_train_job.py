@@ -1,0 +1,254 @@
+"""Training as a TrainJob: what placement writes, the step creates and follows, and the component's manifests allow."""
+
+import json
+from argparse import Namespace
+from functools import partial
+
+import pytest
+import yaml
+
+from components.runtime.errors import ContractError, PermanentError, Preempted, TemporaryError
+from components.runtime.exit_codes import ExitCode
+from components.store.runs import StepNote, noted, read_notes
+from components.training import __main__ as step
+from components.training.train_job import API_VERSION, TrainJobs, train_elsewhere
+from pipelines.placement import (
+    TRAINING_RUNTIME,
+    Nodes,
+    Placement,
+    Toleration,
+    Variables,
+    train_job_spec,
+)
+from tests.k8s.crds import validate_crd
+from tests.support.rendering import K8S, find, render_variant
+from tests.support.train_job_api import NAMESPACE, TrainJobApi
+
+RUN = "evergreen-retraining-x7k2p"
+NODES = Nodes(selector={"gpu": "a100"}, tolerations=(Toleration(key="nvidia.com/gpu"),))
+PLACEMENT = Placement(
+    trainer="kubeflow",
+    gpu_nodes=NODES,
+    secrets=(Variables(name="storage", keys={"key": "STORAGE_KEY"}),),
+    image_pull_secrets=("registry",),
+    run_as_user=10001,
+    labels={"cost-centre": "ads"},
+)
+SMALLEST = Placement(trainer="kubeflow", accelerator="")
+
+
+@pytest.fixture
+def api(tmp_path, monkeypatch):
+    monkeypatch.setenv("EVERGREEN_POD_NAME", "the-step")
+    monkeypatch.setenv("EVERGREEN_POD_UID", "uid-1")
+    double = TrainJobApi(tmp_path / "account", validate_crd)
+    yield double
+    double.close()
+
+
+@pytest.fixture
+def flags(tmp_path):
+    for name in ("training_set", "validation_report"):
+        (tmp_path / name).write_text(f"the {name}")
+    return Namespace(
+        run=RUN,
+        store=str(tmp_path / "store"),
+        work=str(tmp_path / "work"),
+        backend="pytorch",
+        num_gpus=1,
+        train_job=train_job_spec(PLACEMENT),
+        training_set=tmp_path / "training_set",
+        validation_report=tmp_path / "validation_report",
+        output=tmp_path / "model",
+    )
+
+
+def follow(api, flags, *events):
+    """The note of the step; `events` happen one after another, one at each wait."""
+    waiting = iter(events)
+    jobs, note = TrainJobs(api.url, NAMESPACE, account=api.account), StepNote(step="training", started_at="of the step")
+    train_elsewhere(flags, note, jobs, sleep=lambda _: next(waiting)())
+    assert next(waiting, None) is None
+    return note
+
+
+@pytest.fixture
+def do(api, flags, tmp_path):
+    """What happens to the job, each as a function for `follow`."""
+
+    class Do:
+        def start(self, *lines, pod="worker-a", **more):
+            return lambda: (api.start_pod(RUN, pod, **more), api.write(pod, *lines))
+
+        def write(self, *lines, pod="worker-a"):
+            return lambda: api.write(pod, *lines)
+
+        def end(self, *how):
+            return lambda: api.end(RUN, *how)
+
+        def note(self, state, reason="", **facts):
+            with noted(tmp_path / "store", RUN, "training") as note:
+                note.facts = facts
+                note.state, note.reason = state, reason
+
+        def succeed(self):
+            (tmp_path / "work" / RUN / "train-job/output.json").write_text("the model")
+            self.note("done", auc=0.7)
+            api.end(RUN, "Complete")
+
+    return Do()
+
+
+def test_a_job_is_created_followed_and_its_model_taken_over(api, flags, do, capsys, tmp_path):
+    seen = {}
+
+    def look():
+        seen.update(json.loads(json.dumps(api.jobs[RUN])))
+        for name in ("training_set", "validation_report"):
+            assert (tmp_path / "work" / RUN / f"train-job/{name}.json").read_text() == f"the {name}"
+
+    note = follow(
+        api, flags, look, do.start(phase="Pending"), do.start("one", "two"), do.write("three"), do.write(), do.succeed
+    )
+    assert (tmp_path / "model").read_text() == "the model"
+    assert note.facts == {"auc": 0.7}
+    assert [line for line in capsys.readouterr().err.splitlines() if line] == ["one", "two", "three"]
+    assert api.jobs == {}
+    assert seen["metadata"]["ownerReferences"] == [
+        {"apiVersion": "v1", "kind": "Pod", "name": "the-step", "uid": "uid-1"}
+    ]
+    arguments = seen["spec"]["trainer"]["args"]
+    assert seen["spec"]["trainer"]["command"] == ["torchrun", "-m", "components.training"]
+    workers = step.build_parser().parse_args(arguments)
+    assert (workers.run, workers.store, workers.work, workers.train_job) == (RUN, flags.store, flags.work, "")
+    assert workers.training_set == tmp_path / "work" / RUN / "train-job/training_set.json"
+
+
+def test_workers_that_are_lost_are_followed_in_the_pods_that_take_their_place(api, flags, do, capsys):
+    others = do.start("of another rank", pod="worker-z", index="1")
+    follow(api, flags, do.start("one"), others, do.start("again", pod="worker-b"), do.succeed)
+    assert capsys.readouterr().err.split("\n")[:2] == ["one", "again"]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "error"),
+    [
+        ("failed", "ContractError: passes is 0", ContractError),
+        ("failed", "OSError: disk full", PermanentError),
+        ("preempted", "SIGTERM came", Preempted),
+        (None, "", PermanentError),
+    ],
+)
+def test_a_job_that_failed_ends_the_step_as_its_workers_ended(api, flags, do, state, reason, error):
+    def fail():
+        if state:
+            do.note(state, reason)
+        api.end(RUN, "Failed", "MaxRestartsReached", "worker 0 failed")
+
+    with pytest.raises(error, match=f"MaxRestartsReached: worker 0 failed.*{reason}"):
+        follow(api, flags, do.start(), fail)
+    assert RUN in api.jobs
+
+
+def test_a_step_that_is_tried_again_follows_its_own_job_further(api, flags, do, monkeypatch):
+    def killed():
+        raise KeyError("as by SIGKILL")
+
+    with pytest.raises(KeyError):
+        follow(api, flags, do.start(), killed)
+    monkeypatch.setenv("EVERGREEN_POD_UID", "uid-2")
+    owners = []
+    follow(api, flags, lambda: owners.extend(api.jobs[RUN]["metadata"]["ownerReferences"]), do.succeed)
+    assert api.made == 1
+    assert [each["uid"] for each in owners] == ["uid-2"]
+
+
+@pytest.mark.parametrize("change", ["failed", "asked for something else"])
+def test_a_job_of_an_earlier_try_that_cannot_go_on_is_replaced_when_it_is_gone(api, flags, do, change):
+    with pytest.raises(PermanentError):
+        follow(api, flags, do.end("Failed", "DeadlineExceeded", ""))
+    if change != "failed":
+        api.jobs[RUN]["status"], flags.num_gpus = {}, 2
+    api.lingers = True
+    follow(api, flags, lambda: None, lambda: api.jobs.pop(RUN), lambda: setattr(api, "lingers", False), do.succeed)
+    assert api.made == 2
+
+
+def test_a_job_of_another_program_is_left_alone(api, flags):
+    api.jobs[RUN] = {"metadata": {"name": RUN}}
+    with pytest.raises(ContractError, match=f"TrainJob {RUN} is there and not of this step"):
+        follow(api, flags)
+    assert api.jobs[RUN] == {"metadata": {"name": RUN}}
+
+
+def test_a_job_that_somebody_deleted_is_a_failure_to_try_again(api, flags, do):
+    with pytest.raises(TemporaryError, match="was deleted by someone; the same command goes on from the last save"):
+        follow(api, flags, do.start(), lambda: api.jobs.clear())
+
+
+@pytest.mark.parametrize("stop", [Preempted("SIGTERM came"), KeyboardInterrupt()], ids=["preempted", "Ctrl-C"])
+def test_a_step_that_is_ended_deletes_its_job(api, flags, do, stop):
+    def end():
+        raise stop
+
+    with pytest.raises(type(stop)):
+        follow(api, flags, do.start(), end)
+    assert api.jobs == {}
+
+
+def test_a_control_plane_in_trouble_is_waited_for_and_a_refusal_is_told(api, flags, do, caplog):
+    trouble = [503, 401, 429]
+    follow(api, flags, lambda: api.failures.extend(trouble), *[lambda: None] * 3, do.succeed)
+    assert [record.levelname for record in caplog.records].count("WARNING") == 3
+    api.failures.append(403)
+    with pytest.raises(PermanentError, match="answered 403 to POST .*/trainjobs"):
+        follow(api, flags)
+    api.close()
+    with pytest.raises(TemporaryError, match="does not answer POST"):
+        follow(api, flags)
+
+
+def test_the_command_ends_by_the_jobs_end_and_logs_its_numbers(api, flags, do, monkeypatch, tmp_path):
+    monkeypatch.setattr(TrainJobs, "of_this_pod", lambda: TrainJobs(api.url, NAMESPACE, account=api.account))
+    waits = iter([do.start(), do.succeed])
+    monkeypatch.setattr(step, "train_elsewhere", partial(train_elsewhere, sleep=lambda _: next(waits)()))
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in vars(flags).items()]
+    logged = {}
+    assert step.main(arguments, log_metric=logged.__setitem__) == ExitCode.DONE
+    assert logged == {"auc": 0.7}
+    (note,) = read_notes(tmp_path / "store", RUN)
+    assert (note.state, note.facts) == ("done", {"auc": 0.7})
+
+
+def test_rights_are_exactly_what_the_step_asks_for(api, flags, do, tmp_path):
+    follow(api, flags, do.start(), do.succeed)
+    TrainJobs(api.url, NAMESPACE, account=api.account).own(RUN, [])
+    granted = set()
+    manifests = list(yaml.safe_load_all((K8S / "components/kubeflow-trainer/rights.yaml").read_text()))
+    for rule in find(manifests, "Role", "evergreen-train-jobs")["rules"]:
+        granted |= {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
+    assert api.asked == granted
+
+
+@pytest.mark.parametrize("placement", [PLACEMENT, SMALLEST], ids=["all of it", "smallest"])
+def test_the_jobs_spec_is_valid_and_places_its_pods_as_the_step_was(placement):
+    spec = json.loads(train_job_spec(placement))
+    metadata = {"name": "any"}
+    validate_crd({"apiVersion": API_VERSION, "kind": "TrainJob", "metadata": metadata, "spec": spec})
+    assert spec["runtimeRef"]["name"] == TRAINING_RUNTIME
+    limits = spec["trainer"]["resourcesPerNode"]["limits"]
+    assert (limits.get("nvidia.com/gpu"), limits["cpu"]) == ("1" if placement.accelerator else None, "8")
+    (patched,) = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = patched["template"]["spec"]["template"]["spec"]
+    nodes = NODES if placement.accelerator else Nodes()
+    assert pod["nodeSelector"] == nodes.selector
+    assert [each["key"] for each in pod["tolerations"]] == [each.key for each in nodes.tolerations]
+    assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": placement.volume}
+
+
+def test_the_component_brings_the_runtime_and_the_rights_in_the_pipelines_namespace(tmp_path):
+    manifests = yaml.safe_load_all(render_variant("cpu+kubeflow-trainer", tmp_path))
+    mine = [each for each in manifests if each["metadata"]["name"] in (TRAINING_RUNTIME, "evergreen-train-jobs")]
+    assert {each["metadata"]["namespace"] for each in mine} == {NAMESPACE}
+    assert sorted(each["kind"] for each in mine) == ["Role", "RoleBinding", "TrainingRuntime"]
+    validate_crd(next(each for each in mine if each["kind"] == "TrainingRuntime"))
