@@ -1,6 +1,7 @@
 """The training step as a plain command: TrainingSet and ValidationReport manifests in, Model manifest out."""
 
 import argparse
+import importlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.uris import local_path
 from components.store.runs import noted
 from components.training.config import TrainingSettings
+from components.training.hugectr.nodes import communicator, follow
 from components.training.preemption import stop_on_sigterm
 from components.training.train_job import TrainJobs, train_elsewhere
 
@@ -63,6 +65,9 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
         with stop_on_sigterm(), noted(store, flags.run, "training") as note:
             train_elsewhere(flags, note, TrainJobs.of_this_pod())
         _log_numbers(note.facts, log_metric)
+        return ExitCode.DONE
+    if flags.backend == "hugectr" and (nodes := communicator()) and nodes.Get_rank():
+        follow(importlib.import_module("hugectr"), nodes)
         return ExitCode.DONE
     # The request goes around the note, which otherwise would take SIGTERM for an end without a save.
     with stop_on_sigterm() as stop, noted(store, flags.run, "training") as note:

@@ -115,7 +115,8 @@ def make_engine(
     """A new engine of that name, with a network that waits for its weights.
 
     `scratch` is a folder for files that an engine needs while it works; it is not created where it needs none.
-    `num_gpus` share a batch; PyTorch takes one. `features` say what a row looks up; without them it is every slot once.
+    `num_gpus` of each node share a batch; PyTorch takes one. `features` say what a row looks up; without them it is
+    every slot once.
 
     Raises:
         ContractError: no backend has this name, or it refuses the network or a setting.
@@ -132,5 +133,8 @@ def make_engine(
 
         return PytorchEngine(config, slot_sizes, settings, places=places)
     from components.training.hugectr.engine import HugectrEngine
+    from components.training.hugectr.nodes import communicator
 
-    return HugectrEngine(config, slot_sizes, settings, places=places, num_gpus=num_gpus, scratch=scratch)
+    return HugectrEngine(
+        config, slot_sizes, settings, places=places, num_gpus=num_gpus, nodes=communicator(), scratch=scratch
+    )

@@ -39,7 +39,8 @@ from components.training.hugectr.files import (
     export_model,
     import_model,
 )
-from components.training.hugectr.layers import MODEL_NAME, Blueprint, compiled_model
+from components.training.hugectr.layers import MODEL_NAME, Blueprint
+from components.training.hugectr.nodes import built
 from components.training.hugectr.staging import Stage, full_batches, staged
 from components.training.rows import Rows
 
@@ -77,12 +78,14 @@ class HugectrEngine:
         *,
         places: Places | None = None,
         num_gpus: int = 1,
+        nodes: Any | None = None,
         scratch: Path | None = None,
     ) -> None:
         """Makes an engine without weights; `restore` gives it some.
 
         Without `places` a row looks every slot up once.
-        `num_gpus` of this machine share a batch, those of the lowest numbers.
+        `num_gpus` of each of the `nodes` (`nodes.communicator`; None = this machine) share a batch, those of the lowest
+        numbers.
         `scratch` is a folder for weights and staged rows: four times the model and its state, and 264 bytes per row of
         three stages; None = a new one where temporary files go.
 
@@ -92,7 +95,9 @@ class HugectrEngine:
         """
         if not isinstance(config, DcnConfig):
             raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
-        _require_settings(settings, num_gpus)
+        self._nodes, self._num_nodes = nodes, nodes.Get_size() if nodes is not None else 1
+        self._num_gpus = num_gpus * self._num_nodes
+        _require_settings(settings, self._num_gpus)
         try:
             self._hugectr = importlib.import_module("hugectr")
         except ImportError as error:
@@ -100,7 +105,6 @@ class HugectrEngine:
         self._config = config
         self._slot_sizes = list(slot_sizes)
         self._settings = settings
-        self._num_gpus = num_gpus
         self._places = places or one_each(slot_sizes)
         self._embeddings = embeddings_of(config, slot_sizes, self._places)
         if scratch is not None:
@@ -149,7 +153,7 @@ class HugectrEngine:
             full_batches(order, per_step),
             embeddings=self._embeddings,
             batch_size=per_step,
-            num_files=gpus,
+            num_files=gpus // self._num_nodes,  # all nodes read all of them
             stage_rows=self._settings.solver.stage_rows,
             folder=folder,
         )
@@ -172,6 +176,8 @@ class HugectrEngine:
     def close(self) -> None:
         """See `Engine`."""
         self._end_model()
+        if self._nodes is not None:
+            self._nodes.bcast(None)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _train(self, stage: Stage, batch_size: int, rate: Rate) -> Iterator[float]:
@@ -213,6 +219,7 @@ class HugectrEngine:
             embeddings=self._embeddings,
             settings=self._settings,
             num_gpus=self._num_gpus,
+            num_nodes=self._num_nodes,
             batch_size=batch_size,
             file_list=str(stage.file_list),
         )
@@ -220,14 +227,14 @@ class HugectrEngine:
             raise PermanentError("engine has no weights, expected a call of restore before learn")
         workspaces = ", ".join(f"{each.workspace_mb(self._num_gpus)} MiB" for each in self._embeddings)
         try:
-            model = compiled_model(self._hugectr, blueprint)
+            model, reader = built(self._hugectr, blueprint, self._nodes)
         except RuntimeError as error:
             said = f"workspaces of {workspaces} per GPU"
             raise PermanentError(f"HugeCTR cannot build the network with {said}: {error}") from error
         self._load(model)
         self._running = _Running(
             model=model,
-            reader=model.get_data_reader_train(),
+            reader=reader,
             batch_size=batch_size,
             steps=0,
             stage=stage,

@@ -106,7 +106,8 @@ class Blueprint:
     embeddings: tuple[Embedding, ...]
     settings: TrainingSettings
     num_gpus: int
-    """GPUs that share a batch."""
+    """GPUs that share a batch, of all nodes together."""
+    num_nodes: int = 1
     batch_size: int
     file_list: str
     """`_file_list.txt` of staged rows, for training and for evaluation, until another is set as source."""
@@ -163,7 +164,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
 
 
 def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
-    settings = blueprint.settings
+    settings, gpus_of_node = blueprint.settings, blueprint.num_gpus // blueprint.num_nodes
     # Every step is given its learning rate, see `engine.rate_correction`.
     return hugectr.CreateSolver(
         model_name=MODEL_NAME,
@@ -171,7 +172,7 @@ def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
         lr=settings.learning_rate,
         batchsize=blueprint.batch_size,
         batchsize_eval=blueprint.batch_size,  # it never evaluates
-        vvgpu=[list(range(blueprint.num_gpus))],
+        vvgpu=[list(range(gpus_of_node))] * blueprint.num_nodes,
         repeat_dataset=False,
         enable_tf32_compute=settings.precision == "tf32",
         i64_input_key=True,
@@ -187,7 +188,7 @@ def _reader(hugectr: Any, blueprint: Blueprint) -> Any:
         source=blueprint.file_list,
         eval_source=blueprint.file_list,
         check_type=hugectr.Check_t.Non,
-        num_workers=blueprint.num_gpus,
+        num_workers=blueprint.num_gpus // blueprint.num_nodes,  # of this node
         slot_size_array=[],  # staged keys are those of the embeddings
     )
 

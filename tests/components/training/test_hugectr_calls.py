@@ -1,7 +1,11 @@
 """What the engine tells HugeCTR: every setting arrives, no learned step is lost between models."""
 
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from components.training.hugectr.embeddings import embeddings_of, smallest_works
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.files import SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE, export_model, import_model
 from components.training.hugectr.layers import Blueprint, compiled_model
+from components.training.hugectr.nodes import follow
 from components.training.hugectr.staging import write_stage
 from components.training.pytorch.engine import PytorchEngine
 from components.training.start import write_initial
@@ -55,6 +60,61 @@ def test_every_setting_arrives_under_its_name(built, double):
     assert (given.lr_policy, given.seed, given.lr) == (double.LrPolicy_t.fixed, 5, 0.02)
     assert (given.enable_tf32_compute, given.i64_input_key, given.repeat_dataset) == (True, True, False)
     assert given.batchsize == 64
+
+
+class Nodes:
+    """MPI's communicator as the process of `rank` has it; processes are threads."""
+
+    def __init__(self, rank, said, barrier):
+        self._rank, self._said, self.Barrier = rank, said, barrier.wait
+
+    def Get_size(self):
+        return 2
+
+    def bcast(self, what):
+        if self._rank:
+            return self._said.get(timeout=60)
+        self._said.put(what)
+        return what
+
+
+def test_two_nodes_do_the_same_and_learn_as_one_with_as_many_gpus(double, rows, world, tmp_path, monkeypatch):
+    config, settings = replace(CONFIG, dropout=0.0), replace(SETTINGS, precision="float32")
+    write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
+    seen = []
+
+    class Second(double.Model):
+        """The model of the second node: it leaves the files, which all write together, to the first."""
+
+        def __init__(self, solver, *more):
+            super().__init__(solver, *more)
+            seen.append((solver.vvgpu, more[0].num_workers))
+
+        def train(self):
+            seen.append(self._inner._lr)
+            return super().train()
+
+        def save_params_to_files(self, prefix, iter):
+            seen.append(prefix)
+
+    said, barrier = queue.Queue(), threading.Barrier(2, timeout=60)
+    other = SimpleNamespace(**{**vars(double), "Model": Second})
+    with ThreadPoolExecutor(1) as pool:
+        followed = pool.submit(follow, other, Nodes(1, said, barrier))
+        arguments = {"scratch": tmp_path}
+        many = HugectrEngine(config, world.slot_sizes, settings, nodes=Nodes(0, said, barrier), **arguments)
+        one = HugectrEngine(config, world.slot_sizes, settings, num_gpus=2, **arguments)
+        for engine, name in ((many, "many"), (one, "one")):
+            with closing(engine):
+                engine.restore(tmp_path / "initial")
+                engine.learn(rows, np.arange(640), batch_size=128, seed=0)
+                engine.save(tmp_path / name)
+        followed.result(timeout=60)
+    found, expected = (open_model(tmp_path / name, world.slot_sizes) for name in ("many", "one"))
+    np.testing.assert_allclose(found.weights.table, expected.weights.table, atol=1e-6)
+    assert seen[0] == ([[0], [0]], 1)
+    assert len([each for each in seen if isinstance(each, float)]) == 640 // 128 + 1
+    assert len([each for each in seen if str(each).startswith(str(tmp_path))]) == 2  # the proof, and the save
 
 
 def test_reader_and_both_optimizers_are_told_all(built, double, world):
