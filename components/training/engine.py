@@ -133,8 +133,5 @@ def make_engine(
 
         return PytorchEngine(config, slot_sizes, settings, places=places)
     from components.training.hugectr.engine import HugectrEngine
-    from components.training.hugectr.nodes import communicator
 
-    return HugectrEngine(
-        config, slot_sizes, settings, places=places, num_gpus=num_gpus, nodes=communicator(), scratch=scratch
-    )
+    return HugectrEngine(config, slot_sizes, settings, places=places, num_gpus=num_gpus, scratch=scratch)

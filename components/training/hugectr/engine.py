@@ -40,7 +40,7 @@ from components.training.hugectr.files import (
     import_model,
 )
 from components.training.hugectr.layers import MODEL_NAME, Blueprint
-from components.training.hugectr.nodes import built
+from components.training.hugectr.nodes import built, communicator
 from components.training.hugectr.staging import Stage, full_batches, staged
 from components.training.rows import Rows
 
@@ -84,8 +84,8 @@ class HugectrEngine:
         """Makes an engine without weights; `restore` gives it some.
 
         Without `places` a row looks every slot up once.
-        `num_gpus` of each of the `nodes` (`nodes.communicator`; None = this machine) share a batch, those of the lowest
-        numbers.
+        `num_gpus` of each of the `nodes` share a batch, those of the lowest numbers; None = the nodes that MPI started,
+        or this machine.
         `scratch` is a folder for weights and staged rows: four times the model and its state, and 264 bytes per row of
         three stages; None = a new one where temporary files go.
 
@@ -95,7 +95,8 @@ class HugectrEngine:
         """
         if not isinstance(config, DcnConfig):
             raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
-        self._nodes, self._num_nodes = nodes, nodes.Get_size() if nodes is not None else 1
+        self._nodes = communicator() if nodes is None else nodes
+        self._num_nodes = 1 if self._nodes is None else self._nodes.Get_size()
         self._num_gpus = num_gpus * self._num_nodes
         _require_settings(settings, self._num_gpus)
         try:
