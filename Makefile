@@ -32,7 +32,7 @@ export ORT_DISABLE_TELEMETRY := 1
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help python environments demo test test-images check manifests images sbom audit kind client-wheel benchmarks benchmark-training \
-	benchmark-lists benchmark-tables benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies \
+	benchmark-lists benchmark-scaling benchmark-tables benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies \
 	benchmark-gate benchmark-round benchmark-year benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock dependencies clean
 
 help:
@@ -130,12 +130,15 @@ client-wheel: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=driver
 	@exec $(DRIVER) -m pipelines.client_wheel --output build/wheels
 
-benchmarks: benchmark-training benchmark-lists benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor \
+benchmarks: benchmark-training benchmark-lists benchmark-scaling benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor \
 	benchmark-policies benchmark-gate benchmark-extraction benchmark-validation benchmark-preprocessing benchmark-round
 
 benchmark-training: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=benchmarks
 	@exec .venvs/benchmarks/bin/python -m benchmarks.training $(BENCHMARK_FLAGS)
+
+benchmark-scaling: environments
+	@exec .venvs/training/bin/python -m benchmarks.scaling $(BENCHMARK_FLAGS)
 
 benchmark-lists: environments
 	@exec .venvs/training/bin/python -m benchmarks.list_lookup $(BENCHMARK_FLAGS)

@@ -147,9 +147,12 @@ def _add_compile(commands: Any) -> None:
         "--accelerator", help="GPU resource of GPU steps, such as nvidia.com/mig-1g.5gb; empty = none (nvidia.com/gpu)"
     )
     parser.add_argument(
-        "--backend", choices=("pytorch", "hugectr"), help="trainer; its image runs the training step (pytorch)"
+        "--backend",
+        choices=("pytorch", "hugectr", "torchrec"),
+        help="trainer; its image runs the training step (pytorch)",
     )
-    parser.add_argument("--training-gpus", type=int, help="GPUs of the training step (hugectr; default: 1)")
+    parser.add_argument("--training-gpus", type=int, help="GPUs of the training step (hugectr, torchrec; default: 1)")
+    parser.add_argument("--training-processes", type=int, help="processes of the training step (torchrec; default: 1)")
 
 
 def _add_submit(commands: Any) -> None:

@@ -17,7 +17,7 @@ ENVIRONMENT_OF_STEP = {
 """Step -> the environment whose lock its image installs (validation's: `validation-trixie`); on a laptop the step runs
 in `.venvs/<environment>`."""
 
-TRAINING_IMAGES = {"pytorch": "training", "hugectr": "training_hugectr"}
+TRAINING_IMAGES = {"pytorch": "training", "torchrec": "training", "hugectr": "training_hugectr"}
 """Training backend -> the image with its library. `components/training/Dockerfile.hugectr` is NVIDIA's image with our
 code: no lock and no environment of ours stands for it."""
 

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from kfp import dsl, kubernetes
 
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, expect
 from components.runtime.kubeflow import POD_NAME, POD_UID
 from components.runtime.onnx_runtime import SILENT
 from pipelines.images import TRAINING_IMAGES, image_reference
@@ -139,10 +139,13 @@ class Placement:
     """Default of the pipeline's parameter: which Triton serves the model."""
     device: typing.Literal["cpu", "gpu"] = "cpu"
     """Default of the pipeline's parameter: what onnxruntime runs on."""
-    backend: typing.Literal["pytorch", "hugectr"] = "pytorch"
-    """Which trainer's image runs the training step."""
+    backend: typing.Literal["pytorch", "hugectr", "torchrec"] = "pytorch"
+    """Which trainer the training step runs, in its image."""
     training_gpus: int = 1
-    """GPUs of the training step, which share a batch; more than one only for `hugectr`."""
+    """GPUs of the training step, which share a batch; more than one only for `hugectr` and `torchrec`."""
+    training_processes: int = 1
+    """Processes of the training step, which share a batch; more than one only for `torchrec`, and with an accelerator
+    as many as GPUs."""
     trainer: typing.Literal["step", "kubeflow"] = "step"
     """Where training runs: in the step's own pod, or as a TrainJob of Kubeflow Trainer that the step creates and
     follows, by the runtimes of component `kubeflow-trainer`."""
@@ -165,12 +168,21 @@ class Placement:
     later for each, with 4 of them after 7 minutes."""
 
     def __post_init__(self) -> None:
-        if self.training_gpus < 1:
-            raise ContractError(f"training_gpus is {self.training_gpus}, expected at least 1")
-        if self.training_gpus > 1 and self.backend != "hugectr":
+        expect(self, "at least 1", lambda value: value >= 1, "training_gpus", "training_processes")
+        if self.training_gpus > 1 and self.backend == "pytorch":
             raise ContractError(
                 f"training_gpus is {self.training_gpus} with backend {self.backend}, which trains on one GPU; "
-                "expected 1, or backend hugectr"
+                "expected 1, or backend hugectr or torchrec"
+            )
+        if self.training_processes > 1 and self.backend != "torchrec":
+            raise ContractError(
+                f"training_processes is {self.training_processes} with backend {self.backend}, which trains in one "
+                "process; expected 1, or backend torchrec"
+            )
+        if self.backend == "torchrec" and self.accelerator and self.training_processes != self.training_gpus:
+            raise ContractError(
+                f"training_processes is {self.training_processes} with {self.training_gpus} training_gpus, expected as "
+                "many: backend torchrec has a process for each GPU"
             )
         many = self.trainer == "kubeflow" and self.backend not in ("pytorch", "hugectr")
         if self.training_nodes < 1 or (self.training_nodes > 1 and not many):
@@ -293,7 +305,7 @@ def train_job_spec(placement: Placement) -> str:
         "command": ["torchrun" if by_torch else "python", "-m", "components.training"],
         "env": variables,
         "numNodes": placement.training_nodes,
-        "numProcPerNode": placement.training_gpus if by_torch and placement.accelerator else 1,
+        "numProcPerNode": placement.training_processes,
         "resourcesPerNode": {"limits": limits},
     }
     pods = [{"name": "node", "template": {"spec": {"template": _pods_patch(placement, needs)}}}]

@@ -114,6 +114,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     work=work,
                     backend=placement.backend,
                     num_gpus=placement.training_gpus,
+                    processes=placement.training_processes,
                     train_job=train_job_spec(placement),
                     training_set=training_set,
                     validation_report=validated.outputs["report"],

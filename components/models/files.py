@@ -216,6 +216,19 @@ def one_each(slot_sizes: Sequence[int]) -> Places:
     return Places(tuple(range(len(slot_sizes))), ())
 
 
+def spans_of(places: Places) -> list[tuple[int, int, str | None]]:
+    """First place, end and pooling of each of a row's vectors; one that is looked up once has no pooling.
+
+    >>> spans_of(Places(slots=(0, 1, 1), lists=(PooledPlaces(1, 3, "sum"),)))
+    [(0, 1, None), PooledPlaces(start=1, stop=3, pool='sum')]
+    """
+    lists_at = {each.start: each for each in places.lists}
+    spans: list[tuple[int, int, str | None]] = []
+    while (start := spans[-1][1] if spans else 0) < len(places.slots):
+        spans.append(lists_at.get(start, (start, start + 1, None)))
+    return spans
+
+
 def tables_of(places: Places, widths: Sequence[int] = ()) -> tuple[Table, ...]:
     """The tables by width, ascending; `widths` are those of a row's vectors, without them there is one table.
 
@@ -225,10 +238,7 @@ def tables_of(places: Places, widths: Sequence[int] = ()) -> tuple[Table, ...]:
     (1,) (1, 2, 3) (0, 0, 0) (1, 2)
     (0,) (0,) (0,) (0,)
     """
-    lists_at = {each.start: each for each in places.lists}
-    spans: list[tuple[int, int, str | None]] = []
-    while (start := spans[-1][1] if spans else 0) < len(places.slots):
-        spans.append(lists_at.get(start, (start, start + 1, None)))
+    spans = spans_of(places)
     widths = widths or [0] * len(spans)
     tables = []
     for width in sorted(set(widths)) or [0]:

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import logging
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from components.contracts.manifests import TrainingSet, ValidationReport
 from components.models import share_cores
 from components.models.configs import network_config
+from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.storage.uris import local_path
-from components.store.runs import noted
+from components.store.runs import noted, read_notes
 from components.training.config import TrainingSettings
 from components.training.hugectr.nodes import communicator, follow
 from components.training.preemption import stop_on_sigterm
+from components.training.torchrec import launch
 from components.training.train_job import TrainJobs, train_elsewhere
 
 if TYPE_CHECKING:
@@ -29,8 +32,8 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m components.training",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        epilog="Exit codes: 0 done; 2 wrong flag or input; 3 failed, as where the loss is not finite or the disk is "
-        "full; 75 preempted by SIGTERM: saved, and the same command goes on.",
+        epilog="Exit codes: 0 done; 2 wrong flag or input; 3 failed, as where the loss is not finite, the disk is full "
+        "or a worker was killed; 75 preempted by SIGTERM: saved, and the same command goes on.",
     )
     add = parser.add_argument
     add(
@@ -41,9 +44,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--store", required=True, default=argparse.SUPPRESS, help="model store, an absolute path or file:// URI")
     add("--work", required=True, default=argparse.SUPPRESS, help="intermediate files, an absolute path or file:// URI")
-    add("--backend", default="pytorch", help="trainer: pytorch or hugectr (dcn only)")
+    add("--backend", default="pytorch", help="trainer: pytorch, hugectr (dcn only) or torchrec (several processes)")
     add("--num-gpus", type=int, default=1, help="GPUs that share a batch; more than one only for hugectr")
     add("--train-job", default="", help="what runs the step's workers: a TrainJob's spec as JSON; empty = this process")
+    add("--processes", type=int, default=1, help="worker processes, each with a GPU where there are any; torchrec only")
     add("--training-set", required=True, default=argparse.SUPPRESS, type=Path, help="TrainingSet manifest")
     add("--validation-report", required=True, default=argparse.SUPPRESS, type=Path, help="ValidationReport manifest")
     add("--output", required=True, default=argparse.SUPPRESS, type=Path, help="where the Model manifest is written")
@@ -65,6 +69,20 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
         with stop_on_sigterm(), noted(store, flags.run, "training") as note:
             train_elsewhere(flags, note, TrainJobs.of_this_pod())
         _log_numbers(note.facts, log_metric)
+        return ExitCode.DONE
+    if flags.processes < 1 or (flags.processes > 1 and flags.backend != "torchrec"):
+        raise ContractError(
+            f"processes is {flags.processes} with backend {flags.backend}, expected 1, or more with backend torchrec"
+        )
+    if flags.backend == "torchrec" and not launch.is_worker():
+        code = launch.run_workers(sys.argv[1:] if argv is None else argv, flags.processes)
+        if code == ExitCode.DONE:
+            _log_numbers(
+                next(note.facts for note in read_notes(store, flags.run) if note.step == "training"), log_metric
+            )
+        return code
+    if flags.backend == "torchrec" and not launch.is_leader():
+        importlib.import_module("components.training.torchrec.engine").follow()
         return ExitCode.DONE
     if flags.backend == "hugectr" and (nodes := communicator()) and nodes.Get_rank():
         follow(importlib.import_module("hugectr"), nodes)

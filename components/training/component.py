@@ -11,6 +11,7 @@ def training(
     work: str,
     backend: str,
     num_gpus: int,
+    processes: int,
     train_job: str,
     training_set: Input[Dataset],
     validation_report: Input[Artifact],
@@ -23,8 +24,9 @@ def training(
         run: Name of the run; a retried task of the same run (preempted ones exit with 75) goes on from its last save.
         store: Folder of the model store.
         work: Folder for intermediate files.
-        backend: Trainer that the image has, pytorch or hugectr (needs a GPU).
+        backend: Trainer that the image has, pytorch, hugectr (needs a GPU) or torchrec (several processes).
         num_gpus: GPUs that share a batch; more than one only for hugectr.
+        processes: Workers that share a batch, each with a GPU where there are any; more than one only for torchrec.
         train_job: What runs the step's workers, a TrainJob's spec as JSON; empty = this step's own container.
         training_set: Encoded rows (manifest).
         validation_report: Statistics and schema to keep beside the model (manifest).
@@ -35,7 +37,7 @@ def training(
     from components.training.__main__ import main
 
     flags = run_flags(
-        run=run, store=store, work=work, backend=backend, num_gpus=num_gpus, train_job=train_job,
+        run=run, store=store, work=work, backend=backend, num_gpus=num_gpus, processes=processes, train_job=train_job,
         training_set=training_set.path, validation_report=validation_report.path, output=model.path)  # fmt: skip
     if code := main(flags, log_metric=metrics.log_metric):
         raise SystemExit(code)

@@ -6,7 +6,7 @@ another's library, and no copy of a large table is held in memory for saving.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from components.contracts.features import Features
 from components.models.configs import NetworkConfig
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, PermanentError
 from components.training.config import TrainingSettings
-from components.training.rows import Rows
+from components.training.rows import RowFolder, Rows
 
 Rate = Callable[[int], float]
 """The learning rate of an optimizer step, by its number; the first step of a model from scratch is number 1."""
 
-BACKENDS = ("pytorch", "hugectr")
+BACKENDS = ("pytorch", "hugectr", "torchrec")
 """Values of `Model.backend`."""
 
 
@@ -47,6 +47,9 @@ class Engine(Protocol):
         Raises:
             PermanentError: what was written is not what was meant to be.
         """
+
+    def open_rows(self, folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
+        """The rows that a fit learns from these folders, see `rows.open_rows`."""
 
     def segment_batches(self, batch_size: int) -> int:
         """Batches that one call of `learn` should get; between calls a fit checks the loss and may save."""
@@ -82,8 +85,9 @@ def require_backend(
         raise ContractError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
     if backend == "hugectr" and config.network != "dcn":
         raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
-    if backend == "hugectr" and not config.num_categorical:
-        raise ContractError("num_categorical is 0, expected at least 1: backend hugectr reads no rows without keys")
+    if backend != "pytorch" and not config.num_categorical:
+        needs = {"hugectr": "reads no rows without keys", "torchrec": "shares out tables of vectors"}[backend]
+        raise ContractError(f"num_categorical is 0, expected at least 1: backend {backend} {needs}")
     if backend == "hugectr" and features:
         pools: dict[str, dict[str, str]] = defaultdict(dict)
         for name in features.lists:
@@ -132,6 +136,12 @@ def make_engine(
         from components.training.pytorch.engine import PytorchEngine
 
         return PytorchEngine(config, slot_sizes, settings, places=places)
+    if backend == "torchrec":
+        try:
+            from components.training.torchrec.engine import TorchrecEngine
+        except ImportError as error:
+            raise PermanentError(f"backend torchrec cannot be imported here: {error}") from error
+        return TorchrecEngine(config, slot_sizes, settings, places=places)
     from components.training.hugectr.engine import HugectrEngine
 
     return HugectrEngine(config, slot_sizes, settings, places=places, num_gpus=num_gpus, scratch=scratch)

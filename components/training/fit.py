@@ -16,7 +16,7 @@ logit is `calibration`'s, what a model in the store consists of is `step`'s.
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,7 +44,7 @@ from components.training.checkpoint import (
 from components.training.config import BIAS, PLATT, TrainingSettings
 from components.training.engine import Engine, Rate
 from components.training.row_order import PassOrder, PassRows, derived_seed, replayed
-from components.training.rows import RowFolder, open_rows
+from components.training.rows import RowFolder
 from components.training.start import log_odds_correction, write_initial
 
 logger = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class _Fit:
         if manifest.replay_uri is not None and manifest.replay_share > 0:
             replay = local_path(manifest.replay_uri)
             folders.append(replace(folders[0], path=replay, num_rows=manifest.num_replay_rows))
-        self._rows = open_rows(folders, manifest.slot_sizes, job.checkpoint_path)
+        self._rows = engine.open_rows(folders, manifest.slot_sizes, job.checkpoint_path)
         self._num_new = manifest.num_train_rows
         num_replayed = replayed(self._num_new, manifest.replay_share, len(self._rows) - self._num_new)
         self._part = PassRows(num_new=self._num_new, num_old=len(self._rows) - self._num_new, num_replayed=num_replayed)
@@ -186,15 +186,21 @@ class _Fit:
         return self._result()
 
     def _check_labels(self) -> None:
-        labels, weights, of_weight = self._rows.labels[: self._num_new], self._weights(slice(self._num_new)), ""
-        if weights is not None:
-            labels, of_weight = labels[weights > 0], " of a weight above 0"
-        num_clicks = int(labels.sum(dtype=np.float64))
-        if num_clicks in (0, len(labels)):
+        num_rows, num_clicks, of_weight = 0, 0, "" if self._rows.weights is None else " of a weight above 0"
+        for part in self._parts():
+            labels, weights = self._rows.labels[part], self._weights(part)
+            labels = labels if weights is None else labels[weights > 0]
+            num_rows, num_clicks = num_rows + len(labels), num_clicks + int(np.count_nonzero(labels))
+        if num_clicks in (0, num_rows):
             raise ContractError(
-                f"labels of the {len(labels)} rows to learn{of_weight} hold {num_clicks} clicks, expected clicks and "
+                f"labels of the {num_rows} rows to learn{of_weight} hold {num_clicks} clicks, expected clicks and "
                 "non-clicks"
             )
+
+    def _parts(self) -> Iterator[slice]:
+        """The new rows in parts, which may be copied."""
+        for at in range(0, self._num_new, _MOST_SCORED_ROWS):
+            yield slice(at, min(at + _MOST_SCORED_ROWS, self._num_new))
 
     def _weights(self, which: slice | NDArray[np.int64]) -> NDArray[np.float32] | None:
         """The sample weights of some rows; None where each counts 1."""
@@ -211,8 +217,12 @@ class _Fit:
     def _begin(self) -> Checkpoint:
         job = self._job
         if job.start is None:
-            labels, weights = self._rows.labels[: self._num_new], self._weights(slice(self._num_new))
-            rate = float(labels.mean(dtype=np.float64) if weights is None else np.average(labels, weights=weights))
+            sums = np.zeros(2)
+            for part in self._parts():
+                labels, weights = self._rows.labels[part], self._weights(part)
+                counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
+                sums += counts @ labels, counts.sum()
+            rate = sums[0] / sums[1]
             self._folder.keep_weights(
                 START,
                 lambda folder: write_initial(
@@ -274,7 +284,7 @@ class _Fit:
 
     def _finish(self) -> None:
         """Keeps the best weights with their final logit corrected."""
-        numbers = _sample(np.arange(self._num_new))
+        numbers = np.arange(0, self._num_new, -(-self._num_new // _MOST_SCORED_ROWS))
         slope, probabilities = self._chosen.slope, self._scores(numbers)
         if slope != 1.0:
             probabilities = corrected(probabilities, slope=slope)
@@ -354,8 +364,11 @@ class _Fit:
         Trials are compared after the correction of the logit that `_finish` makes anyway. At a high rate the bias
         wanders from step to step, and would hide what was learned.
         """
-        numbers = order.rows(self._judged_at * self._batch_size, len(order))
-        numbers = np.sort(_sample(numbers[numbers < self._num_new]))
+        first, pieces = self._judged_at * self._batch_size, []
+        for at in range(first, len(order), _MOST_SCORED_ROWS):
+            piece = order.rows(at, at + _MOST_SCORED_ROWS)
+            pieces.append(piece[piece < self._num_new][:: -(-(len(order) - first) // _MOST_SCORED_ROWS)])
+        numbers = np.sort(np.concatenate(pieces))
         labels, weights, probabilities = self._rows.labels[numbers], self._weights(numbers), self._scores(numbers)
         slope = sure_slope(labels, probabilities, weights) if self._settings.calibration == PLATT else 1.0
         final = corrected(probabilities, slope=slope)
@@ -452,8 +465,3 @@ class _Fit:
     @property
     def _is_save_due(self) -> bool:
         return self._clock() - self._saved_at >= 60 * self._settings.checkpoint_minutes
-
-
-def _sample(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Evenly spaced ones of `numbers`, `_MOST_SCORED_ROWS` at most."""
-    return numbers[:: max(1, -(-len(numbers) // _MOST_SCORED_ROWS))]

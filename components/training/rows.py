@@ -12,9 +12,9 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +45,8 @@ class Rows:
     """Slot-local ids, [n, `Features.id_places`]."""
     weights: NDArray[np.float32] | None = None
     """Finite and at least 0, [n]; None where each row counts 1."""
+    group_starts: NDArray[np.int64] | None = None
+    """The number of each row group's first row, in all rows of some files."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -80,8 +82,20 @@ class RowFolder:
         return [LABEL, *self.features.dense_inputs, *self.features.id_names, *weight]
 
 
-def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
+class Share(NamedTuple):
+    """Which row groups one of several processes decodes: number `number`, and each that is `of` further."""
+
+    number: int = 0
+    of: int = 1
+
+
+_WHOLE = Share()
+
+
+def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path, *, share: Share = _WHOLE) -> Rows:
     """All rows of the folders, one after another, each in the order of its `_file_list.txt`.
+
+    Rows of row groups that are not of the `share` are zeros, which take room neither on the disk nor in memory.
 
     There is at least one folder, and all have the same features; either all or none have weights.
 
@@ -96,27 +110,35 @@ def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) 
         PermanentError: the flat files cannot be written, as on a full disk.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    rows = _map_nameless_files(cache, sum(folder.num_rows for folder in folders), folders[0])
-    first = 0
-    for folder in folders:
-        _decode_folder(folder, rows[first : first + folder.num_rows], slot_sizes)
-        first += folder.num_rows
+    groups = [group for folder in folders for group in _row_groups(folder)]
+    starts = np.cumsum([0, *(group.num_rows for group in groups)]).tolist()
+    parts = [slice(*bounds) for bounds in zip(starts, starts[1:])][share.number :: share.of]
+    rows = _map_nameless_files(cache, starts[-1], alike=folders[0], written=parts)
+    # Arrow and NumPy let other threads run while they work. Of several errors the first in row order is raised.
+    with ThreadPoolExecutor(pa.cpu_count(), "decode") as pool:
+        own = zip(groups[share.number :: share.of], parts)
+        deque(pool.map(lambda each: _decode_group(each[0], rows[each[1]], slot_sizes), own), maxlen=0)
     # Arrow keeps what it freed, which the fit can use.
     pa.default_memory_pool().release_unused()
-    return rows
+    return replace(rows, group_starts=np.array(starts[:-1], np.int64))
 
 
-def _map_nameless_files(folder: Path, num_rows: int, alike: RowFolder) -> Rows:
+def _map_nameless_files(folder: Path, num_rows: int, *, alike: RowFolder, written: Sequence[slice]) -> Rows:
     """Arrays for so many rows such as those of `alike`, each mapped from a file without a name.
 
-    The files get their whole size here: on a full disk that is an error, where a mapped page would kill the process.
+    The files get room for the rows `written` here: on a full disk that is an error, where a mapped page would kill the
+    process. Labels and weights get room for all.
     """
 
     def mapped(dtype: type[Any], *shape: int) -> NDArray[Any]:
         if 0 in shape:  # no empty file can be mapped
             return np.empty(shape, dtype)
         with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, math.prod(shape) * np.dtype(dtype).itemsize)
+            row_bytes = math.prod(shape[1:]) * np.dtype(dtype).itemsize
+            os.truncate(file.fileno(), num_rows * row_bytes)
+            for each in written if shape[1:] else [slice(0, num_rows)]:
+                if num_bytes := (each.stop - each.start) * row_bytes:
+                    os.posix_fallocate(file.fileno(), each.start * row_bytes, num_bytes)
             return np.memmap(file, dtype, "r+", shape=shape).view(np.ndarray)
 
     features = alike.features
@@ -133,30 +155,27 @@ def _map_nameless_files(folder: Path, num_rows: int, alike: RowFolder) -> Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class _RowGroup:
-    """A row group of a file, and where its rows go."""
+    """A row group of a file."""
 
     path: Path
     metadata: Any
     number: int
-    into: Rows
     folder: RowFolder
 
+    @property
+    def num_rows(self) -> int:
+        return int(self.metadata.row_group(self.number).num_rows)
 
-def _decode_folder(folder: RowFolder, into: Rows, slot_sizes: list[int]) -> None:
+
+def _row_groups(folder: RowFolder) -> list[_RowGroup]:
     groups: list[_RowGroup] = []
-    at = 0
     for path in listed_files(folder.path):
         metadata = _read_metadata(path, folder)
         for number in range(metadata.num_row_groups):
-            num_rows = metadata.row_group(number).num_rows
-            part = into[at : at + num_rows]
-            groups.append(_RowGroup(path=path, metadata=metadata, number=number, into=part, folder=folder))
-            at += num_rows
-    if at != folder.num_rows:
-        raise ContractError(f"{folder.path} holds {at} rows, expected the {folder.num_rows} of its manifest")
-    # Arrow and NumPy let other threads run while they work. Of several errors the first in row order is raised.
-    with ThreadPoolExecutor(pa.cpu_count(), "decode") as pool:
-        deque(pool.map(lambda group: _decode_group(group, slot_sizes), groups), maxlen=0)
+            groups.append(_RowGroup(path=path, metadata=metadata, number=number, folder=folder))
+    if (found := sum(group.num_rows for group in groups)) != folder.num_rows:
+        raise ContractError(f"{folder.path} holds {found} rows, expected the {folder.num_rows} of its manifest")
+    return groups
 
 
 def _read_metadata(path: Path, folder: RowFolder) -> Any:
@@ -167,14 +186,14 @@ def _read_metadata(path: Path, folder: RowFolder) -> Any:
     return metadata
 
 
-def _decode_group(group: _RowGroup, slot_sizes: list[int]) -> None:
+def _decode_group(group: _RowGroup, into: Rows, slot_sizes: list[int]) -> None:
     at = 0
     for batch in _iterate_batches(group):
-        part = group.into[at : at + batch.num_rows]
+        part = into[at : at + batch.num_rows]
         _decode(batch, part, slot_sizes, features=group.folder.features, source=f"{group.path}")
         at += batch.num_rows
-    if at != len(group.into):
-        raise ContractError(f"row group {group.number} of {group.path} holds {at} rows, expected {len(group.into)}")
+    if at != len(into):
+        raise ContractError(f"row group {group.number} of {group.path} holds {at} rows, expected {len(into)}")
 
 
 def _iterate_batches(group: _RowGroup) -> Iterator[Any]:

@@ -32,6 +32,7 @@ IO_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "unl
 LATE_IMPORTS = {
     ("components.training.engine", "components.training.pytorch.engine"),
     ("components.training.engine", "components.training.hugectr.engine"),
+    ("components.training.engine", "components.training.torchrec.engine"),
 }
 """Imports inside a function that makes the one of several engines which is asked for: each takes seconds to load."""
 TRITONS_NAME = "TritonPythonModel"

@@ -128,6 +128,8 @@ def test_defaults_of_the_parameters_are_the_clusters(everything, compile_with):
         ({"training_nodes": 2}, "training_nodes is 2 with trainer step and backend pytorch, expected 1"),
         ({"training_nodes": 2, "trainer": "kubeflow"}, "training_nodes is 2 with trainer kubeflow and backend pytorch"),
         ({"training_nodes": 0, "trainer": "kubeflow"}, "training_nodes is 0"),
+        ({"training_processes": 2, "backend": "hugectr"}, "training_processes is 2 with backend hugectr"),
+        ({"training_processes": 2, "backend": "torchrec"}, "training_processes is 2 with 1 training_gpus"),
         ({"needs": {"trainig": NeedsChange(cpu="1")}}, "step 'trainig' is none of extraction"),
         ({"secrets": (Variables(name="s", keys={}, steps=("outcome",)),)}, "step 'outcome' is none of"),
     ],

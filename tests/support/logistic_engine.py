@@ -10,6 +10,7 @@ from components.models.configs import DcnConfig
 from components.models.files import new_model, open_model
 from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
+from components.training.rows import open_rows
 
 # Its names and shapes are only those of the files that `start` writes; the engine uses width 1 and the bias of them.
 CONFIG = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(1,))
@@ -20,6 +21,7 @@ class LogisticEngine:
     """See the module; `calls` records what it was asked for, `rates` the learning rate of each step."""
 
     backend = "logistic"
+    open_rows = staticmethod(open_rows)
 
     def __init__(self, slot_sizes, settings, *, segment=4, bad_at=None):
         self.num_steps, self.calls, self.rates = 0, [], []

@@ -15,6 +15,8 @@ from components.training.rows import Rows
 from tests.support.workflows import workflow_of
 
 SLOT_SIZES = [6 + 3 * i for i in range(26)]
+STEP_MODEL = {"embedding_dim": 4, "num_cross_layers": 1, "tower": [8]}
+"""Section `model` of a recommender whose training the step's tests wait for."""
 
 
 class World:

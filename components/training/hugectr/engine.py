@@ -42,7 +42,7 @@ from components.training.hugectr.files import (
 from components.training.hugectr.layers import MODEL_NAME, Blueprint
 from components.training.hugectr.nodes import built, communicator
 from components.training.hugectr.staging import Stage, full_batches, staged
-from components.training.rows import Rows
+from components.training.rows import Rows, open_rows
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class HugectrEngine:
     """Engine of `components.training.engine`, in HugeCTR."""
 
     backend = "hugectr"
+    open_rows = staticmethod(open_rows)
 
     def __init__(
         self,

@@ -2,14 +2,20 @@
 
 import importlib
 import os
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
 
-from components.contracts.manifests import ValidationReport
+from components.contracts.manifests import Model, ValidationReport
+from components.contracts.raw_rows import ColumnNames
+from components.runtime.flags import run_flags
+from components.training.__main__ import main
 from tests.support.logistic_engine import SETTINGS, fitted
 from tests.support.paths import REPOSITORY
-from tests.support.training_world import World, training_sets
+from tests.support.recommenders import criteo_with
+from tests.support.torchrec_workers import Workers
+from tests.support.training_world import STEP_MODEL, World, training_sets
 
 # As the step does: tests share their cores with other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -45,6 +51,41 @@ def validation_report(tmp_path):
 
 
 @pytest.fixture
+def step_flags(tmp_path, validation_report):
+    """The step's flags for a training set, whose manifest it writes."""
+
+    def flags_of(training_set, /, *, model=STEP_MODEL, training=None, weight=None, **changed):
+        asked = criteo_with(model=model, training={"batch_size": 256, **(training or {})})
+        asked = replace(asked, data=ColumnNames(weight=weight))
+        replace(training_set, recommender=asked).write(tmp_path / "training_set.json")
+        validation_report.write(tmp_path / "report.json")
+        values = {
+            "run": "r1",
+            "store": (tmp_path / "a store").as_uri(),
+            "work": str(tmp_path / "a work"),
+            "training_set": tmp_path / "training_set.json",
+            "validation_report": tmp_path / "report.json",
+            "output": tmp_path / "out" / "model.json",
+            **changed,
+        }
+        return run_flags(**values)
+
+    return flags_of
+
+
+@pytest.fixture
+def step(tmp_path, step_flags):
+    """Runs the command; gives its exit code and the manifest it wrote, if any."""
+
+    def run(training_set, /, **changed):
+        metrics = {}
+        code = main(step_flags(training_set, **changed), log_metric=metrics.__setitem__)
+        return code, Model.read(tmp_path / "out" / "model.json") if code == 0 else None, metrics
+
+    return run
+
+
+@pytest.fixture
 def train_run(tmp_path, validation_report):
     """Runs the whole step; gives the model in the store."""
     from components.training.step import TrainingRun, train
@@ -63,6 +104,14 @@ def double(monkeypatch):
     """The double's module `hugectr`."""
     monkeypatch.syspath_prepend(str(DOUBLE))
     return importlib.import_module("hugectr")
+
+
+@pytest.fixture(scope="session")
+def workers():
+    """TorchRec's workers, of which the process of the tests is the leader."""
+    group = Workers()
+    yield group
+    group.end()
 
 
 @pytest.fixture

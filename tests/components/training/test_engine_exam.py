@@ -1,4 +1,5 @@
-"""One exam for every engine and network: PyTorch's, and HugeCTR's DCN over the double of `hugectr`.
+"""One exam for every engine and network: PyTorch's, TorchRec's in several processes, and HugeCTR's DCN over the double
+of `hugectr`.
 
 Truths are the world's planted logit, the networks' formulas in float64 (`tests.support.networks`), and the other
 engine. What is HugeCTR's alone is in `test_hugectr_engine`.
@@ -6,6 +7,7 @@ engine. What is HugeCTR's alone is in `test_hugectr_engine`.
 
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -35,12 +37,39 @@ CANDIDATES = {
     "hugectr dcn v1": ("hugectr", V1),
     "hugectr dcn v2": ("hugectr", V2),
     "hugectr dcn v1 on two GPUs": ("two GPUs", V1),
+    "torchrec dcn v2 in one process": ("torchrec 1", V2),
+    "torchrec deepfm in two": ("torchrec 2", DEEPFM),
+    "torchrec dlrm in two": ("torchrec 2", DLRM),
+    "torchrec dcn v1 in two, tables by columns": ("torchrec 2 by columns", replace(V1, embedding_dim=8)),
+    "torchrec dcn v1 in four": ("torchrec 4", V1),
 }
-everyone = pytest.mark.parametrize(("name", "config"), CANDIDATES.values(), ids=CANDIDATES)
-engines = pytest.mark.parametrize("name", ["pytorch", "hugectr", "two GPUs"])
+needs_torchrec = pytest.mark.skipif(not find_spec("torchrec"), reason="the environment has no torchrec")
+marks = {"torchrec 4": (needs_torchrec, pytest.mark.slow)}
 
 
-def engine_of(name, config, slot_sizes, *, settings, scratch, places):
+def marked(*case):
+    """A case of a test, its engine first; a group of workers begins once for all that follow each other."""
+    own = marks.get(case[0], needs_torchrec if "torchrec" in case[0] else ())
+    return pytest.param(*case, marks=own)
+
+
+everyone = pytest.mark.parametrize(
+    ("name", "config"), [marked(*case) for case in CANDIDATES.values()], ids=CANDIDATES, scope="module"
+)
+engines = pytest.mark.parametrize(
+    "name",
+    [marked(name) for name in ("pytorch", "hugectr", "two GPUs", "torchrec 1", "torchrec 2", "torchrec 4")],
+    scope="module",
+)
+
+
+def engine_of(name, config, slot_sizes, *, settings, scratch, places, workers):
+    if "torchrec" in name:
+        workers.be(int(name.split()[1]))
+        from components.training.torchrec.engine import COLUMN_WISE, TABLE_WISE, TorchrecEngine
+
+        sharding = [COLUMN_WISE] if "columns" in name else [TABLE_WISE, COLUMN_WISE]
+        return TorchrecEngine(config, slot_sizes, settings, places=places, sharding=sharding)
     if name == "pytorch":
         from components.training.pytorch.engine import PytorchEngine
 
@@ -54,12 +83,12 @@ def engine_of(name, config, slot_sizes, *, settings, scratch, places):
 
 
 @pytest.fixture
-def make_engine(tmp_path, double, world):
+def make_engine(tmp_path, double, world, workers):
     """Makes engines by name, HugeCTR's over the double; closes them."""
     with ExitStack() as stack:
 
         def make(name, config=V1, slot_sizes=world.slot_sizes, places=None):
-            own = {"settings": SETTINGS, "scratch": tmp_path / "scratch", "places": places}
+            own = {"settings": SETTINGS, "scratch": tmp_path / "scratch", "places": places, "workers": workers}
             return stack.enter_context(closing(engine_of(name, config, slot_sizes, **own)))
 
         yield make
@@ -137,8 +166,14 @@ def test_a_checkpoint_is_restored_to_identical_scores_and_continued_as_if_nothin
 @pytest.mark.parametrize("config", [V1, V2], ids=["v1", "v2"])
 @pytest.mark.parametrize(
     ("name", "other"),
-    [("pytorch", "hugectr"), ("hugectr", "pytorch"), ("two GPUs", "hugectr")],
-    ids=["pytorch to hugectr", "hugectr to pytorch", "two GPUs to one"],
+    [
+        ("pytorch", "hugectr"),
+        ("hugectr", "pytorch"),
+        ("two GPUs", "hugectr"),
+        marked("torchrec 1", "hugectr"),
+        marked("torchrec 2", "pytorch"),
+        marked("torchrec 4", "pytorch"),
+    ],
 )
 def test_a_model_of_one_engine_continues_in_the_other_and_scores_equal(
     name, other, config, make_engine, initial, world, tmp_path
@@ -237,6 +272,20 @@ def test_without_numeric_columns_both_engines_learn_the_same(make_engine, world,
     assert mine.num_steps == its.num_steps == 20
     assert mine.score(rows).std() > 0.01
     np.testing.assert_allclose(its.score(rows), mine.score(rows), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [marked(f"torchrec {size}") for size in (1, 2, 4)], scope="module")
+def test_rows_with_weights_are_learned_as_by_pytorch_and_a_batch_without_takes_no_step(
+    name, make_engine, initial, world
+):
+    rows, random = world.encoded(128 * 10), np.random.default_rng(4)
+    rows = replace(rows, weights=random.integers(0, 4, len(rows)).astype(np.float32))
+    rows.weights[128 * 3 : 128 * 5] = 0
+    mine, truth = (
+        trained(make_engine(each), initial(), rows, order=np.arange(len(rows))) for each in (name, "pytorch")
+    )
+    assert mine.num_steps == truth.num_steps == 8
+    np.testing.assert_allclose(mine.score(rows), truth.score(rows), atol=1e-6)
 
 
 # User and item are looked up once; then two lists whose sums are taken, one of the items' vectors; the list whose mean

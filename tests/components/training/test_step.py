@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from components.contracts.manifests import Model
-from components.contracts.raw_rows import ColumnNames
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.models.configs import config_from_document
 from components.models.scoring import load_scorer
@@ -20,40 +19,12 @@ from components.runtime.exit_codes import ExitCode
 from components.runtime.flags import run_flags
 from components.storage.uris import local_path
 from components.store.runs import read_notes
-from components.training.__main__ import main
 from components.training.config import TrainingSettings
 from components.training.engine import make_engine
 from components.training.step import TrainingRun, train
 from tests.support.recommenders import criteo_with
+from tests.support.training_world import STEP_MODEL as MODEL
 from tests.support.training_world import dcn
-
-MODEL = {"embedding_dim": 4, "num_cross_layers": 1, "tower": [8]}
-
-
-@pytest.fixture
-def step(tmp_path, validation_report):
-    """Runs the command; gives its exit code and the manifest it wrote, if any."""
-
-    def run(training_set, /, *, model=MODEL, training=None, weight=None, **changed):
-        asked = criteo_with(model=model, training={"batch_size": 256, **(training or {})})
-        asked = replace(asked, data=ColumnNames(weight=weight))
-        replace(training_set, recommender=asked).write(tmp_path / "training_set.json")
-        validation_report.write(tmp_path / "report.json")
-        output = tmp_path / "out" / "model.json"
-        values = {
-            "run": "r1",
-            "store": (tmp_path / "a store").as_uri(),
-            "work": str(tmp_path / "a work"),
-            "training_set": tmp_path / "training_set.json",
-            "validation_report": tmp_path / "report.json",
-            "output": output,
-            **changed,
-        }
-        metrics = {}
-        code = main(run_flags(**values), log_metric=metrics.__setitem__)
-        return code, Model.read(output) if code == 0 else None, metrics
-
-    return run
 
 
 @pytest.fixture

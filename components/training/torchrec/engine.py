@@ -1,0 +1,519 @@
+"""The TorchRec engine: what `engine` promises, by several processes that share a batch, its rows and the tables.
+
+One process, the leader, runs the fit and has the engine; the others do what it says (`follow`), and the leader does its
+part of the same. Rows stay where they were decoded: each worker reads every so manieth row group, and the rows of a
+batch are learned by who has them, so a batch is the same for any number of workers, and so is the model but for
+rounding. The dense part is in every worker, its gradients are summed by `DistributedDataParallel`. How the tables are
+shared out and what a step does with them is `tables`'.
+
+A worker that is lost ends all: the leader says so by a `TemporaryError`, and a new group of any size goes on from the
+last save. Dropout draws from each worker's own generator, so with it the model depends on their number.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from components.contracts.features import Places
+from components.contracts.workflow import PADDING_ID
+from components.models.configs import NetworkConfig
+from components.models.files import (
+    StoredModel,
+    chunks,
+    new_model,
+    num_rows,
+    one_each,
+    open_model,
+    spans_of,
+    table_shapes,
+    tables_of,
+)
+from components.models.network import build_network, load_dense
+from components.models.scoring import BATCH_ROWS
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.training.config import TrainingSettings
+from components.training.engine import Rate
+from components.training.pytorch.engine import Adam, made_ahead
+from components.training.rows import RowFolder, Rows, Share, open_rows
+from components.training.torchrec.tables import (
+    COLUMN_WISE,
+    TABLE_WISE,
+    Sharder,
+    begin_group,
+    group_device,
+    kernels_of,
+    planner_of,
+    require_kernels,
+    table_collection,
+    topology_here,
+    with_own_rows,
+)
+
+_SEGMENT_ROWS = {"cpu": 32_768, "cuda": 4_194_304}
+"""Rows of one call of `learn`, as in the PyTorch engine."""
+_GATHERED_LABELS = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedEngine:
+    """What every worker makes its part of an engine from."""
+
+    config: NetworkConfig
+    slot_sizes: tuple[int, ...]
+    settings: TrainingSettings
+    places: Places
+    sharding: tuple[str, ...]
+    """The ways in which TorchRec's planner may share out a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The optimizer steps of one call of `learn`."""
+
+    order: NDArray[np.int64]
+    """Numbers of all rows."""
+    batch_size: int
+    rates: list[float]
+    """Learning rate of each step."""
+    scales: list[float]
+    """Of each step, what a row's weight is multiplied by to be its share of the batch."""
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Part:
+    """One worker's rows of a batch, B of them."""
+
+    labels: Tensor
+    weights: Tensor
+    """Each row's share of the batch's loss."""
+    dense: Tensor
+    features: KeyedJaggedTensor
+
+
+class _Model(nn.Module):
+    """The shared tables and the network."""
+
+    def __init__(self, tables: nn.Module, network: nn.Module, config: NetworkConfig, precision: str) -> None:
+        super().__init__()
+        self.tables, self.network = tables, network
+        self._config, self._is_short = config, precision == "bfloat16"
+
+    def forward(self, dense_BD: Tensor, features: KeyedJaggedTensor) -> Tensor:
+        """Logits [B]."""
+        found = self.tables(features).to_dict()
+        vectors = [found[str(i)] for i in range(self._config.num_categorical)]
+        # Vectors of different widths come as one, see `Network`; a worker may have no row.
+        vectors_BFE = torch.cat(vectors, dim=1).unsqueeze(1) if self._config.widths else torch.stack(vectors, dim=1)
+        with torch.autocast(dense_BD.device.type, torch.bfloat16, enabled=self._is_short and self.training):
+            logits_B: Tensor = self.network(dense_BD, vectors_BFE)
+        return logits_B.float()
+
+
+class _Worker:
+    """One process's part of an engine. All workers do the same calls in the same order."""
+
+    def __init__(self, shared: SharedEngine) -> None:
+        config, settings = shared.config, shared.settings
+        self._shared, self._settings = shared, settings
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._device = group_device()
+        torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
+        self._spans = spans_of(shared.places)
+        self._tables = tables_of(shared.places, config.widths)
+        collection = table_collection(shared.slot_sizes, shared.places, config)
+        self.network = build_network(config).to(self._device)
+        model, sharders = _Model(collection, self.network, config, settings.precision), [Sharder()]
+        batch_size, topology = -(-settings.batch_size // self.size), topology_here(self.size, self._device)
+        planner = planner_of(topology, collection, batch_size=batch_size, sharding=shared.sharding)
+        group = dist.distributed_c10d._get_default_group()
+        self.plan = with_own_rows(planner.collective_plan(model, sharders, group))
+        self._model = DistributedModelParallel(
+            model, ShardingEnv.from_process_group(group), self._device, self.plan, sharders
+        )
+        self._kernels = list(kernels_of(self._model))
+        self._parts = {key: part for kernel in self._kernels for key, part in kernel.parts.items()}
+        self._dense = dict(self.network.named_parameters())
+        self._moments = [[torch.zeros_like(each) for each in self._dense.values()] for _ in range(2)]
+        self._rows: Rows | None = None
+        self.num_steps = 0
+
+    @torch.no_grad()
+    def restore(self, weights: Path) -> None:
+        """Reads this worker's parts of the tables, and the dense parameters."""
+        shared = self._shared
+        stored = open_model(weights, shared.slot_sizes)
+        load_dense(self.network, stored.weights.dense)
+        shapes = self._table_shapes
+        if (found := [each.shape for each in stored.weights.tables]) != shapes:
+            raise ContractError(f"tables in {weights} have shapes {found}, expected {shapes}")
+        for number, into in enumerate(self._moments):
+            for name, target in zip(self._dense, into):
+                target.copy_(torch.from_numpy(stored.moments[number].dense[name])) if stored.moments else target.zero_()
+        slots = [each.slots(shared.slot_sizes, self._tables) for each in stored.parts]
+        for (slot, column), rows in self._parts.items():
+            rows.zero_()
+            for number, values in enumerate(slots):
+                for part in chunks(0, len(rows)):
+                    values_here = values[slot][part, column : column + rows.shape[2]]
+                    rows[part, number] = torch.from_numpy(np.ascontiguousarray(values_here)).to(self._device)
+        self.num_steps = stored.step
+
+    @property
+    def _table_shapes(self) -> list[tuple[int, int]]:
+        shared = self._shared
+        return list(zip(num_rows(self._tables, shared.slot_sizes), shared.config.table_widths))
+
+    def new_model(self, folder: Path) -> Any:
+        """A model's empty files in `folder`, for `save`."""
+        shapes = table_shapes(self._table_shapes)
+        shapes |= {name: tuple(each.shape) for name, each in self._dense.items()}
+        return new_model(folder, shapes, step=self.num_steps)
+
+    def save(self, stored: StoredModel | None = None) -> None:
+        """Sends the rows of the tables to the leader, in pieces, which writes them and the dense parameters."""
+        if stored:
+            weights = [each.detach() for each in self._dense.values()]
+            for tensors, parameters in zip(stored.parts, [weights, *self._moments]):
+                for name, each in zip(self._dense, parameters):
+                    tensors.dense[name][:] = each.cpu().numpy()
+        slots = [each.slots(self._shared.slot_sizes, self._tables) for each in stored.parts] if stored else []
+        (shards,) = self.plan.plan.values()
+        for name, sharding in shards.items():
+            for shard in sharding.sharding_spec.shards:
+                (_, column), (count, width) = shard.shard_offsets, shard.shard_sizes
+                for part in chunks(0, count):
+                    values = self._piece(int(name), column, part, width=width, of=shard.placement.rank())
+                    for number, tables in enumerate(slots):
+                        tables[int(name)][part, column : column + width] = values[:, number].numpy()
+
+    def _piece(self, slot: int, column: int, part: slice, *, width: int, of: int) -> Tensor:
+        """Rows of a part of a table as the leader gets them from worker `of`; what others get is nothing."""
+        if self.rank == of:
+            piece = self._parts[slot, column][part].cpu().contiguous()
+            if of != 0:
+                dist.send(piece, 0)
+        else:
+            piece = torch.empty(part.stop - part.start, 3, width)
+            if self.rank == 0:
+                dist.recv(piece, of)
+        return piece
+
+    def open_rows(self, folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
+        """Decodes this worker's row groups."""
+        self._rows = open_rows(folders, slot_sizes, cache, share=Share(self.rank, self.size))
+        return self._rows
+
+    def gather_labels(self) -> None:
+        """Gives the leader all rows' labels and weights."""
+        assert self._rows is not None, "rows are opened first"
+        weights = [] if self._rows.weights is None else [self._rows.weights]
+        for values in (self._rows.labels, *weights):
+            for at in range(0, len(values), _GATHERED_LABELS):
+                part = torch.from_numpy(values[at : at + _GATHERED_LABELS].copy())
+                dist.reduce(part, 0)
+                if self.rank == 0:
+                    values[at : at + _GATHERED_LABELS] = part.numpy()
+
+    def take(self, numbers: NDArray[np.int64]) -> Rows:
+        """The rows with these numbers, whole for the leader."""
+        assert self._rows is not None, "rows are opened first"
+        taken = self._rows.take(numbers)
+        for values in filter(np.size, (taken.dense, taken.ids)):
+            dist.reduce(torch.from_numpy(values), 0)  # who has not a row has zeros
+        return taken
+
+    def learn(self, steps: Steps, sent: Rows | None = None) -> Any:
+        """Takes the steps with the rows that this worker has; each batch's loss, float32 [steps].
+
+        Rows that were `sent` are all workers', who take every so manieth.
+        """
+        rows = self._rows if sent is None else sent
+        assert rows is not None, "rows are opened first"
+        self._model.train()
+        losses = []
+        devices = [self._device] if self._device.type == "cuda" else []
+        with (
+            torch.random.fork_rng(devices),
+            closing(made_ahead(self._batches(rows, steps), 1)) as made,
+        ):
+            torch.manual_seed(steps.seed + self.rank)
+            for batch, rate in zip(made, steps.rates):
+                losses.append(self._step(batch, rate))
+        found = torch.stack(losses) if losses else torch.zeros(0)
+        dist.all_reduce(found)
+        return found.cpu().numpy()
+
+    def _batches(self, rows: Rows, steps: Steps) -> Iterator[_Part]:
+        for number, scale in enumerate(steps.scales):
+            part = steps.order[number * steps.batch_size :][: steps.batch_size]
+            if rows.group_starts is not None:
+                owners = np.searchsorted(rows.group_starts, part, side="right") - 1
+            else:
+                owners = part
+            part = part[owners % self.size == self.rank]
+            weights = np.full(len(part), scale) if rows.weights is None else rows.weights.take(part) * scale
+            yield _Part(
+                labels=torch.from_numpy(rows.labels.take(part)).to(self._device),
+                weights=torch.from_numpy(weights.astype(np.float32)).to(self._device),
+                dense=torch.from_numpy(rows.dense.take(part, axis=0)).to(self._device),
+                features=self._features(rows.ids.take(part, axis=0)),
+            )
+
+    def _step(self, part: _Part, rate: float) -> Tensor:
+        """This worker's share of the batch's loss, after a step of all workers against its gradient."""
+        self.network.zero_grad(set_to_none=True)
+        logits = self._model(part.dense, part.features)
+        loss = binary_cross_entropy_with_logits(logits, part.labels, part.weights, reduction="sum")
+        # All gradients come back divided by the number of workers.
+        (loss * self.size).backward()
+        self.num_steps += 1
+        adam = Adam(self._settings, self.num_steps, rate)
+        gradients = [each.grad for each in self._dense.values()]
+        with torch.no_grad():
+            adam.step(list(self._dense.values()), gradients, m=self._moments[0], v=self._moments[1])
+        for kernel in self._kernels:
+            kernel.step(adam)
+        return loss.detach()
+
+    def _features(self, ids: NDArray[np.int32]) -> KeyedJaggedTensor:
+        """The lookups of rows with these `ids`; those of lists hold weights that pool them."""
+        values, lengths, weights = [], [], []
+        for start, stop, pool in self._spans:
+            of_span = ids[:, start:stop]
+            known = (of_span >= 0) & (of_span < self._shared.slot_sizes[self._shared.places.slots[start]])
+            share = np.ones(of_span.shape, np.float32)
+            if pool is not None:
+                is_there = of_span != PADDING_ID
+                known &= is_there
+                if pool == "mean":
+                    share /= is_there.sum(1, keepdims=True).clip(1)
+            values.append(of_span[known])
+            lengths.append(known.sum(1))
+            weights.append(share[known])
+        return KeyedJaggedTensor(
+            keys=[str(i) for i in range(len(self._spans))],
+            values=torch.from_numpy(np.concatenate(values).astype(np.int64)),
+            lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int64)),
+            weights=torch.from_numpy(np.concatenate(weights)),
+        ).to(self._device)
+
+    @torch.no_grad()
+    def score(self, dense: NDArray[np.float32], ids: NDArray[np.int32]) -> Any:
+        """Click probabilities, float32 [n], of rows that all workers got, of which each scores its part."""
+        per_worker = -(-len(ids) // self.size)
+        part = slice(self.rank * per_worker, (self.rank + 1) * per_worker)
+        self._model.eval()
+        logits = self._model(torch.from_numpy(dense[part]).to(self._device), self._features(ids[part]))
+        found = torch.zeros(len(ids))
+        found[part] = torch.sigmoid(logits).cpu()
+        dist.all_reduce(found)
+        return found.numpy()
+
+
+_CHECKED = {"restore", "open_rows"}
+"""Calls that read files and exchange nothing: where one worker fails the others are told."""
+_WORKERS: dict[int, _Worker] = {}
+"""Of this process's engines, by number."""
+_NUMBERS = itertools.count()
+
+
+def _obey(number: int, name: str, arguments: tuple[Any, ...]) -> Any:
+    """This process's part of a call."""
+    if name == "begin":
+        _WORKERS[number] = _Worker(*arguments)
+        return None
+    if name == "close":
+        del _WORKERS[number]
+        return None
+    call: Callable[..., Any] = getattr(_WORKERS[number], name)
+    if name not in _CHECKED:
+        return call(*arguments)
+    result, failure = None, None
+    try:
+        result = call(*arguments)
+    except (ContractError, PermanentError, OSError) as error:
+        failure = error
+    failures: list[Exception | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    if dist.get_rank() == 0:
+        for each in filter(None, failures):
+            raise each
+    return result
+
+
+def follow() -> None:
+    """Does what the leader says, until it ends.
+
+    Raises:
+        TemporaryError: a worker was lost.
+    """
+    import signal
+
+    begin_group()
+    # SIGTERM is the leader's: it saves, for which it needs this worker.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with _losses_told():
+        while (call := _broadcast(None)) is not None:
+            _obey(*call)
+    dist.destroy_process_group()
+
+
+def end_group() -> None:
+    """Ends the other workers, and the group; the leader's."""
+    _broadcast(None)
+    dist.destroy_process_group()
+
+
+def _broadcast(call: Any) -> Any:
+    box = [call]
+    dist.broadcast_object_list(box, 0)
+    return box[0]
+
+
+@contextmanager
+def _losses_told() -> Iterator[None]:
+    """Turns what the group's library raises where a worker is lost into a `TemporaryError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "gloo" not in str(error) and not isinstance(error, dist.DistError):
+            raise
+        raise TemporaryError(
+            "a worker was lost; the same command goes on from the last save, with any number of processes"
+        ) from error
+
+
+class _SharedRows(Rows):
+    """Rows of which each worker has some; the leader has all labels and weights."""
+
+    engine: "TorchrecEngine"
+
+    def take(self, numbers: NDArray[np.int64]) -> Rows:
+        """See `Rows`."""
+        taken: Rows = self.engine._call("take", numbers)
+        return replace(
+            taken, labels=self.labels[numbers], weights=None if self.weights is None else self.weights[numbers]
+        )
+
+
+class TorchrecEngine:
+    """Engine of `components.training.engine`, in the leader."""
+
+    backend = "torchrec"
+
+    def __init__(
+        self,
+        config: NetworkConfig,
+        slot_sizes: Sequence[int],
+        settings: TrainingSettings,
+        *,
+        places: Places | None = None,
+        sharding: Sequence[str] = (TABLE_WISE, COLUMN_WISE),
+    ) -> None:
+        """Makes an engine of all workers, whose tables are zero everywhere; `restore` gives it weights.
+
+        Without `places` a row looks every slot up.
+
+        Raises:
+            PermanentError: FBGEMM was built for another device.
+        """
+        require_kernels(group_device())
+        self._leads = begin_group()
+        self._settings, self._number = settings, next(_NUMBERS)
+        self._opened: Rows | None = None
+        self.num_steps = 0
+        shared = SharedEngine(
+            config=config,
+            slot_sizes=tuple(slot_sizes),
+            settings=settings,
+            places=places or one_each(slot_sizes),
+            sharding=tuple(sharding),
+        )
+        self._call("begin", shared)
+
+    @property
+    def _worker(self) -> _Worker:
+        return _WORKERS[self._number]
+
+    def _call(self, name: str, *arguments: Any, own: tuple[Any, ...] | None = None) -> Any:
+        """Lets all workers do a call; `own` are the leader's arguments where they are others."""
+        with _losses_told():
+            _broadcast((self._number, name, arguments))
+            return _obey(self._number, name, arguments if own is None else own)
+
+    def restore(self, weights: Path) -> None:
+        """See `Engine`; every worker reads the folder."""
+        self._call("restore", weights)
+        self.num_steps = self._worker.num_steps
+
+    def save(self, folder: Path) -> None:
+        """See `Engine`; the leader writes."""
+        with self._worker.new_model(folder) as stored:
+            self._call("save", own=(stored,))
+
+    def segment_batches(self, batch_size: int) -> int:
+        """See `Engine`."""
+        return max(1, _SEGMENT_ROWS[group_device().type] // batch_size)
+
+    def open_rows(self, folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
+        """See `Engine`; each worker decodes its row groups, below the `cache` of its own machine."""
+        rows = self._call("open_rows", folders, slot_sizes, cache)
+        self._call("gather_labels")
+        self._opened = shared = _SharedRows(**vars(rows))
+        object.__setattr__(shared, "engine", self)
+        return shared
+
+    def learn(
+        self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int, rate: Rate | None = None
+    ) -> float:
+        """See `Engine`; of rows that `open_rows` did not give, those of `order` are sent to all workers."""
+        sent = None
+        if rows is not self._opened:
+            sent = replace(rows.take(order), group_starts=None)
+            rows, order = sent, np.arange(len(order))
+        parts = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
+        weights = rows.weights
+        if weights is not None:
+            parts = [part for part in parts if weights[part].any()]
+        if not parts:
+            return 0.0
+        scales = [1 / (len(part) if weights is None else weights[part].sum(dtype=np.float64)) for part in parts]
+        first, rate = self.num_steps + 1, rate or (lambda step: self._settings.learning_rate)
+        steps = Steps(
+            order=np.concatenate(parts),
+            batch_size=batch_size,
+            rates=[rate(first + number) for number in range(len(parts))],
+            scales=scales,
+            seed=seed,
+        )
+        losses = self._call("learn", steps, sent)
+        self.num_steps += len(parts)
+        return float(losses.mean())
+
+    def score(self, rows: Rows) -> NDArray[np.float32]:
+        """See `Engine`."""
+        at_once = BATCH_ROWS * dist.get_world_size()
+        parts = [rows[at : at + at_once] for at in range(0, len(rows), at_once)]
+        found = [self._call("score", part.dense, part.ids) for part in parts]
+        return np.concatenate([np.empty(0, np.float32), *found])
+
+    def close(self) -> None:
+        """See `Engine`; ends the other workers where this engine began the group."""
+        with suppress(TemporaryError):
+            self._call("close")
+            if self._leads:
+                end_group()

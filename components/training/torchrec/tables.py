@@ -1,0 +1,252 @@
+"""The tables shared out by TorchRec: its planner, its exchange of ids and vectors, and rows that take our Adam's steps.
+
+A slot's vectors are a table of TorchRec's, a row's vector is a feature: one lookup, or a list's, weighted so that their
+sum is what the list is pooled to. TorchRec's planner says which worker holds which table, or which of its columns;
+ids go there and pooled vectors come back, once each in a step, and gradients go the same way.
+
+What computes the lookups there is ours (`AdamRows`), in the place that TorchRec leaves for a kernel of one's own:
+FBGEMM's fused Adam has no CPU build, and adds its epsilon after the bias correction where all engines here add it
+before. Its rows are those that a batch looks up, like HugeCTR's `Update_t.Local`; moments lie beside each row.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
+from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from components.contracts.features import Places
+from components.models.configs import NetworkConfig
+from components.models.files import spans_of
+from components.runtime.errors import PermanentError
+from components.training.pytorch.engine import Adam, lookups_of
+
+TABLE_WISE, COLUMN_WISE = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
+_FEWEST_COLUMNS = 4
+"""Width of a table's part, at least, where its columns are shared out."""
+
+
+def table_collection(slot_sizes: Sequence[int], places: Places, config: NetworkConfig) -> EmbeddingBagCollection:
+    """The tables without memory, one for each slot, and which vectors of a row (by number) they give."""
+    slots = [places.slots[start] for start, _, _ in spans_of(places)]
+    widths = dict(zip(slots, config.widths or [config.embedding_dim] * len(slots)))
+    tables = [
+        EmbeddingBagConfig(
+            name=str(slot),
+            num_embeddings=size,
+            embedding_dim=widths[slot],
+            feature_names=[str(i) for i, each in enumerate(slots) if each == slot],
+        )
+        for slot, size in enumerate(slot_sizes)
+    ]
+    return EmbeddingBagCollection(tables=tables, is_weighted=True, device=torch.device("meta"))
+
+
+def topology_here(workers: int, device: torch.device) -> Topology:
+    """So many workers like this one."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", workers))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local
+    if device.type == "cuda":
+        return Topology(workers, device.type, torch.cuda.mem_get_info(device)[1], local_world_size=local)
+    return Topology(workers, device.type, ddr_cap=memory, local_world_size=local)
+
+
+def planner_of(
+    topology: Topology, tables: EmbeddingBagCollection, *, batch_size: int, sharding: Sequence[str]
+) -> EmbeddingShardingPlanner:
+    """TorchRec's planner; `sharding` are the ways it may choose from, `batch_size` is a worker's."""
+    kernels = [EmbeddingComputeKernel.FUSED.value]
+    chosen = ParameterConstraints(list(sharding), compute_kernels=kernels, min_partition=_FEWEST_COLUMNS)
+    constraints = {table.name: chosen for table in tables.embedding_bag_configs()}
+    return EmbeddingShardingPlanner(topology=topology, batch_size=batch_size, constraints=constraints)
+
+
+class Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
+    """Shares out the tables of a collection; the planner counts two moments for each weight."""
+
+    def __init__(self) -> None:
+        super().__init__(fused_params={"optimizer": EmbOptimType.ADAM})
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: Any,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedEmbeddingBagCollection:
+        """See TorchRec."""
+        return _SharedTables(module, params, env, self.fused_params, device, module_fqn=module_fqn)
+
+
+def with_own_rows(plan: ShardingPlan) -> ShardingPlan:
+    """The plan, whose tables are `AdamRows`."""
+    for tables in plan.plan.values():
+        for each in tables.values():
+            each.compute_kernel = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
+    return plan
+
+
+class _SharedTables(ShardedEmbeddingBagCollection):  # type: ignore[misc]
+    def _create_lookups(self) -> None:
+        for sharding in self._embedding_shardings:
+            configs = sharding._grouped_embedding_configs
+            self._lookups.append(_Lookup(configs, device=self._device, pg=self._env.process_group))
+
+    def reset_parameters(self) -> None:
+        """Nothing: fresh weights are restored like any others."""
+
+
+class _Lookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
+    def _create_embedding_kernel(
+        self, config: GroupedEmbeddingConfig, device: torch.device | None, *_: Any
+    ) -> "AdamRows":
+        return AdamRows(config, device)
+
+
+@dataclass(eq=False)
+class _Group:
+    """Rows of one width: those of several tables, one after another."""
+
+    rows: Tensor
+    """Vector, m and v of each row, [rows, 3, width]."""
+    features: list[int]
+    """Which of the kernel's features look up here."""
+    offsets: Tensor
+    """Of each feature, the first row of its table."""
+    taken: tuple[Tensor, Tensor] | None = None
+    """Distinct rows that the last batch looked up, and their vectors, which then have gradients."""
+
+
+class AdamRows(nn.Module):
+    """One worker's parts of tables: a kernel of TorchRec's."""
+
+    def __init__(self, config: GroupedEmbeddingConfig, device: torch.device | None) -> None:
+        super().__init__()
+        self.config = config
+        self.parts: dict[tuple[int, int], Tensor] = {}
+        """Of each part, by its slot and its first column: vector, m and v of its rows, [rows, 3, columns]."""
+        self._groups = []
+        first_feature = np.cumsum([0, *(table.num_features() for table in config.embedding_tables)])
+        for width in sorted({table.local_cols for table in config.embedding_tables}):
+            tables = [i for i, table in enumerate(config.embedding_tables) if table.local_cols == width]
+            counts = [config.embedding_tables[i].local_rows for i in tables]
+            starts = np.cumsum([0, *counts])
+            rows = torch.zeros(int(starts[-1]), 3, width, device=device)
+            features: list[int] = []
+            offsets: list[int] = []
+            for i, start, count in zip(tables, starts, counts):
+                table = config.embedding_tables[i]
+                self.parts[int(table.name), table.local_metadata.shard_offsets[1]] = rows[start : start + count]
+                features += range(first_feature[i], first_feature[i + 1])
+                offsets += [int(start)] * table.num_features()
+            self._groups.append(_Group(rows, features, torch.tensor(offsets, device=device)))
+
+    def forward(self, features: Any) -> Tensor:
+        """The pooled vectors of each row of the batch, those of each feature side by side."""
+        bounds, num_features, batch = features.offset_per_key(), len(features.keys()), features.stride()
+        lengths, values, weights = features.lengths().view(num_features, batch), features.values(), features.weights()
+        found: dict[int, Tensor] = {}
+        for group in self._groups:
+            spans = [slice(bounds[i], bounds[i + 1]) for i in group.features]
+            counts = torch.tensor([each.stop - each.start for each in spans], device=values.device)
+            keys = _side_by_side(values, spans) + group.offsets.repeat_interleave(counts)
+            rows, taken = _distinct(keys)
+            vectors = group.rows.index_select(0, rows)[:, 0].contiguous()
+            if torch.is_grad_enabled():
+                group.taken = rows, vectors.requires_grad_()
+            ends = lengths[group.features].flatten().cumsum(0)
+            pooled = embedding_bag(
+                taken.long(),
+                vectors,
+                torch.cat([ends.new_zeros(1), ends]).long(),
+                mode="sum",
+                per_sample_weights=_side_by_side(weights, spans),
+                include_last_offset=True,
+            )
+            found |= dict(zip(group.features, pooled.view(len(spans), batch, -1)))
+        return torch.cat([found[i] for i in range(num_features)], dim=1)
+
+    def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """None that TorchRec would keep or move."""
+        return iter(())
+
+    @torch.no_grad()
+    def step(self, adam: Adam) -> None:
+        """Moves the rows that the last batch looked up against its gradient."""
+        for group in self._groups:
+            assert group.taken is not None, "a step follows a batch"
+            (rows, looked_up), group.taken = group.taken, None
+            if looked_up.grad is None or not len(rows):
+                continue
+            vectors, m, v = (part.contiguous() for part in group.rows.index_select(0, rows).unbind(1))
+            adam.step([vectors], [looked_up.grad], m=[m], v=[v])
+            group.rows.index_copy_(0, rows, torch.stack([vectors, m, v], dim=1))
+
+
+def _side_by_side(values: Tensor, spans: Sequence[slice]) -> Tensor:
+    is_all = sum(each.stop - each.start for each in spans) == len(values)
+    return values if is_all else torch.cat([values[each] for each in spans])
+
+
+def _distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct ones of `keys`, ascending, and which of them each is."""
+    if keys.device.type == "cpu":
+        found = lookups_of(keys.numpy().copy())
+        return found.table_rows, found.taken
+    rows, taken = torch.unique(keys, return_inverse=True)
+    return rows, taken
+
+
+def kernels_of(module: nn.Module) -> Iterator[AdamRows]:
+    """All that this worker holds of the tables."""
+    tables = (each for each in module.modules() if isinstance(each, _SharedTables))
+    return (kernel for each in tables for lookup in each._lookups for kernel in lookup._emb_modules)
+
+
+def require_kernels(device: torch.device) -> None:
+    """Returns if FBGEMM was built for this device.
+
+    Raises:
+        PermanentError: it was not.
+    """
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("fbgemm::permute_2D_sparse_data", device.type.upper()):
+        raise PermanentError(
+            f"FBGEMM has no kernels for {device.type}, expected its build for it: fbgemm-gpu for CUDA, in place of "
+            "fbgemm-gpu-cpu"
+        )
+
+
+def group_device() -> torch.device:
+    """The device of this worker: the GPU of its number on the machine, where there are GPUs."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    torch.cuda.set_device(device)
+    return device
+
+
+def begin_group() -> bool:
+    """Joins the workers that torchrun started, or begins a group of this process alone; False where it is in one."""
+    if dist.is_initialized():
+        return False
+    from datetime import timedelta
+
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    # The leader may decode rows or lay out a table for hours; a worker that ends is noticed by its connections.
+    dist.init_process_group(backend, timeout=timedelta(days=1), **alone)
+    return True

@@ -1,0 +1,144 @@
+"""The step in several processes: the model of one, a round with another number of them, a worker that is killed.
+
+What the engine computes, in one, two and four processes, is `test_engine_exam`'s.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.models.configs import DcnConfig, config_from_document
+from components.models.files import one_each, open_model
+from components.models.scoring import load_scorer
+from components.runtime.exit_codes import ExitCode
+from components.storage.uris import local_path
+from components.training.config import TrainingSettings
+from tests.support.paths import REPOSITORY
+
+pytest.importorskip("torchrec")
+LONG = {"passes": 40, "learning_rate": 1e-4, "checkpoint_minutes": 1e-9, "min_steps": 1}
+# Two slots grow from one round to the next.
+GROWN = [6 + 3 * i + (5 if i in (3, 20) else 0) for i in range(26)]
+
+
+def scores(model, world, n=500):
+    _, dense, ids, _ = world.rows(n, 9)
+    folder = local_path(model.uri) / model.WEIGHTS
+    return load_scorer(folder, config_from_document(model.config), model.slot_sizes).probabilities(dense, ids)
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """One thread each, as the step has it where cores are few."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_two_processes_make_the_model_of_one_and_a_round_that_grows_goes_on_from_it(
+    step, train_run, world, make_training_set, environment, workers
+):
+    training_set = make_training_set(*world.rows(12_000)[:3])  # four row groups
+    code, alone, numbers = step(training_set, run="alone")
+    assert code == 0
+    code, model, found = step(training_set, run="two", backend="torchrec", processes=2)
+    assert code == 0
+    assert (alone.backend, model.backend) == ("pytorch", "torchrec")
+    np.testing.assert_allclose(scores(model, world), scores(alone, world), atol=1e-5)
+    del numbers["rows_per_second"], found["rows_per_second"]
+    assert found == pytest.approx(numbers, rel=1e-5)
+    rows = make_training_set(*world.rows(2_000, 5)[:3], slot_sizes=GROWN, name="round")
+    workers.be(1)
+    settings = TrainingSettings(round_rates=(1e-9,))  # so low that no weight moves
+    config, rows = config_from_document(model.config), replace(rows, parent_model_uri=model.uri)
+    child = train_run(rows, config=config, settings=settings, backend="torchrec")
+    assert (child.parent_model_id, child.slot_sizes) == (model.model_id, GROWN)
+    before, after = (
+        open_model(local_path(each.uri) / each.WEIGHTS, each.slot_sizes).weights.table for each in (model, child)
+    )
+    kept = np.concatenate([np.arange(now)[: 6 + 3 * i] + sum(GROWN[:i]) for i, now in enumerate(GROWN)])
+    np.testing.assert_allclose(after[kept], before, atol=1e-9)
+
+
+@pytest.fixture
+def begun(step_flags, world, make_training_set, environment, tmp_path):
+    """A step of two processes that has saved; gives it, its workers by rank, and what it learns."""
+    training_set = make_training_set(*world.rows(4_000)[:3])
+    flags = step_flags(training_set, backend="torchrec", processes=2, training=LONG)
+    command = [sys.executable, "-m", "components.training", *flags]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
+    progress = tmp_path / "a work" / "r1" / "training" / "checkpoint" / "progress.json"
+    try:
+        while not (progress.exists() and json.loads(progress.read_text())["now"]["passes"]):
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
+        yield process, workers_below(process.pid), training_set
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def workers_below(parent):
+    """Process ids of the workers that torchrun started in process `parent`, by rank."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(folder.joinpath("stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                variables = dict(each.partition("=")[::2] for each in (folder / "environ").read_text().split("\0"))
+                found[int(variables["RANK"])] = int(folder.name)
+        except (OSError, KeyError):
+            continue
+    return found
+
+
+def passes_shown(tmp_path):
+    """The pass of each line of numbers that the run emitted, whole passes only."""
+    lines = (tmp_path / "a work" / "r1" / "training" / "metrics.jsonl").read_text().splitlines()
+    return [line["pass"] for line in map(json.loads, lines) if "training_loss" in line]
+
+
+def test_a_killed_worker_ends_the_step_and_one_process_goes_on_from_the_last_save(begun, step, world, tmp_path):
+    process, workers, training_set = begun
+    os.kill(workers[1], signal.SIGKILL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.FAILED, said
+    assert "error: worker 1 of 2 was killed by SIGKILL" in said
+    assert not list(tmp_path.glob("a store/models/*"))
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
+    before = passes_shown(tmp_path)
+    code, model, _ = step(training_set, backend="torchrec", training=LONG)
+    after = passes_shown(tmp_path)[len(before) :]
+    assert (code, after) == (0, list(range(max(2, after[0]), LONG["passes"] + 1)))
+    code, unbroken, _ = step(training_set, run="unbroken", training=LONG)
+    assert unbroken.optimizer_step == model.optimizer_step
+    np.testing.assert_allclose(scores(model, world), scores(unbroken, world), atol=2e-4)
+
+
+def test_sigterm_saves_what_all_workers_hold(begun, tmp_path):
+    process, workers, _ = begun
+    process.terminate()
+    _, said = process.communicate(timeout=90)
+    assert process.returncode == ExitCode.PREEMPTED, said
+    assert "preempted: asked to stop: saved in pass" in said
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
+
+
+def test_a_table_of_a_billion_rows_is_shared_out_by_columns_where_no_worker_has_room_and_takes_no_memory():
+    from torchrec.distributed.planner import Topology
+
+    from components.training.torchrec.tables import COLUMN_WISE, TABLE_WISE, Sharder, planner_of, table_collection
+
+    sizes, config = [1_000_000_000, 1_000], DcnConfig(num_dense=1, num_categorical=2, embedding_dim=16)
+    tables = table_collection(sizes, one_each(sizes), config)
+    topology = Topology(8, "cuda", hbm_cap=80 << 30, local_world_size=8)
+    planner = planner_of(topology, tables, batch_size=4096, sharding=[TABLE_WISE, COLUMN_WISE])
+    (planned,) = planner.plan(tables, [Sharder()]).plan.values()
+    shards = planned["0"].sharding_spec.shards
+    assert [each.shard_sizes for each in shards] == [[1_000_000_000, 4]] * 4
+    assert len({each.placement.rank() for each in shards}) == 4
