@@ -8,21 +8,10 @@
 # make audit                which locked packages have known vulnerabilities, as a report (asks PyPI, else OSV)
 # make kind               the demo on a Kubernetes cluster of this machine (Docker, kind, kubectl; docs/kind.md)
 # make client-wheel         the inference client as one wheel for other services, in build/wheels (docs/log-from-your-service.md)
-# make benchmark-training   training's speed against named peers in one run (BENCHMARK_FLAGS=--quick: two minutes)
-# make benchmark-lists      what a list costs in the served graph, beside as many flat columns (a minute)
-# make benchmark-tables     served tables in float16 and int8: size, latency, AUC as served (after make demo; five minutes)
-# make benchmark-quality    AUC, log loss and calibration of first models beside named peers (BENCHMARK_FLAGS=--quick: a minute)
-# make benchmark-freshness  AUC gained by retraining more often, and its cost (BENCHMARK_FLAGS=--quick: a minute)
-# make benchmark-serving    serving's latency and rows/s against named peers in one run (BENCHMARK_FLAGS=--quick: three minutes)
-# make benchmark-cache      when Triton's response cache pays, by model cost and hit rate (BENCHMARK_FLAGS=--quick: a minute)
-# make benchmark-monitor    rows/s of the whole monitor on one core, and its memory (BENCHMARK_FLAGS=--quick: a minute)
-# make benchmark-preprocessing  preprocessing's rows/s, fixed cost and memory against a stock NVTabular script (BENCHMARK_FLAGS=--quick: two minutes)
-# make benchmark-policies   false alarms and delays of the monitor's policies on planted streams (BENCHMARK_FLAGS=--quick: a minute)
-# make benchmark-gate     how often the gate releases, refuses and cannot tell, and what follows (BENCHMARK_FLAGS=--quick: two minutes)
-# make benchmark-round      seconds from trigger to serving, by step, for rounds of 1k to 1M rows (BENCHMARK_FLAGS=--quick: three minutes)
-# make benchmark-year       what a year of hourly rounds leaves in a store, and what reading it costs (after make demo; ten minutes)
-# make benchmark-extraction rows/s and memory of Criteo TSV.gz to Parquet beside pyarrow (BENCHMARK_FLAGS=--quick: a minute)
-# make benchmark-validation validation's false alarms and power beside TFDV's (BENCHMARK_FLAGS=--quick: two minutes)
+# make benchmarks         every benchmark in turn, unattended; a second call goes on (BENCHMARK_FLAGS=--quick: an hour or two, else a night)
+# make benchmark-training   one of them beside its named peers, anew; `python -m benchmarks --help` names all (BENCHMARK_FLAGS=--quick: minutes)
+# make performance        docs/performance.md of what was measured
+# make gpu                what only a GPU can show, in steps of minutes; a second call goes on (GPU_FLAGS=--quick: tiny, also without a GPU)
 # Each builds the environments that it needs, once; later calls take what is there while the locks are unchanged.
 
 PYTHON ?= python3.11
@@ -31,9 +20,8 @@ DRIVER := .venvs/driver/bin/python
 export ORT_DISABLE_TELEMETRY := 1
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help python environments demo test test-images check manifests images sbom audit kind client-wheel benchmarks benchmark-training \
-	benchmark-lists benchmark-scaling benchmark-tables benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor benchmark-policies \
-	benchmark-gate benchmark-round benchmark-year benchmark-extraction benchmark-validation benchmark-preprocessing golden format lock dependencies clean
+.PHONY: help python environments demo test test-images check manifests images sbom audit kind client-wheel benchmarks performance gpu golden \
+	format lock dependencies clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -130,59 +118,24 @@ client-wheel: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=driver
 	@exec $(DRIVER) -m pipelines.client_wheel --output build/wheels
 
-benchmarks: benchmark-training benchmark-lists benchmark-scaling benchmark-quality benchmark-freshness benchmark-serving benchmark-cache benchmark-monitor \
-	benchmark-policies benchmark-gate benchmark-extraction benchmark-validation benchmark-preprocessing benchmark-round
+PEERS_training := benchmarks
+PEERS_quality := benchmarks
+PEERS_serving := serving-peers
+benchmarks: python
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS="$(ENVIRONMENTS) benchmarks serving-peers"
+	@exec $(DRIVER) -m benchmarks $(BENCHMARK_FLAGS)
 
-benchmark-training: python
-	@$(MAKE) --no-print-directory environments ENVIRONMENTS=benchmarks
-	@exec .venvs/benchmarks/bin/python -m benchmarks.training $(BENCHMARK_FLAGS)
+benchmark-%: python
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS="$(ENVIRONMENTS) $(PEERS_$*)"
+	@exec $(DRIVER) -m benchmarks $* --again $(BENCHMARK_FLAGS)
 
-benchmark-scaling: environments
-	@exec .venvs/training/bin/python -m benchmarks.scaling $(BENCHMARK_FLAGS)
+performance: environments
+	@exec $(DRIVER) -m benchmarks.page
 
-benchmark-lists: environments
-	@exec .venvs/training/bin/python -m benchmarks.list_lookup $(BENCHMARK_FLAGS)
-
-benchmark-tables: environments
-	@exec $(DRIVER) -m benchmarks.quantized_tables $(BENCHMARK_FLAGS)
-
-benchmark-quality: python
-	@$(MAKE) --no-print-directory environments ENVIRONMENTS=benchmarks
-	@exec .venvs/benchmarks/bin/python -m benchmarks.quality $(BENCHMARK_FLAGS)
-
-benchmark-freshness: environments
-	@exec $(DRIVER) -m benchmarks.freshness $(BENCHMARK_FLAGS)
-
-benchmark-serving: environments
-	@$(MAKE) --no-print-directory environments ENVIRONMENTS=serving-peers
-	@exec $(DRIVER) -m benchmarks.serving $(BENCHMARK_FLAGS)
-
-benchmark-cache: environments
-	@exec $(DRIVER) -m benchmarks.cache $(BENCHMARK_FLAGS)
-
-benchmark-monitor: environments
-	@exec $(DRIVER) -m benchmarks.monitor $(BENCHMARK_FLAGS)
-
-benchmark-preprocessing: environments
-	@exec .venvs/preprocessing/bin/python -m benchmarks.preprocessing $(BENCHMARK_FLAGS)
-
-benchmark-policies: environments
-	@exec $(DRIVER) -m benchmarks.policies $(BENCHMARK_FLAGS)
-
-benchmark-gate: environments
-	@exec $(DRIVER) -m benchmarks.gate $(BENCHMARK_FLAGS)
-
-benchmark-round: environments
-	@exec $(DRIVER) -m benchmarks.round $(BENCHMARK_FLAGS)
-
-benchmark-year: environments
-	@exec $(DRIVER) -m benchmarks.year $(BENCHMARK_FLAGS)
-
-benchmark-extraction: environments
-	@exec $(DRIVER) -m benchmarks.extraction $(BENCHMARK_FLAGS)
-
-benchmark-validation: environments
-	@TF_CPP_MIN_LOG_LEVEL=3 exec .venvs/validation/bin/python -W ignore -m benchmarks.validation $(BENCHMARK_FLAGS)
+# With torch's CUDA wheel and what is installed beside it; PYTHON_GPU= names that interpreter.
+PYTHON_GPU ?= .venvs/training/bin/python
+gpu:
+	@exec $(PYTHON_GPU) -m benchmarks.gpu $(GPU_FLAGS)
 
 golden: environments
 	$(DRIVER) -m pipelines compile --output tests/pipelines/golden/retraining.yaml

@@ -25,7 +25,7 @@ from tritonclient.grpc import InferenceServerClient
 from benchmarks.cache_model import CACHE_BYTES, CACHED, NETWORKS, PLAIN, Requests, repeating_share, write_models
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.serving_model import WORLD_SEED
-from benchmarks.spread import spread
+from benchmarks.spread import Figure, spread
 from benchmarks.triton_counters import counters, increase
 from components.contracts.serving import GRPC_OPTIONS
 from components.runtime.errors import PermanentError
@@ -184,6 +184,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         share = repeating_share(world, _TRAFFIC_ROWS)
         print(f"\nof the demo's traffic {share:.2%} of single rows repeat")
         document |= {"cache_bytes": CACHE_BYTES, "repeating_share": share, "results": results}
+        for name, each in results.items():
+            document["figures"] += [
+                Figure(f"{name}, without the cache", each["plain_ms"], "ms"),
+                Figure(f"{name}, what a miss costs", each["miss_cost_ms"], "ms"),
+                Figure(f"{name}, what a hit saves", each["hit_saving_ms"], "ms"),
+            ]
     return 0
 
 

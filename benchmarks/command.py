@@ -1,13 +1,17 @@
-"""What benchmarks share: two flags, the machine's facts first, a JSON document of all figures last; child processes.
+"""What benchmarks share: two flags, and the JSON document of one form that each writes; child processes.
 
-What is measured, and how it is shown to people, is each benchmark's own.
+The form: `benchmark`, `command`, `date` (UTC), `commit`, `is_quick`, `seconds`, `machine` (facts), `limits` (what the
+machine could do just then), `other_work_share`, `figures` (rows of `spread.Figure`), and what else a benchmark adds.
+`benchmarks.page` makes docs/performance.md of it. What is measured, and how it is shown, is each benchmark's own.
 """
 
 import argparse
 import json
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,9 @@ from benchmarks import machine
 from benchmarks.spread import named
 from components.runtime.durable import write_whole
 from pipelines.local.environments import REPOSITORY
+
+MEASURED = Path("build/benchmarks")
+"""Where documents are written to."""
 
 
 def benchmark_parser(name: str, description: str | None, *, quick: str) -> argparse.ArgumentParser:
@@ -24,8 +31,9 @@ def benchmark_parser(name: str, description: str | None, *, quick: str) -> argpa
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(benchmark=name)
     parser.add_argument("--quick", action="store_true", help=quick)
-    output = Path("build/benchmarks") / f"{name}.json"
+    output = MEASURED / f"{name}.json"
     parser.add_argument("--output", type=Path, default=output, help="JSON file with all figures (default: %(default)s)")
     return parser
 
@@ -34,20 +42,30 @@ def benchmark_parser(name: str, description: str | None, *, quick: str) -> argpa
 def documented(flags: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields the document, to be filled with figures, and writes it to `flags.output` if the block succeeds.
 
-    The machine's facts are printed first and a warning last, where other work took so much of the machine that the
-    figures are doubtful. Facts, flags and the share of other work are in the document; a `Spread` becomes an object.
+    The machine's facts are printed first; last the figures, and a warning where other work took so much of the machine
+    that they are doubtful. A `Spread` becomes an object.
     """
-    facts, other_work = machine.facts(), machine.OtherWork()
-    print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
+    facts, limits = machine.facts(), machine.limits()
+    other_work, began = machine.OtherWork(), time.monotonic()
+    print("; ".join(f"{name} {value}" for name, value in (facts | limits).items()), flush=True)
     document: dict[str, Any] = {
+        "benchmark": flags.benchmark,
+        "command": f"python -m benchmarks.{flags.benchmark}{' --quick' if flags.quick else ''}",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": facts.pop("revision"),
+        "is_quick": flags.quick,
         "machine": facts,
-        "flags": {name: value for name, value in vars(flags).items() if name != "output"},
+        "limits": limits,
+        "figures": [],
     }
     yield document
-    document["other_work_share"] = other_work.share()
+    document["seconds"], document["other_work_share"] = time.monotonic() - began, other_work.share()
+    print(f"\n{flags.benchmark}, in {document['seconds']:,.0f} s")
+    for figure in document["figures"]:
+        figure.print()
     if warning := other_work.warning():
         print(warning)
-    write_whole(flags.output, json.dumps(named(document), indent=2) + "\n")
+    write_whole(flags.output, json.dumps(named(document), indent=1, default=str) + "\n")
     print(f"written: {flags.output}")
 
 

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from benchmarks.command import benchmark_parser, documented, run_to_end
 from benchmarks.criteo_text import write_tsv_gz
 from benchmarks.machine import own_memory
-from benchmarks.spread import Spread, Target, spread
+from benchmarks.spread import Figure, Spread, spread
 
 DENSE, CATEGORICAL = [f"I{i}" for i in range(1, 14)], [f"C{i}" for i in range(1, 27)]
 NAMES = ["label", *DENSE, *CATEGORICAL]
@@ -174,7 +174,7 @@ def ratio_to_pyarrow(taken: Sequence[dict[str, Any]]) -> Spread:
 
 
 def print_figures(result: dict[str, Any]) -> None:
-    """The table, and what is met or missed."""
+    """The table."""
     print(
         f"\n{result['rows']:,} rows, {result['packed_bytes'] / 1e6:,.0f} MB packed; median (least to most) over rounds"
     )
@@ -183,11 +183,19 @@ def print_figures(result: dict[str, Any]) -> None:
         rate, ratio = each["rows_per_second"].shown(",.0f"), each["ours_to_it"].shown(".2f")
         processor, peak = each["processor_seconds"].median, each["peak_bytes"].median / 1e6
         print(f"  {way:<16} {rate:>32} {ratio:>22} {processor:>12.2f} {peak:>9,.0f}")
+
+
+def figures_of(result: dict[str, Any]) -> list[Figure]:
+    """The rows of the page."""
     small, large = result["ways"][OURS]["peak_bytes"].most, result["large"]
-    Target("ours to the faster pyarrow way", result["ratio_to_pyarrow"], RATIO_TARGET, is_least=True).print(".2f")
-    Target("peak memory of ours, MB", spread([max(small, large["peak"]) / 1e6]), MEMORY_TARGET / 1e6).print(",.0f")
-    name = f"peak on {large['rows']:,} rows to that on {result['rows']:,}"
-    Target(name, spread([large["peak"] / small]), GROWTH_TARGET).print(".2f")
+    name, peak = f"peak memory on {large['rows']:,} rows", spread([max(small, large["peak"]) / 1e6])
+    ratio = result["ratio_to_pyarrow"]
+    return [
+        Figure("Criteo text to Parquet", ratio, peer="the faster pyarrow way", target=RATIO_TARGET, is_least=True),
+        *(Figure(f"{way}, rate", each["rows_per_second"], "rows/s") for way, each in result["ways"].items()),
+        Figure("peak memory of ours", peak, "MB", target=MEMORY_TARGET / 1e6),
+        Figure(name, spread([large["peak"] / small]), peer=f"{result['rows']:,} rows", target=GROWTH_TARGET),
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -203,6 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
         document |= measure_all(num_rows, rounds=_QUICK_ROUNDS if flags.quick else _ROUNDS, scratch=Path(scratch))
         print_figures(document)
+        document["figures"] = figures_of(document)
     return 0
 
 

@@ -3,8 +3,8 @@
 Simulated traffic over a day after a first model; policies differ in how they retrain and in nothing else. Every
 round goes through the steps themselves, with their defaults: extraction, preprocessing, training, the gate, and the
 release or the canary that follows (`benchmarks.model_line`). Prints the AUC of what users were served, what became of
-the rounds, and what they cost, beside the gains and savings that others published; `--output docs` writes the figures
-and the chart there. docs/freshness.md says what was chosen; the world is `benchmarks.slow_drift`'s.
+the rounds, and what they cost, beside the gains and savings that others published. docs/freshness.md says what was
+chosen; the world is `benchmarks.slow_drift`'s.
 
 The order is that of production: rows of a quarter of an hour are scored by what is live then, and join the lake; a
 canary is judged; when a policy's interval is over, a round runs over the lake so far, and what it released scores what
@@ -16,8 +16,6 @@ variances of the hours' paired differences add up. It says how sure these rows m
 this world; another seed is another world.
 """
 
-import argparse
-import json
 import math
 import sys
 import tempfile
@@ -30,9 +28,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.chart import chart_file
+from benchmarks.command import benchmark_parser, documented
 from benchmarks.model_line import CANARY, GAVE_WAY, REFUSED, RELEASED, LineRound, ModelLine, TimedRows
 from benchmarks.slow_drift import DriftingWorld, SlowDrift
-from components.charts.page import HEIGHT, WIDTH, Line, line_chart
+from benchmarks.spread import Figure, Spread, spread
+from components.charts.page import Line
 from components.contracts.manifests import CURRENT, NONE
 from components.contracts.metrics import Z_95, auc_difference, log_loss, normalized_entropy, roc_auc
 from inference_client.simulation.world import World
@@ -304,44 +305,37 @@ def chart(result: dict[str, Any]) -> str:
         sums, counts = (np.convolve(each, np.ones(SMOOTHED_HOURS), "same") for each in (points, np.ones(len(points))))
         lines.append(Line(label=name, color=color, x=[*np.arange(0.5, len(points))], y=(sums / counts).tolist()))
     title = f"AUC points to the best possible, mean of {SMOOTHED_HOURS} hours"
-    drawn = line_chart(lines, y_label=title, x_unit="h")
-    body = drawn[drawn.index("<svg") : drawn.index("</svg>")].partition(">")[2]
-    places = np.cumsum([40.0, *(20.0 + 6.5 * len(line.label) for line in lines)])
-    legend = "".join(
-        f'<text x="{place:g}" y="14" style="fill:{line.color}">{line.label}</text>'
-        for place, line in zip(places, lines)
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"><style>text{{font:12px sans-serif;'
-        f'fill:#333}}.grid{{stroke:#e5e5e5}}</style><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
-        f"{body}{legend}</svg>\n"
-    )
+    return chart_file(lines, y_label=title, x_unit="h")
+
+
+def charts(document: dict[str, Any]) -> dict[str, str]:
+    """The study's chart, by its file's name."""
+    return {"freshness.svg": chart(document)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the study; 0 = done, whatever the figures."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.freshness",
-        description="AUC gained by retraining more often, as the shipped steps do it, and what it costs.",
-    )
-    parser.add_argument("--quick", action="store_true", help="two policies, six hours of few rows: whether it runs")
+    parser = benchmark_parser("freshness", __doc__, quick="two policies, six hours of few rows: whether it runs")
     parser.add_argument("--seed", type=int, default=1, help="of the world, its drift and its traffic (default: 1)")
-    parser.add_argument("--output", type=Path, help="folder for freshness.json and freshness.svg, such as docs")
     flags = parser.parse_args(argv)
     hours, rows = (6, 20_000) if flags.quick else (24, 40_000)
     chosen = [FROZEN, CONTROL, "every 1 h"] if flags.quick else POLICIES
     days = Days(hours=hours, rows_per_hour=rows, policies={name: POLICIES[name] for name in chosen}, seed=flags.seed)
-    with tempfile.TemporaryDirectory(prefix="freshness-") as folder:
+    with documented(flags) as document, tempfile.TemporaryDirectory(prefix="freshness-") as folder:
         study = figures(run_days(drifting_world(flags.seed), days, Path(folder) / "study"))
         print("control: the same days in a world where nothing moves", flush=True)
         still = replace(days, policies={name: POLICIES[name] for name in (FROZEN, CONTROL)})
         control = figures(run_days(drifting_world(flags.seed, is_still=True), still, Path(folder) / "control"))
-    result = {"seed": days.seed, "rows_per_hour": days.rows_per_hour, "study": study, "control": control}
-    print(table(result))
-    if flags.output is not None:
-        flags.output.mkdir(parents=True, exist_ok=True)
-        (flags.output / "freshness.json").write_text(json.dumps(result, indent=1) + "\n")
-        (flags.output / "freshness.svg").write_text(chart(result))
+        document |= {"seed": days.seed, "rows_per_hour": days.rows_per_hour, "study": study, "control": control}
+        print(table(document))
+        for name, each in study["rounds"].items():
+            if name != FROZEN:
+                gained = Spread(*(study["gain_over_frozen"][name][key] for key in ("points", "low", "high")))
+                seconds = spread([each["seconds"] / sum(each["outcomes"].values())])
+                document["figures"] += [
+                    Figure(f"retrained {name}, AUC points gained [95 %]", gained, "points", peer="never retrained"),
+                    Figure(f"retrained {name}, processor time of a round", seconds, "s"),
+                ]
     return 0
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.random import Generator
 
 from benchmarks.command import benchmark_parser, documented
+from benchmarks.spread import Figure, spread
 from components.deployment.canary.policy import ABORT, GROW, CanaryPolicy, Pairs, judge_pairs
 from components.evaluation.gate import SLICE_ALPHA, holm, judge
 from components.evaluation.settings import GateSettings
@@ -46,6 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         document["rounds"] = rounds(100 // share, seed=flags.seed)
         document["slices"] = slices(ROUND_ROWS, ROUND_RATE, 1_000 // share, seed=flags.seed)
         document["canaries"] = [each for rate in RATES for each in canaries(rate, 200 // share, seed=flags.seed)]
+        document["figures"] = [
+            Figure(
+                f"canary {each['candidate']}, clicks {each['rate']:.1%}, requests of {each['rows_per_request']}, grown",
+                spread([each["grown"]]),
+                "of canaries",
+                target=CanaryPolicy.growth_alpha if each["candidate"] == "at the margin" else None,
+            )
+            for each in document["canaries"]
+        ]
     edge = [case["grown"] for case in document["canaries"] if case["candidate"] == "at the margin"]
     bound = CanaryPolicy.growth_alpha + 3 * (CanaryPolicy.growth_alpha * share / 200) ** 0.5
     return int(any(found > bound for found in edge))

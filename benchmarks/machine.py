@@ -1,4 +1,4 @@
-"""What a figure was measured on: processor, versions, revision and other work on the machine; this process's memory."""
+"""What a figure was measured on: processor, versions, revision, what it can do, other work; a process's memory."""
 
 import importlib.metadata
 import os
@@ -6,10 +6,15 @@ import platform
 import resource
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 _BUSY_SHARE = 0.1
 """Share of the machine's processor time that others may take before the figures are doubted."""
@@ -17,9 +22,7 @@ _BUSY_SHARE = 0.1
 
 def facts() -> dict[str, Any]:
     """Processor, memory, versions of what is installed of the packages that matter, git revision and load average."""
-    git = ["git", "-C", str(Path(__file__).resolve().parents[1])]
-    revision = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True).stdout.strip()
-    changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True).stdout.strip()
+    revision, changed = _git("rev-parse", "--short=10", "HEAD"), _git("status", "--porcelain")
     return {
         "processor": _line_of("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": os.cpu_count(),
@@ -30,6 +33,45 @@ def facts() -> dict[str, Any]:
         "revision": revision + (" with changes" if changed else "") if revision else None,
         "load_average": round(os.getloadavg()[0], 2),
     }
+
+
+def _git(*arguments: str) -> str:
+    """What git says of this checkout; empty where there is no git."""
+    command = ["git", "-C", str(Path(__file__).resolve().parents[1]), *arguments]
+    with suppress(FileNotFoundError):
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return ""
+
+
+def limits() -> dict[str, float]:
+    """What the cores, the memory and the disk do at best just now, each a median of a few tries; takes two seconds.
+
+    Products of float32 matrices by NumPy on all cores in GFLOP/s, a copy of memory by one core in GB/s (bytes read and
+    written), and a write of 4 KiB with fsync in milliseconds.
+    """
+    side, size = 2048, 2**27
+    matrix, source = np.ones((side, side), np.float32), np.ones(size, np.uint8)
+    target = np.empty_like(source)
+    with tempfile.TemporaryFile() as file:
+
+        def synced() -> None:
+            os.write(file.fileno(), bytes(4096))
+            os.fsync(file.fileno())
+
+        return {
+            "product_gflop_s": round(2 * side**3 / 1e9 / _seconds(lambda: matrix @ matrix), 1),
+            "copy_gb_s": round(2 * size / 1e9 / _seconds(lambda: np.copyto(target, source)), 1),
+            "fsync_ms": round(1e3 * _seconds(synced, 20), 3),
+        }
+
+
+def _seconds(work: Callable[[], object], times: int = 5) -> float:
+    taken = []
+    for _ in range(times + 1):
+        began = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - began)
+    return median(taken[1:])
 
 
 class OtherWork:

@@ -7,9 +7,11 @@ Plain PyTorch: 26 `nn.Embedding` with dense gradients, an `nn.EmbeddingBag` for 
 `torch.optim.Adam`, a `DataLoader` over a Dataset of arrays. That Dataset feeds 201,000 rows/s on two cores, a
 TensorDataset 107,000; two workers make it 238,000 and take a core from the step, so there are none.
 
-DeepCTR-Torch: its DCN with its own `fit`, unchanged. It is configured without what the network above does not have: its
-linear part (no linear columns) and the L2 penalties on whole tables, which would slow it down. Lists are its
-`VarLenSparseFeat`, on another column's vectors where the recommender says so.
+Other networks than DCN: ours as they are, an `nn.EmbeddingBag` for each column.
+
+DeepCTR-Torch: its DCN or DeepFM with its own `fit`, unchanged; it has no DLRM. It is configured without what the
+network above does not have: its linear part (no linear columns, but DeepFM's) and the L2 penalties on whole tables,
+which would slow it down. Lists are its `VarLenSparseFeat`, on another column's vectors where the recommender says so.
 """
 
 import contextlib
@@ -27,8 +29,9 @@ from torch.utils.data import DataLoader, Dataset
 from components.contracts.criteo import CRITEO
 from components.contracts.features import Features
 from components.contracts.workflow import PADDING_ID
-from components.models.configs import DcnConfig
+from components.models.configs import DcnConfig, DeepFmConfig, NetworkConfig
 from components.models.files import Tensors, open_model
+from components.models.network import build_network, load_dense
 from components.training.config import TrainingSettings
 from components.training.pytorch.engine import PytorchEngine
 from components.training.rows import Rows
@@ -56,7 +59,7 @@ class Evergreen:
 
     def __init__(
         self,
-        config: DcnConfig,
+        config: NetworkConfig,
         slot_sizes: list[int],
         weights: Path,
         *,
@@ -123,6 +126,32 @@ class PlainDcn(nn.Module):
         return self.final(torch.cat([self.tower(x0), x], dim=1)).squeeze(1)
 
 
+class PlainNetwork(nn.Module):
+    """A network of ours, its vectors in an `nn.EmbeddingBag` for each column."""
+
+    def __init__(self, network: nn.Module, slot_sizes: list[int], width: int, *, is_sparse: bool = False) -> None:
+        """Fresh vectors beside `network` as it is."""
+        super().__init__()
+        self.network = network
+        self.bags = nn.ModuleList(nn.EmbeddingBag(size, width, mode="sum", sparse=is_sparse) for size in slot_sizes)
+
+    @classmethod
+    def of(cls, config: NetworkConfig, weights: Tensors, slot_sizes: list[int]) -> "PlainNetwork":
+        """Starts from `weights`."""
+        network = build_network(config)
+        load_dense(network, weights.dense)
+        model = cls(network, slot_sizes, config.embedding_dim)
+        for bag, table in zip(model.bags, torch.tensor(weights.table).split(slot_sizes)):
+            bag.weight = nn.Parameter(table.clone())
+        return model
+
+    def forward(self, dense_BD: Tensor, ids_BF: Tensor) -> Tensor:
+        """Logits [B]."""
+        vectors = [bag(ids_BF[:, slot : slot + 1]) for slot, bag in enumerate(self.bags)]
+        logits: Tensor = self.network(dense_BD, torch.stack(vectors, dim=1))
+        return logits
+
+
 def _linear(weight: NDArray[np.float32], bias: NDArray[np.float32]) -> nn.Linear:
     layer = nn.Linear(weight.shape[1], weight.shape[0])
     layer.weight, layer.bias = nn.Parameter(torch.tensor(weight)), nn.Parameter(torch.tensor(bias))
@@ -152,7 +181,7 @@ class PlainPytorch:
 
     def __init__(
         self,
-        config: DcnConfig,
+        config: NetworkConfig,
         slot_sizes: list[int],
         weights: Path,
         *,
@@ -160,7 +189,12 @@ class PlainPytorch:
         features: Features = CRITEO,
     ) -> None:
         """Starts from the model in the folder `weights`."""
-        self.model = PlainDcn(config, open_model(weights, slot_sizes).weights, slot_sizes, features=features)
+        start = open_model(weights, slot_sizes).weights
+        self.model = (
+            PlainDcn(config, start, slot_sizes, features=features)
+            if isinstance(config, DcnConfig)
+            else PlainNetwork.of(config, start, slot_sizes)
+        )
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=0.001)
         self._loss = nn.BCEWithLogitsLoss()
         self._batch_size = batch_size
@@ -194,7 +228,7 @@ class DeepCtr:
     name = "DeepCTR-Torch"
 
     def __init__(
-        self, config: DcnConfig, slot_sizes: list[int], batch_size: int, *, features: Features = CRITEO
+        self, config: DcnConfig | DeepFmConfig, slot_sizes: list[int], batch_size: int, *, features: Features = CRITEO
     ) -> None:
         """Starts anew."""
         self._features = features
@@ -202,29 +236,28 @@ class DeepCtr:
         others = threading.enumerate()
         with contextlib.redirect_stdout(io.StringIO()):
             from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat
-            from deepctr_torch.models import DCN
+            from deepctr_torch.models import DCN, DeepFM
 
             for thread in set(threading.enumerate()) - set(others):
                 thread.join()
         sizes = dict(zip(features.slots, slot_sizes))
-        columns = [SparseFeat(name, sizes[name], config.embedding_dim) for name in features.categorical]
+        # The first of our DeepFM's numbers is the first-order weight, which theirs has apart.
+        width = config.embedding_dim - isinstance(config, DeepFmConfig)
+        columns = [SparseFeat(name, sizes[name], width) for name in features.categorical]
         for name in features.lists:
             options = features.list_options_of(name)
             table = options.table or name
-            elements = SparseFeat(name, sizes[table], config.embedding_dim, embedding_name=table)
+            elements = SparseFeat(name, sizes[table], width, embedding_name=table)
             columns.append(VarLenSparseFeat(elements, options.max, options.pool))
-        self._model = DCN(
-            [],
-            columns + [DenseFeat(name) for name in features.dense_inputs],
-            cross_num=config.num_cross_layers,
-            cross_parameterization="matrix" if config.projection_dim else "vector",
-            dnn_hidden_units=config.tower,
-            dnn_dropout=config.dropout,
-            l2_reg_linear=0,
-            l2_reg_embedding=0,
-            l2_reg_cross=0,
-            l2_reg_dnn=0,
-        )
+        columns += [DenseFeat(name) for name in features.dense_inputs]
+        tower = {"dnn_hidden_units": config.tower, "dnn_dropout": config.dropout}
+        without = {"l2_reg_linear": 0, "l2_reg_embedding": 0, "l2_reg_dnn": 0}
+        if isinstance(config, DcnConfig):
+            kind = "matrix" if config.projection_dim else "vector"
+            cross = {"cross_num": config.num_cross_layers, "cross_parameterization": kind, "l2_reg_cross": 0}
+            self._model = DCN([], columns, **cross, **tower, **without)
+        else:
+            self._model = DeepFM(columns, columns, **tower, **without)
         self._model.compile("adam", "binary_crossentropy", metrics=[])
         self._batch_size = batch_size
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.command import benchmark_parser, documented
+from benchmarks.spread import Figure, Spread
 from components.contracts.metrics import roc_auc
 from components.drift_statistics import wilson_interval
 from monitoring.deciding.policies import PolicySettings, RelativeDropPolicy, SequentialPolicy, ThresholdPolicy
@@ -74,6 +75,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"rows that share their user, {name}: {streams} streams of {USER_ROWS:,} rows")
             users[name] = study_users(traffic, streams=streams, seed=flags.seed)
         document |= {"rates": rates, "users": users}
+        for rate, found in (*rates.items(), *users.items()):
+            document["figures"] += [
+                Figure(
+                    f"clicks {rate}, {name}, false alarms",
+                    Spread(each["false_alarms"] / each["streams"], each["low"], each["high"]),
+                    f"of {each['streams']} streams [95 %]",
+                    target=each["bound"],
+                )
+                for name, each in found.items()
+            ]
         print(table(document))
     return int(not all(figures["holds"] for each in (*rates.values(), *users.values()) for figures in each.values()))
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import raw_windows, same_encoding
 from benchmarks.command import benchmark_parser, documented
-from benchmarks.spread import Target, spread
+from benchmarks.spread import Figure, Spread, spread
 from benchmarks.stock_nvtabular import FREQUENCY_THRESHOLD
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import Model, RawDataset, TrainingSet
@@ -121,7 +121,8 @@ def _anonymous(pid: int) -> int:
     return 1024 * int(found[1]) if found else 0
 
 
-FULL_TARGET, INCREMENTAL_TARGET = 1.8, 4.0
+TARGETS = {200_000: 4.0, 1_000_000: 6.0}
+"""Times the script, by rows."""
 FIXED_TARGET_SECONDS, FIXED_ROWS = 5.0, 10_000
 MEMORY_TARGET = 1.15
 """Of four times the rows, as a multiple of the memory of once the rows."""
@@ -169,7 +170,7 @@ def full(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     result = bench.against_stock(bench.full_round, bench.first, num_rows=bench.num_rows, rounds=rounds)
     ours = bench.folder / "work" / "full" / "preprocessing"
     result["rows_compared_and_the_same"] = same_encoding.expect_same(bench.folder / "stock", ours)
-    _print("first round", result, FULL_TARGET)
+    result["figures"] = _figures("first round", result)
     print(f"  the same output as the script's: {result['rows_compared_and_the_same']:,} rows compared")
     return result
 
@@ -178,7 +179,7 @@ def incremental(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """A round that only extends vocabularies."""
     ours = partial(bench.incremental_round, bench.later)
     result = bench.against_stock(ours, bench.later, num_rows=bench.num_rows, rounds=rounds)
-    _print("incremental round", result, INCREMENTAL_TARGET)
+    result["figures"] = _figures("incremental round", result)
     return result
 
 
@@ -186,8 +187,8 @@ def fixed(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """A round of few rows."""
     ours = partial(bench.incremental_round, bench.few)
     result = bench.against_stock(ours, bench.few, num_rows=FIXED_ROWS, rounds=rounds)
-    name = f"incremental round of {FIXED_ROWS:,} rows, seconds"
-    Target(name, result["seconds"]["ours"], FIXED_TARGET_SECONDS).print(".2f")
+    name = f"incremental round of {FIXED_ROWS:,} rows, whole process"
+    result["figures"] = [Figure(name, result["seconds"]["ours"], "s", target=FIXED_TARGET_SECONDS)]
     return result
 
 
@@ -224,16 +225,23 @@ def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
             bench.incremental_round(raw, partition_rows=_PARTITION_ROWS).peak for _ in range(min(rounds, 2))
         )
     ratio, script = peaks["four times"] / peaks["once"], stock(bench.later, bench.folder / "stock").peak
-    name = f"peak memory of four times the rows ({peaks['four times'] >> 20} MiB) to that of once the rows"
-    Target(name, spread([ratio]), MEMORY_TARGET).print(".2f")
-    return {"peak": peaks, "ratio": ratio, "stock": script}
+    of_sizes = Figure("peak memory of four times the rows", spread([ratio]), peer="once", target=MEMORY_TARGET)
+    figures = [
+        of_sizes,
+        Figure("peak memory of four times the rows, MiB", spread([peaks["four times"] / 2**20]), "MiB"),
+        Figure("peak memory of the script, once the rows", spread([script / 2**20]), "MiB"),
+    ]
+    return {"peak": peaks, "ratio": ratio, "stock": script, "figures": figures}
 
 
-def _print(title: str, result: dict[str, Any], target: float) -> None:
-    rows, processor = result["num_rows"], result["ratio_of_processor_seconds"].median
-    rate = rows / result["seconds"]["ours"].median
-    print(f"  {title} of {rows:,} rows: {rate:,.0f} rows/s; in processor time {processor:.2f} times the script")
-    Target(f"{title}, times the script", result["ratio"], target, is_least=True).print(".2f")
+def _figures(title: str, result: dict[str, Any]) -> list[Figure]:
+    rows, seconds, script = result["num_rows"], result["seconds"]["ours"], "the stock NVTabular script"
+    name, rates = f"{title} of {rows:,} rows", Spread(*(rows / seconds[place] for place in (0, 2, 1)))
+    return [
+        Figure(name, result["ratio"], peer=script, target=TARGETS[rows], is_least=True),
+        Figure(f"{name}, processor time", result["ratio_of_processor_seconds"], peer=script),
+        Figure(f"{name}, rate", rates, "rows/s"),
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -244,9 +252,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
         bench = PreprocessingBench(Path(scratch), 200_000 if flags.quick else 1_000_000)
         rounds = 1 if flags.quick else 5
-        document["results"] = {
+        results = document["results"] = {
             part.__name__: part(bench, rounds) for part in (full, incremental, fixed, engines, memory)
         }
+        document["figures"] = [figure for each in results.values() for figure in each.pop("figures", [])]
     return 0
 
 

@@ -28,7 +28,7 @@ from benchmarks.command import benchmark_parser, documented
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit
 from benchmarks.first_model import FirstModel
 from benchmarks.peers import DeepCtr
-from benchmarks.spread import spread
+from benchmarks.spread import Figure, Spread, spread
 from components.contracts.criteo import CRITEO_RECOMMENDER, NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.metrics import Z_95, auc_difference, calibration, log_loss, roc_auc, row_log_losses
@@ -251,6 +251,17 @@ def print_case(name: str, result: dict[str, Any]) -> None:
         print(f"  less {peer}: {', '.join(texts)}{' BEHIND' if is_behind else ''}", flush=True)
 
 
+def figures_of(name: str, result: dict[str, Any]) -> list[Figure]:
+    """The rows of one world and size: differences with their 95 % intervals, and the seconds."""
+    rows = []
+    for peer, of in result["differences"].items():
+        parts = {key: Spread(each["mean"], each["low"], each["high"]) for key, each in of.items()}
+        rows.append(Figure(f"{name}, AUC more than the peer's [95 %]", parts["auc"], "", peer))
+        rows.append(Figure(f"{name}, log loss more than the peer's [95 %]", parts["log_loss"], "", peer))
+    seconds = result["contestants"][OURS]["seconds"]
+    return [*rows, Figure(f"{name}, learned in", Spread(*(seconds[key] for key in Spread._fields)), "s")]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs all cases; 0 = all figures are there, whoever is ahead."""
     parser = benchmark_parser("quality", __doc__, quick="a minute: 2,000 rows and one seed, whether it runs")
@@ -273,6 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = [contestants(split, seed) for seed, split in enumerate(splits, start=1)]
             results[name] = figures(splits, found)
             print_case(name, results[name])
+            document["figures"] += figures_of(name, results[name])
     return 0
 
 

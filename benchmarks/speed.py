@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.encoded_rows import PlantedLogit, slot_sizes_for
 from benchmarks.peers import DeepCtr, Evergreen, PlainPytorch, TrainingContestant
 from benchmarks.spread import spread
 from components.contracts.features import Features
 from components.contracts.metrics import roc_auc
-from components.models.configs import DcnConfig
+from components.models.configs import DcnConfig, DeepFmConfig, NetworkConfig
+from components.models.network import build_network
 from components.training.rows import Rows
 from components.training.start import write_initial
 
@@ -39,7 +41,7 @@ class Case:
     """A network on a table."""
 
     name: str
-    config: DcnConfig
+    config: NetworkConfig
     features: Features
     table_rows: int
     rounds: int
@@ -69,12 +71,37 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
     aucs = {c.name: roc_auc(held_out.labels, c.score(held_out)) for c in [*ours, *peers]}
     names = [c.name for c in ours], [c.name for c in peers]
     result = _figures(case, *names, speeds={name: values[1:] for name, values in speeds.items()}, aucs=aucs)
+    for contestant in ours:
+        figures = result["contestants"][contestant.name]
+        bound = products_per_second(torch.bfloat16 if "bfloat16" in contestant.name else torch.float32)
+        figures["product_share"] = figures["rows_per_second"].median * products_of_row(case.config) / bound
     result["best_possible_auc"] = roc_auc(held_out.labels, true_logits)
     result["rows"] = case.rounds * case.steps * batch_size
     result["rounds"], result["steps"] = case.rounds - 1, case.steps
     del ours, peers, turn, contestant
     gc.collect()
     return result
+
+
+def products_of_row(config: NetworkConfig) -> int:
+    """Floating-point operations of a row's products with dense weights: forward, and twice that backward."""
+    sizes = [each.numel() for each in build_network(config).parameters() if each.ndim > 1]
+    return 6 * sum(sizes)
+
+
+def products_per_second(dtype: torch.dtype, device: str = "cpu", side: int = 2048) -> float:
+    """What torch reaches here in products of square matrices and nothing else, in operations a second."""
+    a, b = torch.randn(2, side, side, device=device, dtype=torch.float32).to(dtype).unbind()
+    taken = []
+    for _ in range(6):
+        if device != "cpu":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        a @ b
+        if device != "cpu":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - began)
+    return 2 * side**3 / min(taken)
 
 
 def _contestants(
@@ -88,7 +115,11 @@ def _contestants(
     ]
     return ours, [
         PlainPytorch(config, slot_sizes, weights, batch_size=batch_size, features=features),
-        DeepCtr(config, slot_sizes, batch_size, features=features),
+        *(
+            [DeepCtr(config, slot_sizes, batch_size, features=features)]
+            if isinstance(config, (DcnConfig, DeepFmConfig))
+            else []
+        ),
     ]
 
 

@@ -1,4 +1,4 @@
-"""A figure measured in several rounds: its median, with the least and the most beside it, and its target."""
+"""A figure measured in several rounds: its median, with the least and the most beside it, its peer and its target."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -12,14 +12,14 @@ class Spread(NamedTuple):
     least: float
     most: float
 
-    def shown(self, spec: str = ".3g") -> str:
-        """The median with the least and the most beside it, where rounds differ.
+    def shown(self, spec: str | None = None) -> str:
+        """The median with the least and the most beside it, where rounds differ; None = by `short`.
 
-        >>> Spread(1200.0, 1000.0, 1500.0).shown(",.0f"), Spread(0.5, 0.5, 0.5).shown()
-        ('1,200 (1,000 to 1,500)', '0.5')
+        >>> Spread(1200.0, 1000.0, 1500.0).shown(), Spread(0.5, 0.5, 0.5).shown(".2f")
+        ('1,200 (1,000 to 1,500)', '0.50')
         """
-        text = format(self.median, spec)
-        return text if self.least == self.most else f"{text} ({self.least:{spec}} to {self.most:{spec}})"
+        text, least, most = (short(value) if spec is None else format(value, spec) for value in self)
+        return text if self.least == self.most else f"{text} ({least} to {most})"
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -34,27 +34,60 @@ def spread(values: Sequence[float]) -> Spread:
 def named(value: Any) -> Any:
     """`value` with each spread as an object, which JSON would otherwise write as a list."""
     if hasattr(value, "_asdict"):
-        return value._asdict()
+        return named(value._asdict())
     if isinstance(value, dict):
         return {name: named(each) for name, each in value.items()}
     return [named(each) for each in value] if isinstance(value, list) else value
 
 
-class Target(NamedTuple):
-    """A figure beside what it should be."""
+class Figure(NamedTuple):
+    """A measured figure, beside what it should be: a row of `docs/performance.md`."""
 
     name: str
     value: Spread
-    bound: float
+    unit: str = "times"
+    """Of the value; `times` = a ratio to `peer`."""
+    peer: str | None = None
+    """Who was measured beside it, in the same run."""
+    target: float | None = None
     is_least: bool = False
-    """Whether `bound` is the least that meets the target; otherwise it is the most."""
+    """Whether `target` is the least that meets it; otherwise it is the most."""
+    limit: str | None = None
+    """What the machine allows at most, measured in the same run."""
 
     @property
-    def is_met(self) -> bool:
-        """Whether the median does."""
-        return self.value.median >= self.bound if self.is_least else self.value.median <= self.bound
+    def is_met(self) -> bool | None:
+        """Whether the median meets the target; None without one."""
+        if self.target is None:
+            return None
+        return self.value.median >= self.target if self.is_least else self.value.median <= self.target
 
-    def print(self, spec: str = ".3g") -> None:
-        """Prints the figure, its numbers in the format `spec`, and whether it meets the target."""
-        word, verdict = "at least" if self.is_least else "at most", "met" if self.is_met else "TARGET MISSED"
-        print(f"  {self.name}: {self.value.shown(spec)}, target {word} {self.bound:,g}: {verdict}", flush=True)
+    def aim(self) -> str:
+        """The target, and whether it was met; empty without one.
+
+        >>> Figure("start", spread([0.5]), "s", target=1.0).aim()
+        'at most 1: met'
+        """
+        if self.target is None:
+            return ""
+        verdict = "met" if self.is_met else "**missed**"
+        return f"{'at least' if self.is_least else 'at most'} {short(self.target)}: {verdict}"
+
+    def print(self) -> None:
+        """Prints the figure, and whether it meets its target."""
+        parts = [f"{self.value.shown()} {self.unit}", self.peer and f"beside {self.peer}", self.aim(), self.limit]
+        print(f"  {self.name}: {'; '.join(part for part in parts if part)}", flush=True)
+
+
+def figure_of(row: dict[str, Any]) -> Figure:
+    """The figure that a document holds as `row`."""
+    return Figure(**{**row, "value": Spread(**row["value"])})
+
+
+def short(value: float) -> str:
+    """A number with three significant digits, thousands apart.
+
+    >>> short(215_432), short(6.027), short(0.04)
+    ('215,000', '6.03', '0.04')
+    """
+    return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

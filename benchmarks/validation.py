@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.command import benchmark_parser, documented
+from benchmarks.spread import Figure, Spread
 from benchmarks.validation_study.contestants import JUDGES, OURS
 from benchmarks.validation_study.plan import StudyCase, make_plan, show
 from components.drift_statistics import wilson_interval
@@ -60,6 +61,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     with documented(flags) as document:
         document |= {"world_seed": WORLD_SEED, "false_alarm_rate": FALSE_ALARM_RATE}
         counts = run_study(is_quick=flags.quick)
+        document["figures"] = [
+            Figure(
+                f"{case}, {'false alarms' if count.is_stationary else 'named'}",
+                Spread(*(count.figures()[key] for key in ("share", "low", "high"))),
+                f"of {count.windows} windows [95 %]",
+                target=FALSE_ALARM_RATE if count.is_stationary else FOUND_TARGET,
+                is_least=not count.is_stationary,
+            )
+            for case, of in counts.items()
+            for count in [of[OURS]]
+        ]
         document["shares"] = {case: {name: each.figures() for name, each in of.items()} for case, of in counts.items()}
     return 0
 

@@ -31,7 +31,8 @@ class ExtractionSettings:
     replay_days: int = 7
     """Days before the window, the newest that have rows, from which old rows are drawn: those to replay, and as many
     as the window's holdout (100,000 at most) for measuring what is remembered, whatever `replay_share` is. 0 = none is
-    read: measured over six days of 300,000 rows, in one file each, the reading took 3.5 s of a core."""
+    read: measured over six days of 300,000 rows, in one file each, the reading took 3.5 s of a core (not
+    measured again since 2026-11-23)."""
     window_days: float = 0.0
     """Days that the window has, counted back from its end; 0 = the run's `window_start` says."""
     full_days: float = 0.0

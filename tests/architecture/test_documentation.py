@@ -1,6 +1,7 @@
 """What the pages point at exists: files, headings, `make` targets, `evergreen` commands.
 
 Commands that a page promises to work as they stand are run by tests of their own (docs/serving.md, docs/runbook.md).
+A figure of speed is on docs/performance.md, or its paragraph says since when it was not measured again.
 """
 
 import re
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import page as performance
+from benchmarks.__main__ import PLANS
 from pipelines.__main__ import ROOMS, build_parser
 from tests.support.paths import REPOSITORY
 
@@ -21,6 +24,14 @@ PAGES = sorted(
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+NUMBER = r"\d[\d,]*(?:\.\d+)?"
+SPEED = re.compile(
+    rf"({NUMBER})(?: (?:to|and|or|against) ({NUMBER}))? (?:rows/s|rows per (?:\w+ )?second|requests/s\b"
+    rf"|times (?:as (?:fast|long)|faster|slower|quicker|longer|cheaper|lower|the (?:processor|wall)))"
+    r"|\b(\d[\d,]*\.\d+) m?s\b"
+)
+"""Measured speed: rates, multiples of another's time, and times with decimals; a setting is a whole number."""
+OLD = re.compile(r"[Nn]ot\s+measured\s+again\s+since\s+\d{4}-\d\d-\d\d")
 
 
 def anchors(page: Path) -> set[str]:
@@ -50,8 +61,49 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
 def test_make_targets_and_evergreen_commands_exist(page):
     text = commands(page)
     targets = set(re.findall(r"^([a-z][a-z-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    targets |= {f"benchmark-{name}" for name in PLANS}
     for target in re.findall(r"(?:^|[;&`|]\s*)make ([a-z][a-z-]+)", text, re.MULTILINE):
         assert target in targets, f"make {target}"
     subparsers = build_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     for command in re.findall(r"(?:^|[;&`|]\s*|\$ )evergreen ([a-z][a-z-]+)", text, re.MULTILINE):
         assert command in subparsers or command in ROOMS, f"evergreen {command}"
+
+
+def unsourced(text: str, results: dict[str, str]) -> list[str]:
+    """Figures of speed outside of code that are not in the section of the results that their paragraph links to.
+
+    A table belongs to the paragraph above it. One that says since when it was not measured again needs no source.
+    """
+    prose = re.sub(r"^    .*$|`[^`\n]+`", "", FENCED.sub("", text), flags=re.MULTILINE)
+    found = []
+    for paragraph in re.split(r"\n\s*\n(?!\|)", prose):
+        linked = " ".join(results.get(name, "") for name in re.findall(r"performance\.md#([\w-]+)", paragraph))
+        known = set(re.findall(NUMBER, linked))
+        numbers = [number for figures in SPEED.findall(paragraph) for number in figures if number]
+        found += [number for number in numbers if number not in known and not OLD.search(paragraph)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("It learns 215,000 rows/s.\n\n[Measured](performance.md#training).", ["215,000"]),
+        ("It learns 215,000 to 9 rows/s ([measured](performance.md#training)).", ["9"]),
+        ("Not measured again since 2026-11-24:\n\n| it | takes |\n| this | 1.5 ms, 2 times as long |", []),
+        ("It waits 5 s.\n\n    done in 1.5 s\n\n`1.5 ms`", []),
+    ],
+)
+def test_a_figure_without_a_source_is_found(text, expected):
+    assert unsourced(text, {"training": "| rate | 215,000 rows/s |"}) == expected
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_figures_of_speed_are_on_the_page_of_performance_or_said_to_be_old(page):
+    if page in (performance.PAGE, REPOSITORY / "CHANGELOG.md"):
+        return
+    results = {each["benchmark"]: performance.section(each) for each in performance.kept_documents()}
+    assert unsourced(page.read_text(), results) == []
+
+
+def test_the_page_of_performance_is_what_the_kept_results_say():
+    assert performance.PAGE.read_text() == performance.page(performance.kept_documents()), "make performance"

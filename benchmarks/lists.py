@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
+from onnxruntime import InferenceSession
 
 from benchmarks.command import benchmark_parser, documented
-from benchmarks.spread import Target, spread
+from benchmarks.spread import Figure, spread
 from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
 from components.contracts.serving import named_inputs
 from components.contracts.workflow import FeatureWorkflow
@@ -39,6 +41,7 @@ CONTESTANTS = {
     "flat": Features(numeric=(), categorical=(*_COLUMNS, *(f"flat{i}" for i in range(_LENGTH)))),
 }
 _BATCHES = (1, 64, 1024)
+_MOST_ROWS = 4096
 _ROUNDS, _QUICK_ROUNDS = 15, 3
 _SECONDS, _QUICK_SECONDS = 0.4, 0.05
 """Of each graph in a round."""
@@ -47,8 +50,11 @@ _SECONDS, _QUICK_SECONDS = 0.4, 0.05
 class TimedGraph:
     """One graph, and rows that it is asked for."""
 
-    def __init__(self, features: Features, folder: Path) -> None:
-        """Writes and opens the graph; its weights are drawn, since speed does not depend on what they learned."""
+    def __init__(self, features: Features, folder: Path, *, provider: str | None = None) -> None:
+        """Writes and opens the graph; its weights are drawn, since speed does not depend on what they learned.
+
+        `provider` is ONNX Runtime's name of what computes; None = as the product opens graphs, on the CPU.
+        """
         random = np.random.default_rng(7)
         workflow = FeatureWorkflow(
             features=features,
@@ -62,11 +68,18 @@ class TimedGraph:
         table = random.normal(0, 0.1, (sum(workflow.slot_sizes), _WIDTH)).astype(np.float32)
         network = onnx.load_from_string(export_onnx(build_network(config).eval(), config))
         write_graph(folder, workflow, [table], network=network, name="benchmark")
-        self._session = open_graph(folder / GRAPH_FILE)
-        self._rows = random.integers(0, _CATEGORIES, (max(_BATCHES), len(features.place_names)))
+        path = folder / GRAPH_FILE
+        self._session = open_graph(path) if provider is None else InferenceSession(path, providers=[provider])
+        self._rows = random.integers(0, _CATEGORIES, (_MOST_ROWS, len(features.place_names)))
         for start, stop, _ in features.places.lists:
             lengths = random.integers(0, stop - start + 1, (len(self._rows), 1))
             self._rows[:, start:stop][np.arange(stop - start) >= lengths] = MISSING_CATEGORY
+
+    def answer(self, num_rows: int) -> NDArray[np.float32]:
+        """The first rows' probabilities, [n]."""
+        inputs = named_inputs(np.zeros((num_rows, 0), np.float32), self._rows[:num_rows])
+        answer: NDArray[np.float32] = self._session.run(None, inputs)[0]
+        return answer
 
     def answer_ms(self, num_rows: int, seconds: float) -> float:
         """Mean time of an answer to `num_rows` rows, milliseconds."""
@@ -89,17 +102,21 @@ def measure(num_rows: int, contestants: dict[str, TimedGraph], *, is_quick: bool
     ratio = [with_list / flat for with_list, flat in zip(taken["list"], taken["flat"])]
     for name, values in taken.items():
         print(f"{num_rows} rows, {name}: {spread(values).shown()} ms")
-    target = Target(f"{num_rows} rows: list over flat columns", spread(ratio), 1.0)
-    target.print()
     return {"rows": num_rows, "ms": {name: spread(values) for name, values in taken.items()}, "ratio": spread(ratio)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and writes the document."""
-    flags = benchmark_parser("list_lookup", __doc__, quick="shorter rounds").parse_args(argv)
+    flags = benchmark_parser("lists", __doc__, quick="shorter rounds").parse_args(argv)
     with documented(flags) as document, tempfile.TemporaryDirectory() as folder:
         contestants = {name: TimedGraph(each, Path(folder) / name) for name, each in CONTESTANTS.items()}
         document["batches"] = [measure(each, contestants, is_quick=flags.quick) for each in _BATCHES]
+        for batch in document["batches"]:
+            what = f"answer to {batch['rows']} rows"
+            document["figures"] += [
+                Figure(f"{what}, with a list", batch["ratio"], peer="20 flat columns", target=1.0),
+                *(Figure(f"{what}, {name}", value, "ms") for name, value in batch["ms"].items()),
+            ]
     return 0
 
 

@@ -20,6 +20,7 @@ from benchmarks import machine
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.serving_contestants import Contestant
 from benchmarks.serving_runs import BATCHES, Alone, over_rounds, ratios, summary
+from benchmarks.spread import Figure
 from components.contracts.criteo import CRITEO
 from components.contracts.manifests import Model, RawDataset
 from components.contracts.metrics import auc_difference, log_loss, roc_auc
@@ -149,7 +150,7 @@ def _print_speed(runs: dict[str, Any]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and writes the document."""
-    parser = benchmark_parser("quantized_tables", __doc__, quick="a table of 1 million vectors")
+    parser = benchmark_parser("tables", __doc__, quick="a table of 1 million vectors")
     parser.add_argument("--demo", default="build/demo", help="the demo's folder (default: %(default)s)")
     flags = parser.parse_args(argv)
     num_rows = _QUICK_ROWS if flags.quick else _ROWS
@@ -160,6 +161,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         document["table_rows"] = num_rows
         document |= speed(scratch / "repository", rows, scratch / "triton.log")
         _print_speed(document["runs"])
+        document["figures"] = [
+            Figure(f"{batch} rows, {who}, {numbers}, p50", ratios(rounds, of_numbers[FLOAT32], "p50_ms"), peer=FLOAT32)
+            for batch, of_batch in document["runs"].items()
+            for who, of_numbers in of_batch.items()
+            for numbers, rounds in of_numbers.items()
+            if numbers != FLOAT32
+        ]
     return 0
 
 

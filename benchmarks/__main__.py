@@ -1,0 +1,114 @@
+"""Every benchmark in turn, unattended: `make benchmarks`, or by name `python -m benchmarks training serving`.
+
+Each runs as a process of its own in its environment, writes build/benchmarks/NAME.json and prints to NAME.log there.
+One whose document is of this very commit is not run again, so that a second call goes on where the first was ended; one
+that fails or exceeds its time keeps no other from running. `make performance` makes the page afterwards.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from benchmarks import machine
+from benchmarks.command import MEASURED
+from pipelines.local.environments import REPOSITORY, python_of
+
+
+class Plan(NamedTuple):
+    """Where a benchmark runs, and the most minutes that it may take: some times what it took on two cores."""
+
+    environment: str
+    quick: int
+    full: int
+
+
+PLANS = {
+    "lists": Plan("training", 3, 10),
+    "training": Plan("benchmarks", 30, 180),
+    "serving": Plan("driver", 15, 60),
+    "monitor": Plan("driver", 15, 60),
+    "preprocessing": Plan("preprocessing", 15, 60),
+    "extraction": Plan("driver", 10, 40),
+    "round": Plan("driver", 15, 60),
+    "demo": Plan("driver", 30, 30),
+    "tables": Plan("driver", 10, 20),
+    "year": Plan("driver", 10, 60),
+    "growth": Plan("driver", 15, 120),
+    "cache": Plan("driver", 5, 30),
+    "suite": Plan("driver", 60, 90),
+    "policies": Plan("driver", 10, 120),
+    "gate": Plan("driver", 10, 120),
+    "validation": Plan("validation", 10, 120),
+    "quality": Plan("benchmarks", 10, 60),
+    "freshness": Plan("driver", 15, 120),
+}
+"""Speed first, studies of judgement last."""
+
+
+def is_done(name: str, commit: str | None, *, is_quick: bool) -> bool:
+    """Whether `name` was measured at this commit, in full where that is asked for; never of uncommitted changes."""
+    path = MEASURED / f"{name}.json"
+    if commit is None or " " in commit or not path.exists():
+        return False
+    document = json.loads(path.read_text())
+    return document.get("commit") == commit and (is_quick or not document["is_quick"])
+
+
+def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
+    """Runs one to its end or to that of its time; what came of it. What it prints is shown, or goes to its log."""
+    plan, began = PLANS[name], time.monotonic()
+    command = [str(python_of(plan.environment)), "-m", f"benchmarks.{name}", *["--quick"] * is_quick]
+    minutes = plan.quick if is_quick else plan.full
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "ORT_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
+    with open(MEASURED / f"{name}.log", "w") as log:
+        shown = {} if is_shown else {"stdout": log, "stderr": log}
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, env=os.environ | quiet, stdin=subprocess.DEVNULL, start_new_session=True, **shown
+        )
+        try:
+            code = process.wait(60 * minutes)
+        except subprocess.TimeoutExpired:
+            return f"ended after its {minutes} minutes, see {log.name}"
+        finally:
+            if process.poll() is None:  # its children are of its group
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
+    taken = f"{time.monotonic() - began:,.0f} s"
+    return f"done in {taken}" if code == 0 else f"FAILED with {code} after {taken}, see {log.name}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what was asked for; 1 = one of them has no figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    minutes_of = ", ".join(f"{name} ({plan.quick}, {plan.full})" for name, plan in PLANS.items())
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"and most minutes, quick and full: {minutes_of}")
+    parser.add_argument("--quick", action="store_true", help="whether they run: fewer and shorter rounds")
+    parser.add_argument("--again", action="store_true", help="measure what was measured at this commit too")
+    flags = parser.parse_args(argv)
+    if unknown := set(flags.names) - set(PLANS):
+        parser.error(f"no benchmark is named {sorted(unknown)}, expected {', '.join(PLANS)}")
+    os.chdir(REPOSITORY)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what runs is ended too
+    MEASURED.mkdir(parents=True, exist_ok=True)
+    names, commit, has_failed = flags.names or PLANS, machine.facts()["revision"], False
+    minutes = sum(PLANS[name].quick if flags.quick else PLANS[name].full for name in names)
+    print(f"{len(names)} benchmarks at {commit}, at most {minutes} minutes", flush=True)
+    for name in names:
+        if not flags.again and is_done(name, commit, is_quick=flags.quick):
+            print(f"{name}: is there", flush=True)
+            continue
+        print(f"{name}: ", end="", flush=True)
+        said = run(name, is_quick=flags.quick, is_shown=len(names) == 1)
+        print(said, flush=True)
+        has_failed |= not said.startswith("done")
+    return int(has_failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

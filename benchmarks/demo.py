@@ -1,0 +1,50 @@
+"""How long the demo takes, and where: `make benchmark-demo`; the same from an empty folder as `make demo`.
+
+Of `summary.json`, which the demo writes. There is no smaller demo: `--quick` is the same.
+"""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.command import benchmark_parser, documented, run_to_end
+from benchmarks.spread import Figure, spread
+
+FOLDER = Path("build/demo")
+SECONDS_TARGET = 100
+STAGES = {
+    "first_run": "first model through the pipeline",
+    "baseline": "traffic before the world changes",
+    "drift_to_detection": "from the change to the decision to retrain",
+    "trigger_to_serving": "from that decision to serving, beside traffic",
+    "bad_release": "a bad release and the way back",
+    "drain": "accounting for every record",
+    "verify": "every score and decision made again",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the demo once."""
+    flags = benchmark_parser("demo", __doc__, quick="the same").parse_args(argv)
+    with documented(flags) as document:
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        began = time.monotonic()
+        print(run_to_end([sys.executable, "-m", "pipelines", "demo", f"--folder={FOLDER}"]))
+        seconds = time.monotonic() - began
+        summary = document["summary"] = json.loads((FOLDER / "summary.json").read_text())
+        document["figures"] = [
+            Figure("the whole demo", spread([seconds]), "s", target=SECONDS_TARGET),
+            *(Figure(said, spread([summary["seconds"][stage]]), "s") for stage, said in STAGES.items()),
+            Figure("requests failed", spread([summary["requests"]["failed"]]), "requests", target=0),
+            Figure("request of 64 rows, p50", spread([summary["latency_ms"]["p50"]]), "ms"),
+            Figure("request of 64 rows, p99", spread([summary["latency_ms"]["p99"]]), "ms"),
+            Figure("a bad release goes back by itself", spread([summary["bad_release"]["taken_back"]["seconds"]]), "s"),
+        ]
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

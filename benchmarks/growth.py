@@ -1,0 +1,132 @@
+"""Cost as work grows, with slopes on logarithmic axes: `make benchmark-growth`.
+
+Steps by rows are `benchmarks.scale`'s, a store by rounds `benchmarks.year`'s: their documents are read. Measured here
+is the monitor's processor time by requests per second, one second of traffic a turn; from it follow the replicas that
+the rate needs, each with partitions of its own. A slope of 1 says that twice the work costs twice as much; where the
+last one of a curve is over `STEEP`, the figure is missed.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.chart import COLORS, chart_file
+from benchmarks.command import MEASURED, benchmark_parser, documented
+from benchmarks.monitor import measure
+from benchmarks.spread import Figure, short, spread
+from components.charts.page import Line
+
+RATES, QUICK_RATES = (1, 10, 100, 1_000, 10_000), (10, 100, 1_000)
+"""Requests per second, of `ROWS_PER_REQUEST` rows each."""
+ROWS_PER_REQUEST, LEAST_ROWS = 10, 100_000
+BUSY = 0.7
+"""Share of a core that a replica may use, so that it catches up after a pause."""
+STEEP = 1.05
+"""Slope from which a cost counts as growing faster than the work; the rest is noise."""
+Curve = Sequence[tuple[float, float]]
+"""(Work, cost), ascending."""
+
+
+def last_slope(curve: Curve) -> float:
+    """The slope between the two largest sizes, on logarithmic axes: 1 = proportional, 2 = by the square.
+
+    >>> last_slope([(10, 1), (100, 2), (1_000, 200)])
+    2.0
+    """
+    (x, y), (larger, cost) = curve[-2:]
+    return math.log(cost / y) / math.log(larger / x)
+
+
+def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
+    """Requests per second, and the share of a core that they take."""
+    curve = []
+    for rate in rates:
+        rows = max(least_rows, 5 * rate * ROWS_PER_REQUEST) if rate >= 100 else rate * ROWS_PER_REQUEST * 100
+        run = measure(rows, rows_per_message=ROWS_PER_REQUEST, log="memory", messages_a_tick=rate)
+        curve.append((float(rate), run["cpu_seconds"] / run["turns"]))
+        print(f"{rate:,} requests/s: {curve[-1][1]:.4f} of a core", flush=True)
+    return curve
+
+
+def scale_curves(document: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
+    """By what is counted, then step: rows, and processor seconds, bytes of memory or bytes on disk."""
+    kinds = {"seconds": "processor_seconds", "memory": "peak", "disk": "disk"}
+    return {
+        kind: {step: [(each["rows"], each[key]) for each in of if each[key]] for step, of in document["steps"].items()}
+        for kind, key in kinds.items()
+    }
+
+
+def store_curves(document: Mapping[str, Any]) -> dict[str, Curve]:
+    """By what reads the store: rounds, and CPU seconds."""
+    rounds = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}
+    store = document["store"]
+    names = [name for name in next(iter(store.values())) if name.startswith("s, ")]
+    return {name.removeprefix("s, "): [(rounds[at], max(of[name], 1e-4)) for at, of in store.items()] for name in names}
+
+
+def slopes(what: str, curves: Mapping[str, Curve]) -> list[Figure]:
+    """A row for each curve."""
+    found = []
+    for name, curve in curves.items():
+        if len(curve) < 2:
+            continue
+        work, cost = curve[-1]
+        said = f"{short(cost)} at {short(work)}"
+        found.append(Figure(f"{what}: {name}, slope", spread([last_slope(curve)]), "", target=STEEP, limit=said))
+    return found
+
+
+def charts(document: Mapping[str, Any]) -> dict[str, str]:
+    """One chart for each kind of work, by its file's name; both axes are powers of ten."""
+    drawn = {}
+    for name, of in document["curves"].items():
+        lines = [
+            Line(
+                label=label,
+                color=COLORS[number % len(COLORS)],
+                x=[math.log10(x) for x, _ in curve],
+                y=[math.log10(y) for _, y in curve],
+            )
+            for number, (label, curve) in enumerate(of.items())
+        ]
+        if lines:
+            drawn[f"growth-{name.replace(' ', '-')}.svg"] = chart_file(lines, y_label=_AXES[name], x_unit="")
+    return drawn
+
+
+_AXES = {
+    "monitor": "log10 of cores by log10 of requests/s",
+    "store": "log10 of CPU seconds by log10 of rounds",
+    "steps seconds": "log10 of processor seconds by log10 of rows",
+    "steps memory": "log10 of bytes of anonymous memory by log10 of rows",
+    "steps disk": "log10 of bytes on disk by log10 of rows",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures the monitor, reads what others measured, and tells the slopes."""
+    flags = benchmark_parser("growth", __doc__, quick="three rates and few rows").parse_args(argv)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    with documented(flags) as document:
+        curve = monitor_curve(*((QUICK_RATES, 20_000) if flags.quick else (RATES, LEAST_ROWS)))
+        curves: dict[str, Mapping[str, Curve]] = {"monitor": {"monitor": curve}}
+        if (path := MEASURED / "year.json").exists():
+            curves["store"] = store_curves(json.loads(path.read_text()))
+        if (path := MEASURED / "scale.json").exists():
+            curves |= {f"steps {kind}": of for kind, of in scale_curves(json.loads(path.read_text())).items()}
+        document["curves"] = curves
+        for what, of in curves.items():
+            document["figures"] += slopes(what, of)
+        for rate, share in curve:
+            name = f"monitor at {rate:,.0f} requests/s of {ROWS_PER_REQUEST} rows"
+            replicas = f"{math.ceil(share / BUSY)} replicas at {BUSY:.0%} of a core each"
+            document["figures"].append(Figure(name, spread([share]), "cores", limit=replicas))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

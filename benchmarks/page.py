@@ -1,0 +1,124 @@
+"""Makes docs/performance.md and its charts of the newest documents: `make performance`.
+
+What is measured lies in build/benchmarks, which git ignores. This keeps it in benchmarks/results, one file a benchmark,
+and makes the page of all that are there. A quick run is not kept: it shows that a benchmark runs, not how fast anything
+is. What a document holds is `command`'s, what a chart shows its benchmark's.
+"""
+
+import json
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmarks.__main__ import PLANS
+from benchmarks.command import MEASURED
+from benchmarks.spread import Figure, figure_of
+from components.runtime.durable import write_whole
+from pipelines.local.environments import REPOSITORY
+
+RESULTS = REPOSITORY / "benchmarks" / "results"
+PAGE = REPOSITORY / "docs" / "performance.md"
+CHARTS = ("freshness", "growth")
+"""Benchmarks whose modules draw their charts."""
+NAMES = [*PLANS, "gpu"]
+_LIMITS = {
+    "product_gflop_s": "products of float32 matrices {:g} GFLOP/s",
+    "copy_gb_s": "copy in memory {:g} GB/s",
+    "fsync_ms": "a write with fsync {:g} ms",
+}
+_INTRODUCTION = """# Performance
+
+A figure of speed on another page is from here, or its paragraph says since when it was not measured again; a test
+refuses others. `make performance` makes this page of the documents in `benchmarks/results`. `make benchmarks` measures
+anew, and goes on where it was ended; `make benchmark-serving` measures one, `BENCHMARK_FLAGS=--quick` shows whether it
+runs. On a GPU: `make gpu PYTHON_GPU=python3` needs torch's CUDA wheel, numpy, msgspec, pyarrow and tqdm, with onnx,
+onnxruntime-gpu, torchrec and pytest where they are. Its steps last nine minutes at most, and a second call goes on;
+`GPU_FLAGS="--minutes 9"` ends in time on a machine that is lent, `GPU_FLAGS=--quick` tries all of it without a GPU.
+
+A figure is the median of rounds, with the least and the most in parentheses. A ratio is of rounds beside each other in
+time; whoever it is to was measured in the same run. What the machine could do at that time stands above each table.
+"""
+
+
+def keep() -> None:
+    """Takes over what was measured since."""
+    RESULTS.mkdir(exist_ok=True)
+    for path in (REPOSITORY / MEASURED / f"{name}.json" for name in NAMES):
+        if path.exists() and not json.loads(text := path.read_text())["is_quick"]:
+            write_whole(RESULTS / path.name, text)
+
+
+def kept_documents(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """The documents that are there, in their order on the page."""
+    paths = [folder / f"{name}.json" for name in NAMES]
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
+def page(documents: Iterable[dict[str, Any]]) -> str:
+    """The whole page."""
+    sections = {each["benchmark"]: section(each) for each in documents}
+    missing = [f"`{name}`" for name in NAMES if name not in sections]
+    said = [f"Not measured on this house yet: {', '.join(missing)}.\n"] if missing else []
+    return "\n".join([_INTRODUCTION, *said, *sections.values()])
+
+
+def section(document: dict[str, Any]) -> str:
+    """One benchmark: when, where and how, then its figures as a table, then its charts."""
+    facts, name = document["machine"], document["benchmark"]
+    where = [f"{facts['cores_used']} of {facts['cores']} cores", facts.get("gpu") or facts["processor"]]
+    where += [f"{facts['memory_gib']:g} GiB"] if "memory_gib" in facts else []
+    where += [said.format(document["limits"][key]) for key, said in _LIMITS.items() if key in document["limits"]]
+    lines = [
+        f"## {name}",
+        "",
+        f"`{document['command']}`, {document['date'][:10]}, commit {document['commit']}, {document['seconds']:,.0f} s; "
+        f"{', '.join(where)}.",
+    ]
+    if doubt := doubts(document):
+        lines += ["", f"**{doubt}**"]
+    lines += ["", "| what | beside | figure | target | limit |", "|---|---|---|---|---|"]
+    lines += [row(figure_of(each)) for each in document["figures"]]
+    if skipped := document.get("skipped"):
+        lines += ["", f"Left out: {'; '.join(skipped)}."]
+    for chart in charts(document):
+        lines += ["", f"![{chart.removesuffix('.svg').replace('-', ' ')}]({chart})"]
+    return "\n".join([*lines, ""])
+
+
+def charts(document: dict[str, Any]) -> dict[str, str]:
+    """The charts of a document, SVG by the file's name in docs/."""
+    if document["benchmark"] not in CHARTS:
+        return {}
+    drawn: dict[str, str] = import_module(f"benchmarks.{document['benchmark']}").charts(document)
+    return drawn
+
+
+def doubts(document: dict[str, Any]) -> str:
+    """Why the figures of a document are not to be relied on; empty where they are."""
+    if (share := document["other_work_share"]) is None:
+        return "To be measured again: how busy the machine was is not known."
+    return f"To be measured again: other work took {share:.0%} of the machine." if share >= 0.1 else ""
+
+
+def row(figure: Figure) -> str:
+    """One figure as a row of the table."""
+    cells = [figure.name, figure.peer, f"{figure.value.shown()} {figure.unit}".strip(), figure.aim(), figure.limit]
+    return f"| {' | '.join((cell or '').replace('|', '/') for cell in cells)} |"
+
+
+def main() -> int:
+    """Keeps, and writes page and charts."""
+    keep()
+    documents = kept_documents()
+    for document in documents:
+        for name, drawn in charts(document).items():
+            write_whole(PAGE.with_name(name), drawn)
+    write_whole(PAGE, page(documents))
+    print(f"written: {PAGE} of {len(documents)} benchmarks")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
