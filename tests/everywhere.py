@@ -15,8 +15,8 @@ from pathlib import Path
 from components.runtime.forked import available_cores
 from tests.conftest import ENVIRONMENT_OF_FOLDER
 from tests.support.paths import REPOSITORY
+from tests.support.sources import PACKAGES
 
-PACKAGES = ("components", "pipelines", "monitoring", "inference_client", "k8s")
 PARTS = (
     ("driver", "serving"),
     ("driver", "loop"),

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_name
 from pipelines.placement import read_values
 from tests.support.kfp_server import KfpServer
 from tests.support.paths import REPOSITORY
+from tests.support.processes import runs, wait_for
 from tests.support.rendering import OVERLAYS, render
 from tests.support.yaml_texts import documents
 
@@ -401,11 +401,4 @@ def test_tunnel_leads_to_the_api_and_ends_with_the_command(checkout, kubectl):
     (line,) = notes.read_text().splitlines()
     pid, *told = line.split()
     assert told == ["--namespace", "kubeflow", "port-forward", "service/ml-pipeline", f"{port}:8888"]
-    wait_gone(int(pid))
-
-
-def wait_gone(pid: int, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
-        assert time.monotonic() < deadline, "the tunnel outlived its command"
-        time.sleep(0.05)
+    wait_for(lambda: not runs(pid), "the end of the tunnel")

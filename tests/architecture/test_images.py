@@ -6,7 +6,6 @@ their work there is `test_containers.py`'s; how images are built, `test_image_bu
 
 import ast
 import importlib
-import json
 import re
 import shutil
 import subprocess
@@ -21,16 +20,13 @@ from pipelines.images import DOCKERFILES, ENVIRONMENT_OF_STEP, STEP_OF_VARIANT, 
 from pipelines.local.environments import python_of
 from tests.support.dockerfiles import VENV, entrypoint, environment, lay_out, lock, module, stages
 from tests.support.paths import REPOSITORY
+from tests.support.sources import HEAVY, imports_of, told_after
 
 STEPS = sorted(ENVIRONMENT_OF_STEP)
 IMAGES = sorted(DOCKERFILES)
 OURS_ALONE = [image for image in IMAGES if environment(image)]
 """Images with one of our locks; the others are NVIDIA's with our code."""
 OURS = ("components", "inference_client", "monitoring", "pipelines")
-HEAVY = (
-    "kfp", "pyarrow", "torch", "hugectr", "nvtabular", "merlin", "cudf", "pandas", "dask", "tensorflow",
-    "tensorflow_data_validation", "tritonclient", "onnx", "onnxruntime", "sklearn", "google",
-)  # fmt: skip
 IN_SLIM_BASE = {
     *("libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2"),
     *("libgcc_s.so.1", "libstdc++.so.6", "libz.so.1"),
@@ -80,14 +76,10 @@ def test_image_holds_every_module_of_ours_that_its_code_may_import(name, image):
     folder = image(name) / python_path(name).lstrip("/")
     missing = set()
     for source in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(source.read_text())):
-            names = [node.module] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            for imported in names:
-                if imported and imported.split(".")[0] in OURS:
-                    path = folder.joinpath(*imported.split("."))
-                    if not path.is_dir() and not path.with_suffix(".py").exists():
-                        missing.add(imported)
+        for name in imports_of(ast.parse(source.read_text())):
+            path = folder.joinpath(*name.split("."))
+            if name.split(".")[0] in OURS and not path.is_dir() and not path.with_suffix(".py").exists():
+                missing.add(name)
     assert not missing
 
 
@@ -99,30 +91,19 @@ def test_image_holds_no_package_of_ours_that_its_code_never_imports(name, image)
     wanted = {tuple(module(name).split("."))}
     for source in folder.rglob("*.py"):
         here = source.relative_to(folder).parts[:2]
-        for node in ast.walk(ast.parse(source.read_text())):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            wanted |= {tuple(n.split(".")[:2]) for n in names if tuple(n.split(".")[:2]) != here}
+        names = {tuple(each.split(".")[:2]) for each in imports_of(ast.parse(source.read_text()))}
+        wanted |= names - {here}
     assert packages <= wanted
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_image_starts_its_program_and_helps_without_a_heavy_import(name, image):
     root = image(name)
-    report = "import json, sys, runpy; sys.argv[1:] = ['--help']\n"
-    report += f"try: runpy.run_module('{module(name)}', run_name='__main__', alter_sys=True)\n"
-    report += "finally: print(json.dumps([sorted(sys.modules), sys.modules['components'].__file__]))"
-    done = subprocess.run(
-        [sys.executable, "-c", report],
-        cwd=root,
-        env={"PYTHONPATH": str(root / python_path(name).lstrip("/")), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"usage: python -m {module(name)} ")
-    loaded, package = json.loads(done.stdout.splitlines()[-1])
+    code = f"import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_module('{module(name)}', None, '__main__', True)"
+    path = root / python_path(name).lstrip("/")
+    told = "[sorted(sys.modules), sys.modules['components'].__file__]"
+    (loaded, package), printed = told_after(code, told, folder=root, python_path=path)
+    assert printed.startswith(f"usage: python -m {module(name)} ")
     assert Path(package).is_relative_to(root), "the image's own code was not what ran"
     assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
 

@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import urllib.error
 
 import pytest
 import yaml
@@ -30,7 +29,7 @@ from tests.k8s.pod import expanded, variables
 from tests.support.containers import CONFINED, SERVED_AT, TAG, TRITON, USER, give_to_user, in_containers
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.paths import REPOSITORY
-from tests.support.processes import DIRECT, wait_for
+from tests.support.processes import ask, wait_for
 from tests.support.recommenders import accept_into
 from tests.support.rendering import containers, find, pod_spec, render_edited
 
@@ -137,7 +136,8 @@ class PlayedPod:
             words = ["exec", f"{self.name}-pod-0-{container['name']}", *action["command"]]
             return self.run(*words, check=False).returncode == 0
         (port,) = [p["containerPort"] for p in container["ports"] if p["name"] == probe["httpGet"]["port"]]
-        return get(port, probe["httpGet"]["path"], probe["timeoutSeconds"])[0] in range(200, 400)
+        url = f"http://127.0.0.1:{port}{probe['httpGet']['path']}"
+        return ask(url, timeout=probe["timeoutSeconds"]).status in range(200, 400)
 
     def wait_for(self, *probes):
         for probe in probes:
@@ -146,17 +146,6 @@ class PlayedPod:
             except AssertionError:
                 logs = self.run("pod", "logs", "--tail=20", f"{self.name}-pod-0", check=False)
                 pytest.fail(f"the {probe} of {self.name} does not pass: {(logs.stdout + logs.stderr)[-3000:]}")
-
-
-def get(port, path, seconds=10):
-    """Status and text of a port's answer; 0 = nobody answered."""
-    try:
-        with DIRECT.open(f"http://127.0.0.1:{port}{path}", timeout=seconds) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, ""
-    except OSError:
-        return 0, ""
 
 
 @pytest.fixture
@@ -264,7 +253,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     assert found["published_rows"] == found["rows"] >= 44_000
 
     def is_settled():
-        status = json.loads(get(9464, "/status")[1] or '{"log_backlog": 1}')
+        status = json.loads(ask("http://127.0.0.1:9464/status").text or '{"log_backlog": 1}')
         return not status["log_backlog"] and status["pending_rows"] == 0
 
     wait_for(is_settled, "the last labels", seconds=300)

@@ -2,7 +2,6 @@
 
 import ast
 import importlib.metadata
-import json
 import subprocess
 import sys
 from collections import defaultdict
@@ -14,12 +13,8 @@ import grimp
 import pytest
 
 from tests.support.paths import REPOSITORY
+from tests.support.sources import HEAVY, PACKAGES, imports_of, told_after
 
-PACKAGES = ("components", "pipelines", "monitoring", "inference_client", "k8s")
-HEAVY = (
-    "kfp", "pyarrow", "torch", "hugectr", "nvtabular", "merlin", "cudf", "pandas", "dask", "tensorflow",
-    "tensorflow_data_validation", "tritonclient", "onnx", "onnxruntime", "sklearn", "google",
-)  # fmt: skip
 MAX_FUNCTION_LINES = 60
 OLDEST_PYTHON = (3, 10)
 PURE_ROOMS = ("monitoring.measures", "monitoring.drift", "monitoring.deciding", "components.drift_statistics")
@@ -75,16 +70,8 @@ def is_pipeline(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def modules_after(code: str) -> set[str]:
     """Top-level modules loaded in a fresh interpreter once `code` has run."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"],
-        cwd=REPOSITORY,
-        env={"PYTHONPATH": str(REPOSITORY), "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+    names, _ = told_after(code, "sorted(sys.modules)", folder=REPOSITORY, python_path=REPOSITORY)
+    return {name.partition(".")[0] for name in names}
 
 
 def test_import_contracts_hold():
@@ -123,10 +110,10 @@ def test_pure_rooms_do_no_input_and_output(trees):
         module = name.removesuffix(".py").replace("/", ".")
         if not module.startswith(PURE_ROOMS):
             continue
+        found += [
+            f"{name} imports {n}" for n in imports_of(tree) if any(f"{n}.".startswith(f"{io}.") for io in IO_MODULES)
+        ]
         for node in ast.walk(tree):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            found += [f"{name} imports {n}" for n in names if any(f"{n}.".startswith(f"{io}.") for io in IO_MODULES)]
             if isinstance(node, ast.Call):
                 called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                 found += [f"{name}:{node.lineno} calls {called}"] if called in IO_CALLS else []

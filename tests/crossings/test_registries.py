@@ -86,8 +86,7 @@ def story(chain, tmp_path_factory):
         append_promotion(store, replace(line, action=ROLLBACK))
         export("back")
     yield told
-    kubeflow.server.shutdown()
-    kubeflow.server.server_close()
+    kubeflow.close()
 
 
 def test_a_registry_that_is_away_costs_one_line_and_the_other_one_nothing(story):

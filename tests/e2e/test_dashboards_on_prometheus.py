@@ -2,15 +2,13 @@
 
 It scrapes a real tritonserver under traffic and the monitor's own server with a snapshot in which every number is
 present. No cluster and no GPU are here: what kube-state-metrics, the DCGM exporter and a Triton with a GPU would show
-is the text below, in their names and labels.
+is in not_here.prom, in their names and labels.
 """
 
 import math
-import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +20,7 @@ from monitoring.showing.server import HttpSettings, MonitorServer
 from pipelines.local.stack import LOOPBACK
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.k8s.grafana import DASHBOARDS, Asked, offered, queries
+from tests.support.http_double import Page
 from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus
 from tests.support.snapshots import FULL
@@ -29,21 +28,7 @@ from tests.support.triton import write_model
 
 pytestmark = pytest.mark.e2e
 
-NOT_HERE = """\
-kube_deployment_status_replicas_available{deployment="triton"} 2
-kube_horizontalpodautoscaler_spec_min_replicas{horizontalpodautoscaler="triton"} 2
-kube_horizontalpodautoscaler_spec_max_replicas{horizontalpodautoscaler="triton"} 8
-kube_horizontalpodautoscaler_status_desired_replicas{horizontalpodautoscaler="triton"} 3
-kube_horizontalpodautoscaler_spec_target_metric{horizontalpodautoscaler="triton",\
-metric_name="triton_queue_microseconds_per_request",metric_target_type="average"} 2000
-kube_horizontalpodautoscaler_spec_target_metric{horizontalpodautoscaler="triton",\
-metric_name="triton_pending_requests",metric_target_type="average"} 8
-kube_pod_container_status_restarts_total{container="triton",uid="u"} 1
-nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5
-nv_gpu_memory_total_bytes{gpu_uuid="GPU-1"} 8e10
-nv_gpu_memory_used_bytes{gpu_uuid="GPU-1"} 2e10
-DCGM_FI_PROF_GR_ENGINE_ACTIVE{gpu="0",Hostname="node",GPU_I_PROFILE="1g.5gb"} 0.25
-"""
+NOT_HERE = (Path(__file__).parent / "not_here.prom").read_text()
 MODELS = {"click_model": True, "click_model_canary": False}
 """And whether its answers may come from the cache: a model of which they may has no quantiles."""
 
@@ -54,32 +39,6 @@ class Asking(Prometheus):
     def numbers(self, query: str) -> list[float]:
         """Every sample's value."""
         return [float(sample["value"][1]) for sample in self._get("query", query=query)["result"]]
-
-
-class Page(BaseHTTPRequestHandler):
-    """Answers every request with one text."""
-
-    text = ""
-
-    def do_GET(self):
-        body = self.text.encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/plain; version=0.0.4")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
-
-def page(stack: ExitStack, text: str) -> str:
-    """URL of a page with that text, until the stack ends."""
-    server = ThreadingHTTPServer((LOOPBACK, 0), type("Stated", (Page,), {"text": text}))
-    stack.callback(server.server_close)
-    threading.Thread(target=partial(server.serve_forever, 0.05), daemon=True).start()
-    stack.callback(server.shutdown)
-    return f"http://{LOOPBACK}:{server.server_port}/metrics"
 
 
 def monitor(stack: ExitStack, snapshot) -> str:
@@ -125,7 +84,7 @@ def prometheus(tmp_path_factory):
             "triton-0": server.metrics_url,
             "monitor-0": monitor(stack, FULL),
             "monitor-1": monitor(stack, released),
-            "stated": page(stack, NOT_HERE),
+            "stated": f"{stack.enter_context(closing(Page(NOT_HERE))).url}/metrics",
         }
         asking = stack.enter_context(Asking(folder / "prometheus", pods))
         sent = 0

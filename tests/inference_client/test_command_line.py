@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from components.contracts.records import PredictionBatch
 from components.runtime.errors import PermanentError
 from components.storage.folder import FolderObjects
 from inference_client.simulation.world import Drift, World
+from tests.support.processes import wait_for
 from tests.support.served_names import TRAFFIC_FILE
 from tests.support.traffic_plans import CANARY, STABLE, make_plan
 
@@ -74,10 +74,7 @@ def replay(server, folder):
 
 
 def wait_for_rows(server, rows):
-    deadline = time.monotonic() + 120
-    while sum(server.scoring.requests) < rows:
-        assert time.monotonic() < deadline, "the replay sent nothing"
-        time.sleep(0.02)
+    wait_for(lambda: sum(server.scoring.requests) >= rows, "the replay's rows")
 
 
 def summary_of(folder):

@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 
 import numpy as np
@@ -19,6 +18,7 @@ from inference_client.load import LoadSettings, open_loop, run_load, run_precise
 from inference_client.recommender import RecommenderClient
 from inference_client.rows import FeatureRows
 from inference_client.scoring import Scored
+from tests.support.processes import wait_for
 from tests.support.virtual_time import VirtualTime
 
 
@@ -184,13 +184,10 @@ def test_a_load_that_is_interrupted_breaks_off_no_call(server, store, tmp_path, 
     data += ["--recommender", str(store)]
     line = [sys.executable, "-m", "inference_client", "load", *data, "--concurrency", "4", "--seconds", "60"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 30
-        while len(server.scoring.requests) < 50 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: len(server.scoring.requests) >= 50)
         gate = server.scoring.wait = server.make_event()
         asked = len(server.scoring.requests) + 4
-        while len(server.scoring.requests) < asked and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: len(server.scoring.requests) >= asked)
         process.send_signal(signal.SIGINT)
         server.release(gate)
         out, errors = process.communicate(timeout=120)

@@ -9,14 +9,12 @@ import os
 import re
 import signal
 import subprocess
-import urllib.error
-import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from pipelines.local.stack import DIRECT, LOOPBACK, tethered
+from pipelines.local.stack import LOOPBACK, tethered
 from pipelines.local.triton import DEFAULT_VENV, Ports, _free_ports, prepare
-from tests.support.processes import wait_for
+from tests.support.processes import ask, wait_for
 from tests.support.rendering import Manifest, containers, find
 
 
@@ -134,21 +132,15 @@ class TritonPod:
         """What the server has said."""
         return (self._folder / "triton.log").read_text(errors="replace")
 
-    def get(self, path: str, *, port: str = "http", timeout: float = 5.0) -> int | None:
-        """HTTP status of a path; None where nobody answers."""
-        try:
-            with DIRECT.open(f"http://{LOOPBACK}:{getattr(self.ports, port)}{path}", timeout=timeout) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as refused:
-            return refused.code
-        except OSError:
-            return None
+    def get(self, path: str, *, port: str = "http", timeout: float = 5.0) -> int:
+        """HTTP status of a path; 0 where nobody answers."""
+        return ask(f"http://{LOOPBACK}:{getattr(self.ports, port)}{path}", timeout=timeout).status
 
     def passes(self, probe: str) -> bool:
         """Whether a kubelet would count this probe as passed now: any status from 200 to 399."""
         asked = self.container[probe]["httpGet"]
         status = self.get(asked["path"], port=asked["port"], timeout=self.container[probe]["timeoutSeconds"])
-        return status is not None and 200 <= status < 400
+        return 200 <= status < 400
 
     def wait_for(self, probe: str, seconds: float = 120.0) -> None:
         """Returns once the probe passes, or says what the server said."""
@@ -161,8 +153,4 @@ class TritonPod:
 
     def metrics(self) -> str:
         """The Prometheus text of port `metrics`."""
-        with DIRECT.open(
-            urllib.request.Request(f"http://{LOOPBACK}:{self.ports.metrics}/metrics"), timeout=5
-        ) as answer:
-            text: str = answer.read().decode()
-        return text
+        return ask(f"http://{LOOPBACK}:{self.ports.metrics}/metrics", timeout=5.0).text

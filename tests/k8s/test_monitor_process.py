@@ -12,8 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,7 @@ from components.logs.sqlite import SqliteLog
 from tests.k8s.environment import command, container, environment_of, mounted
 from tests.support.monitors import clicks, prediction, publish
 from tests.support.paths import REPOSITORY
-from tests.support.processes import DIRECT, wait_for
+from tests.support.processes import Answer, ask, wait_for
 from tests.support.recommenders import accept_into, criteo_with
 from tests.support.rendering import Manifest, find
 
@@ -87,16 +85,10 @@ class Pod:
         probe = container(self.deployment, "monitor")[name]["httpGet"]
         ports = {p["name"]: p["containerPort"] for p in container(self.deployment, "monitor")["ports"]}
         assert ports[probe["port"]] == 9464  # here: self.port
-        return self.get(probe["path"])[0]
+        return self.get(probe["path"]).status
 
-    def get(self, path: str) -> tuple[int, str]:
-        try:
-            with DIRECT.open(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
+    def get(self, path: str) -> Answer:
+        return ask(f"http://127.0.0.1:{self.port}{path}")
 
     def lines(self, name: str) -> list[dict]:
         return [json.loads(line) for line in (self.root / f"{name}.log").read_text().splitlines()]
@@ -132,8 +124,8 @@ def _lives(pod: Pod) -> None:
     wait_for(lambda: pod.probe("readinessProbe") == 200, "the readiness probe")
     batch = prediction("r1", 64, time=time.time())
     publish(pod.log, batch, clicks("o1", [("r1", 3, batch.time)]))
-    wait_for(lambda: '"matured": 64' in pod.get("/status")[1], "the labels")
-    assert list(text_string_to_metric_families(pod.get("/metrics")[1]))
+    wait_for(lambda: '"matured": 64' in pod.get("/status").text, "the labels")
+    assert list(text_string_to_metric_families(pod.get("/metrics").text))
     assert pod.probe("livenessProbe") == 200
     assert pod.stop(monitor) == 0
     lake = pod.root / "evergreen/lake"

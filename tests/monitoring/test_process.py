@@ -10,7 +10,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-import urllib.error
 
 import pytest
 
@@ -19,7 +18,7 @@ from monitoring.backtest.settings import JudgingSettings
 from monitoring.flags import settings_of
 from tests.support.monitors import clicks, prediction, publish, read_events
 from tests.support.paths import REPOSITORY
-from tests.support.processes import DIRECT, wait_for
+from tests.support.processes import Answer, ask, wait_for
 from tests.support.recommenders import accept_into, criteo_with
 
 
@@ -69,26 +68,22 @@ class Processes:
     def counter(self, name: str) -> float:
         return json.loads(self.page("/status") or "{}").get("counters", {}).get(name, 0)
 
-    def page(self, path: str) -> str:
-        """A page; empty while a monitor starts (the address may still be its predecessor's)."""
+    def ask(self, path: str) -> Answer:
+        """A page's answer; none while a monitor starts (the address may still be its predecessor's)."""
         try:
             address = json.loads((self.state / "http.json").read_text())
-            with DIRECT.open(f"http://{address['host']}:{address['port']}{path}", timeout=60) as answer:
-                return answer.read().decode()
-        except OSError:
-            return ""
+        except FileNotFoundError:
+            return Answer(0, "", {})
+        return ask(f"http://{address['host']}:{address['port']}{path}")
+
+    def page(self, path: str) -> str:
+        answer = self.ask(path)
+        return answer.text if answer.status == 200 else ""
 
     def refusal(self, path: str) -> str:
         """What a page says that is not to be had now, where the loop has a reason; empty otherwise."""
-        try:
-            address = json.loads((self.state / "http.json").read_text())
-            DIRECT.open(f"http://{address['host']}:{address['port']}{path}", timeout=60).close()
-        except urllib.error.HTTPError as error:
-            reason = error.read().decode()
-            return "" if "no turn of the loop has ended yet" in reason else reason
-        except OSError:
-            pass
-        return ""
+        answer = self.ask(path)
+        return "" if answer.status == 200 or "no turn of the loop has ended yet" in answer.text else answer.text
 
 
 @pytest.fixture

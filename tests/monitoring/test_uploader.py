@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import google_crc32c
 import pytest
@@ -24,7 +23,7 @@ from monitoring.uploader import MAX_PAUSE_SECONDS, Uploader, UploaderSettings, m
 from tests.support.crashes import Killed
 from tests.support.paths import REPOSITORY
 from tests.support.power_cut import Disk
-from tests.support.processes import at_once
+from tests.support.processes import at_once, wait_for
 
 NAME = "day=2025-11-13/part-1.parquet"
 OUTCOMES = "outcomes/day=2025-11-13/part-2.parquet"
@@ -276,11 +275,7 @@ def test_the_process_moves_to_a_bucket_what_is_sealed_while_it_runs_and_ends_at_
         [sys.executable, "-m", "monitoring.uploader", *argv], env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
     )
     try:
-        deadline = time.monotonic() + 60
-        while kept(archive):
-            time.sleep(0.01)
-            assert time.monotonic() < deadline
-            assert process.poll() is None
+        wait_for(lambda: not kept(archive) or process.poll() is not None, "the upload")
         (tmp_path / "aside").write_bytes(b"sealed later")
         os.rename(tmp_path / "aside", late)
         process.send_signal(signal.SIGTERM)

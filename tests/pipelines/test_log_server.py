@@ -12,6 +12,7 @@ from components.runtime.errors import ContractError
 from pipelines.local.log_server import HOST_VARIABLE, find_emulator, start_log
 from pipelines.local.stack import Stack, tagged_processes
 from tests.support.log_benches import open_log
+from tests.support.processes import wait_for
 
 
 def program(path: Path) -> Path:
@@ -53,11 +54,7 @@ def exchange(place, monkeypatch):
     log = open_log(place.url)
     try:
         log.publisher.publish([("a", b"1")])
-        pulled, deadline = [], time.monotonic() + 60
-        while not pulled:
-            assert time.monotonic() < deadline, log.subscriber.problem()
-            pulled = log.subscriber.pull(5)
-            time.sleep(0.01)
+        pulled = wait_for(lambda: log.subscriber.pull(5), "the message")
         log.subscriber.acknowledge([d.token for d in pulled])
         return [(d.message_id, d.payload) for d in pulled]
     finally:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from kfp import compiler, dsl
@@ -13,6 +12,7 @@ from kfp import compiler, dsl
 from pipelines.__main__ import main
 from pipelines.local import environments
 from tests.support.paths import REPOSITORY
+from tests.support.processes import wait_for
 from tests.support.recommenders import accept_into
 
 
@@ -43,11 +43,8 @@ def test_a_stopped_run_ends_its_step_whose_note_says_so(tmp_path, number, code):
     compiler.Compiler().compile(endless_pipeline, str(package))
     command = [sys.executable, "-m", "pipelines", "run", "--package", str(package), "--folder", str(tmp_path / "a b")]
     run = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 60
-    while not (store / "pid").exists() or not (store / "pid").read_text():
-        assert run.poll() is None, run.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: run.poll() is not None or ((store / "pid").exists() and (store / "pid").read_text()))
+    assert run.poll() is None, run.communicate()[1]
     step = int((store / "pid").read_text())
     run.send_signal(number)
     try:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from components.store.runs import StepNote
 from pipelines.local.demo import describe_step
 from pipelines.local.stack import JsonLines, ProcessDied, Stack, tagged_processes
+from tests.support.processes import wait_for
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [
@@ -76,10 +76,7 @@ def test_killed_owner_takes_its_processes_along(tmp_path):
     process.kill()
     process.wait()
     process.stdout.close()
-    deadline = time.monotonic() + 120
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not Path(f"/proc/{child}").exists()
+    wait_for(lambda: not Path(f"/proc/{child}").exists())
 
 
 def test_line_being_written_is_read_when_it_is_whole(tmp_path):

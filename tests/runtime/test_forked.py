@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from random import Random
 
@@ -12,6 +11,7 @@ import pytest
 
 from components.runtime import forked
 from components.runtime.errors import ContractError, TemporaryError
+from tests.support.processes import runs, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -52,7 +52,7 @@ def test_of_several_errors_the_first_items_is_told_however_slow_it_is(tmp_path):
         if item:
             (tmp_path / "done").touch()
         else:
-            _until((tmp_path / "done").exists)
+            wait_for((tmp_path / "done").exists)
         raise ContractError(f"item {item} is wrong")
 
     with pytest.raises(ContractError, match="item 0 is wrong") as refused:
@@ -93,7 +93,7 @@ run_all(wait, [1, 2, 3, 4], processes=2)
     command = [sys.executable, "-c", script]
     parent = subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, stderr=subprocess.PIPE, text=True)
     try:
-        _until(lambda: len(list(tmp_path.iterdir())) == 2)
+        wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
         yield parent, [int(path.name) for path in tmp_path.iterdir()]
     finally:
         parent.kill()
@@ -105,37 +105,23 @@ def test_processes_end_with_a_parent_that_is_killed(at_work):
     parent, processes = at_work
     parent.kill()
     parent.wait()
-    _until(lambda: not any(map(_runs, processes)))
+    wait_for(lambda: not any(map(runs, processes)))
 
 
 def test_a_parent_that_is_asked_to_end_does_not_wait_for_its_processes(at_work):
     parent, processes = at_work
     parent.terminate()
-    _until(lambda: parent.poll() is not None)
+    wait_for(lambda: parent.poll() is not None)
     assert parent.returncode == 128 + signal.SIGTERM
-    assert not any(map(_runs, processes))
+    assert not any(map(runs, processes))
 
 
 def test_an_interrupt_from_the_terminal_ends_all_and_is_told_once(at_work):
     parent, processes = at_work
     os.killpg(parent.pid, signal.SIGINT)
-    _until(lambda: parent.poll() is not None)
-    assert not any(map(_runs, processes))
+    wait_for(lambda: parent.poll() is not None)
+    assert not any(map(runs, processes))
     assert parent.stderr.read().count("KeyboardInterrupt") == 1
-
-
-def _until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def _runs(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(

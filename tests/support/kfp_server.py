@@ -12,8 +12,9 @@ does and this does not: who may do what, validation of the pipeline, MySQL's col
 import json
 import re
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.support.http_double import HttpDouble, Reply
 
 FILTER_KEYS = {"run_id", "display_name", "name", "created_at", "state", "experiment_id", "namespace", "storage_state"}
 STATES = {"PENDING", "RUNNING", "SUCCEEDED", "SKIPPED", "FAILED", "CANCELING", "CANCELED", "PAUSED"}
@@ -30,7 +31,7 @@ class ErrorAnswer(Exception):
 CRON_FIELD = re.compile(r"(\*|\?|[0-9A-Za-z]+)([-/,][0-9A-Za-z*]+)*")
 
 
-class KfpServer:
+class KfpServer(HttpDouble):
     def __init__(self) -> None:
         self.experiments: list[dict] = []
         self.runs: list[dict] = []
@@ -50,50 +51,24 @@ class KfpServer:
         self.lock = threading.Lock()
         self.silence = threading.Event()  # set: accept and never answer
         self.release = threading.Event()
-        double = self
+        super().__init__()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.answer("GET")
-
-            def do_POST(self):
-                self.answer("POST")
-
-            def do_DELETE(self):
-                self.answer("DELETE")
-
-            def answer(self, method):
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                if double.silence.is_set():
-                    double.release.wait(30)
-                    return
-                try:
-                    double.check_token(self.headers.get("Authorization"))
-                    status, document = 200, double.reply(method, self.path, body)
-                except ErrorAnswer as refused:
-                    status, document = refused.status, {"error": str(refused)}
-                if double.loses(method, urlsplit(self.path).path):
-                    self.close_connection = True
-                    return
-                text = json.dumps(document).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            def log_message(self, *args):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    def answer(self, method, path, body, headers) -> Reply | None:
+        if self.silence.is_set():
+            self.release.wait(30)
+            return None
+        try:
+            self.check_token(headers.get("Authorization"))
+            status, document = 200, self.reply(method, path, body)
+        except ErrorAnswer as refused:
+            status, document = refused.status, {"error": str(refused)}
+        if self.loses(method, urlsplit(path).path):
+            return None
+        return Reply(json.dumps(document).encode(), status, {"Content-Type": "application/json"})
 
     def close(self) -> None:
         self.release.set()
-        self.server.shutdown()
-        self.server.server_close()
+        super().close()
 
     def add_run(self, name: str, state: str, experiment_id: str = "e1") -> dict:
         assert state in STATES

@@ -1,19 +1,20 @@
-"""A process that deploys in children which kill themselves at a named place, told by lines of JSON on its input.
+"""Deployments that kill themselves at a named place, for a process that is forked for each (`warm`).
 
-One process for many crashes: each child is a fork, so libraries are imported once. Line: `action` (release | rollback |
-bake), `settings` (store, repository, urls, state), `candidate` (paths of the three manifests), `kill_at` (checkpoint;
-for `bake` the number of a boundary, see `crash_chain`), `occurrence` (from 1), `lives` (children at once; default 1).
-Answer: the highest status of a child as os.waitpid gives it.
+A job is JSON: `action` (release | rollback | bake), `store`, `repository`, `urls` and `state` of a `file_world`,
+`candidate` (paths of the three manifests), `kill_at` (checkpoint; for `bake` the number of a boundary, see
+`crash_chain`), `occurrence` (from 1), `lives`.
 """
 
 import json
 import os
 import signal
-import sys
-import traceback
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+
+IMPORTS = "from components.deployment import baking, release, rollback; from tests.support import crash_chain"
+"""What the process has that is forked."""
+PROGRAM = "import sys; from tests.support.killed_deployments import main; main(sys.argv[1])"
 
 
 def settings_of(job, checkpoint):
@@ -80,23 +81,11 @@ def bake(job):
         Baking(site=settings, metrics=("triton-a:8002",), fetch=lambda address: "").step({})
 
 
-def main():
-    from components.deployment import baking, release, rollback  # noqa: F401  imported before the forks, once
-    from tests.support import crash_chain  # noqa: F401
-
-    for line in sys.stdin:
-        job, children = json.loads(line), []
-        for _ in range(job.get("lives", 1)):
-            if not (child := os.fork()):
-                try:
-                    bake(job) if job["action"] == "bake" else deploy(job)
-                except BaseException:
-                    traceback.print_exc()
-                    os._exit(1)
-                os._exit(0)
-            children.append(child)
-        print(max(os.waitpid(child, 0)[1] for child in children), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def main(text):
+    """Does the job that the text describes; `lives` = 2: twice at once."""
+    job = json.loads(text)
+    beside = os.fork() if job.get("lives") == 2 else None
+    bake(job) if job["action"] == "bake" else deploy(job)
+    if beside == 0:
+        os._exit(0)
+    assert not beside or os.wait()[1] == 0

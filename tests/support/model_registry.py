@@ -6,12 +6,11 @@ not in it is a fault, and so is an answer of this double that the file does not 
 
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlparse
 
 from jsonschema import Draft202012Validator
 
+from tests.support.http_double import HttpDouble, Reply
 from tests.support.paths import REPOSITORY
 
 API = json.loads((REPOSITORY / "tests" / "support" / "model_registry_api.json").read_text())
@@ -48,34 +47,20 @@ def _faults(described, value) -> list[str]:
     return [f"{error.json_path}: {error.message[:300]}" for error in checker.iter_errors(value)]
 
 
-class ModelRegistry:
+class ModelRegistry(HttpDouble):
     """A running registry; `items` are what it holds, by the collection's name."""
 
     def __init__(self) -> None:
         self.items: dict[str, list[dict]] = {"registered_models": [], "model_versions": [], "artifacts": []}
         self.version_of: dict[str, str] = {}  # an artifact's id -> its version's
         self.faults: list[str] = []
-        double = self
+        super().__init__()
 
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                status, found = double.answer(self.command.lower(), urlparse(self.path), json.loads(body or "null"))
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.end_headers()
-                self.wfile.write(json.dumps(found).encode())
+    def answer(self, method, path, body, headers) -> Reply:
+        status, found = self._judged(method.lower(), urlparse(path), json.loads(body or "null"))
+        return Reply(json.dumps(found).encode(), status, {"Content-Type": "application/json"})
 
-            do_GET = do_POST = do_PATCH = answer
-
-            def log_message(self, *_):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def answer(self, method, url, body) -> tuple[int, dict]:
+    def _judged(self, method, url, body) -> tuple[int, dict]:
         """Status and body; notes every fault of either side."""
         ways = {path: re.fullmatch(re.sub(r"\{\w+\}", "([1-9][0-9]*)", path), url.path) for path in API["paths"]}
         path = next((path for path, match in ways.items() if match), "")

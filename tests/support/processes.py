@@ -1,12 +1,35 @@
-"""Processes of a server that is tested from outside: which run still; waiting without a fixed time; threads at once."""
+"""A server that is tested from outside: its pages and processes; waiting without a fixed time; threads at once."""
 
 import threading
 import time
+import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Requests without the proxy that the environment may name."""
+
+
+class Answer(NamedTuple):
+    """What a server answers for a page."""
+
+    status: int
+    """0 = nobody answered."""
+    text: str
+    headers: Mapping[str, str]
+
+
+def ask(url: str, *, timeout: float = 60.0) -> Answer:
+    """The answer of any status."""
+    try:
+        with DIRECT.open(url, timeout=timeout) as answer:
+            return Answer(answer.status, answer.read().decode(), answer.headers)
+    except urllib.error.HTTPError as error:
+        return Answer(error.code, error.read().decode(), error.headers)
+    except OSError:
+        return Answer(0, "", {})
 
 
 def running_in_group(group):
@@ -20,6 +43,14 @@ def running_in_group(group):
         if int(its_group) == group and state != "Z":
             found.append(int(folder.name))
     return found
+
+
+def runs(pid):
+    """Whether a process is there, and not only as a zombie."""
+    try:
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
 
 
 def wait_for(condition, what="the condition", *, seconds=120.0):

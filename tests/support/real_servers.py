@@ -10,20 +10,13 @@ from pathlib import Path
 from components.deployment.servers import Triton
 from components.runtime.errors import PermanentError, TemporaryError
 from inference_client.scoring import ClientSettings, ScoringClient
-from tests.support.processes import wait_for
+from tests.support.processes import runs, wait_for
 from tests.support.served_names import MODEL_NAME
 from tests.support.serving_double import AlteredDouble
 
 
 def live_version(client, rows, model=MODEL_NAME):
     return client.infer(model, *rows)[1]
-
-
-def _runs(pid):
-    try:
-        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def kill_stubs(server):
@@ -33,10 +26,10 @@ def kill_stubs(server):
         # A thread of the server, or a stub, may end while it is asked for.
         with suppress(OSError):
             stubs |= {int(child) for child in children.read_text().split()}
-    killed = {stub for stub in stubs if _runs(stub)}
+    killed = {stub for stub in stubs if runs(stub)}
     for stub in killed:
         os.kill(stub, signal.SIGKILL)
-    wait_for(lambda: not any(_runs(stub) for stub in killed))
+    wait_for(lambda: not any(runs(stub) for stub in killed))
 
 
 FAULT = "    def _fault(self, tensors: Tensors) -> str | None:\n"

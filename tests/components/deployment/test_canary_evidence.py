@@ -1,9 +1,8 @@
 """Pairs and counters: each row and each request counts once, for the arm that it belongs to."""
 
 import os
-import threading
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from components.deployment.canary.evidence import (
 from components.runtime.errors import TemporaryError
 from components.storage.folder import FolderObjects
 from components.store.traffic_plan import Arm
+from tests.support.http_double import Page
 from tests.support.shadow_rows import write_shadow_rows
 
 COLUMNS = (
@@ -193,23 +193,9 @@ def test_a_server_that_restarted_or_is_new_counts_once_it_has_a_baseline_and_not
 
 
 def test_metrics_are_read_from_the_server_whatever_proxy_is_named(monkeypatch):
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self):  # noqa: N802
-            self.send_response(200 if self.path == "/metrics" else 404)
-            self.end_headers()
-            self.wfile.write(METRICS.encode())
-
-        def log_message(self, *_):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Page)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setitem(os.environ, "http_proxy", "http://127.0.0.1:9")
-    address = f"127.0.0.1:{server.server_port}"
-    try:
+    with closing(Page(METRICS)) as page:
+        address = page.url.removeprefix("http://")
         assert read_baseline([address], STABLE, CANARY)[address]["stable"]["success"] == 100
-    finally:
-        server.shutdown()
-        server.server_close()
     with pytest.raises(TemporaryError, match=address):
         fetch(address)

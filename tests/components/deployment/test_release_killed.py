@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -19,8 +18,10 @@ from components.contracts.serving import versions_of
 from components.deployment.baking import Baking
 from components.runtime.errors import ContractError
 from components.store.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, WITHDRAWN, read_entries, write_findings
+from tests.support.killed_deployments import IMPORTS, PROGRAM
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into, criteo_with
+from tests.support.warm import Warm
 
 RELEASE_PLACES = [
     ("kept", 1), ("intent written", 1), ("staged", 1), ("rehearsed", 1), ("folder published", 1), ("config written", 1),
@@ -40,31 +41,20 @@ def mostly_slow(places, quick=("loaded", 1)):
     return [place if place == quick else pytest.param(place, marks=pytest.mark.slow) for place in places]
 
 
+KILLED = -signal.SIGKILL
+
+
 @pytest.fixture(scope="module")
 def kill():
-    """Runs a job of `killed_deployments` and answers the status of its end."""
-    command = [sys.executable, "-m", "tests.support.killed_deployments"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
-
-    def run(**job):
-        process.stdin.write(json.dumps(job) + "\n")
-        process.stdin.flush()
-        return int(process.stdout.readline())
-
-    yield run
-    process.stdin.close()
-    assert process.wait(120) == 0
-    process.stdout.close()
-
-
-def was_killed(status):
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    """Runs a job of `killed_deployments` and answers its exit code."""
+    with Warm(sys.executable, IMPORTS) as warm:
+        yield lambda **job: warm.run(PROGRAM, [json.dumps(job)], variables=dict(os.environ), folder=REPOSITORY)[0]
 
 
 @pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES), ids=named)
 def test_a_retry_after_a_killed_release_releases_the_model(world, kill, place):
     world.release(1), world.release(2)
-    assert was_killed(kill(**world.job("release", place, 3)))
+    assert kill(**world.job("release", place, 3)) == KILLED
     world.check_served_is_whole_and_known()
     done = world.release(3)
     world.check_all_is_well(done.version)
@@ -81,7 +71,7 @@ def test_a_retry_after_a_killed_release_releases_the_model(world, kill, place):
 @pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES[1:], ("config written", 1)), ids=named)
 def test_rollback_after_a_killed_release_restores_what_was_live(world, kill, place):
     world.release(1), world.release(2)
-    assert was_killed(kill(**world.job("release", place, 3)))
+    assert kill(**world.job("release", place, 3)) == KILLED
     world.rollback()
     world.check_all_is_well(2)
     world.rollback()
@@ -91,7 +81,7 @@ def test_rollback_after_a_killed_release_restores_what_was_live(world, kill, pla
 @pytest.mark.parametrize("place", mostly_slow(ROLLBACK_PLACES, ("probed", 1)), ids=named)
 def test_a_killed_rollback_is_finished_by_the_next(world, kill, place):
     world.release(1), world.release(2)
-    assert was_killed(kill(**world.job("rollback", place)))
+    assert kill(**world.job("rollback", place)) == KILLED
     world.check_served_is_whole_and_known()
     if place[0] == "journal written":
         with pytest.raises(ContractError, match="version 1 is live already"):
@@ -139,15 +129,15 @@ def test_a_controller_that_was_killed_makes_its_transition_once(baking_world, ki
     killed = []
     for place in places:
         world = baking_world(state)
-        status = kill(**world.job("bake", (place, 1)))
+        code = kill(**world.job("bake", (place, 1)))
         world.check_served_is_whole_and_known()
         Baking(site=world.settings).step({}), Baking(site=world.settings).step({})
         assert transitions(world) == [RELEASE, RELEASE, action], f"killed at {place}"
         world.check_all_is_well(live)
-        if not was_killed(status):
+        if code != KILLED:
             break
         killed.append(place)
-    assert (status, len(killed) >= least) == (0, True), killed
+    assert (code, len(killed) >= least) == (0, True), killed
 
 
 @pytest.mark.parametrize(("state", "action"), [(BAD, ROLLBACK), (WELL, BAKED)])
@@ -160,7 +150,7 @@ def test_two_controllers_at_once_make_a_transition_once(baking_world, kill, stat
 
 def test_a_recovery_that_a_server_prevents_is_tried_again_by_the_next(world, kill):
     world.release(1), world.release(2)
-    assert was_killed(kill(**world.job("release", ("loaded", 1), 3)))
+    assert kill(**world.job("release", ("loaded", 1), 3)) == KILLED
     world.servers[1].crash()
     with pytest.raises(Exception, match="triton-b:8001: connection refused"):
         world.rollback()
@@ -171,7 +161,7 @@ def test_a_recovery_that_a_server_prevents_is_tried_again_by_the_next(world, kil
 
 
 def test_a_first_release_that_was_killed_leaves_nothing_served(world, kill):
-    assert was_killed(kill(**world.job("release", ("loaded", 2), 1)))
+    assert kill(**world.job("release", ("loaded", 2), 1)) == KILLED
     with pytest.raises(ContractError, match="has no release"):
         world.rollback()
     assert [server.loaded() for server in world.servers] == [[], []]

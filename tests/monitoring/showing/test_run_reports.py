@@ -1,8 +1,6 @@
 """The status page leads to the reports of the last run, and to nothing else of the machine."""
 
 import os
-import urllib.error
-import urllib.request
 
 import pytest
 
@@ -13,10 +11,11 @@ from monitoring.showing.page import History, status_page
 from monitoring.showing.server import HttpSettings, MonitorServer, read_report
 from monitoring.showing.store_status import RunCounter, StoreStatus
 from tests.support.kept_documents import KeptDocuments
+from tests.support.processes import ask
 from tests.support.snapshots import NOW
 
 RUN = "hourly 7&8"
-SECRET = b"<p>of another folder</p>"
+SECRET = "<p>of another folder</p>"
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def store(tmp_path):
     """A store with a run that validation refused, and a file outside of it."""
     store = tmp_path / "store"
     (tmp_path / "secret").mkdir()
-    (tmp_path / "secret" / "validation_report.html").write_bytes(SECRET)
+    (tmp_path / "secret" / "validation_report.html").write_text(SECRET)
     with noted(store, RUN, "validation") as note:
         keep_report(store, RUN, "validation", html="<p>ä report</p>", document="{}")
         note.state, note.reason = "refused", "too <few> rows"
@@ -35,16 +34,7 @@ def store(tmp_path):
 @pytest.fixture
 def get(store):
     server = MonitorServer(Exposition(), HttpSettings(http_port=0), report=lambda path: read_report(store, path))
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-    def ask(path):
-        try:
-            with direct.open(f"http://{server.host}:{server.port}{path}", timeout=60) as answer:
-                return answer.status, answer.read(), answer.headers
-        except urllib.error.HTTPError as error:
-            return error.code, error.read(), error.headers
-
-    yield ask
+    yield lambda path: ask(f"http://{server.host}:{server.port}{path}")
     server.close()
 
 
@@ -65,7 +55,7 @@ def test_the_page_leads_to_the_report_and_the_server_answers_it(store, get):
     link = "/reports/hourly%207%268/validation"
     assert f'<a href="{link}">report of validation</a>' in page
     status, body, headers = get(link)
-    assert (status, body) == (200, "<p>ä report</p>".encode())
+    assert (status, body) == (200, "<p>ä report</p>")
     assert headers["Content-Security-Policy"].startswith("default-src 'none'"), "a report runs no script either"
 
 

@@ -1,14 +1,13 @@
 """Pages over real HTTP."""
 
 import json
-import urllib.error
-import urllib.request
 
 import pytest
 
 from components.runtime.errors import PermanentError
 from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.server import HttpSettings, MonitorServer
+from tests.support.processes import ask
 from tests.support.snapshots import EMPTY
 
 
@@ -18,15 +17,10 @@ def served(tmp_path):
     server = MonitorServer(exposition, HttpSettings(http_host="127.0.0.1", http_port=0), page=lambda: "<p>a page</p>")
     server.write_address(tmp_path)
     address = json.loads((tmp_path / "http.json").read_text())
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def get(path: str) -> tuple[int, str]:
-        try:
-            with direct.open(f"http://{address['host']}:{address['port']}{path}", timeout=60) as answer:
-                get.headers = answer.headers
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+        status, text, get.headers = ask(f"http://{address['host']}:{address['port']}{path}")
+        return status, text
 
     get.exposition, get.port = exposition, address["port"]
     yield get

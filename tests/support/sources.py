@@ -1,0 +1,41 @@
+"""What our source files import, by their syntax and by a fresh interpreter that loads them."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("components", "pipelines", "monitoring", "inference_client", "k8s")
+HEAVY = (
+    "kfp", "pyarrow", "torch", "hugectr", "nvtabular", "merlin", "cudf", "pandas", "dask", "tensorflow",
+    "tensorflow_data_validation", "tritonclient", "onnx", "onnxruntime", "sklearn", "google",
+)  # fmt: skip
+"""Libraries that take seconds, or that an image may lack."""
+
+
+def imports_of(tree: ast.AST) -> Iterator[str]:
+    """The modules that its imports name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def told_after(code: str, told: str, *, folder: Path, python_path: Path) -> tuple[Any, str]:
+    """The value of the expression `told` in a fresh interpreter once `code` has run there, and what was printed."""
+    tell = f"finally:\n import json, sys\n print(json.dumps({told}))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"try:\n {code or 'pass'}\n{tell}"],
+        cwd=folder,
+        env={"PYTHONPATH": str(python_path), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    *printed, value = done.stdout.splitlines()
+    return json.loads(value), "\n".join(printed)
