@@ -49,8 +49,7 @@ def at_work(bench):
 
     def work():
         for number in itertools.count():
-            publish(bench.log, prediction(f"flow-{number}", 1, time=bench.clock.now, version=2))
-            bench.monitor.tick()
+            bench.tick(prediction(f"flow-{number}", 1, time=bench.clock.now, version=2))
             begun.set()
             if ends.is_set():
                 return

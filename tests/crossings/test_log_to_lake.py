@@ -17,7 +17,7 @@ from pipelines.local.plan import DemoSettings, Services, plan_for_world
 from pipelines.local.runner import LocalFolders
 from tests.support.lakes import extract_by_command, rows_in
 from tests.support.log_benches import open_log
-from tests.support.monitors import Bench, publish
+from tests.support.monitors import Bench
 from tests.support.monitors import clicks as clicked
 
 BEGIN = 1_767_225_590.123456  # ten seconds before a UTC midnight: the rows fall into two day partitions
@@ -63,8 +63,7 @@ def extracted(tmp_path_factory, predictions):
         asyncio.run(publisher.flush())
         bench.turn(1, 3.0)
     # What the log delivers again, and an event that labels nothing, change nothing.
-    publish(bench.log, predictions[3], clicked("conversions", [("request 5", 6, bench.clock.now)], CONVERSION))
-    bench.monitor.tick()
+    bench.tick(predictions[3], clicked("conversions", [("request 5", 6, bench.clock.now)], CONVERSION))
     bench.monitor.stop()
     Uploader(bench.settings.archive, folder / "lake", clock=bench.clock).run_once()
     bench.close()

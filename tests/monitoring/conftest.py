@@ -16,3 +16,15 @@ def bench(tmp_path):
     yield make
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def started(bench):
+    """`started(**settings)`: a bench whose monitor has started."""
+
+    def make(**changes) -> Bench:
+        b = bench(**changes)
+        b.start()
+        return b
+
+    return make

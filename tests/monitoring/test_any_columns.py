@@ -1,6 +1,7 @@
 """The monitor takes rows of any recommender by its own columns: intake, archive and drift, also without a kind."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -147,20 +148,24 @@ def test_the_cells_of_every_column_hold_each_row_once_and_the_changed_column_is_
     assert max(distances) > 10 * max([0.001, *distances[:-1]])
 
 
-def lists_of(features, lengths, elements, *, seed):
+LISTS = SHOPS[3]
+
+
+def lists_of(lengths, elements, *, seed):
     """4,000 requests of four rows whose lists have these numbers of elements, each drawn from these."""
     random = np.random.default_rng(seed)
     for at in range(4_000):
-        batch = batch_of(features, seed=seed + at, request_id=f"r-{at}")
+        batch = batch_of(LISTS, seed=seed + at, request_id=f"r-{at}")
         places = batch.categorical[:, 1:4]
         places[:] = random.choice(elements, places.shape)
         places[np.arange(3) >= random.choice(lengths, (4, 1))] = MISSING_CATEGORY
         yield batch
 
 
-def layout_of(batches, features):
-    """By the statistics that validation makes of these rows once they are archived."""
-    counter, form = ReferenceCounter(features), RecordFormat(features)
+@cache
+def layout_of(lengths, elements):
+    """By the statistics that validation makes of such rows once they are archived."""
+    counter, form, batches = ReferenceCounter(LISTS), RecordFormat(LISTS), lists_of(lengths, elements, seed=1)
     rows = [ArchiveRow(form.encode(batch), np.ones(len(batch), np.uint8)) for batch in batches]
     for record_batch in build_row_table(rows, form).to_batches():
         counter.add(record_batch)
@@ -173,10 +178,9 @@ def layout_of(batches, features):
     ids=["nothing", "lengths", "elements"],
 )
 def test_a_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, drifted):
-    features = SHOPS[3]
-    layout = layout_of(lists_of(features, [0, 1, 3], [1, 2, 2], seed=1), features)
+    layout = layout_of((0, 1, 3), (1, 2, 2))
     sketch, cut = Sketch(layout), Sketch(layout)
-    for batch in lists_of(features, lengths, elements, seed=90_000):
+    for batch in lists_of(lengths, elements, seed=90_000):
         sketch.add(batch)
     compared = {column.column: column for column in compare(sketch, DriftSettings())}
     assert set(compared) == {"price", "genres/length", "seen/length", "item", "genres", "seen"}
@@ -190,9 +194,8 @@ def test_a_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, dr
 
 
 def test_elements_of_a_request_that_are_all_alike_count_as_one():
-    features = SHOPS[3]
-    sketch = Sketch(layout_of(lists_of(features, [3], [1, 2], seed=1), features))
-    for at, batch in enumerate(lists_of(features, [3], [1, 2], seed=90_000)):
+    sketch = Sketch(layout_of((3,), (1, 2)))
+    for at, batch in enumerate(lists_of([3], [1, 2], seed=90_000)):
         batch.categorical[:, 1:4] = 1 + at % 2
         sketch.add(batch)
     (genres,) = (column for column in compare(sketch, DriftSettings()) if column.column == "genres")
@@ -271,12 +274,10 @@ def test_rows_of_one_user_are_alike_also_after_a_kill_in_a_backtest_and_in_an_in
     for i, batch in enumerate(sent):
         batch.categorical[0, 1] = MISSING_CATEGORY
         publish(b.log, batch, clicks(f"o{i}", [(f"r-{i}", i % 4, START + i + 1)]), form=form)
-        b.clock.now = START + i + 1
-        b.monitor.tick()
+        b.tick(at=START + i + 1)
         if i % 15 == 7:
             b.start(shop)
-    b.clock.now += WINDOW + 5
-    b.monitor.tick()
+    b.tick(at=b.clock.now + WINDOW + 5)
     b.monitor.stop()
     lines = (b.settings.state / "decisions.jsonl").read_text().splitlines()
     archive, judging = FolderObjects(b.settings.archive), b.settings.judging

@@ -9,7 +9,7 @@ from components.contracts.criteo import RAW_TYPES
 from components.store.archived_rows import arrow_schema
 from monitoring.memory.archive import build_row_table
 from monitoring.rows import ArchiveRow
-from tests.support.monitors import START, WINDOW, prediction, publish
+from tests.support.monitors import START, WINDOW, prediction
 from tests.support.record_messages import FORM, decode, encode
 
 SCHEMA = arrow_schema(RAW_TYPES)
@@ -28,15 +28,13 @@ def beside(bench):
     """A bench whose monitor has seen version 1 serve, and a canary with a newer answer."""
     b = bench()
     b.start()
-    publish(b.log, prediction("s", time=START), by_canary("c", time=START + 1))
-    b.monitor.tick()
+    b.tick(prediction("s", time=START), by_canary("c", time=START + 1))
     return b
 
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_canary_is_not_the_version_that_serves_however_new_its_answers(beside, restart):
-    beside.clock.now = START + WINDOW + 10
-    beside.monitor.tick()
+    beside.tick(at=START + WINDOW + 10)
     if restart:
         beside.start()
     assert beside.monitor.serving_version == 1
@@ -45,23 +43,18 @@ def test_a_canary_is_not_the_version_that_serves_however_new_its_answers(beside,
 
 def test_a_canary_serves_once_it_answers_as_no_canary_and_late_records_do_not_take_that_back(beside):
     beside.clock.now += 5
-    publish(beside.log, prediction("promoted", time=START + 4, version=2), by_canary("late", time=START + 2))
-    beside.monitor.tick()
+    beside.tick(prediction("promoted", time=START + 4, version=2), by_canary("late", time=START + 2))
     assert beside.monitor.serving_version == 2
     beside.start()
     assert beside.monitor.serving_version == 2
 
 
-def test_the_version_of_the_newest_prediction_serves_even_after_a_rollback(bench):
-    b = bench()
-    monitor = b.start()
-    publish(b.log, prediction("new", time=START + 3, version=2), prediction("late", time=START + 2, version=1))
-    b.clock.now = START + 5
-    monitor.tick()
-    assert monitor.serving_version == 2
-    publish(b.log, prediction("rolled back", time=START + 4, version=1))
-    monitor.tick()
-    assert monitor.serving_version == b.start().serving_version == 1
+def test_the_version_of_the_newest_prediction_serves_even_after_a_rollback(started):
+    b = started()
+    b.tick(prediction("new", time=START + 3, version=2), prediction("late", time=START + 2, version=1), at=START + 5)
+    assert b.monitor.serving_version == 2
+    b.tick(prediction("rolled back", time=START + 4, version=1))
+    assert b.monitor.serving_version == b.start().serving_version == 1
 
 
 def test_the_events_tell_a_canary_from_a_version_that_serves(beside):

@@ -84,9 +84,7 @@ def test_a_request_after_its_point_is_counted_once_and_in_no_window_also_after_a
         (tmp_path / (killed or "unkilled")).mkdir(exist_ok=True)
         b = Bench(tmp_path / (killed or "unkilled"), **{**SETTINGS, "policies": "threshold"})
         b.start()
-        publish(b.log, prediction("a", 8, time=START), prediction("b", 8, time=START + 5.0))
-        b.clock.now = START + 14.0
-        b.monitor.tick()
+        b.tick(prediction("a", 8, time=START), prediction("b", 8, time=START + 5.0), at=START + 14.0)
         publish(b.log, prediction("late", 8, time=START + 1.0), prediction("c", 8, time=START + 9.0))
         b.clock.now = START + 17.0
         b.checkpoint = crash_at(killed)
@@ -96,8 +94,7 @@ def test_a_request_after_its_point_is_counted_once_and_in_no_window_also_after_a
         except Killed:
             b.checkpoint = lambda name: None
             b.start()
-        b.clock.now = START + 30.0
-        b.monitor.tick()
+        b.tick(at=START + 30.0)
         assert b.store.counters["passed_over"] == 1
         assert b.store.counters["matured"] == 32
         lines[killed] = decisions(b.settings.state)

@@ -145,6 +145,17 @@ class Bench:
             self.monitor.tick()
             self.clock.advance(seconds)
 
+    def tick(self, *records, at: float | None = None) -> None:
+        """Lets the monitor take a turn, once the records are published and it is `at`."""
+        publish(self.log, *records)
+        self.clock.now = self.clock.now if at is None else at
+        self.monitor.tick()
+
+    def judge(self, name: str, **of_traffic) -> None:
+        """Publishes such `traffic`, and has the monitor judge it."""
+        traffic(self, name, **of_traffic)
+        self.monitor.tick()
+
     def kill(self) -> None:
         if self.store is not None:
             self.store.close()

@@ -4,10 +4,8 @@ import dataclasses
 
 import pytest
 
-from components.runtime.errors import ContractError
-from monitoring.acting.acting import ActingSettings
 from monitoring.deciding.policy import Action, Decision
-from tests.support.monitors import DRIFT, traffic
+from tests.support.monitors import DRIFT
 
 
 @pytest.mark.parametrize("has_trigger", [True, False])
@@ -16,8 +14,7 @@ def test_a_policy_that_only_notifies_requests_no_run_and_pauses_as_between_runs(
     b.trigger = b.trigger if has_trigger else None
     monitor = b.start()
     for number in range(4):
-        traffic(b, f"bad{number}", auc="bad")
-        monitor.tick()
+        b.judge(f"bad{number}", auc="bad")
     assert not has_trigger or b.trigger.requests == []
     assert b.kinds().count("decision") == 1
     assert "held" not in b.kinds()
@@ -25,20 +22,17 @@ def test_a_policy_that_only_notifies_requests_no_run_and_pauses_as_between_runs(
     assert monitor.acting.retraining.memory.requested_at == ()
 
 
-def test_a_start_without_a_trigger_leaves_the_request_under_way_for_a_later_start(bench):
-    b = bench(**DRIFT)
-    monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
+def test_a_start_without_a_trigger_leaves_the_request_under_way_for_a_later_start(started):
+    b = started(**DRIFT)
+    b.judge("bad", auc="bad")
     trigger, b.trigger = b.trigger, None
-    monitor = b.start()
-    traffic(b, "bad too", auc="bad")
-    monitor.tick()
-    assert monitor.acting.retraining.progress.phase == "running"
+    b.start()
+    b.judge("bad too", auc="bad")
+    assert b.monitor.acting.retraining.progress.phase == "running"
     b.trigger = trigger
     trigger.end("released", version=2)
-    monitor = b.start()
-    monitor.tick()
+    b.start()
+    b.monitor.tick()
     assert b.store.counters["request_released"] == 1
 
 
@@ -47,22 +41,16 @@ def confirmed(policy, reason):
     return Decision(policy=policy, action=Action.RETRAIN, reason=reason, numbers=numbers)
 
 
-def test_of_several_policies_those_that_only_notify_start_no_run(bench):
-    b = bench(**DRIFT, notify_only="data_drift")
-    monitor = b.start()
+def test_of_several_policies_those_that_only_notify_start_no_run(started):
+    b = started(**DRIFT, notify_only="data_drift")
     columns, auc = confirmed("data_drift", "30 columns drifted"), confirmed("threshold", "auc fell")
     fine = dataclasses.replace(auc, action=Action.OK, reason="auc is fine")
     now = b.clock.now
-    answer = monitor.acting.consider(columns, [columns, fine], now=now, data_until=now - 60.0)
+    answer = b.monitor.acting.consider(columns, [columns, fine], now=now, data_until=now - 60.0)
     assert answer == columns
-    assert monitor.acting.retraining.progress.phase == "idle"
-    answer = monitor.acting.consider(columns, [columns, auc], now=now + 10.0, data_until=now - 50.0)
+    assert b.monitor.acting.retraining.progress.phase == "idle"
+    answer = b.monitor.acting.consider(columns, [columns, auc], now=now + 10.0, data_until=now - 50.0)
     assert answer.action is Action.RETRAIN
-    request = monitor.acting.retraining.progress.request
+    request = b.monitor.acting.retraining.progress.request
     assert (request["reason"], request["parent"]) == ("auc fell (incremental run)", "current")
     assert b.store.counters["request_notified"] == 1
-
-
-def test_a_wait_that_is_no_time_is_refused():
-    with pytest.raises(ContractError, match="upload_wait_seconds is nan"):
-        ActingSettings(upload_wait_seconds=float("nan"))

@@ -12,7 +12,7 @@ from monitoring.acting.notifications import NotificationSettings, Notifier, Outb
 from monitoring.journal import Event
 from tests.support.clocks import Clock
 from tests.support.kept_documents import KeptDocuments
-from tests.support.monitors import DRIFT, START, traffic
+from tests.support.monitors import DRIFT, START
 from tests.support.processes import wait_for
 from tests.support.webhook_server import SECRET, WebhookServer
 
@@ -60,12 +60,10 @@ def test_a_drift_is_reported_once_with_what_how_much_since_when_what_was_done_an
     b = told(status_url="https://monitor.example/page")
     monitor = b.start()
     for i in range(5):
-        traffic(b, f"bad{i}", auc="bad")
-        monitor.tick()
+        b.judge(f"bad{i}", auc="bad")
     b.trigger.end("released", version=2)
     monitor.tick()
-    traffic(b, "v2", auc="good", version=2)
-    monitor.tick()
+    b.judge("v2", auc="good", version=2)
     turn(monitor, lambda: len(monitor.acting.notifier.outbox) == 0)
     titles = [text.split(":")[0] for text in texts(server)]
     assert titles == ["Drift confirmed", "Retraining requested", "A new version was released", "Recovered"]
@@ -99,8 +97,7 @@ def test_an_incident_that_nothing_would_end_is_not_recalled_forever(told):
     """The monitor was killed after the event that opened it, and before it noted that a drift is open."""
     b = told(cooldown_seconds=1e6)
     monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
+    b.judge("bad", auc="bad")
     b.trigger.end("released", version=2)
     monitor.tick()
     assert list(monitor.acting.notifier.open) == ["drift"]
@@ -112,15 +109,13 @@ def test_a_restart_neither_forgets_nor_repeats(told, server):
     b = told()
     server.answers = [(503, {})] * 3
     monitor = b.start()
-    traffic(b, "bad", auc="bad")
-    monitor.tick()
+    b.judge("bad", auc="bad")
     waiting = len(monitor.acting.notifier.outbox)
     assert waiting == 2
     wait_for(lambda: server.asked, "the first try")
     for number in range(3):  # as after a kill, while the server is down
         monitor = b.start()
-        traffic(b, f"bad{number}", auc="bad")
-        monitor.tick()
+        b.judge(f"bad{number}", auc="bad")
 
     def through():
         b.clock.now += 10.0
@@ -164,8 +159,7 @@ def test_growing_number_of_dead_letters_is_reported_once_and_its_amount_recalled
         b.log.publish([(f"poison-{number}", b"no record")])
         monitor.tick()
         b.clock.now += 300.0
-    b.clock.now += 1000.0
-    monitor.tick()
+    b.tick(at=b.clock.now + 1000.0)
     b.clock.now += 1000.0
     monitor.tick()  # nothing came since: it ends in silence
     turn(monitor, lambda: not len(monitor.acting.notifier.outbox))

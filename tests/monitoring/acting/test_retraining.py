@@ -20,22 +20,18 @@ def drifted(bench):
     def make(**settings):
         b = bench(**{**DRIFT, **settings})
         b.start()
-        traffic(b, "bad", auc="bad")
-        b.monitor.tick()
+        b.judge("bad", auc="bad")
         return b
 
     return make
 
 
-def test_drift_requests_one_run_and_the_new_version_is_judged_afresh(bench):
-    b = bench(**DRIFT)
-    monitor = b.start()
-    traffic(b, "good", auc="good")
-    monitor.tick()
+def test_drift_requests_one_run_and_the_new_version_is_judged_afresh(started):
+    b = started(**DRIFT)
+    b.judge("good", auc="good")
     assert b.trigger.requests == []
     for i in range(5):
-        traffic(b, f"bad{i}", auc="bad")
-        monitor.tick()
+        b.judge(f"bad{i}", auc="bad")
     (request,) = b.trigger.requests
     assert request.request_id.startswith("drift-2025")
     assert request.request_id.endswith("-v1")
@@ -44,16 +40,12 @@ def test_drift_requests_one_run_and_the_new_version_is_judged_afresh(bench):
     assert request.observed["auc"] < request.observed["threshold"] == 0.74
     assert "< 0.740 over" in request.reason
     b.trigger.end("released", version=2)
-    traffic(b, "v1 goes on", auc="bad")
-    monitor.tick()
-    traffic(b, "v2", auc="good", version=2)
-    monitor.tick()
+    b.judge("v1 goes on", auc="bad")
+    b.judge("v2", auc="good", version=2)
     for i in range(3):
-        traffic(b, f"v2-{i}", auc="good", version=2)
-        monitor.tick()
+        b.judge(f"v2-{i}", auc="good", version=2)
     b.clock.now += 2000  # the cool-down is over; the old version's window still breaches
-    traffic(b, "last", auc="good", version=2)
-    monitor.tick()
+    b.judge("last", auc="good", version=2)
     assert len(b.trigger.requests) == 1
     kinds = b.kinds()
     for kind in ("decision", "requested", "run_started", "run_ended", "recovered"):
@@ -73,8 +65,7 @@ def test_rows_of_the_old_version_that_mature_after_a_release_never_retrigger(dri
     b.monitor.tick()
     if restart:
         b.start()
-    b.clock.now += WINDOW - 0.5
-    b.monitor.tick()
+    b.tick(at=b.clock.now + WINDOW - 0.5)
     assert len(b.monitor.windows[1]) == 800
     assert b.monitor.serving_version == 2
     assert len(b.trigger.requests) == 1
@@ -83,8 +74,7 @@ def test_rows_of_the_old_version_that_mature_after_a_release_never_retrigger(dri
 def test_files_sealed_after_the_flush_do_not_hold_the_run_up(drifted):
     b = drifted(upload_wait_seconds=1000.0, archive_roll_rows=1)
     Uploader(b.settings.archive, b.folder / "lake").run_once()
-    traffic(b, "next", auc="bad")
-    b.monitor.tick()
+    b.judge("next", auc="bad")
     assert len(b.archived) == 400  # sealed in this turn, and not uploaded
     assert len(b.trigger.requests) == 1
 
@@ -102,30 +92,26 @@ def test_the_archive_is_flushed_and_uploaded_before_the_run_is_requested(drifted
 
 def test_an_uploader_that_never_comes_ends_the_request_and_backs_off(drifted):
     b = drifted(upload_wait_seconds=100.0)
-    b.clock.now += 100.0
-    b.monitor.tick()
+    b.tick(at=b.clock.now + 100.0)
     assert b.trigger.requests == []
     (ended,) = [event for event in b.events if event["kind"] == "run_ended"]
     assert ended["outcome"] == "failed"
     assert "1 files not uploaded within 100 s" in ended["text"]
-    traffic(b, "bad again", auc="bad")
-    b.monitor.tick()
+    b.judge("bad again", auc="bad")
     assert b.kinds()[-1] == "held"
 
 
 @pytest.mark.parametrize("outcome", ["failed", "refused"])
-def test_a_run_without_a_release_is_not_repeated_in_a_loop(bench, outcome):
+def test_a_run_without_a_release_is_not_repeated_in_a_loop(started, outcome):
     """Drift goes on for six hours, judged every ten minutes; every run ends the same way at once."""
-    b = bench(**{**DRIFT, "cooldown_seconds": 0.0}, daily_budget=100)
-    monitor = b.start()
+    b = started(**{**DRIFT, "cooldown_seconds": 0.0}, daily_budget=100)
     begun = b.clock.now
     while b.clock.now < begun + 6 * 3600:
         traffic(b, f"bad at {b.clock.now}", auc="bad", rows=60)
-        b.clock.now += 540.0
-        monitor.tick()
+        b.tick(at=b.clock.now + 540.0)
         if any(run.state == "running" for run in b.trigger.runs.values()):
             b.trigger.end(outcome)
-            monitor.tick()
+            b.monitor.tick()
     # At minutes 10, 30, 60, 120, 240: rests of 15, 30, 60, 120, 240 minutes, seen at the next ten.
     assert len(b.trigger.requests) == 5
 
@@ -133,15 +119,13 @@ def test_a_run_without_a_release_is_not_repeated_in_a_loop(bench, outcome):
 def test_a_busy_trigger_is_retried_later_and_reported_once(bench):
     b = bench(**DRIFT)
     b.trigger.runs["by hand"] = b.trigger.state("x")._replace(state="running")
-    monitor = b.start()
+    b.start()
     traffic(b, "bad", auc="bad")
-    for _ in range(5):
-        monitor.tick()
-        b.clock.now += 16.0
+    b.turn(5, 16.0)
     assert b.trigger.requests == []
     assert b.kinds().count("busy") == 1
     b.trigger.end("released")
-    monitor.tick()
+    b.monitor.tick()
     assert len(b.trigger.requests) == 1
 
 
@@ -166,8 +150,7 @@ def test_a_crash_at_any_step_leads_to_exactly_one_run(bench, point):
     b.checkpoint = lambda name: None
     monitor = b.start()
     for i in range(3):
-        traffic(b, f"bad{i}", auc="bad")
-        monitor.tick()
+        b.judge(f"bad{i}", auc="bad")
     assert len(b.trigger.requests) == 1
     if point != "retraining.ended":
         assert monitor.acting.retraining.progress.phase == "running"
@@ -183,8 +166,7 @@ def test_a_run_that_its_trigger_never_heard_of_counts_as_failed_after_a_while(dr
     b.trigger.runs.clear()
     b.monitor.tick()
     assert b.monitor.acting.retraining.progress.phase == "running"
-    b.clock.now += 61
-    b.monitor.tick()
+    b.tick(at=b.clock.now + 61)
     assert b.events[-1]["outcome"] == "failed"
 
 
@@ -195,8 +177,7 @@ def test_a_trigger_that_cannot_tell_the_runs_state_ends_the_request_and_not_the_
         raise PermanentError("looking for it: KFP answered 404 Not Found")
 
     b.trigger.state = state
-    traffic(b, "next", auc="bad")
-    b.monitor.tick()
+    b.judge("next", auc="bad")
     (ended,) = [event for event in b.events if event["kind"] == "run_ended"]
     assert ended["outcome"] == "failed"
     assert "KFP answered 404" in ended["text"]
@@ -209,23 +190,19 @@ def test_a_remote_trigger_is_not_queried_at_every_turn(bench):
     b.trigger.poll_seconds = 15.0
     state, asked = b.trigger.state, []
     b.trigger.state = lambda request_id: asked.append(b.clock.now) or state(request_id)
-    monitor = b.start()
+    b.start()
     traffic(b, "bad", auc="bad")
-    for _ in range(31):
-        monitor.tick()
-        b.clock.now += 1.0
+    b.turn(31, 1.0)
     assert [time - asked[0] for time in asked] == [0.0, 15.0]
 
 
 @pytest.mark.parametrize("offset", [0.0, 7.25], ids=["at a decision point", "between two"])
-def test_every_row_that_was_judged_belongs_to_the_run(bench, offset):
+def test_every_row_that_was_judged_belongs_to_the_run(started, offset):
     """The archive counts in microseconds and the window's end is exclusive: the newest judged row lies before it."""
-    b = bench(**DRIFT)
-    monitor = b.start()
+    b = started(**DRIFT)
     b.clock.now = START + offset
     traffic(b, "bad", auc="bad")
-    b.clock.now += 10.0
-    monitor.tick()
+    b.tick(at=b.clock.now + 10.0)
     window = b.trigger.requests[0].window_end
     assert len(b.archived) == 400
     assert max(row["event_time"] for row in b.archived) < datetime.fromisoformat(window)
@@ -234,8 +211,7 @@ def test_every_row_that_was_judged_belongs_to_the_run(bench, offset):
 def test_a_run_that_takes_long_is_reported_once_and_followed_to_its_end(drifted):
     b = drifted()
     for _ in range(20):
-        b.clock.now += 3600.0
-        b.monitor.tick()
+        b.tick(at=b.clock.now + 3600.0)
     assert b.kinds().count("overdue") == 1
     assert b.monitor.acting.retraining.progress.phase == "running"
     b.trigger.end("released", version=2)

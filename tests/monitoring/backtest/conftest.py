@@ -85,8 +85,7 @@ def run_over(bench: Bench, records_by_second, seconds: int, *, every: int) -> Ra
         bench.clock.now = START + second + 1.0
         if second % every == 0:
             bench.monitor.tick()
-    bench.clock.now = START + seconds + WINDOW + 30.0
-    bench.monitor.tick()
+    bench.tick(at=START + seconds + WINDOW + 30.0)
     bench.monitor.stop()
     settings = bench.settings.judging
     write_judging(bench.settings.state, settings)

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from components.contracts.baking import BakingSettings
 from components.contracts.metrics import Z_95
 from components.runtime.errors import ContractError
+from monitoring.acting.acting import ActingSettings
 from monitoring.deciding.judging import JudgeSettings
 from monitoring.deciding.policies import (
     POLICIES,
@@ -233,6 +235,8 @@ OUT_OF_RANGE = {
     PolicySettings: {**POLICIES_OUT_OF_RANGE, "drift_buckets": 0, "drift_columns": 0, "max_serving_seconds": 0.0},
     JudgeSettings: {"window_rows": 0, "attribution_window_seconds": -1.0, "decide_seconds": float("nan")},
     RestraintSettings: {"daily_budget": 0, "cooldown_seconds": float("nan"), "failure_backoff_seconds": 0.0},
+    ActingSettings: {"upload_wait_seconds": float("nan")},
+    BakingSettings: {"bake_alpha": 1000.0, "max_calibration_ratio": 1000.0},
     RecipeSettings: {"full_every_releases": -1, "full_after_refusals": -1},
 }
 

@@ -3,7 +3,7 @@
 import pytest
 
 from monitoring.deciding.restraint import RecipeSettings, RestraintSettings, RunMemory, choose_parent, ended
-from tests.support.monitors import DRIFT, traffic
+from tests.support.monitors import DRIFT
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,7 @@ def test_two_refused_incremental_runs_are_followed_by_a_full_one_and_that_by_an_
     b = bench(**{**DRIFT, "cooldown_seconds": 0.0}, full_after_refusals=2, daily_budget=100)
     monitor, hour = b.start(), 3600.0
     for number in range(4):
-        traffic(b, f"bad{number}", auc="bad")
-        monitor.tick()
+        b.judge(f"bad{number}", auc="bad")
         b.trigger.end("refused")
         monitor.tick()
         b.clock.now += 24 * hour

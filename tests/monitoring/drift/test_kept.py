@@ -47,8 +47,7 @@ def predictions(world, *, seed, prefix, drifted=False, rows=3000):
 
 
 def pass_bucket(bench):
-    bench.clock.now = FIRST + 601
-    bench.monitor.tick()
+    bench.tick(at=FIRST + 601)
 
 
 def drift_events(bench):
@@ -56,8 +55,7 @@ def drift_events(bench):
 
 
 def test_a_drifted_bucket_is_told_shown_counted_and_judged(watched, world):
-    publish(watched.log, *predictions(world, seed=1, prefix="a", drifted=True))
-    watched.monitor.tick()
+    watched.tick(*predictions(world, seed=1, prefix="a", drifted=True))
     assert drift_events(watched) == []
     pass_bucket(watched)
     (event,) = drift_events(watched)
@@ -84,11 +82,9 @@ def test_a_bucket_without_drift_is_shown_and_no_event(watched, world):
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
     records = predictions(world, seed=3, prefix="a", drifted=True)
-    publish(watched.log, *records[:20])
-    watched.monitor.tick()
+    watched.tick(*records[:20])
     if kept:
-        watched.clock.now += 11
-        watched.monitor.tick()
+        watched.tick(at=watched.clock.now + 11)
     publish(watched.log, *records[20:40], *records[:5])
 
     def crash(name):
@@ -101,8 +97,7 @@ def test_a_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
     watched.checkpoint = lambda name: None
     watched.clock.now += 6  # the lease of what was not acknowledged
     watched.start()
-    publish(watched.log, *records[40:])
-    watched.monitor.tick()
+    watched.tick(*records[40:])
     watched.start()
     pass_bucket(watched)
     assert watched.monitor._snapshot().drift["rows"] == 3000

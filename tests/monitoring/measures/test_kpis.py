@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 from components.contracts import metrics
 from monitoring.measures.window import MAX_VERSIONS, RANKING_K, RowWindow, VersionWindows, measure, measure_version
 from tests.support.click_streams import draw_returning
-from tests.support.monitors import START, WINDOW, clicks, prediction, publish
+from tests.support.monitors import START, WINDOW, clicks, prediction
 
 
 def rows(random, n, rate=0.2):
@@ -149,19 +149,16 @@ def test_interval_counts_the_rows_of_a_request_as_alike_also_where_the_window_cu
     assert (kpis.auc, kpis.auc_low, kpis.auc_high) == (expected.auc, expected.low, expected.high)
 
 
-def test_ranked_requests_reach_the_kpis(bench):
-    b = bench()
-    monitor = b.start()
+def test_ranked_requests_reach_the_kpis(started):
+    b = started()
     positions = np.array([3, 1, 2, 4, 6, 5, 12, 7], np.int32)
     lists = [
         dataclasses.replace(prediction(name, 8, time=START + i), positions=positions)
         for i, name in enumerate(["a", "b", "c"])
     ]
     outcomes = [("a", 0, START + 5), ("a", 3, START + 6), ("b", 6, START + 7)]
-    publish(b.log, *lists, prediction("d", 8, time=START + 3), clicks("o", outcomes))
-    b.clock.now = START + WINDOW + 10
-    monitor.tick()
-    (kpis,) = monitor._measuring.shown
+    b.tick(*lists, prediction("d", 8, time=START + 3), clicks("o", outcomes), at=START + WINDOW + 10)
+    (kpis,) = b.monitor._measuring.shown
     labels = np.zeros((4, 8), int)
     for name, row, _ in outcomes:
         labels["abcd".index(name), row] = 1

@@ -23,14 +23,11 @@ from tests.support.record_messages import FORM, encode
 SCHEMA = arrow_schema(RAW_TYPES)
 
 
-def test_rows_are_archived_in_the_raw_schema_with_their_values(bench):
-    b = bench()
-    monitor = b.start()
+def test_rows_are_archived_in_the_raw_schema_with_their_values(started):
+    b = started()
     batches = [prediction("a", 5, time=START + 0.25), prediction("b", 3, version=2)]
-    publish(b.log, *batches, clicks("o", [("a", 4, START + 1)]))
-    b.clock.now = START + WINDOW + 1
-    monitor.tick()
-    monitor.stop()
+    b.tick(*batches, clicks("o", [("a", 4, START + 1)]), at=START + WINDOW + 1)
+    b.monitor.stop()
     (path,) = b.settings.archive.glob("day=2025-11-13/part-*.parquet")
     table = pq.ParquetFile(path).read()
     assert table.schema.equals(SCHEMA)
@@ -51,7 +48,7 @@ def test_rows_are_archived_in_the_raw_schema_with_their_values(bench):
             ].tolist()
 
 
-def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_lets_the_rows_go(bench, monkeypatch):
+def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_lets_the_rows_go(started, monkeypatch):
     """No crash of a process shows this, only one of the machine: so the order of the calls is held."""
     calls = []
 
@@ -62,12 +59,11 @@ def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_let
     told(archive, "fsync_path", lambda path: "fsync file" if path.suffix == ".aside" else f"fsync {path.name}")
     told(archive.os, "rename", lambda *_: "rename")
     told(Store, "seal_file", lambda *_: "seal")
-    b = bench()
-    monitor = b.start()
+    b = started()
     assert b.store._connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
     publish(b.log, prediction("a", 3))
     b.clock.now = START + WINDOW
-    monitor.stop()
+    b.monitor.stop()
     assert calls == ["fsync file", "rename", "fsync day=2025-11-13", "fsync archive", "seal"]
 
 
@@ -75,9 +71,8 @@ def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_let
     "error", [OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "Permission denied")]
 )
 @pytest.mark.parametrize("where", ["write_table", "fsync_path"])
-def test_an_archive_that_cannot_be_written_is_a_clear_error_and_loses_nothing(bench, monkeypatch, error, where):
-    b = bench(archive_roll_rows=4)
-    monitor = b.start()
+def test_an_archive_that_cannot_be_written_is_a_clear_error_and_loses_nothing(started, monkeypatch, error, where):
+    b = started(archive_roll_rows=4)
     publish(b.log, prediction("a", 4), prediction("b", 5))
     b.clock.now = START + WINDOW
 
@@ -88,12 +83,12 @@ def test_an_archive_that_cannot_be_written_is_a_clear_error_and_loses_nothing(be
         patched.setattr(archive.pq if where == "write_table" else archive, where, refuse)
         for _ in range(2):
             with pytest.raises(TemporaryError, match=f"archive file .*part-.* cannot be written: .*{error.strerror}"):
-                monitor.tick()
-    assert monitor.windows[1].labels.shape == (9,)  # it measured and judged all the same
+                b.monitor.tick()
+    assert b.monitor.windows[1].labels.shape == (9,)  # it measured and judged all the same
     assert b.archived == []
     assert list(b.settings.archive.glob("day=*/.*")) == []  # nothing torn keeps the disk full
-    monitor.tick()
-    monitor.stop()
+    b.monitor.tick()
+    b.monitor.stop()
     assert archived_rows(b.archived) == expected_rows([prediction("a", 4), prediction("b", 5)])
     assert b.store.counters["archived"] == 9
 
@@ -154,53 +149,43 @@ def test_optional_columns_are_in_the_files_whose_rows_need_them(tmp_path):
     assert every["canary"].to_pylist() == [False] * 5 + [True]
 
 
-def test_a_file_holds_rows_of_one_utc_day(bench):
+def test_a_file_holds_rows_of_one_utc_day(started):
     midnight = 1_763_078_400.0  # 2025-11-14
-    b = bench()
-    monitor = b.start()
-    publish(b.log, prediction("before", 2, time=midnight - 0.001), prediction("after", 2, time=midnight))
-    b.clock.now = midnight + WINDOW
-    monitor.tick()
-    monitor.stop()
+    b = started()
+    b.tick(prediction("before", 2, time=midnight - 0.001), prediction("after", 2, time=midnight), at=midnight + WINDOW)
+    b.monitor.stop()
     found = {p.parent.name: pq.ParquetFile(p).read()["request_id"][0].as_py() for p in b.settings.archive.glob("*/*")}
     assert found == {"day=2025-11-13": "before", "day=2025-11-14": "after"}
 
 
-def test_files_roll_by_rows_and_by_seconds(bench):
-    b = bench(archive_roll_rows=10, archive_roll_seconds=30.0)
-    monitor = b.start()
-    publish(b.log, *[prediction(f"r{i}", 4) for i in range(7)])
-    b.clock.now = START + WINDOW
-    monitor.tick()
+def test_files_roll_by_rows_and_by_seconds(started):
+    b = started(archive_roll_rows=10, archive_roll_seconds=30.0)
+    b.tick(*[prediction(f"r{i}", 4) for i in range(7)], at=START + WINDOW)
     assert len(b.archived) == 24  # three files of 8, the last 4 rows wait
-    b.clock.now += 29
-    monitor.tick()
+    b.tick(at=b.clock.now + 29)
     assert len(b.archived) == 24
-    b.clock.now += 1
-    monitor.tick()
+    b.tick(at=b.clock.now + 1)
     assert len(b.archived) == 28
 
 
-def test_a_request_larger_than_a_file_is_archived_whole(bench):
-    b = bench(archive_roll_rows=10)
-    monitor = b.start()
-    publish(b.log, prediction("big", 40))
-    b.clock.now = START + WINDOW
-    monitor.tick()
+def test_a_request_larger_than_a_file_is_archived_whole(started):
+    b = started(archive_roll_rows=10)
+    b.tick(prediction("big", 40), at=START + WINDOW)
     assert len(b.archived) == 40
 
 
-def test_windows_are_rebuilt_after_a_restart_from_archived_and_waiting_rows(bench):
-    b = bench(archive_roll_rows=8, window_rows=24, min_clicks=12)
-    monitor = b.start()
-    publish(b.log, *[prediction(f"r{i}", 4, time=START + i) for i in range(11)], clicks("o", [("r9", 2, START + 10)]))
-    b.clock.now = START + 11 + WINDOW
-    monitor.tick()
-    before = (monitor.windows[1].labels.tolist(), monitor.windows[1].scores.tolist())
-    monitor = b.start()
-    assert (monitor.windows[1].labels.tolist(), monitor.windows[1].scores.tolist()) == before
+def test_windows_are_rebuilt_after_a_restart_from_archived_and_waiting_rows(started):
+    b = started(archive_roll_rows=8, window_rows=24, min_clicks=12)
+    b.tick(
+        *[prediction(f"r{i}", 4, time=START + i) for i in range(11)],
+        clicks("o", [("r9", 2, START + 10)]),
+        at=START + 11 + WINDOW,
+    )
+    before = (b.monitor.windows[1].labels.tolist(), b.monitor.windows[1].scores.tolist())
+    b.start()
+    assert (b.monitor.windows[1].labels.tolist(), b.monitor.windows[1].scores.tolist()) == before
     assert len(before[0]) == 24
-    assert monitor.serving_version == 1
+    assert b.monitor.serving_version == 1
 
 
 def test_a_state_of_another_version_is_refused_and_left_alone(tmp_path):

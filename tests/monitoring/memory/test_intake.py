@@ -84,10 +84,8 @@ def run_to_the_end(b: Bench) -> None:
     monitor = b.start()
     monitor.tick()
     b.start().tick()
-    b.clock.now += 2 * WINDOW
-    b.monitor.tick()
-    b.clock.now += 30 * 86_400.0
-    b.monitor.tick()
+    b.tick(at=b.clock.now + 2 * WINDOW)
+    b.tick(at=b.clock.now + 30 * 86_400.0)
     b.monitor.stop()
 
 
@@ -173,19 +171,16 @@ def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("refuse", [refuse_by_the_database, refuse_by_the_driver])
-def test_message_that_cannot_be_stored_is_set_aside_and_the_others_of_its_pull_are_kept(bench, monkeypatch, refuse):
-    b = bench()
-    b.start()
+def test_message_that_cannot_be_stored_is_set_aside_and_the_others_of_its_pull_are_kept(started, monkeypatch, refuse):
+    b = started()
     refuse(b, monkeypatch)
     names = [f"r{number}" for number in range(7)]
-    publish(b.log, *(prediction(name, ROWS) for name in names), clicks("o", [("r2", 1, START + 1)]))
-    b.monitor.tick()
+    b.tick(*(prediction(name, ROWS) for name in names), clicks("o", [("r2", 1, START + 1)]))
     (letter,) = b.log.list_dead_letters()
     assert letter.message_id == "r3"
     assert "cannot be stored" in letter.reason
     assert b.log.backlog() == 0
-    b.clock.now += 2 * WINDOW
-    b.monitor.tick()
+    b.tick(at=b.clock.now + 2 * WINDOW)
     b.monitor.stop()
     assert {row["request_id"] for row in b.archived} == {*names} - {"r3"}
     assert sum(row["label"] for row in b.archived) == 1
@@ -193,17 +188,15 @@ def test_message_that_cannot_be_stored_is_set_aside_and_the_others_of_its_pull_a
     assert b.store.counters["dead_letter"] == 1
 
 
-def test_full_disk_sets_nothing_aside(bench, monkeypatch):
-    b = bench()
-    monitor = b.start()
+def test_full_disk_sets_nothing_aside(started, monkeypatch):
+    b = started()
     b.store._connection.execute("PRAGMA max_page_count = 1")
     publish(b.log, *(prediction(f"r{number}", 500) for number in range(5)))
     with pytest.raises(TemporaryError, match="state .*: database or disk is full"):
-        monitor.tick()
+        b.monitor.tick()
     assert b.log.list_dead_letters() == []
     b.store._connection.execute("PRAGMA max_page_count = 1000000")
-    b.clock.now += 10.0
-    monitor.tick()
+    b.tick(at=b.clock.now + 10.0)
     assert b.store.counters["predicted"] == 2500
 
 

@@ -59,17 +59,13 @@ def test_any_order_with_any_repetition_gives_the_labels_of_the_oracle(tmp_path_f
     store.close()
 
 
-def test_rows_of_a_request_mature_together_when_the_window_closes(bench):
-    b = bench()
-    monitor = b.start()
-    publish(b.log, prediction("a", 3), clicks("o", [("a", 1, START + 5)]))
-    b.clock.now = START + WINDOW - 0.5
-    monitor.tick()
+def test_rows_of_a_request_mature_together_when_the_window_closes(started):
+    b = started()
+    b.tick(prediction("a", 3), clicks("o", [("a", 1, START + 5)]), at=START + WINDOW - 0.5)
     assert b.store.num_pending_rows == 3
-    assert monitor.windows.versions == ()
-    b.clock.now = START + WINDOW
-    monitor.tick()
-    assert monitor.windows[1].labels.tolist() == [0, 1, 0]
+    assert b.monitor.windows.versions == ()
+    b.tick(at=START + WINDOW)
+    assert b.monitor.windows[1].labels.tolist() == [0, 1, 0]
 
 
 def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench):
@@ -85,38 +81,30 @@ def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench):
     assert monitor.windows[1].labels.sum() == 1
 
 
-def test_a_clock_set_back_lets_windows_opened_after_it_stay_open(bench):
-    b = bench()
-    monitor = b.start()
+def test_a_clock_set_back_lets_windows_opened_after_it_stay_open(started):
+    b = started()
     b.clock.now = START + 86_400.0  # wrong by a day, for one turn
-    monitor.tick()
+    b.monitor.tick()
     b.clock.now = START
-    publish(b.log, prediction("a", 2))
-    monitor.tick()
+    b.tick(prediction("a", 2))
     assert b.store.num_pending_rows == 2
-    publish(b.log, clicks("o", [("a", 1, START + 5)]))
-    b.clock.now = START + WINDOW
-    monitor.tick()
-    assert monitor.windows[1].labels.tolist() == [0, 1]
+    b.tick(clicks("o", [("a", 1, START + 5)]), at=START + WINDOW)
+    assert b.monitor.windows[1].labels.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["", "after a restart"])
-def test_a_client_whose_clock_is_ahead_does_not_name_the_serving_version_for_hours(bench, restart):
-    b = bench()
-    monitor = b.start()
-    publish(b.log, prediction("from tomorrow", 2, time=START + 80_000.0, version=1))
-    monitor.tick()
+def test_a_client_whose_clock_is_ahead_does_not_name_the_serving_version_for_hours(started, restart):
+    b = started()
+    b.tick(prediction("from tomorrow", 2, time=START + 80_000.0, version=1))
     if restart:
-        monitor = b.start()
+        b.start()
     b.clock.now = START + 1
-    publish(b.log, prediction("now", 2, time=START + 1, version=2))
-    monitor.tick()
-    assert monitor.serving_version == 2
+    b.tick(prediction("now", 2, time=START + 1, version=2))
+    assert b.monitor.serving_version == 2
 
 
-def test_a_stop_under_a_flood_ends_and_leaves_the_rest_to_the_next_start(bench):
-    b = bench(pull_messages=2)
-    monitor = b.start()
+def test_a_stop_under_a_flood_ends_and_leaves_the_rest_to_the_next_start(started):
+    b = started(pull_messages=2)
     publish(b.log, *[prediction(f"r{i}", 1) for i in range(5)])
     coming = iter(range(1000))
 
@@ -125,7 +113,7 @@ def test_a_stop_under_a_flood_ends_and_leaves_the_rest_to_the_next_start(bench):
             publish(b.log, *[prediction(f"flood{next(coming)}", 1) for _ in range(2)])
 
     b.checkpoint = flood
-    monitor.stop()
+    b.monitor.stop()
     assert b.kinds()[-1] == "stopped"
     assert b.store.counters["predicted"] == 6
     assert b.log.backlog() > 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from components.contracts.records import PredictionBatch
 from monitoring.memory.join import mature_request
 from monitoring.memory.store import Store
-from tests.support.monitors import START, WINDOW, clicks, prediction, publish
+from tests.support.monitors import START, WINDOW, clicks, prediction
 from tests.support.record_messages import encode
 
 
@@ -55,29 +55,27 @@ def test_beyond_the_limit_the_newest_requests_are_handed_out_whole(tmp_path):
     store.close()
 
 
-def test_estimates_of_open_labels_are_shown_and_follow_the_records(bench):
-    b = bench(decide_seconds=1.0)
-    monitor = b.start()
-    publish(
-        b.log, prediction("a", 8), prediction("b", 4, time=START + 1, version=2), clicks("o", [("a", 1, START + 1)])
+def test_estimates_of_open_labels_are_shown_and_follow_the_records(started):
+    b = started(decide_seconds=1.0)
+    b.tick(
+        prediction("a", 8),
+        prediction("b", 4, time=START + 1, version=2),
+        clicks("o", [("a", 1, START + 1)]),
+        at=START + 2,
     )
-    b.clock.now = START + 2
-    monitor.tick()
-    first, second = monitor._measuring.open_labels
+    first, second = b.monitor._measuring.open_labels
     assert (first.version, first.open_rows, first.open_clicks) == (1, 8, 1)
     assert (second.version, second.open_rows, second.final_at) == (2, 4, START + 1 + WINDOW)
     assert first.auc is None  # no delay is known yet
-    b.clock.now = START + 1 + WINDOW
-    monitor.tick()
-    assert monitor._measuring.open_labels == ()
-    assert len(monitor._measuring._delays) == 1
+    b.tick(at=START + 1 + WINDOW)
+    assert b.monitor._measuring.open_labels == ()
+    assert len(b.monitor._measuring._delays) == 1
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_what_is_open(bench):
+def test_memory_does_not_grow_with_what_is_open(started):
     """100,000 open requests, clicked and awaited: Python holds no more than with a tenth of them."""
-    b = bench(archive_roll_rows=5000, window_rows=5000)
-    monitor = b.start()
+    b = started(archive_roll_rows=5000, window_rows=5000)
     held, template = {}, prediction("x", 1)
     tracemalloc.start()
     for i in range(100):
@@ -87,13 +85,13 @@ def test_memory_does_not_grow_with_what_is_open(bench):
         b.store.add([(batch, encode(batch)) for batch in batches], [outcome], [], now=START)
         b.clock.now = START + 1
         if i in (9, 99):
-            monitor.tick()
+            b.monitor.tick()
             held[i] = tracemalloc.get_traced_memory()[0]
     assert b.store.num_pending_rows == 100_000
     assert held[99] < held[9] + 1_000_000
     tracemalloc.reset_peak()
     b.clock.now = START + 100 + WINDOW
-    monitor.tick()  # matures all of them, 2,000 at a time
+    b.monitor.tick()  # matures all of them, 2,000 at a time
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert b.store.num_pending_rows == 0

@@ -66,23 +66,16 @@ def test_before_its_first_turn_a_monitor_shows_no_number_but_its_versions():
     assert {name for name, *_ in samples(replace(FULL, time=None))} == {"ctr_monitor_info"}
 
 
+UNKNOWN = """
+live_version live_since_timestamp_seconds gate_refusals_in_a_row last_run_end_timestamp_seconds
+oldest_unuploaded_timestamp_seconds unuploaded_files retrain_budget_left notifications_waiting auc_threshold
+"""
+
+
 def test_what_is_not_known_of_runs_and_the_store_is_absent():
     found = {name for name, *_ in samples(Snapshot(time=1.0, store_status=StoreStatus()))}
     assert "ctr_monitor_model_store_readable" in found
-    assert not found & {
-        f"ctr_monitor_{name}"
-        for name in (
-            "live_version",
-            "live_since_timestamp_seconds",
-            "gate_refusals_in_a_row",
-            "last_run_end_timestamp_seconds",
-            "oldest_unuploaded_timestamp_seconds",
-            "unuploaded_files",
-            "retrain_budget_left",
-            "notifications_waiting",
-            "auc_threshold",
-        )
-    }
+    assert not found & {f"ctr_monitor_{name}" for name in UNKNOWN.split()}
     unreadable = samples(Snapshot(time=1.0, store_status=StoreStatus(store_problem="gone")))
     assert unreadable["ctr_monitor_model_store_readable",] == 0
     assert not any(name == "ctr_monitor_promotions_total" for name, *_ in unreadable)

@@ -1,7 +1,8 @@
-"""The status page in a real browser, on a desk and on a phone; screenshots are kept under build/."""
+"""The status page in a real browser, on a desk and on a phone; screenshots are kept under build/.
 
-import json
-import re
+That it fits every screen is shown with the other pages (tests/crossings/test_pages_in_browser.py).
+"""
+
 from dataclasses import replace
 
 import pytest
@@ -31,16 +32,12 @@ pytestmark = needs_browser
 def address():
     exposition = Exposition()
     exposition.show(SHOWN)
-    measured = (
-        "<script>document.title=JSON.stringify([document.documentElement.scrollWidth,innerWidth,"
-        "document.querySelectorAll('svg polyline').length,document.querySelectorAll('table').length])</script>"
-    )
     server = MonitorServer(
         exposition,
         HttpSettings(http_host="127.0.0.1", http_port=0),
         page=lambda: status_page(exposition, History(POINTS, EVENTS), now=NOW),
     )
-    yield f"http://{server.host}:{server.port}/", measured
+    yield f"http://{server.host}:{server.port}/"
     server.close()
 
 
@@ -49,23 +46,6 @@ def test_the_page_is_drawn_and_a_screenshot_kept(address, tmp_path, name, width,
     picture = REPOSITORY / "build" / "screenshots" / f"status_page_{name}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     picture.unlink(missing_ok=True)
-    browse(tmp_path, f"--window-size={width},{height}", f"--screenshot={picture}", address[0])
+    browse(tmp_path, f"--window-size={width},{height}", f"--screenshot={picture}", address)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 20_000, "an empty page is a few kilobytes"
-
-
-def test_a_phone_scrolls_the_page_down_only(address, tmp_path):
-    """Wide tables scroll in their own boxes; the browser's own layout tells the widths."""
-    from urllib.request import ProxyHandler, build_opener
-
-    # Loaded as a file, where the measuring script may run: the server's own pages may run none.
-    with build_opener(ProxyHandler({})).open(address[0], timeout=60) as answer:
-        page = answer.read().decode()
-    copy = tmp_path / "page.html"
-    copy.write_text(page.replace("</body>", address[1] + "</body>").replace('http-equiv="refresh"', ""))
-    told = browse(tmp_path, "--window-size=500,1000", "--dump-dom", copy.as_uri())
-    scroll, inner, lines, tables = json.loads(re.search(r"<title>(.*?)</title>", told).group(1))
-    assert 'class="banner warn" id="health">A drift of version' in page
-    assert lines == 1
-    assert tables >= 5
-    assert scroll <= inner
