@@ -21,27 +21,7 @@ from tests.support.rendering import containers, workloads
 from tests.support.yaml_texts import documents
 
 SCRIPT = REPOSITORY / "k8s" / "kind" / "up"
-DOUBLES = {
-    "docker": """case "$*" in
-  "inspect "*) test -e made-registry && echo true ;;
-  "run "*) touch made-registry ;;
-  "network inspect "*) test -e made-network && echo evergreen-registry ;;
-  "network connect "*) touch made-network ;;
-  "exec -i "*) cat > hosts.toml ;;
-esac""",
-    "kind": """case "$*" in
-  "get clusters") test ! -e made-cluster || echo evergreen ;;
-  "create cluster "*) touch made-cluster ;;
-esac""",
-    "kubectl": """case "$*" in
-  "kustomize "*) cd "$REPOSITORY" && exec "$REAL_KUBECTL" "$@" ;;
-  *" apply -f -") cat > applied.yaml ;;
-  *" get job simulated-lake") test -e made-lake ;;
-  *" create job simulated-lake "*) touch made-lake ;;
-  *" exec deployment/monitor "*) printf 'ctr_monitor_%s 1\\n' 'rolling_auc{version="1"}' \\
-      'retrain_requests_total{outcome="started"}' 'retrain_requests_total{outcome="released"}' ;;
-esac""",
-}
+DOUBLES = {path.stem: path.read_text() for path in (Path(__file__).parent / "kind_doubles").glob("*.sh")}
 
 
 @pytest.fixture
@@ -54,7 +34,7 @@ def run(tmp_path):
     place.mkdir()
     for name, body in DOUBLES.items():
         head = f'#!/bin/bash\ncd {shlex.quote(str(place))}\necho "{name} $*" >> told\n'
-        (tools / name).write_text(f"{head}{body}\n")
+        (tools / name).write_text(head + body)
         (tools / name).chmod(0o755)
     variables = os.environ | {
         "PATH": f"{tools}:{os.environ['PATH']}",

@@ -1,8 +1,6 @@
 """The model repository on storage that fails: damaged files, refused writes, full disks, kills at each step."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -13,8 +11,8 @@ from components.runtime.errors import ContractError, PermanentError
 from components.storage.folder import FolderObjects
 from components.store.models import DATA_FILE, GRAPH_FILE
 from tests.support.crashes import Killed
+from tests.support.full_disk import files_of_at_most
 from tests.support.model_repository import OPTIONS, everything, named
-from tests.support.paths import REPOSITORY
 from tests.support.served_names import MODEL_NAME, NAMES
 
 
@@ -123,27 +121,9 @@ def test_a_disk_that_fills_up_while_staging_leaves_what_is_served(tmp_path, put_
     before = everything(repository.objects)
     graph = make_version(2)
     (graph / DATA_FILE).write_bytes(bytes(300_000))
-    code = (
-        "import resource, sys\n"
-        "from pathlib import Path\n"
-        "from components.runtime.errors import PermanentError\n"
-        "from components.deployment.repository.model_repository import ModelRepository\n"
-        "from components.deployment.repository.triton_config import ServingOptions\n"
-        "from components.contracts.serving import ServedNames\n"
-        "from components.storage.folder import FolderObjects\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        "repository = ModelRepository(FolderObjects(Path(sys.argv[1])), ServedNames('click_model'))\n"
-        "with repository.locked():\n"
-        "    try:\n"
-        "        repository.stage(2, Path(sys.argv[2]), ServingOptions())\n"
-        "    except PermanentError as error:\n"
-        "        print(error)\n"
-    )
-    arguments = [str(root), str(graph)]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip().startswith(f"{root}/click_model_candidate/2/model.data: ")
+    full = pytest.raises(PermanentError, match=f"^{root}/click_model_candidate/2/model.data: ")
+    with repository.locked(), files_of_at_most(100_000), full:
+        repository.stage(2, graph, OPTIONS)
     after = everything(repository.objects)
     assert {name: content for name, content in after.items() if "candidate" not in name} == before
     with repository.locked():

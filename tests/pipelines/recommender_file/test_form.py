@@ -1,8 +1,10 @@
 """`recommender.yaml`: what is read from it, what is written back, and the message of each kind of mistake."""
 
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +16,7 @@ from components.runtime.errors import ContractError
 from pipelines.recommender_file.form import compare, format_recommender, parse_recommender, read_recommender
 from tests.support.paths import REPOSITORY
 
+MISTAKES = yaml.safe_load((Path(__file__).parent / "mistakes.yaml").read_text())
 SHOP = """\
 format: evergreen/recommender/1
 name: shop
@@ -40,108 +43,14 @@ def test_a_file_says_name_columns_and_settings():
     )
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("name: shop", "nmae: shop", "2: nmae is no key, expected name"),
-        ("name: shop", "nothing: shop", "2: nothing is no key, expected one of format, name, data, features, extr"),
-        ("name: shop\n", "", "1: name is missing, expected the keys format, name, features"),
-        ("name: shop", "name: Shop", "2: recommender name is 'Shop', expected a letter"),
-        ("name: shop", "name: shop_canary", "2: recommender name is 'shop_canary', expected no _candidate or _canary"),
-        ("name: shop", "name: shop\nname: store", "3: name is there twice, in line 2 too"),
-        ("der/1", "der/2", "1: format is 'evergreen/recommender/2', expected evergreen/recommender/1"),
-        ("label: clicked", "lable: clicked", "4: data.lable is no setting, expected label"),
-        ("label: clicked", "label: 1", "4: data.label is 1, expected str"),
-        ("label: clicked", "label: ts", "3: data: columns are named ['ts', 'request_id', 'row', 'ts'], expected a"),
-        ("numeric:", "numercal:", "7: features.numercal is no key, expected numeric"),
-        ("numeric:", "times:", "7: features.times is no key, expected one of numeric, categorical, lists"),
-        ("numeric: [price]", "lists: {tags: {table: shop}}", "6: table of tags is 'shop', expected a categorical"),
-        (
-            "- item\n    - C1..C3",
-            "item: {embed: 4}\n    shop:\nmodel: {kind: dlrm}",
-            "9: features.categorical.item.embed is 4, expected 16, the model's embedding_dim: model.kind dlrm",
-        ),
-        ("[price]", "{price: 5}", "7: features.numeric.price is 5, expected keys with values"),
-        ("[price]", "{price: false}", "7: features.numeric.price is False, expected keys with values"),
-        ("[price]", "{price: {fil: 1}}", "7: features.numeric.price.fil is no setting, expected fill"),
-        ("[price]", "{price: {fill: x}}", "7: features.numeric.price.fill is 'x', expected float"),
-        ("- item\n    - C1..C3", "item: {size: 3}", "9: features.categorical.item.size is no setting, expected one of"),
-        ("[price]", "price", "7: features.numeric is 'price', expected a list of columns' names"),
-        ("[price]", "[7]", "7: features.numeric[0] is 7, expected a column's name; in quotes where it is a number"),
-        ("clicked", "clicked\n  weight: price", "8: features.numeric[0] is 'price', which is the weight of the rows"),
-        ("ts", "ts\n  weight: ts", "3: data: columns are named ['clicked', 'request_id', 'row', 'ts', 'ts'], expected"),
-        ("[price]", "[clicked]", "7: features.numeric[0] is 'clicked', which is the label"),
-        ("- item", "- position", "9: features.categorical[0] is 'position', which every row has beside its features"),
-        ("- item", "- price", "9: features.categorical[0] is 'price', which is in line 7 too, expected each feature"),
-        ("- item", "- C3", "10: features.categorical[1] is 'C3', which is in line 9 too"),
-        ("C1..C3", "C3..C1", "10: features.categorical[1] is 'C3..C1', expected the smaller number first"),
-        ("C1..C3", "C1..C99999", "10: features.categorical[1] is 'C1..C99999', a range of 99,999 names, expected"),
-        ("training:", "trainin:", "11: trainin is no key, expected training"),
-        ("training:", "training: 5\nmodel:", "11: training is 5, expected keys with values"),
-        ("training:", "training:\nmodel:", "11: training is empty, expected keys with values"),
-        ("1e-3", "1e999", "12: training.learning_rate is 1e999, expected a finite number"),
-        ("1e-3", "[", "14: while parsing a flow sequence in line 12, expected ',' or ']', but got"),
-        ("1e-3", "!!python/object:os.system x", "12: could not determine a constructor for the tag"),
-        ("1e-3", "*rate", "12: alias *rate is refused"),
-        ("learning_rate:", "learning_rate: 1\n  7:", "13: key '7' is no text, expected a name"),
-        ("training:", "---\ntraining:", "11: expected a single document in the stream in line 1, but found another"),
-        ("learning_rate:", "learnin_rate:", "12: training.learnin_rate is no setting, expected learning_rate"),
-        ("1e-3", "-1", "12: training: learning_rate is -1.0, expected"),
-        ("1e-3", "high", "12: training.learning_rate is 'high', expected float"),
-        ("learning_rate: 1e-3", "seed: true", "12: training.seed is True, expected int"),
-        ("1.5]", "a]", "13: training.round_rates[1] is 'a', expected float"),
-        ("training:", "monitor:\n  window_rows: 5\ntraining:", "12: monitor: window_rows is 5, expected at least"),
-        ("[price]", "[a/b]", "6: features are named ['a/b'], expected printable characters without a slash"),
-        ("shop", "sh\0op", "2: character '\\x00', expected printable ones"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), [tuple(each.values()) for each in MISTAKES["file"]])
 def test_a_mistake_is_named_by_file_line_path_value_and_what_was_expected(old, new, message):
     assert SHOP.count(old) == 1 or old == "shop"
     with pytest.raises(ContractError, match=f"^shop.yaml:{re.escape(message)}"):
         parse_recommender(SHOP.replace(old, new, 1), source="shop.yaml")
 
 
-@pytest.mark.parametrize(
-    ("column", "options", "message"),
-    [
-        ("tags", "max: 0", "max is 0, expected at least 1"),
-        ("tags", "table: item, type: string", "type is 'string' beside table 'item', expected the table's type alone"),
-        ("tags", "embed: 0", "embed is 0, expected at least 1"),
-        ("tags", "table: item, embed: 4", "embed is 4 beside table 'item', expected the table's embed alone"),
-        ("price", "embed: 4", "embed is 4 without quantile_buckets, expected none"),
-        ("price", "fill: 1e39", "fill is 1e+39, expected a finite float32"),
-        ("price", "transform: [clip(-1e400..1)]", "a bound of clip is -inf, expected a finite float32"),
-        (
-            "price",
-            "transform: [clip(0), log1p, quantile_buckets(32)]",
-            "transform is ['clip(0)', 'log1p', 'quantile_buckets(32)'], expected at most",
-        ),
-        (
-            "price",
-            "transform: [quantile_buckets(32), clip(0)]",
-            "transform is ['quantile_buckets(32)', 'clip(0)'], expected at most one clip",
-        ),
-        ("price", "transform: [quantile_buckets(1)]", "transform has quantile_buckets(1), expected 2 to 1024 buckets"),
-        (
-            "price",
-            "transform: [quantile_buckets]",
-            "transform holds 'quantile_buckets', which is not supported, expected clip(",
-        ),
-        (
-            "price",
-            "indicator: true, transform: [quantile_buckets(8)]",
-            "fill is 0.0 and indicator True beside quantile_buckets, expected neither",
-        ),
-        ("price", "transform: [log1p]", "transform is ['log1p'], expected a clip at 0 or more before log1p"),
-        ("price", "transform: [log2]", "transform holds 'log2', which is not supported, expected clip("),
-        ("price", "transform: ['clip(2..1)']", "transform clips to [2.0, 1.0]"),
-        (
-            "price",
-            "transform: [minmax, standardize]",
-            "transform is ['minmax', 'standardize'], expected each of clip, log1p and one",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("column", "options", "message"), [tuple(each.values()) for each in MISTAKES["options"]])
 def test_a_mistake_in_the_options_of_a_column_is_named_with_the_column(column, options, message):
     kind = "lists" if column == "tags" else "numeric"
     text = SHOP.replace("numeric: [price]", f"{kind}: {{{column}: {{{options}}}}}")
