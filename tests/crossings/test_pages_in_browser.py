@@ -50,7 +50,7 @@ PAGES = {
 @pytest.mark.parametrize("name", PAGES)
 def test_page_fits_every_screen_and_hinders_nobody(chain, tmp_path, name):
     page = PAGES[name](chain)
-    assert [pixels_too_wide(tmp_path, page, width=width) for width in (390, 1280, 1920)] == [0, 0, 0]
+    assert pixels_too_wide(tmp_path, page, 390, 1280, 1920) == [0, 0, 0]
     assert serious_findings(tmp_path, page) == []
     assert serious_findings(tmp_path, page, DARK) == []
 
@@ -59,4 +59,4 @@ def test_findings_are_found(tmp_path):
     text = f'<p style="color:#777;background:#555">grey on grey</p><p style="white-space:nowrap">{"wide " * 50}</p>'
     faulty = f'<!doctype html><html lang="en"><title>t</title><body>{text}</body></html>'
     assert [rule for rule, *_ in serious_findings(tmp_path, faulty)] == ["color-contrast"]
-    assert pixels_too_wide(tmp_path, faulty, width=390) > 100
+    assert min(pixels_too_wide(tmp_path, faulty, 390, 500)) > 100

@@ -8,18 +8,19 @@ from datetime import date
 
 from components.contracts.manifests import RawDataset
 from inference_client.simulation.world import World, write_lake
+from tests.crossings.conftest import Chain
 from tests.support.lakes import table_in
 from tests.support.paths import REPOSITORY
 
 
-def learn(chain, run, **rules):
+def learn(chain, run, *, turn=Chain.turn, **rules):
     """One round as the pipeline joins its steps.
 
     Returns:
         The rows that came in, those that validation handed on, training set and model.
     """
     chain.settings = {**chain.settings, "extraction": {"holdout_fraction": 0.25}, "validation": rules}
-    this = chain.turn(run)
+    this = turn(chain, run)
     return this.extraction, RawDataset.read(this.paths["valid"]), this.preprocessing, this.training
 
 
@@ -65,7 +66,7 @@ def test_later_steps_learn_from_the_rest_and_the_next_round_from_what_was_taken_
     done = evergreen("quarantine", "replay", "--run", "round-3", "--reason", "a false alarm", *store)
     assert (done.returncode, done.stderr) == (0, "")
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 7), seed=12)
-    raw, valid, encoded, model = learn(own, "round-4")
+    raw, valid, encoded, model = learn(own, "round-4", turn=Chain.turn_to_training)
     assert encoded.num_train_rows == raw.num_train_rows + num_named
     assert request_ids(valid.train_uri)[:num_named] == request_ids(batch_rows(own, "round-3"))
     assert model.raw_digest == valid.digest

@@ -33,16 +33,18 @@ AXE = next((REPOSITORY / ".venvs" / "driver").glob("lib/*/site-packages/axe_play
 _RUN_AXE = """<script>axe.run().then(found => document.title = JSON.stringify(found.violations
 .filter(each => ['serious', 'critical'].includes(each.impact))
 .map(each => [each.id, each.nodes[0].target[0], each.nodes[0].failureSummary])))</script>"""
-_FRAME = """<title></title><iframe src="page.html" style="width:{width}px;height:900px;border:0" onload="
-document.title = JSON.stringify(this.contentDocument.documentElement.scrollWidth - {width})"></iframe>"""
+_FRAME = '<iframe src="page.html" style="width:{}px;height:900px;border:0"></iframe>'
+_MEASURE = """<title></title><script>onload = () => document.title = JSON.stringify(
+Array.from(document.querySelectorAll('iframe'), f => f.contentDocument.documentElement.scrollWidth - f.clientWidth))
+</script>"""
 
 
-def pixels_too_wide(tmp_path, page: str, *, width: int) -> int:
-    """By how many pixels a page overflows a screen of `width`; a window of its own is never narrower than 500."""
+def pixels_too_wide(tmp_path, page: str, *widths: int) -> list[int]:
+    """By how many pixels a page overflows a screen of each width; a window of its own is never narrower than 500."""
     (tmp_path / "page.html").write_text(page)
-    (tmp_path / "frame.html").write_text(_FRAME.format(width=width))
-    flags = [f"--window-size={width + 100},1000", "--allow-file-access-from-files", "--dump-dom"]
-    return int(_title(browse(tmp_path, *flags, (tmp_path / "frame.html").as_uri())))
+    (tmp_path / "frames.html").write_text(_MEASURE + "".join(map(_FRAME.format, widths)))
+    flags = [f"--window-size={max(widths) + 100},1000", "--allow-file-access-from-files", "--dump-dom"]
+    return json.loads(_title(browse(tmp_path, *flags, (tmp_path / "frames.html").as_uri())))
 
 
 def serious_findings(tmp_path, page: str, *flags: str) -> list[list[str]]:

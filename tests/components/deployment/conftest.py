@@ -49,7 +49,9 @@ def triton(tmp_path_factory):
     root = tmp_path_factory.mktemp("triton with space")
     # After a stub was killed, this Triton uses up whatever time it is given to stop.
     settings = TritonSettings(stop_seconds=3)
-    with TritonServer(root / "repository", log=root / "triton.log", settings=settings) as server:
+    (root / "home").mkdir()
+    variables = {"HOME": str(root / "home")}
+    with TritonServer(root / "repository", log=root / "triton.log", settings=settings, variables=variables) as server:
         yield server
 
 

@@ -1,4 +1,4 @@
-"""New versions on the real tritonserver while they bake: bad ones are taken back once, good ones are baked once."""
+"""New versions while they bake: bad ones are taken back once, good ones baked once; with what real servers count."""
 
 import dataclasses
 import json
@@ -23,28 +23,25 @@ from components.store.promotion_journal import (
     read_entries,
     write_findings,
 )
-from tests.support.real_servers import FAULT, change_code, live_version
+from tests.support.real_servers import FAULT, change_code
 from tests.support.recommenders import accept_into, criteo_with
 from tests.support.served_names import MODEL_NAME
 
-pytestmark = pytest.mark.e2e
 
-
-@pytest.fixture(autouse=True)
-def running(triton):
-    if not triton.alive():
-        triton.start()
+def limited(settings):
+    """The settings, over a recommender with limits of its own."""
+    accept_into(settings.store, criteo_with(release={"bake_seconds": 60.0, "bake_rows": 1000}))
+    return settings
 
 
 @pytest.fixture
-def bakes(settings, triton):
-    """A round of a controller that was just started, `later` seconds from now, over a recommender's limits."""
-    accept_into(settings.store, criteo_with(release={"bake_seconds": 60.0, "bake_rows": 1000}))
+def bakes(world):
+    """A round of a controller that was just started, `later` seconds from now, over servers that count nothing."""
+    settings = limited(world.settings)
 
-    def make(later=0.0, **changes):
-        now = settings.clock
-        site = dataclasses.replace(settings, clock=lambda: now() + timedelta(seconds=later), **changes)
-        return Baking(site=site, metrics=(triton.metrics_address,))
+    def make(later=0.0):
+        site = dataclasses.replace(settings, clock=lambda: settings.clock() + timedelta(seconds=later))
+        return Baking(site=site, metrics=("triton-a:8002",), fetch=lambda address: "")
 
     return make
 
@@ -59,47 +56,48 @@ def told(settings):
     return [(line.action, line.version) for line in read_entries(settings.store) if line.action != INTENT]
 
 
-def test_a_good_version_is_baked_once_after_its_time_and_its_rows(deploy, settings, bakes):
-    deploy(1)
+def test_a_good_version_is_baked_once_after_its_time_and_its_rows(world, bakes):
+    world.release(1)
     assert bakes().step({}).action == NONE, "the first version has nothing before it"
-    deploy(2)
+    world.release(2)
     assert bakes(later=61).step({}).action == STILL, "the monitor has said nothing"
-    say(settings, BAKES)
+    say(world.settings, BAKES)
     assert bakes(later=61).step({}).action == STILL
-    say(settings, WELL)
+    say(world.settings, WELL)
     assert bakes(later=59).step({}).action == STILL
     assert [bakes(later=61).step({}).action for _ in range(2)] == [BAKED, NONE]
-    assert told(settings) == [(RELEASE, 1), (RELEASE, 2), (BAKED, 2)]
-    say(settings, BAD)
+    assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2), (BAKED, 2)]
+    say(world.settings, BAD)
     assert bakes(later=62).step({}).action == NONE, "it is baked"
 
 
-def test_what_the_monitor_found_takes_a_version_back_and_bars_its_model_until_a_person_overrides_it(
-    deploy, settings, bakes, client, raw_rows, make_candidate
-):
-    deploy(1)
-    candidate = make_candidate(settings.store, 2)
-    release(*candidate, settings=settings)
-    say(settings, BAD, reason="evidence 503 of 500 of an AUC below 0.738")
+def test_what_the_monitor_found_takes_a_version_back_and_bars_its_model_until_a_person_overrides_it(world, bakes):
+    store = world.settings.store
+    world.release(1), world.release(2)
+    say(world.settings, BAD, reason="evidence 503 of 500 of an AUC below 0.738")
     # Whoever was away acts on what it missed; a second one finds nothing to do.
     assert [bakes(later=9_999).step({}).action for _ in range(2)] == [TAKEN_BACK, NONE]
-    assert live_version(client, raw_rows(3)) == 1
-    assert told(settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
-    line = barred(settings.store)["model-2"]
+    world.check_all_is_well(1)
+    assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
+    line = barred(store)["model-2"]
     assert "an AUC below 0.738" in line.reason
     with pytest.raises(Refused, match=r"model-2 was taken back at .* expected another model, or a promotion"):
-        release(*candidate, settings=settings)
-    deploy(3)
-    assert live_version(client, raw_rows(3)) == 3, "another model may be released"
-    promoted = release(*candidate, settings=settings, override="the clients were at fault")
-    assert (told(settings)[-1], barred(settings.store)) == ((PROMOTE, promoted.version), {})
+        world.release(2)
+    world.release(3)
+    world.check_all_is_well(3)
+    promoted = release(*world.candidate(2), settings=world.settings, override="the clients were at fault")
+    assert (told(world.settings)[-1], barred(store)) == ((PROMOTE, promoted.version), {})
 
 
 @pytest.fixture
-def controller(settings, bakes, tmp_path):
-    return ReleaseController(watchdog=Watchdog(site=settings), baking=bakes(), status=tmp_path / "status.json")
+def controller(settings, triton, tmp_path):
+    if not triton.alive():
+        triton.start()
+    baking = Baking(site=limited(settings), metrics=(triton.metrics_address,))
+    return ReleaseController(watchdog=Watchdog(site=settings), baking=baking, status=tmp_path / "status.json")
 
 
+@pytest.mark.e2e
 def test_a_version_that_fails_requests_is_taken_back(deploy, controller, triton, client, raw_rows):
     deploy(1), deploy(2)
     change_code(triton, 2, FAULT, FAULT + "        if (tensors['dense'] == 4242.0).any():\n            raise OSError\n")
@@ -114,6 +112,7 @@ def test_a_version_that_fails_requests_is_taken_back(deploy, controller, triton,
     assert (found["action"], "40 of 4" in found["reason"]) == (TAKEN_BACK, True), found
 
 
+@pytest.mark.e2e
 def test_counters_that_are_damaged_end_the_round_with_their_name_and_nothing_else(deploy, settings, controller):
     deploy(1), deploy(2)
     controller.round()

@@ -12,39 +12,37 @@ from components.deployment.release import release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.servers import Patience
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.storage.uris import local_path
 from components.store.models import graph_folder, release_path
 from components.store.promotion_journal import current, interrupted, read_entries, read_journal
-from tests.support.real_servers import Altered, kill_stubs, live_version
+from tests.support.real_servers import Altered, kill_stubs
 from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME
 
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.parametrize("name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"])
-def test_a_wrong_answer_leaves_the_old_version_live_and_the_new_one_gone(
-    deploy, client, settings, raw_rows, repository, name
-):
-    deploy(1)
-    config = repository.read_config()
+def kept(world):
+    return [path(world.settings.store, 2).exists() for path in (release_path, graph_folder)]
 
-    def wrong(real, asked, *rows, version=None):
-        scores, answered = real.infer(asked, *rows, version=version)
+
+@pytest.mark.parametrize("name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"])
+def test_a_wrong_answer_leaves_the_old_version_live_and_the_new_one_gone(world, name):
+    world.release(1)
+    config = world.repository.read_config()
+
+    def wrong(server, asked, *rows, version=None):
+        scores, answered = server.infer(asked, *rows, version=version)
         return (scores + 1e-4 if asked == name and answered == 2 else scores), answered
 
     with pytest.raises(PermanentError, match=rf"version 2 of {name} on .* differs from the training-side score"):
-        deploy(2, connect=lambda url: Altered(url, infer=wrong))
-    assert live_version(client, raw_rows(3)) == 1
-    assert repository.versions() == [1]
-    assert repository.read_config() == config
-    assert current(settings.store).version == 1
-    assert [entry.action for entry in read_entries(settings.store)][2:] == ["intent", "withdrawn"]
-    assert "differs from the training-side score" in read_entries(settings.store)[-1].reason
-    assert not (local_path(settings.repository) / CANDIDATE_NAME).exists()
-    kept = release_path(settings.store, 2).exists(), graph_folder(settings.store, 2).exists()
+        world.release(2, infer=wrong)
+    world.check_all_is_well(1)
+    assert world.repository.versions() == [1]
+    assert world.repository.read_config() == config
+    assert [entry.action for entry in world.entries()][2:] == ["intent", "withdrawn"]
+    assert "differs from the training-side score" in world.entries()[-1].reason
     # A version that clients may have met is kept, so that what it answered can be verified.
-    assert kept == ((False, False) if name == CANDIDATE_NAME else (True, True))
-    assert deploy(3).version == 3, "the way is free, and the number that the journal named is not given again"
+    assert kept(world) == ([False, False] if name == CANDIDATE_NAME else [True, True])
+    assert world.release(3).version == 3, "the way is free, and the number that the journal named is not given again"
 
 
 def test_a_failed_first_release_leaves_nothing_served(make_candidate, client, settings, raw_rows, repository):
@@ -104,10 +102,6 @@ def wrong_as_2(server, name, *rows, version=None):
     """Answers wrongly with the live model's version 2."""
     scores, answered = server.infer(name, *rows, version=version)
     return (scores + 1e-4 if (name, answered) == (MODEL_NAME, 2) else scores), answered
-
-
-def kept(world):
-    return [path(world.settings.store, 2).exists() for path in (release_path, graph_folder)]
 
 
 def test_callers_who_name_no_version_must_be_answered_by_the_new_one(world):

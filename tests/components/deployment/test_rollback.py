@@ -16,36 +16,28 @@ from tests.support.real_servers import live_version, under_load
 from tests.support.served_names import CANDIDATE_NAME
 
 
-@pytest.fixture
-def go_back(settings):
-    return lambda **how: rollback(settings, **{"reason": "auc fell", **how})
-
-
-@pytest.mark.e2e
-def test_rollback_makes_the_previous_version_live_and_the_next_release_counts_on(
-    deploy, go_back, client, settings, raw_rows
-):
-    deploy(1), deploy(2)
-    entry = go_back()
-    assert live_version(client, raw_rows(3)) == 1
+def test_rollback_makes_the_previous_version_live_and_the_next_release_counts_on(world):
+    world.release(1), world.release(2)
+    entry = world.rollback()
     assert (entry.action, entry.version, entry.previous_version) == ("rollback", 1, 2)
-    assert champion(settings.store, "current").model_id == "model-1"
+    assert champion(world.settings.store, "current").model_id == "model-1"
     with pytest.raises(ContractError, match="version 1 is the first release"):
-        go_back()
-    done = deploy(3)
+        world.rollback()
+    world.check_all_is_well(1)
+    done = world.release(3)
     assert (done.version, done.previous_version) == (3, 1)
-    assert live_version(client, raw_rows(3)) == 3
+    world.check_all_is_well(3)
 
 
 @pytest.mark.e2e
 def test_rollback_to_a_version_that_left_the_repository_brings_it_back_under_load(
-    make_candidate, settings, go_back, client, triton, raw_rows, repository
+    make_candidate, settings, client, triton, raw_rows, repository
 ):
     for seed in (1, 2, 3):
         release(*make_candidate(settings.store, seed), settings=dataclasses.replace(settings, num_kept=2))
     assert 1 not in repository.versions()
     with under_load([triton.grpc_url], raw_rows(8), until=1) as traffic:
-        assert go_back(to_version=1).version == 1
+        assert rollback(settings, to_version=1, reason="auc fell").version == 1
     assert traffic.failures == []
     assert traffic.answers[0] == sorted(traffic.answers[0], reverse=True), "no request went forth again"
     assert live_version(client, raw_rows(3)) == 1
