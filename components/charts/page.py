@@ -148,6 +148,7 @@ def line_chart(
     ys += [value for value, _ in levels]
     if not xs or not ys:
         return ""
+    xs += [mark.x for mark in marks]
     x_low, x_high = min(xs), max([*xs, min(xs) + 1e-9])
     pad = (max(ys) - min(ys) or abs(max(ys)) or 1.0) * 0.08
     y_low, y_high = (0.0 if from_zero else min(ys) - pad), max(ys) + pad
@@ -160,7 +161,7 @@ def line_chart(
 
     label = html.escape(y_label)
     parts = [
-        f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">',
+        f'<div class="scroll newest"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">',
         f'<text x="4" y="{TOP - 12}">{label}</text>',
     ]
     for y in ticks(y_low, y_high, 5):
@@ -181,7 +182,7 @@ def line_chart(
             f'<polyline fill="none" stroke="{line.color}" stroke-width="2" points="{points}"/>'
             for points in _polylines(line, at_x, at_y)
         ]
-    parts += _marks(marks, lambda x: at_x(min(max(x, x_low), x_high)))
+    parts += _marks(marks, at_x)
     legend = "".join(f'<span><i style="background:{line.color}"></i>{html.escape(line.label)}</span>' for line in lines)
     return "".join([*parts, "</svg></div>", f'<p class="legend">{legend}</p>'])
 

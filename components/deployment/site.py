@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -384,6 +384,10 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
             "(empty = no server runs)"
         )
     urls = arguments.triton_urls
+    for url in place.triton_urls if place and urls == "" else ():
+        with suppress(TemporaryError), closing(Triton(url)) as server:
+            server.check_live()
+            logger.warning("%s answers and is not told: what it serves stays, expected it in --triton-urls", url)
     return SiteSettings(
         store=store,
         repository=arguments.repository or (place.repository_uri if place else ""),

@@ -291,7 +291,10 @@ def _remove_straddling(folder: Path, num_newer: int, window: TimeSpan) -> int:
 def _expect_rows(count: _CopiedRows, window: TimeSpan, lake: Lake) -> None:
     if count.num_rows < MIN_ROWS:
         found = f"{count.num_rows} rows" if count.num_rows else "no rows"
-        raise ContractError(f"window {window} holds {found}, expected at least {MIN_ROWS}; {lake.describe()}")
+        raise ContractError(
+            f"window {window} holds {found}, expected at least {MIN_ROWS}; {lake.describe()}: window_start and "
+            "window_end ask for others, and parent=none for all of them"
+        )
 
 
 def _cut(parts: list[PartFile], window: TimeSpan, *, lake: Lake, settings: ExtractionSettings, rivals: Rivals) -> Cut:

@@ -7,6 +7,7 @@ requests is left to `showing.server`.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from html import escape
@@ -40,7 +41,7 @@ MARKED_EVENTS = {
 """Kinds of events with a mark in the chart, and the mark's text."""
 QUIET_EVENTS = ("archived", "uploaded", "started", "stopped")
 """Kinds that are left out of the list: they occur every minute and change no decision."""
-MAX_EVENTS = 40
+MAX_EVENTS = 80
 MAX_DRIFT_ROWS = 12
 COLORS = ("#2563eb", "#059669", "#9333ea", "#b45309", "#be185d", "#0e7490", "#4d7c0f", "#7c2d12")
 UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h"), (float("inf"), 86_400.0, "d"))
@@ -116,10 +117,9 @@ def _promotion_events(store: Path) -> list[dict[str, Any]]:
 def status_page(exposition: Exposition, history: History, *, now: float) -> str:
     """The page as of `now`, seconds since the epoch."""
     shown = exposition.snapshot
-    as_of = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     foot = (
-        f"<p class=soft>As of {as_of}; loaded again every {REFRESH_SECONDS} s. For machines: <code>/status</code>, "
-        "<code>/metrics</code>, <code>/healthz</code>, <code>/readyz</code>.</p>"
+        f"<p class=soft>As of {_format_time(now)}; loaded again every {REFRESH_SECONDS} s. For machines: "
+        "<code>/status</code>, <code>/metrics</code>, <code>/healthz</code>, <code>/readyz</code>.</p>"
     )
     chart = _auc_chart(shown, history, now) or "<p>No window has an AUC yet.</p>"
     return html_page(
@@ -183,8 +183,11 @@ def _tiles_section(shown: Snapshot, now: float) -> str:
         "rows archived": f"{int(shown.counters.get('archived', 0)):,}",
     }
     divisions = "".join(f"<div>{name}<b>{escape(value)}</b></div>" for name, value in tiles.items())
-    version = "nothing yet" if shown.serving_version is None else _version_link(shown.serving_version, "version ")
-    return f'<div class="tiles"><div>serving<b>{version}</b></div>{divisions}</div>'
+    live = shown.store_status.promotions.live_version if shown.store_status else None
+    for name, version in (("live by the journal", live), ("seen last in the log", shown.serving_version)):
+        link = "none yet" if version is None else _version_link(version, "version ")
+        divisions = f"<div>{name}<b>{link}</b></div>{divisions}"
+    return f'<div class="tiles">{divisions}</div>'
 
 
 def _version_link(version: int, before: str = "") -> str:
@@ -270,13 +273,13 @@ def _open_labels_section(open_labels: Sequence[OpenEstimate], now: float) -> str
             estimate.version,
             f"{estimate.open_rows:,}",
             f"{estimate.open_clicks:,}",
-            _format_band(estimate.auc, estimate.auc_low, estimate.auc_high),
+            _format_number(estimate.auc),
             "now" if estimate.final_at is None else f"in {_format_duration(estimate.final_at - now)}",
         ]
         for estimate in open_labels
     ]
-    head = ["version", "open rows", "clicks so far", "AUC", "final"]
-    return text_table(head, rows, caption="Estimate (hard bounds) while labels are open")
+    head = ["version", "open rows", "clicks so far", "AUC, estimated", "known"]
+    return text_table(head, rows, caption="While labels are open")
 
 
 def _drift_section(drift: Mapping[str, Any] | None, now: float) -> str:
@@ -284,16 +287,16 @@ def _drift_section(drift: Mapping[str, Any] | None, now: float) -> str:
         return "<p>No bucket of predictions has been judged yet.</p>"
     columns = sorted(drift["columns"], key=_worst_first)
     num_drifted = sum(bool(row["drifted"]) for row in columns)
-    age = _format_duration(now - drift["bucket_end"])
     summary = (
         f"<p>{num_drifted} of {len(columns)} columns drifted in the {drift['rows']:,} predictions up to "
-        f"{age} ago, against the training rows of version {drift['version']}.</p>"
+        f"{_format_time(drift['bucket_end'], now)}, against the training rows of version {drift['version']}.</p>"
     )
     rows = [
         [
             row["column"],
             "drifted" if row["drifted"] else "outlying" if row.get("outlying") else "",
-            f"{_format_number(row['distance'])} {row['measure']}",
+            f"{_format_number(row['distance'])} {row['measure']}"
+            + (f", {row['excess']:.1f} times the limit" if row.get("excess") else ""),
             "< 0.001" if row["p_value"] is not None and row["p_value"] < 0.001 else _format_number(row["p_value"]),
             f"{_format_share(row.get('missing_share_before'))} to {_format_share(row.get('missing_share'))}",
             _format_share(row.get("outlier_rate")),
@@ -333,7 +336,7 @@ def _last_run(shown: Snapshot, now: float) -> str:
     links = ", ".join(
         f'<a href="{escape(link_to(last.run, step))}">report of {escape(step)}</a>' for step in last.reports
     )
-    text = f"Run {last.run}: {last.state} at {last.step}, {_format_duration(now - last.ended_at)} ago. {last.reason}"
+    text = f"Run {last.run}: {last.state} at {last.step}, {_format_time(last.ended_at, now)}. {last.reason}"
     return f'<p id="last-run">{escape(text)}{"<br>" if links else ""}{links}</p>'
 
 
@@ -342,12 +345,25 @@ def _event_table(events: Sequence[Mapping[str, Any]], now: float) -> str:
     if not listed:
         return "<p>None yet.</p>"
     rows = []
-    for kind, group in groupby(listed, key=lambda event: str(event["kind"])):
+    for _, group in groupby(listed, key=_alike):
         newest, *others = group
-        name = kind.replace("_", " ") + (f", {len(others) + 1} in a row" if others else "")
-        rows.append([f"{_format_duration(now - float(newest['time']))} ago", name, newest["text"]])
+        name = str(newest["kind"]).replace("_", " ") + (f", {len(others) + 1} in a row" if others else "")
+        rows.append([_format_time(float(newest["time"]), now), name, newest["text"]])
     rows = rows[:MAX_EVENTS]
     return text_table(["when", "what", "details"], rows, caption="Newest first")
+
+
+def _alike(event: Mapping[str, Any]) -> tuple[str, frozenset[str], tuple[str, ...]]:
+    """Equal for events that differ in their measured numbers alone: kind, words in any order, versions."""
+    words = (word.strip("(),.:;") for word in str(event["text"]).split())
+    named = frozenset(word for word in words if not word[:1].isdigit())
+    return str(event["kind"]), named, tuple(re.findall(r"version (\d+)", str(event["text"])))
+
+
+def _format_time(time: float, now: float | None = None) -> str:
+    """The moment in UTC; with `now`, how long ago it was, too."""
+    text = datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return text if now is None else f"{text}, {_format_duration(now - time)} ago"
 
 
 def _format_band(value: float | None, low: float | None, high: float | None) -> str:

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from components.charts.page import Line, Mark, line_chart, ticks
+from components.charts.page import LEFT, Line, Mark, line_chart, ticks
 
 
 def _svg(chart):
@@ -35,6 +35,13 @@ def test_events_close_together_have_names_at_different_heights():
         t for t in _svg(line_chart([line], y_label="x", marks=marks)).findall("text") if "mark" in t.get("class", "")
     ]
     assert len({name.get("y") for name in names}) == 3
+
+
+def test_an_event_after_the_last_point_stands_at_its_own_time():
+    line = Line(label="a", color="#000", x=[0, 50], y=[0.5, 0.6])
+    marks = [Mark(x=75, text="later"), Mark(x=100, text="last")]
+    drawn = [t for t in _svg(line_chart([line], y_label="x", marks=marks)).findall("line") if t.get("stroke-dasharray")]
+    assert (float(drawn[1].get("x1")) - LEFT) * 3 == pytest.approx((float(drawn[0].get("x1")) - LEFT) * 4, abs=1)
 
 
 def test_name_of_an_event_at_the_right_edge_stays_inside():

@@ -45,7 +45,9 @@ def test_rollback_to_a_version_that_left_the_repository_brings_it_back_under_loa
 
 
 @pytest.mark.e2e
-def test_a_person_on_call_names_the_store_and_the_reason_and_nothing_else(deploy, client, settings, raw_rows, capsys):
+def test_a_person_on_call_names_the_store_and_the_reason_and_nothing_else(
+    deploy, client, settings, raw_rows, capsys, caplog
+):
     deploy(1), deploy(2)
     flags = ["--store", settings.store.as_uri(), "--reason", "drill"]
     assert main(flags) == 0
@@ -56,6 +58,8 @@ def test_a_person_on_call_names_the_store_and_the_reason_and_nothing_else(deploy
     assert main([*flags, "--to", "9"]) == 2
     assert "error: version 9 was never released" in capsys.readouterr().err
     assert main([*flags, "--to", "2"]) == 2
+    assert main([*flags, "--to", "1", "--triton-urls", ""]) == 0
+    assert f"{settings.triton_urls[0]} answers and is not told" in caplog.text
 
 
 def test_flags_go_before_what_the_last_release_noted(make_candidate, unserved, capsys):

@@ -56,7 +56,8 @@ def test_everything_that_the_on_call_asks_is_on_it():
 
 def test_the_page_is_whole_in_itself():
     shown = page(FULL, History(POINTS, EVENTS))
-    cards = {f"/models/{kpis.version}" for kpis in FULL.windows}
+    shown_versions = {FULL.store_status.promotions.live_version, *(kpis.version for kpis in FULL.windows)}
+    cards = {f"/models/{version}" for version in shown_versions}
     assert {address for address in shown.addresses if not address.startswith("#")} == cards
     assert not {"script", "img", "link", "iframe", "object"} & set(shown.tags)
 
@@ -154,8 +155,21 @@ def test_only_the_end_of_a_large_file_is_read_from_a_whole_line_on(tmp_path):
 def test_a_series_of_one_kind_is_one_line_and_one_mark():
     drifts = [{"time": NOW - 100 + 2 * i, "kind": "drift", "text": f"bucket {i}"} for i in range(20)]
     shown = page(FULL, History(POINTS, drifts))
-    assert "drift, 20 in a row bucket 19" in shown.text
+    assert "1970-01-01 02:45:38 UTC, 62 s ago drift, 20 in a row bucket 19" in shown.text
     assert shown.text.count("feature drift") == 1
+
+
+def test_different_events_of_one_kind_are_lines_of_their_own():
+    texts = (
+        "C2 0.03, C14 0.02 of version 2",
+        "C14 0.05, C2 0.04 of version 2",
+        "C2 0.1 of version 2",
+        "C2 0.1 of version 1",
+    )
+    drifts = [{"time": NOW - i, "kind": "drift", "text": text} for i, text in enumerate(texts)]
+    shown = page(FULL, History([], drifts[::-1])).text
+    assert (shown.count("in a row"), shown.count("drift, 2 in a row C2 0.03")) == (1, 1)
+    assert all(text in shown for text in (texts[0], *texts[2:]))
 
 
 def test_what_is_not_known_of_acting_is_left_out():
