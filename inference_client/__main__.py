@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.uris import typed_uri
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line; building it needs the standard library only."""
-    parser = argparse.ArgumentParser(prog="python -m inference_client", description=__doc__.partition("\n")[0])
+    parser = CommandParser(prog="evergreen", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (run_command, add_arguments, text) in _COMMANDS.items():
         command = commands.add_parser(name, help=text)
@@ -118,13 +119,13 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drifted-world", type=Path, help="with --world: JSON of the world that `drift` switches to")
     parser.add_argument("--drift-columns", type=_split_names, default=(), help="with --data: to change, as price,shop")
     parser.add_argument("--rate", type=float, required=True, help="rows per second")
-    parser.add_argument("--rows-per-request", type=int)
-    parser.add_argument("--label-delay-seconds", type=float, help="mean; exponential, at most 4 times it")
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--rows-per-request", type=int, help="default: 64")
+    parser.add_argument("--label-delay-seconds", type=float, help="mean; exponential, at most 4 times it; default: 1.5")
+    parser.add_argument("--seed", type=int, required=True, help="of what is drawn")
     parser.add_argument("--stats", type=Path, required=True, help="JSON lines, one per second")
     parser.add_argument("--summary", type=Path, required=True, help="JSON, written at the end")
     parser.add_argument("--max-rows", type=int, help="stop after this many rows")
-    parser.add_argument("--max-consecutive-failures", type=int, help="then give up with exit code 3")
+    parser.add_argument("--max-consecutive-failures", type=int, help="then give up with exit code 3; default: 20")
 
 
 def _replay_traffic(options: argparse.Namespace) -> None:
@@ -229,7 +230,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     loop = parser.add_mutually_exclusive_group(required=True)
     loop.add_argument("--rate", type=float, help="open loop: requests per second, whatever the server does")
     loop.add_argument("--concurrency", type=int, help="closed loop: callers, each waiting for its answer")
-    parser.add_argument("--rows-per-request", type=int)
+    parser.add_argument("--rows-per-request", type=int, help="default: 64")
     parser.add_argument("--seconds", type=float, help="measured")
     parser.add_argument("--warm-up-seconds", type=float, help="before; not measured")
     parser.add_argument("--seed", type=int, default=0, help="of arrivals")
@@ -254,15 +255,13 @@ def _load_with_rows(options: argparse.Namespace) -> None:
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--lake", type=typed_uri, required=True, help="folder, its URI or gs://bucket/path that gets day partitions"
-    )
-    parser.add_argument("--rows", type=int, required=True)
-    parser.add_argument("--days", type=int, required=True)
+    parser.add_argument("--lake", type=typed_uri, required=True, help="folder, its URI or gs://bucket/path, for days")
+    parser.add_argument("--rows", type=int, required=True, help="rows of the lake")
+    parser.add_argument("--days", type=int, required=True, help="days over which they spread")
     parser.add_argument("--last-day", type=date.fromisoformat, required=True, help="YYYY-MM-DD")
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True, help="of what is drawn")
     parser.add_argument("--world", type=Path, required=True, help="JSON file to write the world to")
-    parser.add_argument("--click-rate", type=float, default=0.25)
+    parser.add_argument("--click-rate", type=float, default=0.25, help="share of the rows that are clicked")
     parser.add_argument("--bayes-auc", type=float, default=0.80, help="best AUC that any model could reach")
 
 
@@ -279,7 +278,7 @@ def _simulate_lake(options: argparse.Namespace) -> None:
 def _add_drift(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--world", type=Path, required=True, help="JSON of the world before")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write the drifted world to")
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True, help="of what is drawn")
     parser.add_argument("--columns", type=_split_names, help="whose weights rotate; default: those that matter most")
 
 
@@ -305,7 +304,7 @@ def _split_names(text: str) -> tuple[str, ...]:
 
 _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Callable[[argparse.ArgumentParser], None], str]] = {
     "score": (_score_file, _add_score, "score the rows of a file; prints a JSON line per row"),
-    "replay": (_replay_traffic, _add_replay, "send traffic at a stated rate and publish records"),
+    "traffic": (_replay_traffic, _add_replay, "send traffic at a stated rate and publish records"),
     "rank": (_rank_candidates, _add_rank, "rank the rows of a file for one context, log the list"),
     "load": (_load_with_rows, _add_load, "put a stated load on a server; prints latencies, errors and rates as JSON"),
     "simulate": (_simulate_lake, _add_simulate, "write a lake of rows of a new synthetic world"),

@@ -36,7 +36,7 @@ MAX_RETRY_SECONDS = 30.0
 @exits_with_code
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     """Runs the monitor until it is asked to stop."""
-    parser = build_parser(InstallationSettings, prog="python -m monitoring", description=(__doc__ or "").split("\n")[0])
+    parser = build_parser(InstallationSettings, prog="evergreen monitor", description=(__doc__ or "").split("\n")[0])
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from typing import Any, NamedTuple, TypeVar
 
 from components.runtime.errors import ContractError
-from components.runtime.flags import field_docstrings
+from components.runtime.flags import CommandParser, field_docstrings
 
 S = TypeVar("S")
 
@@ -82,7 +82,7 @@ def flat_values(settings: Any) -> dict[str, Any]:
 
 def build_parser(kind: Any, *, prog: str, description: str) -> argparse.ArgumentParser:
     """A parser with one flag for each setting of `kind`; flags that are not given are absent from its result."""
-    parser = argparse.ArgumentParser(prog=prog, description=description, argument_default=argparse.SUPPRESS)
+    parser = CommandParser(prog=prog, description=description, argument_default=argparse.SUPPRESS)
     for name, setting in settings_of(kind).items():
         default = "required" if setting.default is dataclasses.MISSING else f"default: {setting.default!r}"
         text = f"{setting.text} ({default})".replace("%", "%%")

@@ -197,7 +197,7 @@ def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> N
 @exits_with_code
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     """Runs the uploader until SIGTERM or SIGINT, or once."""
-    parser = build_parser(UploaderSettings, prog="python -m monitoring.uploader", description=__doc__.split("\n")[0])
+    parser = build_parser(UploaderSettings, prog="evergreen uploader", description=__doc__.split("\n")[0])
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

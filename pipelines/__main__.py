@@ -14,6 +14,7 @@ from typing import Any
 
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 from components.runtime.kubeflow import (
     EXPERIMENT,
     PIPELINE_NAME,
@@ -30,7 +31,7 @@ ROOMS = {
     "log": ("components.logs", (), "check the record log; list or replay its dead letters"),
     "simulate": ("inference_client", ("simulate",), "write a lake of simulated clicks"),
     "drift": ("inference_client", ("drift",), "write a drifted copy of a simulated world"),
-    "traffic": ("inference_client", ("replay",), "send traffic to Triton and log predictions and clicks"),
+    "traffic": ("inference_client", ("traffic",), "send traffic to Triton and log predictions and clicks"),
     "backtest": ("monitoring.backtest", (), "would these policies have fired over an archive's records?"),
     "scale": ("k8s.scaling", (), "try the autoscaler without a cluster: simulate it over a trace of requests"),
     "incident": ("monitoring.backtest.incident", (), "record a span of the monitor's records and decisions"),
@@ -39,25 +40,17 @@ ROOMS = {
     "load": ("inference_client", ("load",), "put a stated load on a server and report latencies, errors and rates"),
     "score": ("inference_client", ("score",), "score rows of a file"),
     "recommender": ("pipelines.recommender_file", (), "draft, check and accept the file that describes a recommender"),
-    "schema": (
-        "components.validation.schema_versions",
-        (),
-        "show the schema that rows are judged by, compare two, accept a new one",
-    ),
+    "schema": ("components.validation.schema_versions", (), "show, compare and accept schemas of the rows"),
     "quarantine": (
         "components.validation.quarantine_store",
         (),
-        "list the quarantined rows; return them to the next round",
+        "list quarantined rows; return them to the next round",
     ),
     "ingest": ("components.extraction.ingest", (), "convert click logs to a lake"),
     "backfill": ("components.extraction.backfill", (), "replace a past day of the lake by a new version of it"),
     "lineage": ("components.extraction.lineage", (), "which model saw which version of which day"),
     "forget": ("pipelines.forget", (), "name, or remove, all that holds a user; name the models that learnt it"),
-    "collect": (
-        "components.store.collect",
-        (),
-        "name, or remove, work and models that are old and that nothing goes back to",
-    ),
+    "collect": ("components.store.collect", (), "name, or remove, old work and models that nothing goes back to"),
     "backup": ("pipelines.backup", ("backup",), "copy an installation while it runs"),
     "restore": ("pipelines.backup", ("restore",), "bring a backup back, with all programs stopped"),
     "compare": ("components.evaluation.compare", (), "what differs between two models, on rows that neither learned"),
@@ -66,11 +59,7 @@ ROOMS = {
     "export": ("components.registries", (), "bring MLflow or Kubeflow's Model Registry up to date with the store"),
     "verify": ("components.deployment.verify", (), "prove offline that a version answered as it was released"),
     "canary": ("components.deployment.canary", (), "give a new version a growing share of traffic, or take it back"),
-    "controller": (
-        "components.deployment.controller",
-        (),
-        "probe every server with golden rows, reload one that answers wrongly, take a bad release back",
-    ),
+    "controller": ("components.deployment.controller", (), "probe servers, reload, take a bad release back"),
     "rollback": ("components.deployment.rollback", (), "make an earlier version live again"),
     "promote": ("components.deployment.promote", (), "make a model live although the gate refused it"),
 }
@@ -83,7 +72,7 @@ _NO_PLACEMENT = ("command", "output", "placement")
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
-    parser = argparse.ArgumentParser(prog="evergreen", description="Keeps a recommender's click model fresh.")
+    parser = CommandParser(prog="evergreen", description="Keeps a recommender's click model fresh.")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_demo(commands)
     _add_compile(commands)
@@ -102,9 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_demo(commands: Any) -> None:
     demo = commands.add_parser("demo", help="turn the whole loop once on this machine")
-    demo.add_argument(
-        "--data", type=Path, help="your own file of rows, or a folder of them, instead of simulated clicks"
-    )
+    demo.add_argument("--data", type=Path, help="your file of rows, or a folder of them, instead of simulated clicks")
     demo.add_argument(
         "--recommender",
         type=Path,
@@ -125,15 +112,16 @@ def _add_demo(commands: Any) -> None:
         "those of few categories)",
     )
 
+    opened = commands.add_parser("open", help="serve a finished demo again, with its status page, until Ctrl-C")
+    opened.add_argument("folder", type=Path, nargs="?", default=Path("build/demo"), help="what the demo left")
+
 
 def _add_compile(commands: Any) -> None:
     # A flag that is not given is absent, so that the placement file's value counts.
     parser = commands.add_parser(
         "compile", help="compile the retraining pipeline to KFP IR YAML", argument_default=argparse.SUPPRESS
     )
-    parser.add_argument(
-        "--output", type=Path, default=Path("build/retraining.yaml"), help="file to write (default: %(default)s)"
-    )
+    parser.add_argument("--output", type=Path, default=Path("build/retraining.yaml"), help="file to write")
     parser.add_argument(
         "--placement",
         type=Path,
@@ -144,13 +132,9 @@ def _add_compile(commands: Any) -> None:
     parser.add_argument("--registry", help="prefix of the images (default: none)")
     parser.add_argument("--tag", help="tag of the images; on a cluster the git revision (default: dev)")
     parser.add_argument(
-        "--accelerator", help="GPU resource of GPU steps, such as nvidia.com/mig-1g.5gb; empty = none (nvidia.com/gpu)"
+        "--accelerator", help="resource of GPU steps, as nvidia.com/mig-1g.5gb; empty = none (nvidia.com/gpu)"
     )
-    parser.add_argument(
-        "--backend",
-        choices=("pytorch", "hugectr", "torchrec"),
-        help="trainer; its image runs the training step (pytorch)",
-    )
+    parser.add_argument("--backend", choices=("pytorch", "hugectr", "torchrec"), help="whose image trains (pytorch)")
     parser.add_argument("--training-gpus", type=int, help="GPUs of the training step (hugectr, torchrec; default: 1)")
     parser.add_argument("--training-processes", type=int, help="processes of the training step (torchrec; default: 1)")
 
@@ -163,17 +147,15 @@ def _add_submit(commands: Any) -> None:
     parser.add_argument("--host", required=True, help="address of the KFP API")
     parser.add_argument("--namespace", default="", help="of a multi-user installation; none on a single-user one")
     parser.add_argument("--token-file", default="", help="token to show the server, read anew at each request")
-    parser.add_argument("--experiment", default=EXPERIMENT, help="created if absent (default: %(default)s)")
+    parser.add_argument("--experiment", default=EXPERIMENT, help="created if absent")
     parser.add_argument(
         "--service-account",
         default=SERVICE_ACCOUNT,
-        help="Kubernetes service account of the steps' pods; empty = the server's choice (default: %(default)s)",
+        help="Kubernetes service account of the steps' pods; empty = the server's choice",
     )
-    parser.add_argument(
-        "--upload", action="store_true", help="upload the file as a version of the pipeline, and run it"
-    )
+    parser.add_argument("--upload", action="store_true", help="upload the file as a pipeline version, and run it")
     parser.add_argument("--upload-version", help="name of that version (default: the tag of the compiled images)")
-    parser.add_argument("--pipeline", default=PIPELINE_NAME, help="of which pipeline (default: %(default)s)")
+    parser.add_argument("--pipeline", default=PIPELINE_NAME, help="of which pipeline")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--no-run", action="store_true", help="only upload")
     instead.add_argument(
@@ -182,10 +164,8 @@ def _add_submit(commands: Any) -> None:
         help="instead of one run, a schedule in UTC of 6 fields, seconds first, such as '0 0 3 * * *'; replaces the "
         "previous one",
     )
-    instead.add_argument(
-        "--wait", action="store_true", help="wait until the run ends; 0 = succeeded, 3 = anything else"
-    )
-    parser.add_argument("--wait-hours", type=float, default=24.0, help="longest wait (default: %(default)s)")
+    instead.add_argument("--wait", action="store_true", help="wait for the run's end; 0 = succeeded, 3 = anything else")
+    parser.add_argument("--wait-hours", type=float, default=24.0, help="longest wait")
     _add_parameters(parser)
 
 
@@ -274,6 +254,12 @@ def _run_demo(arguments: argparse.Namespace) -> int:
     return run_demo(settings)
 
 
+def _run_open(arguments: argparse.Namespace) -> int:
+    from pipelines.local.demo import open_demo
+
+    return open_demo(arguments.folder.resolve())
+
+
 def _run_compile(arguments: argparse.Namespace) -> int:
     from pipelines.package import compile_pipeline
     from pipelines.placement import read_placement
@@ -309,9 +295,11 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     uploads = arguments.upload or arguments.upload_version is not None
     if arguments.no_run and not uploads:
         raise ContractError("--no-run without --upload leaves nothing to do")
+    from components.store.runs import find_outcome, new_run_name
     from pipelines import submit
-    from pipelines.package import image_tag, read_parameters
+    from pipelines.package import default_store, image_tag, read_parameters
     from pipelines.recommender import check_changes
+    from pipelines.runs import describe_run
 
     parameters = read_parameters(arguments.package, arguments.parameter, arguments.settings)
     check_changes(parameters.get("settings", ""))
@@ -333,10 +321,15 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     elif arguments.recurring:
         print(submit.schedule(server, run, arguments.recurring, name=arguments.pipeline))
     else:
-        run_id = submit.start(server, run)
+        name = parameters.get("trigger_id") or new_run_name("manual")
+        run_id = submit.start(server, run, name=name)
         print(run_id, flush=True)
         if arguments.wait:
             wait(server, run_id, seconds=arguments.wait_hours * 3600)
+            store = Path(parameters.get("store") or default_store(arguments.package))
+            outcome = find_outcome(store, name)
+            hint = f"{store} is not mounted here; where it is, `evergreen runs --store {store}` tells of run {name}"
+            print(describe_run(store, outcome) if outcome else hint)
     return 0
 
 
@@ -373,6 +366,7 @@ def _run_journal(arguments: argparse.Namespace) -> int:
 
 _COMMANDS = {
     "demo": _run_demo,
+    "open": _run_open,
     "compile": _run_compile,
     "run": _run_pipeline,
     "submit": _run_submit,

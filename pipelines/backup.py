@@ -16,6 +16,7 @@ from pathlib import Path
 from components.runtime.durable import whole_directory, write_whole
 from components.runtime.errors import ContractError, TemporaryError
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.uris import typed_folder
 from components.store.promotion_journal import JOURNAL_FILE
 
@@ -89,7 +90,7 @@ def _copy_database(source: Path, target: Path) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags of both commands."""
-    parser = argparse.ArgumentParser(prog="evergreen", description=__doc__)
+    parser = CommandParser(prog="evergreen", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("backup", help="copy an installation while it runs")
     make.add_argument("--output", type=Path, required=True, help="folder to make, on another disk")

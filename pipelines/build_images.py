@@ -16,6 +16,7 @@ from pathlib import Path
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_reference
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -28,7 +29,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's flags."""
-    parser = argparse.ArgumentParser(prog="python -m pipelines.build_images", description=__doc__)
+    parser = CommandParser(prog="python -m pipelines.build_images", description=__doc__)
     parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"default: all of {', '.join(sorted(DOCKERFILES))}")
     parser.add_argument("--registry", default="", help="prefix of the images; empty = local names")
     parser.add_argument("--tag", default="", help="default: the git revision")

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NAME, PACKAGE = "evergreen-client", "evergreen_client"
@@ -59,7 +60,7 @@ include = ["{package}*"]
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's flags."""
-    parser = argparse.ArgumentParser(prog="python -m pipelines.client_wheel", description=__doc__)
+    parser = CommandParser(prog="python -m pipelines.client_wheel", description=__doc__)
     parser.add_argument("--output", type=Path, default=REPOSITORY / "build" / "wheels", help="folder of the wheel")
     return parser
 

@@ -62,6 +62,7 @@ from components.preprocessing.parent import load_columns
 from components.runtime.durable import fsync_path
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.objects import ObjectInfo, Objects, local_copy
 from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
 from components.store.archived_rows import reading_parquet
@@ -441,7 +442,7 @@ def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's flags; `--help` is its documentation."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="evergreen forget",
         description="Names all that holds a user (data.user of the accepted recommender) and removes it with --yes; "
         "names the models that learnt from the user, and the run that replaces them.",

@@ -47,7 +47,7 @@ def read_parameters(package: Path, pairs: Sequence[str], settings: Sequence[str]
         ContractError: the package is absent or no compiled pipeline, a pair has no `=`, or a name is not the
             pipeline's.
     """
-    names = _parameter_names(package)
+    names = _parameters(package).keys()
     parameters: dict[str, str] = {}
     for pair in pairs:
         name, separator, text = pair.partition("=")
@@ -95,10 +95,19 @@ def image_tag(package: Path) -> str:
     return str(tags.pop())
 
 
-def _parameter_names(package: Path) -> set[str]:
+def default_store(package: Path) -> str:
+    """Where the pipeline's runs have their model store, if nobody says otherwise.
+
+    Raises:
+        ContractError: the package is absent or no compiled pipeline.
+    """
+    return str(_parameters(package)["store"]["defaultValue"])
+
+
+def _parameters(package: Path) -> dict[str, Any]:
     try:
-        return set(_read_document(package)["root"]["inputDefinitions"]["parameters"])
-    except (KeyError, TypeError, AttributeError) as error:
+        return dict(_read_document(package)["root"]["inputDefinitions"]["parameters"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _not_a_package(package) from error
 
 

@@ -28,7 +28,7 @@ from components.models.files import open_model
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError, PermanentError, Refused
 from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.flags import run_flags
+from components.runtime.flags import CommandParser, run_flags
 from components.storage.uris import local_path, open_objects, typed_folder, typed_uri
 from components.store.models import graph_sha256, judged_model, model_folder, referenced_model
 from components.store.promotion_journal import JOURNAL_FILE, moment_of, read_entries
@@ -216,7 +216,7 @@ def find(store: Path, model_id: str, *, work: Path, lake: str | None = None) -> 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's flags."""
-    parser = argparse.ArgumentParser(prog="evergreen reproduce", description=(__doc__ or "").partition("\n\n")[2])
+    parser = CommandParser(prog="evergreen reproduce", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("model", metavar="VERSION|MODEL_ID", help="a released version, or a model that was judged")
     parser.add_argument("--store", required=True, help="model store, folder or its URI; it is only read")
     parser.add_argument("--work", required=True, type=Path, help="folder to work in, below which a new one is made")

@@ -20,8 +20,6 @@ class RunLine:
 
     run: str
     """Its folder in the store, and what every command calls it."""
-    trigger_id: str | None
-    """Name of the request that it answers; None while it is under way."""
     state: str
     """As in `RunOutcome`; `running` for a run without an outcome."""
     step: str
@@ -59,7 +57,6 @@ def read_runs(store: Path) -> list[RunLine]:
         lines.append(
             RunLine(
                 run=folder.name,
-                trigger_id=outcome.trigger_id if outcome else None,
                 state=outcome.state if outcome else "running",
                 step=outcome.step if outcome else last.step,
                 started_at=begun.isoformat(timespec="seconds") if begun else None,

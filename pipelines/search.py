@@ -24,9 +24,10 @@ from components.contracts.recommender import Recommender, parse_settings, settin
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 from components.store.models import judged_run
 from components.store.recommenders import accepted
-from components.store.runs import find_outcome
+from components.store.runs import find_outcome, new_run_name
 from pipelines.local.environments import REPOSITORY, python_of
 from pipelines.local.runner import LocalFolders
 from pipelines.package import read_parameters, run_outcome_pod
@@ -72,17 +73,17 @@ class Dimension:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's flags."""
-    parser = argparse.ArgumentParser(prog="evergreen search", description=(__doc__ or "").partition("\n\n")[2])
+    parser = CommandParser(prog="evergreen search", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("--package", type=Path, required=True, help="compiled pipeline")
     parser.add_argument("--space", type=Path, required=True, help="YAML: settings, each with low and high, or choices")
-    parser.add_argument("--trials", type=int, default=10, help="of the study, the earlier ones included (%(default)s)")
+    parser.add_argument("--trials", type=int, default=10, help="of the study, the earlier ones included")
     parser.add_argument("--objective", choices=list(DIRECTIONS), default="auc", help="default: %(default)s")
     parser.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--folder", type=Path, help="search on this machine: holds lake and store, as for `run`")
     where.add_argument("--katib", type=Path, metavar="OUTPUT", help="write a Katib Experiment instead; runs nothing")
     parser.add_argument("--recommender", type=Path, help="with --katib: the recommender's file")
-    parser.add_argument("--host", default="http://ml-pipeline:8888", help="with --katib: the KFP API (%(default)s)")
+    parser.add_argument("--host", default="http://ml-pipeline:8888", help="with --katib: the KFP API")
     return parser
 
 
@@ -182,17 +183,17 @@ def run_trial(
     package: Path, folders: LocalFolders, *, given: Mapping[str, str], words: Mapping[str, str]
 ) -> dict[str, Any]:
     """One run with the settings `words`, to its end: how it ended and, where it was judged, by which rows, and how."""
-    trigger_id = f"search-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}"
-    texts = {**given, "settings": _unreleased(given, _settings(words)), "trigger_id": trigger_id}
+    name = new_run_name("search")
+    texts = {**given, "settings": _unreleased(given, _settings(words)), "trigger_id": name}
     command = [*RUNNER, f"--package={package.resolve()}", f"--folder={folders.root}"]
-    command += [f"-p{name}={text}" for name, text in texts.items()]
+    command += [f"-p{parameter}={text}" for parameter, text in texts.items()]
     folders.logs.mkdir(parents=True, exist_ok=True)
     with open(folders.logs / "search.log", "a") as log:
         variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         # Ctrl-C reaches the run too, which ends its step; `subprocess.run` would kill it before it has.
         with subprocess.Popen(command, env=variables, stdout=log, stderr=log) as process:
             process.wait()
-    outcome = find_outcome(folders.store, trigger_id)
+    outcome = find_outcome(folders.store, name)
     judged = judged_run(folders.store, outcome.run) if outcome else None
     if judged is None:
         return {"reason": outcome.reason if outcome else f"exit code {process.returncode}, see {log.name}"}

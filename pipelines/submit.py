@@ -8,7 +8,6 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +64,17 @@ def upload(server: KubeflowServer, package: Path, version: str, *, pipeline: str
     return PipelineVersion(pipeline_id, str(made.pipeline_version_id))
 
 
-def start(server: KubeflowServer, run: RunRequest) -> str:
-    """Starts one run, named by the time, and returns its id."""
-    return server.start_run(
+def start(server: KubeflowServer, run: RunRequest, *, name: str) -> str:
+    """Starts one run under this name, which the store's notes of it have too, and returns its id."""
+    run_id = server.start_run(
         server.experiment_id(run.experiment),
-        f"{PIPELINE_NAME} {datetime.now(timezone.utc):%Y-%m-%d %H-%M-%S}",
+        name,
         source=run.source,
         parameters=run.parameters,
         service_account=run.service_account,
     )
+    logger.info("run %s started as %s", name, run_id)
+    return run_id
 
 
 def schedule(server: KubeflowServer, run: RunRequest, cron: str, *, name: str = PIPELINE_NAME) -> str:

@@ -16,6 +16,7 @@ from components.deployment.settings import RolloutSettings, ServingSettings
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, Refused
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 from components.store import promotion_journal, runs
 from components.store.model_cards import card_path, read_card
 
@@ -27,7 +28,7 @@ SERVES = {FULL: "serves", CANARY: "is a canary", SHADOW: "scores in the shadow"}
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags of this step; needs no heavy package."""
-    parser = argparse.ArgumentParser(prog="python -m components.deployment", description=__doc__)
+    parser = CommandParser(prog="python -m components.deployment", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the pipeline run")
     parser.add_argument("--store", required=True, help="model store, folder URI")
     parser.add_argument("--repository", required=True, help="Triton's model repository, folder or gs:// URI")
@@ -37,9 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="running servers, each host:grpc_port or dns:///name:grpc_port, comma-separated; empty = publish only",
     )
     parser.add_argument("--server", choices=SERVERS, default="python", help="what runs the graph in Triton")
-    parser.add_argument(
-        "--device", choices=DEVICES, default="cpu", help="what onnxruntime runs on; a MIG slice is a gpu"
-    )
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="of onnxruntime; a MIG slice is a gpu")
     parser.add_argument("--who", default="", help="who asks, for the journal; default: the run")
     parser.add_argument("--trigger-id", default="", help="retrain request that this run answers; empty = none")
     parser.add_argument("--raw-dataset", required=True, type=Path, help="RawDataset manifest")

@@ -22,6 +22,7 @@ from components.deployment.watchdog import FINDINGS, Watchdog
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 
 logger = logging.getLogger(__name__)
 
@@ -76,17 +77,15 @@ def control(controller: ReleaseController, interval_seconds: float, wait: Callab
 
 def build_parser() -> argparse.ArgumentParser:
     """The controller's flags."""
-    parser = argparse.ArgumentParser(prog="evergreen controller", description=__doc__)
+    parser = CommandParser(prog="evergreen controller", description=__doc__)
     add_site_flags(parser)
     parser.add_argument(
         "--metrics-urls",
         default="",
         help="host:metrics_port or dns:///name:metrics_port of every server; default: their counters take nothing back",
     )
-    parser.add_argument("--interval-seconds", type=float, default=5.0, help="between rounds (default: %(default)s)")
-    parser.add_argument(
-        "--status", type=Path, help="JSON file with the last round's findings or failure, and the counts"
-    )
+    parser.add_argument("--interval-seconds", type=float, default=5.0, help="between rounds")
+    parser.add_argument("--status", type=Path, help="JSON file for the last round's findings or failure, and counts")
     return parser
 
 

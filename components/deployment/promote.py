@@ -15,6 +15,7 @@ from components.deployment.rollback import options_for
 from components.deployment.site import Site, SiteSettings, add_site_flags, change_reason, site_of
 from components.deployment.switch import make_live
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 from components.store import promotion_journal
 from components.store.models import judged_model, read_serving_place, release_path
 from components.store.promotion_journal import Promotion
@@ -59,12 +60,10 @@ def as_served_now(settings: SiteSettings) -> ReleaseSettings:
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags of a promotion."""
-    parser = argparse.ArgumentParser(prog="evergreen promote", description=__doc__)
+    parser = CommandParser(prog="evergreen promote", description=__doc__)
     add_site_flags(parser)
     parser.add_argument("--model-id", required=True, help="the stored model")
-    parser.add_argument(
-        "--override", type=change_reason, required=True, metavar="REASON", help="why it goes live nevertheless"
-    )
+    parser.add_argument("--override", type=change_reason, required=True, metavar="REASON", help="why it goes live")
     return parser
 
 

@@ -17,6 +17,7 @@ from components.deployment.site import Site, SiteSettings, add_site_flags, chang
 from components.deployment.switch import make_live
 from components.runtime.errors import ContractError, Refused
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.store.models import release_path
@@ -84,7 +85,7 @@ def _target_release(site: Site, live: Promotion, version: int) -> Release:
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags of a rollback."""
-    parser = argparse.ArgumentParser(prog="evergreen rollback", description=__doc__)
+    parser = CommandParser(prog="evergreen rollback", description=__doc__)
     add_site_flags(parser)
     parser.add_argument("--to", type=int, help="version wanted; default: the one the live version replaced")
     parser.add_argument("--reason", type=change_reason, required=True, help="why, for the journal")

@@ -40,6 +40,7 @@ from components.deployment.repository.model_repository import GOLDEN_FILE
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.objects import Objects
 from components.storage.uris import is_bucket_uri, open_objects, typed_folder
 from components.store.archived_rows import ArchivedFile, archived_files
@@ -295,7 +296,7 @@ def _finite(value: float) -> float | None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags of a verification."""
-    parser = argparse.ArgumentParser(prog="evergreen verify", description=__doc__.split("\n\n")[0])
+    parser = CommandParser(prog="evergreen verify", description=__doc__.split("\n\n")[0])
     parser.add_argument("version", type=int, help="version of the served model")
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
     parser.add_argument("--lake", required=True, help="lake, or the monitor's archive: folder, its URI, or gs://")
@@ -304,7 +305,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--tolerance",
         type=float,
         default=DEFAULT_TOLERANCE,
-        help="largest accepted difference of one probability (default: %(default)s)",
+        help="largest accepted difference of one probability",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as one line of JSON")
     return parser

@@ -12,6 +12,7 @@ from components.evaluation.settings import GateSettings
 from components.models import share_cores
 from components.runtime.durable import write_whole
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
 from components.store.model_cards import card_path, completed
 from components.store.models import champion, keep_verdict, scores_path
@@ -22,7 +23,7 @@ STEP = "evaluation"
 
 def build_parser() -> argparse.ArgumentParser:
     """The step's flags."""
-    parser = argparse.ArgumentParser(prog="python -m components.evaluation", description=__doc__)
+    parser = CommandParser(prog="python -m components.evaluation", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="folder URI of the model store")
     parser.add_argument("--work", required=True, help="folder URI for big data; <work>/<run>/evaluation is written")

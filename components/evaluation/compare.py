@@ -18,6 +18,7 @@ from components.models import share_cores
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.uris import local_path, typed_folder
 from components.store.model_cards import CalibrationBin, SliceQuality
 from components.store.models import referenced_model, verdict_paths
@@ -184,7 +185,7 @@ def _cells(pairs: Mapping[str, tuple[Any, Any]]) -> list[list[str]]:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's flags."""
-    parser = argparse.ArgumentParser(prog="evergreen compare", description=(__doc__ or "").partition("\n\n")[2])
+    parser = CommandParser(prog="evergreen compare", description=(__doc__ or "").partition("\n\n")[2])
     for name in ("a", "b"):
         parser.add_argument(name, metavar=name.upper(), help="a released version, or the id of a model in the store")
     parser.add_argument("--store", required=True, help="model store, folder or its URI")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from components.contracts.manifests import CURRENT
 from components.contracts.recommender import parse_settings
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 
 STEP = "extraction"
 COUNTS = (
@@ -20,7 +21,7 @@ TIMES = ("first_event_time", "last_event_time", "last_learned_time")
 
 def build_parser() -> argparse.ArgumentParser:
     """The step's flags; `--help` is the step's documentation."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m components.extraction",
         description="Copies one time window of click logs, sorted, each row once, into training and held-out rows.",
     )
@@ -36,13 +37,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--recommender",
         default=CURRENT,
-        help="accepted description of the store: current (the newest), a number or a digest (default %(default)s)",
+        help="accepted description of the store: current (the newest), a number or a digest",
     )
     parser.add_argument(
-        "--settings", default="", help="changes of this run to it, such as 'training.seed=7 model.tower=[64,32]'"
+        "--settings", default="", help="changes of this run to it, such as 'training.seed=7 model.tower=[64]'"
     )
     parser.add_argument(
-        "--window-start", default="", help="ISO 8601 UTC, inclusive; empty: after the last row that the parent learned"
+        "--window-start", default="", help="ISO 8601 UTC, inclusive; empty: after what the parent learned"
     )
     parser.add_argument("--window-end", default="", help="ISO 8601 UTC, exclusive; empty: to the last row")
     parser.add_argument("--lake-until", default="", help="ISO 8601 UTC: files that were written later are not read")

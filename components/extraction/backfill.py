@@ -32,7 +32,7 @@ from components.extraction.settings import ExtractionSettings
 from components.extraction.times import parse_day
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
-from components.runtime.flags import whoami
+from components.runtime.flags import CommandParser, whoami
 from components.storage.objects import ABSENT, Changed
 from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_uri
 
@@ -195,8 +195,8 @@ def _day_rows(
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's flags; `--help` is its documentation."""
-    parser = argparse.ArgumentParser(
-        prog="python -m components.extraction.backfill",
+    parser = CommandParser(
+        prog="evergreen backfill",
         description="Writes the rows of files (raw Parquet of the day, or files without times) as the next "
         "version of a day of the lake. Readers take the newest complete version, and beside it files that came to the "
         "day after it was written. Prints its counts as JSON.",

@@ -52,6 +52,7 @@ from components.extraction.times import DAY_MICROS, day_span, parse_day, to_iso
 from components.runtime.durable import fsync_path
 from components.runtime.errors import ContractError, expect
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.objects import NUM_TRANSFERS, Objects
 from components.storage.uris import open_objects, typed_folder, typed_uri
 from components.store.recommenders import accepted
@@ -425,17 +426,15 @@ def recommender_of(store: str) -> Recommender:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's flags; `--help` is its documentation."""
-    parser = argparse.ArgumentParser(
-        prog="python -m components.extraction.ingest",
+    parser = CommandParser(
+        prog="evergreen ingest",
         description="Reads files of rows (Parquet, text with a header; Criteo's 1TB TSV and Kaggle CSV) in order, and "
         "writes the earlier ones to the lake, the later ones to a file to replay. Rows keep their times, or get some, "
         "spread over whole days. Prints its counts as JSON.",
     )
     add_store_flag(parser)
     parser.add_argument("--data", required=True, type=Path, help="a file, or a folder of files")
-    parser.add_argument(
-        "--lake", required=True, help="lake: folder or its URI, created if absent; or gs://bucket/prefix"
-    )
+    parser.add_argument("--lake", required=True, help="folder or its URI, created if absent; or gs://bucket/prefix")
     parser.add_argument(
         "--last-day",
         default="",
@@ -443,9 +442,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--days", type=int, default=None, help="whole days over which the rows spread; with --last-day")
     parser.add_argument("--max-rows", type=int, default=None, help="rows taken from the beginning; default: all")
-    parser.add_argument(
-        "--lake-fraction", type=float, default=1.0, help="share of the rows, the earlier ones, to lake (default: all)"
-    )
+    parser.add_argument("--lake-fraction", type=float, default=1.0, help="share of the rows, the earlier ones, to lake")
     parser.add_argument("--replay", type=Path, help="Parquet file for the other rows, where there are some")
     parser.add_argument(
         "--max-malformed-fraction",

@@ -18,6 +18,7 @@ from components.extraction.lake_files import newest_complete, objects_by_day
 from components.extraction.times import parse_day
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
 from components.store import promotion_journal
 from components.store.models import learned_later
@@ -116,8 +117,8 @@ def _descent(model_id: str, models: dict[str, Model], *, is_live: bool) -> Model
 
 def build_parser() -> argparse.ArgumentParser:
     """The tool's flags; `--help` is its documentation."""
-    parser = argparse.ArgumentParser(
-        prog="python -m components.extraction.lineage",
+    parser = CommandParser(
+        prog="evergreen lineage",
         description="Reports for the models of a store which version of which day of the lake they learned from, "
         "themselves or through the models that they continued; and with --lake, which of these rows a later back-fill "
         "has replaced since.",

@@ -18,13 +18,14 @@ from components.logs.urls import LogUrl
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.flags import CommandParser
 
 SHOWN_BYTES = 60
 
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
-    parser = argparse.ArgumentParser(prog="evergreen log", description="Looks after the record log.")
+    parser = CommandParser(prog="evergreen log", description="Looks after the record log.")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="connect, and report what waits to be read and what is wrong")
     dead_letters = commands.add_parser("dead-letters", help="messages that the monitor could not use")

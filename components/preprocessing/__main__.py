@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from components.contracts.manifests import RawDataset
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
 from components.store.runs import noted
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The step's flags."""
-    parser = argparse.ArgumentParser(prog="python -m components.preprocessing", description=__doc__)
+    parser = CommandParser(prog="python -m components.preprocessing", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="folder URI of the model store")
     parser.add_argument("--work", required=True, help="folder URI for big data; <work>/<run>/preprocessing is written")

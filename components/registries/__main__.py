@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from components.registries.exported import Exported, read_store
 from components.runtime.errors import ContractError, TemporaryError
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.uris import typed_folder
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's flags."""
-    parser = argparse.ArgumentParser(prog="evergreen export", description=(__doc__ or "").partition("\n\n")[2])
+    parser = CommandParser(prog="evergreen export", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
     parser.add_argument("--mlflow", help="tracking URI of MLflow, such as http://mlflow:5000")
     parser.add_argument("--model-registry", help="address of Kubeflow's, such as http://model-registry:8080")

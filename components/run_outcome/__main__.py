@@ -20,6 +20,7 @@ from datetime import datetime, timezone
 from components.contracts.serving import UNRELEASED
 from components.notices.webhook import compose, post
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
 from components.store.promotion_journal import canary_at_work, moment_of
 from components.store.runs import RunOutcome, StepNote, begun_at, read_notes, reports_of, write_outcome
@@ -143,9 +144,7 @@ def _reported_by_steps(notes: Sequence[StepNote]) -> list[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's flags."""
-    parser = argparse.ArgumentParser(
-        prog="python -m components.run_outcome", description="The exit handler as a command."
-    )
+    parser = CommandParser(prog="python -m components.run_outcome", description="The exit handler as a command.")
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="folder of the model store")
     parser.add_argument("--trigger-id", default="", help="retrain request that the run answers; empty = none")

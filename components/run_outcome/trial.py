@@ -4,7 +4,6 @@ Katib's collector reads them from standard output, such as `auc=0.78`. Which set
 the manifest of `evergreen search --katib`, whose runs release nothing.
 """
 
-import argparse
 import json
 import logging
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 from components.runtime.kubeflow import PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, wait
 from components.store.models import judged_run
 from components.store.runs import find_outcome
@@ -26,7 +26,7 @@ EXPERIMENT = "evergreen-search"
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the newest version of the pipeline and prints AUC and log loss of its model; 0."""
-    parser = argparse.ArgumentParser(prog="python -m components.run_outcome.trial", description=__doc__)
+    parser = CommandParser(prog="python -m components.run_outcome.trial", description=__doc__)
     parser.add_argument("--host", required=True, help="address of the KFP API")
     parser.add_argument("--store", type=Path, required=True, help="folder of the model store")
     arguments = parser.parse_args(argv)

@@ -5,6 +5,7 @@ decided where the error is found (`runtime.errors`). The table for users is in d
 """
 
 import functools
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -37,7 +38,8 @@ class ExitCode(IntEnum):
 def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     """Decorates a command's `main`: its exceptions become one line on standard error and an `ExitCode`.
 
-    `SystemExit` passes through, so that argparse keeps its own behaviour. Any other exception is a fault of the
+    `SystemExit` passes through, so that argparse keeps its own behaviour. A reader of the output that went away, as
+    `head` does, is no error. Any other exception is a fault of the
     program: its traceback is printed, and the code differs from that of a refusal.
 
     >>> @exits_with_code
@@ -50,7 +52,12 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
-            return main(*args, **kwargs)
+            try:
+                return main(*args, **kwargs)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError as error:
+            return ExitCode.DONE if _reader_has_gone() else _print_error("error", error, ExitCode.FAILED)
         except Refused as error:
             return _print_error("refused", error, ExitCode.REFUSED)
         except ContractError as error:
@@ -66,6 +73,16 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
             return int(ExitCode.DEFECT)
 
     return run
+
+
+def _reader_has_gone() -> bool:
+    """Whether nobody reads what is printed, as behind `| head`; what is still to be printed is then dropped."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _print_error(kind: str, error: BaseException, code: ExitCode) -> int:

@@ -20,6 +20,7 @@ from pathlib import Path
 from components.contracts.manifests import Model, Release
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.uris import typed_folder
 from components.store import promotion_journal
 from components.store.models import graph_folder, model_folder, release_path
@@ -109,15 +110,15 @@ def _removable(path: Path, what: str) -> Removable:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's flags."""
-    parser = argparse.ArgumentParser(prog="evergreen collect", description=(__doc__ or "").partition("\n\n")[2])
+    parser = CommandParser(prog="evergreen collect", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
     parser.add_argument("--work", help="folder of the runs' intermediate files; default: it is not looked into")
-    parser.add_argument("--days", type=float, default=KEEP_DAYS, help="what is younger stays (default: %(default)g)")
+    parser.add_argument("--days", type=float, default=KEEP_DAYS, help="what is younger stays")
     parser.add_argument(
         "--keep-versions",
         type=int,
         default=KEEP_VERSIONS,
-        help="newest versions that were live, which stay for a rollback (default: %(default)d)",
+        help="newest versions that were live, which stay for a rollback",
     )
     parser.add_argument("--yes", action="store_true", help="remove it; otherwise it is only named")
     return parser

@@ -49,6 +49,7 @@ class RunOutcome:
 
     run: str
     trigger_id: str
+    """The same where the monitor, or a command with `trigger_id`, asked for it; empty where a person did."""
     state: str
     """`released`, `canary` (its version runs beside the live one), `judged` (accepted by the gate, and kept without a
     release, as was asked), `refused` (by data or the gate) or `failed`."""
@@ -60,6 +61,11 @@ class RunOutcome:
     ended_at: str
     reports: dict[str, str] = field(default_factory=dict)
     """URI of the report for people, by step (`reports_of`)."""
+
+
+def new_run_name(kind: str) -> str:
+    """The one name of a run that a person asks for now: its folder, its notes, and its display name in Kubeflow."""
+    return f"{kind}-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}Z"
 
 
 def run_folder(store: Path, run: str) -> Path:
@@ -155,10 +161,10 @@ def read_outcomes(store: Path) -> list[RunOutcome]:
     return sorted(outcomes, key=lambda outcome: outcome.ended_at)
 
 
-def find_outcome(store: Path, trigger_id: str) -> RunOutcome | None:
-    """The newest outcome of a run started for `trigger_id`; None while there is none."""
-    outcomes = [outcome for outcome in read_outcomes(store) if outcome.trigger_id == trigger_id]
-    return outcomes[-1] if outcomes else None
+def find_outcome(store: Path, run: str) -> RunOutcome | None:
+    """How the run of that name ended; None while it has not."""
+    path = run_folder(store, run) / OUTCOME_FILE
+    return RunOutcome(**json.loads(path.read_text())) if path.exists() else None
 
 
 def report_path(store: Path, run: str, step: str, *, kind: str = HTML) -> Path:

@@ -14,6 +14,7 @@ from components.models import share_cores
 from components.models.configs import network_config
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
 from components.store.runs import noted, read_notes
 from components.training.config import TrainingSettings
@@ -28,19 +29,15 @@ if TYPE_CHECKING:
 
 def build_parser() -> argparse.ArgumentParser:
     """The step's flags; its settings come with the training set."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m components.training",
         description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         epilog="Exit codes: 0 done; 2 wrong flag or input; 3 failed, as where the loss is not finite, the disk is full "
         "or a worker was killed; 75 preempted by SIGTERM: saved, and the same command goes on.",
     )
     add = parser.add_argument
     add(
-        "--run",
-        required=True,
-        default=argparse.SUPPRESS,
-        help="name of the run; a second try continues the first from its last save",
+        "--run", required=True, default=argparse.SUPPRESS, help="of the run; a second try goes on from the first's save"
     )
     add("--store", required=True, default=argparse.SUPPRESS, help="model store, an absolute path or file:// URI")
     add("--work", required=True, default=argparse.SUPPRESS, help="intermediate files, an absolute path or file:// URI")

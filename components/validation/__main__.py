@@ -17,6 +17,7 @@ from typing import Any
 
 from components.contracts.manifests import CURRENT, Model, RawDataset, ValidationReport
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store.runs import forget_report, keep_report, noted
@@ -27,7 +28,7 @@ STEP = "validation"
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the step's flags."""
-    parser = argparse.ArgumentParser(prog="python -m components.validation", description=__doc__)
+    parser = CommandParser(prog="python -m components.validation", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="URI of the model store")
     parser.add_argument("--work", required=True, help="URI of the folder for big files")

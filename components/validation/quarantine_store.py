@@ -24,7 +24,7 @@ from components.contracts.manifests import RawDataset
 from components.runtime.durable import append_line, read_records, whole_directory, write_whole
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.flags import whoami
+from components.runtime.flags import CommandParser, whoami
 from components.storage.uris import typed_folder
 from components.store.runs import run_folder
 
@@ -179,7 +179,7 @@ def read_taken(store: Path) -> Iterator[tuple[str, list[QuarantinedBatch]]]:
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
-    parser = argparse.ArgumentParser(prog="evergreen quarantine", description="Lists and replays quarantined rows.")
+    parser = CommandParser(prog="evergreen quarantine", description="Lists and replays quarantined rows.")
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="list what each run quarantined, by rule, and what was taken back")
     listing.add_argument("--run", default="", help="this run alone")

@@ -29,7 +29,7 @@ from components.contracts.manifests import CURRENT, Model
 from components.runtime.durable import append_line, read_records, sha256_file, write_whole
 from components.runtime.errors import ContractError, first_line
 from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.flags import whoami
+from components.runtime.flags import CommandParser, whoami
 from components.storage.uris import local_path, typed_folder
 from components.store import models as model_store
 from components.store.runs import run_folder
@@ -334,7 +334,7 @@ def _check_loosened(base: Path | None, schema: Any, loosen: Sequence[str]) -> li
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
-    parser = argparse.ArgumentParser(prog="evergreen schema", description="Curates the schema of the training rows.")
+    parser = CommandParser(prog="evergreen schema", description="Curates the schema of the training rows.")
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="print the schema in force: the newest accepted one, else the live model's")
     show.add_argument("which", nargs="?", default="force", help="force (default), live, a version, run:NAME or a file")
@@ -346,7 +346,7 @@ def build_parser() -> argparse.ArgumentParser:
     accept.add_argument("--reason", required=True, help="why")
     accept.add_argument("--who", default=whoami(), help="who accepts it (%(default)s)")
     accept.add_argument(
-        "--loosen", action="append", default=[], metavar="FEATURE.rule", help="a rule that it may loosen (repeatable)"
+        "--loosen", action="append", default=[], metavar="FEATURE.rule", help="may be loosened (repeatable)"
     )
     log = commands.add_parser("log", help="list the accepted versions: who, when, why, what they loosened")
     for each in (show, diff, accept, log):

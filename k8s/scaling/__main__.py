@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from components.contracts.serving import MAX_BATCH_ROWS
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 from k8s.scaling.cluster import StartTimes
 from k8s.scaling.hpa import (
     PENDING_METRIC,
@@ -79,15 +80,15 @@ _START_HELP = {
     "node": "start of a node (default: %(default)g, an assumption)",
     "image": "pull of the image onto a fresh node (default: %(default)g, an assumption)",
     "pod": "from the container's start to a loaded model (default: %(default)g, an assumption)",
-    "readiness": "from a loaded model to the first request: probe period and endpoints (default: %(default)g)",
+    "readiness": "from a loaded model to the first request: probe period and endpoints",
     "idle_node": "until a node without pods goes (default: %(default)g, Cluster Autoscaler's default)",
-    "stop": "between leaving the Service and stopping: the preStop pause (default: %(default)g)",
+    "stop": "between leaving the Service and stopping: the preStop pause",
 }
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The room's flags."""
-    parser = argparse.ArgumentParser(prog="evergreen scale", description="Try the autoscaler without a cluster.")
+    parser = CommandParser(prog="evergreen scale", description="Try the autoscaler without a cluster.")
     actions = parser.add_subparsers(dest="action", required=True)
     simulate = actions.add_parser(
         "simulate",
@@ -102,18 +103,16 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     trace.add_argument(
         "--peak-rate", type=_positive, default=1200.0, metavar="N",
-        help="requests per second of a synthetic trace's peak (default: %(default)g)",
+        help="requests per second of a synthetic trace's peak",
     )  # fmt: skip
     trace.add_argument(
         "--rows", type=int, choices=range(1, MAX_BATCH_ROWS + 1), default=DEFAULT_ROWS, metavar="N",
-        help="rows per request of a synthetic trace (default: %(default)s)",
+        help="rows per request of a synthetic trace",
     )  # fmt: skip
     trace.add_argument("--seed", type=int, default=0, help="of arrivals, choices and service times (default: 0)")
 
     scaler = simulate.add_argument_group("autoscaler (default: as the manifests ship it)")
-    scaler.add_argument(
-        "--manifest", type=Path, default=SHIPPED_AUTOSCALER, help="another ScaledObject or HPA than the shipped one"
-    )
+    scaler.add_argument("--manifest", type=Path, default=SHIPPED_AUTOSCALER, help="another ScaledObject or HPA")
     scaler.add_argument("--target-queue-microseconds", type=_positive, metavar="N", help="instead of the manifest's")
     scaler.add_argument("--target-pending", type=_positive, metavar="N", help="instead of the manifest's")
 
@@ -125,7 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     pods.add_argument(
         "--instances", type=int, choices=range(1, 65), default=PodSettings.instances, metavar="N",
-        help="model instances of a pod (default: %(default)s)",
+        help="model instances of a pod",
     )  # fmt: skip
     for field in fields(StartTimes):
         name = field.name.replace("_", "-")
@@ -136,9 +135,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
 
     out = simulate.add_argument_group("results")
-    out.add_argument(
-        "--objective-ms", type=_not_negative, default=100.0, help="queue time that is in time (default: 100)"
-    )
+    out.add_argument("--objective-ms", type=_not_negative, default=100.0, help="queue time that is in time")
     return parser
 
 

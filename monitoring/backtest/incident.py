@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from components.contracts.reference_statistics import ReferenceStatistics, read_
 from components.runtime.durable import fsync_path, sha256_file
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.folder import FolderObjects
 from components.storage.objects import Objects
 from components.storage.uris import open_objects, typed_folder, typed_uri
@@ -57,9 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="evergreen", description=(__doc__ or "").split("\n")[0])
+    parser = CommandParser(prog="evergreen", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(required=True)
-    recorded = commands.add_parser("record", help="copy a span of records and what was decided over it into a folder")
+    text = "copy a span of records and what was decided over it into a folder"
+    recorded = commands.add_parser("record", help=text, prog="evergreen incident record")
     add = recorded.add_argument
     add("--state", required=True, help="the monitor's state folder")
     add("--archive", required=True, help="its archive, or the lake: folder or gs://bucket/path")
@@ -98,7 +101,8 @@ def _replay(arguments: argparse.Namespace) -> int:
     for line in found.lines:
         known = json.loads(line)
         decision = f"{known['policy']}: {known['action']}: {known['reason']}"
-        print(f"{known['time']:.3f}  version {known['version']}  {decision}")
+        at = datetime.fromtimestamp(known["time"], timezone.utc).isoformat(timespec="milliseconds")
+        print(f"{at}  version {known['version']}  {decision}")
     print(f"{len(found.lines)} decision points, digest {digest_of(found.lines)}")
     if differs is None:
         print("every decision is the recorded one")

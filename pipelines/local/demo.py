@@ -10,7 +10,9 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -30,10 +32,11 @@ from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.flags import whoami
 from components.store import promotion_journal
+from components.store.models import read_serving_place, write_serving_place
 from components.store.promotion_journal import baking
 from components.store.recommenders import accept
 from components.store.runs import StepNote, read_notes
-from pipelines.local.log_server import check_log, start_log
+from pipelines.local.log_server import check_log, sqlite_log, start_log
 from pipelines.local.plan import (
     DemoPlan,
     DemoSettings,
@@ -349,14 +352,7 @@ def start_clean(folder: Path) -> Iterator[None]:
     if folder.exists() and any(folder.iterdir()) and not marker.exists():
         raise ContractError(f"{folder} is not empty and no demo wrote it, expected a folder of the demo's own")
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ContractError(
-                f"another demo is running in {folder}, expected its end or another folder (--folder)"
-            ) from error
+    with _alone_in(folder):
         marker.touch()
         for path in folder.iterdir():
             if path.is_dir():
@@ -364,8 +360,68 @@ def start_clean(folder: Path) -> Iterator[None]:
             elif path != marker:
                 path.unlink()
         yield
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ContractError(
+            f"another demo is running in {folder}, expected its end or another folder (--folder)"
+        ) from error
     finally:
         os.close(lock)  # which releases it
+
+
+def open_demo(folder: Path) -> int:
+    """Serves a finished demo until Ctrl-C: its live version, and the monitor's page; 0. Nothing asks for a run.
+
+    Commands find the server by the store, as after a release; `addresses.sh` says to a shell where everything is.
+
+    Raises:
+        ContractError: the folder holds no finished demo, or one that is open already.
+        PermanentError, TemporaryError: a process failed.
+    """
+    folders = LocalFolders(root=folder)
+    place = read_serving_place(folders.store)
+    if place is None or not (folder / "summary.json").exists():
+        raise ContractError(f"{folder} holds no finished demo, expected the folder that one left")
+    state, log = folder / "monitor", sqlite_log(folder).url
+    for number in ENDING_SIGNALS:
+        signal.signal(number, _interrupt)
+    triton = TritonServer(folders.repository, runtime=folder / "triton", log=folders.logs / "triton.log")
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        _alone_in(folder),
+        triton,
+        Stack(logs=folders.logs, variables={}) as stack,
+    ):
+        address = state / "http.json"
+        address.unlink(missing_ok=True)
+        flags = ["--log", log, "--state", str(state), "--archive", str(folder / "archive"), "--http-port", "0"]
+        stack.start("monitor", [sys.executable, "-m", "monitoring", *flags, "--store", str(folders.store)])
+        stack.wait_until(address.exists, what="the monitor's start", seconds=60)
+        place = replace(place, repository_uri=folders.repository.as_uri(), triton_urls=[triton.grpc_url])
+        write_serving_place(folders.store, place)
+        page = f"http://{LOOPBACK}:{json.loads(address.read_text())['port']}/"
+        named = {
+            "SERVER": triton.grpc_url,
+            "STATUS_PAGE": page,
+            "LOG": log,
+            "STATE": state,
+            "ARCHIVE": folder / "archive",
+        }
+        named |= {name.upper(): getattr(folders, name) for name in ("store", "repository", "lake", "work")}
+        exports = "".join(f"export {name}={shlex.quote(str(value))}\n" for name, value in named.items())
+        write_whole(folder / "addresses.sh", exports)
+        print(f"report: {(folder / 'report.html').as_uri()}\nstatus page: {page}")
+        print(f"in another terminal: source {shlex.quote(str(folder / 'addresses.sh'))}\nCtrl-C ends it", flush=True)
+        stack.wait_until(lambda: not triton.alive(), what="the end of the server", seconds=math.inf)
+        raise PermanentError(f"triton ended with code {triton.returncode}, see {triton.log_path}")
+    return 0
 
 
 def prepare_lake(settings: DemoSettings, folders: LocalFolders, *, screen: Screen, stack: Stack) -> DemoPlan:
@@ -640,6 +696,7 @@ def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int
     screen.print(f"report:  {root / 'report.html'}")
     screen.print(f"summary: {root / 'summary.json'}")
     screen.print(f"traffic: {root / 'requests.csv'} (evergreen scale simulate --trace)")
+    screen.print(f"again:   evergreen open {shlex.quote(str(root))}")
     failures = failed_promises(summary, simulated=simulated)
     for failure in failures:
         screen.print(f"not held: {failure}", "red")

@@ -5,13 +5,13 @@ by this process at its start, so that a reader that comes before the first write
 and drops what is older, read or not: enough for a demo whose monitor keeps up, for nothing else.
 """
 
-import argparse
 import signal
 import threading
 from pathlib import Path
 
 from components.runtime.durable import write_whole
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 
 START_SECONDS = 30.0
 
@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the cluster until SIGTERM; writes its brokers, host:port comma-separated, once they listen."""
     from confluent_kafka import Producer
 
-    parser = argparse.ArgumentParser(prog="python -m pipelines.local.kafka_cluster", description=__doc__)
+    parser = CommandParser(prog="python -m pipelines.local.kafka_cluster", description=__doc__)
     parser.add_argument("--address", type=Path, required=True, help="file to write the brokers' addresses to")
     parser.add_argument("--topic", required=True, help="topic to make")
     arguments = parser.parse_args(argv)

@@ -358,7 +358,7 @@ class Services:
             "stats": root / "traffic.jsonl",
             "summary": root / "traffic_summary.json",
         }
-        return _command("inference_client", flags, "replay")
+        return _command("inference_client", flags, "traffic")
 
 
 def _command(module: str, flags: dict[str, object], *words: str) -> list[str]:

@@ -3,15 +3,19 @@
 The numbers are `summary`'s; page, tables and lines are drawn by `components.charts`.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
 from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from components.charts.page import Line, Mark, html_page, line_chart, number, text_table
 from components.contracts.manifests import ValidationReport
 from components.runtime.durable import write_whole
+from components.store.runs import RunOutcome, read_outcomes
 from pipelines.local.plan import NOTIFY_ONLY
 from pipelines.local.runner import LocalFolders
 from pipelines.local.summary import (
@@ -36,6 +40,8 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
     events = sorted([*observed.events, *journal_events(observed.folders.store)], key=lambda event: float(event["time"]))
     start = min((line["time"] for line in (*traffic[:1], *timeline[:1], *events[:1])), default=0.0)
     happened = fold_repeated(events, start=start)
+    again = escape(f"evergreen open {shlex.quote(str(observed.folders.root))}")
+    back = escape(f'evergreen rollback --store {shlex.quote(str(observed.folders.store))} --reason "trying it"')
     stages = [[name.replace("_", " "), number(seconds)] for name, seconds in summary.seconds.items()]
     page = html_page(
         "Evergreen: one turn of the loop",
@@ -45,17 +51,28 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
         + _number_boxes(summary),
         sections={
             "AUC over time, as the monitor saw it": _auc_chart(observed, events, summary, start=start),
-            "Events": text_table(["time", "what", "details"], happened, caption="What happened, in order"),
+            "Events": text_table(["after", "time", "what", "details"], happened, caption="What happened, in order"),
             "Versions and the gate": _version_table(summary) + _sentences(memory_sentences(summary)),
+            "Runs": "".join(map(_run_links, read_outcomes(observed.folders.store))),
             "What was served": _sentences(serving_sentences(summary)),
             "How it was decided": _sentences(decision_sentences(summary)),
             "What validation found": _validation_findings(observed.folders),
             "Where the time went": text_table(["stage", "seconds"], stages, caption="Seconds of each stage"),
+            "Afterwards": f"<p>This serves the live version and the monitor's page until Ctrl-C:</p><pre>{again}</pre>"
+            f"<p>Meanwhile this goes back to the version before it:</p><pre>{back}</pre>",
         },
     )
     path = observed.folders.root / "report.html"
     write_whole(path, page)
     return path
+
+
+def _run_links(outcome: RunOutcome) -> str:
+    """How the run ended, with its steps' reports, which lie below this page's folder."""
+    links = (
+        f'<a href="store/runs/{quote(outcome.run)}/{step}_report.html">report of {step}</a>' for step in outcome.reports
+    )
+    return f"<p>{escape(outcome.run)}: {escape(outcome.state)}. {', '.join(links)}</p>"
 
 
 def _sentences(sentences: Iterable[str]) -> str:
@@ -83,7 +100,8 @@ def fold_repeated(events: Lines, *, start: float) -> list[list[str]]:
             when, what = (
                 (f"{begin} s", what) if len(same) == 1 else (f"{begin} to {end} s", f"{what}, {len(same)} times")
             )
-            rows.append([when, what, same[0]["text"]])
+            clock = datetime.fromtimestamp(same[0]["time"], timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+            rows.append([when, clock, what, same[0]["text"]])
     return rows
 
 

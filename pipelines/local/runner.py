@@ -18,7 +18,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,7 @@ from unittest import mock
 
 from components.contracts.manifests import RetrainRequest
 from components.runtime.errors import ContractError, PermanentError
-from components.store.runs import RunOutcome, find_outcome
+from components.store.runs import RunOutcome, find_outcome, new_run_name
 from pipelines.images import ENVIRONMENT_OF_STEP, step_of_image
 from pipelines.local import environments
 
@@ -49,6 +48,7 @@ def run_pipeline(
     package: Path,
     arguments: Mapping[str, Any],
     *,
+    name: str,
     root: Path,
     logs: Path,
     pythons: Mapping[str, Path],
@@ -56,16 +56,16 @@ def run_pipeline(
 ) -> None:
     """Runs the compiled pipeline to its end, tasks one after another.
 
-    `arguments` are the parameters that differ from their defaults. `root` is for KFP's artifacts (small manifests and
-    reports), `logs` for one file per task; `pythons` are those of each environment in `images.ENVIRONMENT_OF_STEP`;
-    `source` holds our packages, for PYTHONPATH.
+    `arguments` are the parameters that differ from their defaults; `name` is the run's. `root` is for
+    KFP's artifacts (small manifests and reports), `logs` for one file per task; `pythons` are those of each environment
+    in `images.ENVIRONMENT_OF_STEP`; `source` holds our packages, for PYTHONPATH.
 
     Raises:
         PipelineFailed: a task failed after its retries, or at once where it refused its input.
     """
     from kfp import components as kfp_components
     from kfp import local
-    from kfp.local import subprocess_task_handler
+    from kfp.local import executor_input_utils, subprocess_task_handler
     from kfp.local.orchestrator import task_executor
 
     root.mkdir(parents=True, exist_ok=True)
@@ -80,6 +80,8 @@ def run_pipeline(
         with (
             mock.patch.object(subprocess_task_handler, "SubprocessTaskHandler", handler),
             mock.patch.object(task_executor, "time", waits),
+            # KFP's own name has a time of its own in it; on a cluster the run's is the one that it was started under.
+            mock.patch.object(executor_input_utils, "get_local_pipeline_resource_name", return_value=name),
         ):
             try:
                 pipeline(**arguments)
@@ -240,29 +242,27 @@ def run_once(
     `parameters` go over the folders' and the defaults; `request` is None for a run started by hand.
 
     Raises:
-        ContractError: an environment is absent, or a folder cannot be made.
+        ContractError: an environment is absent, a folder cannot be made, or a run of that name has ended.
         PermanentError: the run ended without an outcome: KFP itself failed.
     """
     pythons = {name: environments.python_of(name) for name in set(ENVIRONMENT_OF_STEP.values())}
     for name, python in sorted(pythons.items()):
         if not python.exists():  # the task would run in whatever `python3` comes next on PATH
             raise ContractError(f"environment {name} is absent, expected {python}; `make environments` builds it")
-    now = datetime.now(timezone.utc)
-    arguments = {
-        **folders.pipeline_arguments(),
-        "trigger_id": f"manual-{now:%Y%m%dT%H%M%S%f}",
-        **parameters,
-        **(request.pipeline_arguments() if request else {}),
-    }
-    trigger_id = arguments["trigger_id"]
-    logs = folders.logs / "runs" / trigger_id
+    asked = {**parameters, **(request.pipeline_arguments() if request else {})}
+    name = asked.get("trigger_id") or new_run_name("manual")
+    arguments = {**folders.pipeline_arguments(), **asked}
+    if find_outcome(folders.store, name):
+        raise ContractError(f"run {name} has ended in {folders.store}, expected another trigger_id")
+    logs = folders.logs / "runs" / name
     signal.signal(signal.SIGTERM, _stop_run)
-    logger.info("run %s started", trigger_id)
+    logger.info("run %s started", name)
     failure = ""
     try:
         run_pipeline(
             package,
             arguments,
+            name=name,
             root=folders.artifacts,
             logs=logs,
             pythons=pythons,
@@ -270,10 +270,10 @@ def run_once(
         )
     except PipelineFailed as error:
         failure = str(error)
-    outcome = find_outcome(folders.store, trigger_id)
+    outcome = find_outcome(folders.store, name)
     if outcome is None:
-        raise PermanentError(f"run {trigger_id} ended without an outcome: {failure or 'see'} {logs / 'kfp.log'}")
-    logger.info("run %s %s at %s: %s", trigger_id, outcome.state, outcome.step, outcome.reason)
+        raise PermanentError(f"run {name} ended without an outcome: {failure or 'see'} {logs / 'kfp.log'}")
+    logger.info("run %s %s at %s: %s", name, outcome.state, outcome.step, outcome.reason)
     return outcome
 
 

@@ -15,7 +15,7 @@ from components.contracts.record_format import RecordFormat
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.flags import whoami
+from components.runtime.flags import CommandParser, whoami
 from components.storage.uris import typed_folder
 from components.store import recommenders
 from pipelines.recommender_file.form import compare, format_recommender, read_recommender
@@ -23,25 +23,25 @@ from pipelines.recommender_file.form import compare, format_recommender, read_re
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="evergreen recommender", description="Drafts, checks and accepts the file that describes a recommender."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     init = commands.add_parser("init", help="draft a file from the first rows of a click log")
     init.add_argument("data", type=Path, help="CSV or TSV with a header (plain or gzip), or Parquet")
-    init.add_argument("--output", type=Path, default=Path("recommender.yaml"), help="file to write (%(default)s)")
+    init.add_argument("--output", type=Path, default=Path("recommender.yaml"), help="file to write")
     init.add_argument("--name", default="", help="the recommender's name (default: made of the data's)")
     check = commands.add_parser("check", help="say whether a file is sound; else where it is not, and what is expected")
-    check.add_argument("file", type=Path)
+    check.add_argument("file", type=Path, help="YAML, as init drafts it")
     show = commands.add_parser("show", help="print an accepted description as a file")
     show.add_argument("which", nargs="?", default=CURRENT, help="current (default), a version, or 8 digits of a digest")
     diff = commands.add_parser("diff", help="compare two descriptions key by key")
     diff.add_argument("old", help="current, a version, 8 digits of a digest, or a file")
     diff.add_argument("new", help="the same")
     accept = commands.add_parser("accept", help="make a file the description by which the next rounds work")
-    accept.add_argument("file", type=Path)
+    accept.add_argument("file", type=Path, help="YAML, as init drafts it")
     accept.add_argument("--why", required=True, help="why")
-    accept.add_argument("--who", default=whoami(), help="who accepts it (%(default)s)")
+    accept.add_argument("--who", default=whoami(), help="who accepts it")
     log = commands.add_parser("log", help="list the accepted versions: who, when, why")
     records = commands.add_parser("records", help="print the Protobuf schema of its log records, for other readers")
     records.add_argument("which", help="a file; or current, a version, or 8 digits of a digest")

@@ -76,7 +76,7 @@ def turn(folder: Path, lake: Path) -> dict:
     pythons = {name: python_of(name, REPOSITORY) for name in set(ENVIRONMENT_OF_STEP.values())}
     paths = {"root": folders.artifacts, "logs": folders.logs, "source": REPOSITORY}
     try:
-        runner.run_pipeline(package, arguments, pythons=pythons, **paths)
+        runner.run_pipeline(package, arguments, name="tiny", pythons=pythons, **paths)
     except runner.PipelineFailed as error:
         logs = (f"{log.name}: {log.read_text()[-1500:]}" for log in sorted(folders.logs.glob("*.log")))
         pytest.fail("\n".join([str(error)[-500:], *logs]))

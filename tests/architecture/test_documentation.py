@@ -1,6 +1,6 @@
-"""What the pages point at exists: files, headings, `make` targets, `evergreen` commands.
+"""What the pages point at exists: files, headings, `make` targets.
 
-Commands that a page promises to work as they stand are run by tests of their own (docs/serving.md, docs/runbook.md).
+Their commands are run by tests/loop/test_documents.py, and parsed by tests/pipelines/test_help.py.
 A figure of speed is on docs/performance.md, or its paragraph says since when it was not measured again.
 """
 
@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks import page as performance
 from benchmarks.__main__ import PLANS
-from pipelines.__main__ import ROOMS, build_parser
 from tests.support.paths import REPOSITORY
 
 # Hidden folders and build/ hold what git ignores, and .venvs/ a hundred thousand files.
@@ -58,15 +57,12 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_make_targets_and_evergreen_commands_exist(page):
+def test_make_targets_exist(page):
     text = commands(page)
     targets = set(re.findall(r"^([a-z][a-z-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     targets |= {f"benchmark-{name}" for name in PLANS}
     for target in re.findall(r"(?:^|[;&`|]\s*)make ([a-z][a-z-]+)", text, re.MULTILINE):
         assert target in targets, f"make {target}"
-    subparsers = build_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
-    for command in re.findall(r"(?:^|[;&`|]\s*|\$ )evergreen ([a-z][a-z-]+)", text, re.MULTILINE):
-        assert command in subparsers or command in ROOMS, f"evergreen {command}"
 
 
 def unsourced(text: str, results: dict[str, str]) -> list[str]:

@@ -184,7 +184,7 @@ def release_first(podman, images, monkeypatch, folders):
     paths = {"root": root / "artifacts", "logs": root / "logs", "source": REPOSITORY}
     previous = os.umask(0)  # KFP makes the folders of a task's outputs as root before it
     try:
-        runner.run_pipeline(package, arguments, pythons=pythons, **paths)
+        runner.run_pipeline(package, arguments, name="first", pythons=pythons, **paths)
     except runner.PipelineFailed:
         pytest.fail("\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in sorted((root / "logs").glob("*"))))
     finally:

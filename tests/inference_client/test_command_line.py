@@ -53,7 +53,7 @@ def replay(server, folder):
         arguments = ["--server", server.url, "--log", f"sqlite:///{folder}/log.db", "--rate", "3000", "--seed", "3"]
         arguments += ["--stats", "out/stats.jsonl", "--summary", "out/summary.json", "--label-delay-seconds", "0.2"]
         environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-        command = [sys.executable, "-m", "inference_client", "replay", *arguments, *source, *extra]
+        command = [sys.executable, "-m", "inference_client", "traffic", *arguments, *source, *extra]
         process = subprocess.Popen(
             command,
             cwd=folder,

@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 from pipelines.placement import NEEDS, read_placement, read_values
+from tests.support.documents import blocks
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S, find, pod_spec
 
-GUIDE = (REPOSITORY / "docs" / "gke.md").read_text()
+GUIDE = REPOSITORY / "docs" / "gke.md"
 POOL = {"gke": "gpu", "gke-mig": "mig"}
 """Overlay -> the node pool that the guide makes for it."""
 MACHINES = {"e2-standard-8": (8, 32.0), "e2-standard-16": (16, 64.0), "a2-highgpu-1g": (12, 85.0)}
@@ -33,8 +34,7 @@ def command(start: str) -> str:
 
 
 def commands() -> list[str]:
-    joined = re.sub(r"\\\n\s*", "", GUIDE)
-    return [line.strip() for line in joined.splitlines() if line.startswith("    ")]
+    return [line.strip() for block in blocks(GUIDE) for line in block.commands]
 
 
 def flag(line: str, name: str) -> str:
@@ -144,9 +144,8 @@ def test_the_guides_sed_fills_in_all_but_the_runbooks_address(tmp_path, overlay)
 def test_the_cpu_pages_lines_fill_in_all_but_the_runbooks_address(tmp_path):
     folder = tmp_path / "k8s" / "overlays" / "cpu"
     shutil.copytree(K8S / "overlays" / "cpu", folder)
-    page, _, _ = (REPOSITORY / "docs" / "cpu.md").read_text().partition("## In this order")
-    page = page.replace("$(git rev-parse HEAD)", "0123abc")
-    script = "\n".join(line for line in page.splitlines() if line.startswith("    "))
+    (settings,) = [block for block in blocks(REPOSITORY / "docs" / "cpu.md") if block.run_by]
+    script = settings.text.replace("$(git rev-parse HEAD)", "0123abc")
     done = subprocess.run(["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     settings = read_values(folder / "cluster.env")

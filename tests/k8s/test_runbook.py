@@ -1,11 +1,7 @@
 """docs/runbook.md: each command parses as its program parses it, runs where it is said to, and names what exists."""
 
-import argparse
-import importlib
-import importlib.util
 import re
 import shlex
-import sys
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,7 +10,7 @@ import yaml
 from monitoring.backtest.settings import JudgingSettings
 from monitoring.flags import settings_of
 from monitoring.settings import InstallationSettings
-from pipelines import __main__ as command_line
+from tests.support.command_lines import parser_of
 from tests.support.metric_names import known
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S
@@ -39,36 +35,10 @@ COMMANDS = commands()
 EXEC = [line for line in COMMANDS if " exec " in line]
 
 
-class Parsed(BaseException):
-    """The program's parser took the line; nothing of it was run."""
-
-
-@pytest.fixture
-def parse(monkeypatch):
-    """Gives a line to the program that it names, as far as its parser."""
-    real = argparse.ArgumentParser.parse_args
-
-    def stop(self, *arguments, **named):
-        raise Parsed(real(self, *arguments, **named))
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
-
-    def parse(words: list[str]) -> None:
-        if words[0] == "evergreen" and words[1] in command_line.ROOMS:
-            module, first, _ = command_line.ROOMS[words[1]]
-            words = ["python", "-m", module, *first, *words[2:]]
-        if words[0] == "evergreen":
-            name, argv = "pipelines", words[1:]
-        else:
-            assert words[:2] == ["python", "-m"], words
-            name, argv = words[2], words[3:]
-        if importlib.util.find_spec(name).submodule_search_locations is not None:
-            name += ".__main__"
-        monkeypatch.setattr(sys, "argv", [name, *argv])
-        with pytest.raises(Parsed):
-            importlib.import_module(name).main(argv)
-
-    return parse
+def parse(line: str) -> None:
+    """Gives a line to the parser of the program that it names."""
+    parser, words = parser_of(line)
+    parser.parse_args(words)
 
 
 def inner(line: str) -> list[str] | None:
@@ -79,13 +49,13 @@ def inner(line: str) -> list[str] | None:
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if not line.startswith("kubectl ")])
-def test_commands_parse_as_their_program_parses_them(line, parse):
-    parse(shlex.split(line))
+def test_commands_parse_as_their_program_parses_them(line):
+    parse(line)
 
 
 @pytest.mark.parametrize("line", [line for line in EXEC if inner(line)])
-def test_commands_in_pods_parse_and_their_image_has_the_program(line, parse):
-    parse(inner(line))
+def test_commands_in_pods_parse_and_their_image_has_the_program(line):
+    parse(shlex.join(inner(line)))
     workload = re.search(r"exec deploy/([\w-]+)( -c (\w+))? -- ", line)
     manifest = workload_manifest(workload[1])
     containers = {each["name"]: each for each in manifest["spec"]["template"]["spec"]["containers"]}
@@ -107,10 +77,10 @@ def workload_manifest(name: str):
     return found
 
 
-def test_a_line_that_no_program_takes_is_noticed(parse):
+def test_a_line_that_no_program_takes_is_noticed():
     for line in ("evergreen rollback --store S --too 3 --reason r", "evergreen live-at --store S", "evergreen undo"):
         with pytest.raises(SystemExit):
-            parse(shlex.split(line))
+            parse(line)
 
 
 def test_pods_containers_and_objects_named_are_those_of_the_base():

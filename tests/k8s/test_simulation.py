@@ -71,8 +71,8 @@ def test_a_lake_that_is_there_already_ends_the_job_at_the_first_try(variant, tmp
 def test_the_traffics_flags_are_ones_that_it_takes(variant):
     (traffic,) = pod_spec(find(variant, "Deployment", "traffic"))["containers"]
     known = subprocess.run(
-        [sys.executable, "-m", "inference_client", "replay", "--help"], cwd=REPOSITORY, capture_output=True, text=True
+        [sys.executable, "-m", "inference_client", "traffic", "--help"], cwd=REPOSITORY, capture_output=True, text=True
     ).stdout
-    assert traffic["args"][0] == "replay"
+    assert traffic["args"][0] == "traffic"
     assert all(flag.partition("=")[0] in known for flag in traffic["args"][1:])
     assert traffic["stdin"] is True

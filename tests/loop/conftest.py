@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import json
 import os
 import random
 import signal
@@ -122,6 +123,15 @@ def started() -> Callable[..., contextlib.AbstractContextManager[Command]]:
 def run_to_end() -> Callable[..., Ended]:
     """Runs `evergreen <words>` and returns what it left."""
     return _run_to_end
+
+
+@pytest.fixture(scope="session")
+def turned(tmp_path_factory, run_to_end):
+    """One small demo, run to its end: its folder, how it ended, its summary. Tests read it, or change a copy."""
+    folder = tmp_path_factory.mktemp("loop") / "a demo"
+    ended = run_to_end(["demo", "--rows", "60000", "--folder", str(folder)], output=folder.parent / "screen.log")
+    assert ended.code == 0, ended.output
+    return folder, ended, json.loads((folder / "summary.json").read_text())
 
 
 @pytest.fixture(scope="session")

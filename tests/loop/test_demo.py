@@ -4,21 +4,10 @@ import hashlib
 import json
 import re
 
-import pytest
-
 from components.store.promotion_journal import INTENT, read_entries
 from components.store.runs import read_outcomes
 from pipelines.runs import describe_run, read_runs
 from tests.support.browser import DARK, needs_browser, pixels_too_wide, serious_findings
-
-
-@pytest.fixture(scope="module")
-def turned(tmp_path_factory, run_to_end):
-    """One small demo, run to its end; several tests look at what it left."""
-    folder = tmp_path_factory.mktemp("loop") / "a demo"
-    ended = run_to_end(["demo", "--rows", "60000", "--folder", str(folder)], output=folder.parent / "screen.log")
-    assert ended.code == 0, ended.output
-    return folder, ended, json.loads((folder / "summary.json").read_text())
 
 
 def test_loop_turns_and_holds_every_promise(turned):
@@ -55,6 +44,12 @@ def test_every_run_is_listed_with_its_rows_its_model_and_what_the_gate_said(turn
         ("released", 2, "pass"),
     ]
     made = summary["versions"][1]
+    names = {first.run, second.run}
+    assert first.run == "first"
+    assert second.run.startswith("drift-")
+    for place in ("work", "artifacts", "logs/runs"):
+        assert {path.name for path in (folder / place).iterdir()} == names, "one name everywhere"
+    assert {entry.trigger_id for entry in read_entries(folder / "store") if entry.action == "release"} == names
     assert (second.model_id, second.rows) == (made["model_id"], made["trained_rows"])
     assert second.settings["release"]["rollout"] == "full"
     told = describe_run(folder / "store", read_outcomes(folder / "store")[1])

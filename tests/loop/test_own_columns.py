@@ -49,18 +49,15 @@ def tutorial(folder):
     """The commands of the README's section on one's own click log, word by word, with its files in `folder`."""
     section = (REPOSITORY / "README.md").read_text().partition("## Your own click log\n")[2].partition("\n## ")[0]
     for line in section.splitlines():
-        if line.startswith(("    evergreen ", "    mkdir ")):
-            words = shlex.split(line)
-            yield [
-                str(folder / w) if re.fullmatch(r"clicks\.csv|retraining\.yaml|shop[./\w]*", w) else w for w in words
-            ]
+        if line.startswith(("evergreen ", "mkdir ")):
+            yield [str(folder / w) if re.fullmatch(r"clicks\.csv|build/[./\w]*", w) else w for w in shlex.split(line)]
 
 
 def test_the_readmes_commands_take_a_csv_of_other_columns_to_a_model_that_learned_them(
     write_clicks, tmp_path, run_to_end
 ):
     write_clicks(tmp_path / "clicks.csv", 6000)
-    folder, draft = tmp_path / "shop", tmp_path / "shop.yaml"
+    folder, draft = tmp_path / "build/shop", tmp_path / "build/shop.yaml"
     store, commands = folder / "store", list(tutorial(tmp_path))
     assert [words[1] for words in commands] == ["recommender"] * 2 + ["-p", "recommender", "ingest", "compile", "run"]
     for number, (program, *words) in enumerate(commands):

@@ -72,6 +72,7 @@ def run_tiny(tmp_path):
         run_pipeline(
             package,
             {"folder": str(folder), "passes": passes, "fails": fails, "preemptions": preemptions, "refuses": refuses},
+            name="tiny",
             root=folder / "artifacts",
             logs=folder / "logs",
             pythons=dict.fromkeys(ENVIRONMENT_OF_STEP.values(), Path(sys.prefix) / "bin" / "python"),

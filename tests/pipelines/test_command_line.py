@@ -4,22 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.__main__ import ROOMS, build_parser, main
+from pipelines.__main__ import main
 from pipelines.package import read_parameters
 from tests.support.recommenders import accept_into
-
-
-def test_commands_are_the_promised_ones():
-    actions = [action for action in build_parser()._actions if action.dest == "command"]
-    assert set(actions[0].choices) == {"demo", "compile", "run", "submit", "models", "live-at", "runs", "model", *ROOMS}
-    assert set(ROOMS) == {
-        "log",
-        "monitor", "uploader", "simulate", "drift", "traffic", "score", "rank", "load", "ingest",
-        "rollback", "promote", "canary", "verify", "compare", "reproduce", "controller", "backtest",
-        "incident", "replay", "scale", "backfill", "lineage", "forget", "collect", "export", "recommender",
-        "search", "schema", "quarantine", "backup", "restore",
-    }  # fmt: skip
-
 
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
 

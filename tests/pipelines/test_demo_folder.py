@@ -8,7 +8,7 @@ import pytest
 
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.runtime.errors import ContractError
-from pipelines.local.demo import start_clean
+from pipelines.local.demo import open_demo, start_clean
 from pipelines.local.plan import DemoSettings, describe_data, plan_for_data
 
 
@@ -35,6 +35,12 @@ def test_a_killed_demo_leaves_the_folder_to_the_next(tmp_path):
     assert subprocess.run([sys.executable, "-c", program, str(folder)]).returncode == -9
     with start_clean(folder):
         pass
+
+
+def test_only_a_finished_demo_can_be_opened(tmp_path):
+    with pytest.raises(ContractError, match="holds no finished demo"):
+        open_demo(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_of_somebody_elses_is_refused_and_kept(tmp_path):

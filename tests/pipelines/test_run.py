@@ -31,7 +31,7 @@ def endless(store: str):
 
 
 @dsl.pipeline(name="tiny-endless")
-def endless_pipeline(lake: str, store: str, work: str, repository: str, server: str, trigger_id: str):
+def endless_pipeline(lake: str, store: str, work: str, repository: str, server: str):
     endless(store=store)
 
 

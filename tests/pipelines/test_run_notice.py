@@ -82,7 +82,7 @@ def test_run_that_the_monitor_asked_for_is_left_to_it_and_without_an_address_nob
     server, tmp_path, ended, caplog
 ):
     ended(url=server.url, trigger_id="drift-1")
-    assert find_outcome(tmp_path, "drift-1").state == "refused"
+    assert find_outcome(tmp_path, "run").state == "refused"
     ended(url=" \n")
     assert server.asked == 0
     assert "not announced" not in caplog.text

@@ -24,7 +24,7 @@ def promotion(action, *, version):
 
 def _end(store, run="run", kfp_state="SUCCEEDED"):
     record(run=run, store=store.as_uri(), trigger_id=f"asked-{run}", trigger_reason="", kfp_state=kfp_state)
-    return find_outcome(store, f"asked-{run}")
+    return find_outcome(store, run)
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_run_that_stopped_between_steps_failed(tmp_path):
 
 def test_outcome_of_another_request_is_not_mistaken(tmp_path):
     _end(tmp_path, run="one", kfp_state="FAILED")
-    assert find_outcome(tmp_path, "asked-two") is None
+    assert find_outcome(tmp_path, "two") is None

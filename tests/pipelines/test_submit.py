@@ -1,6 +1,7 @@
 """Submitting through the real kfp client, against an HTTP double of the KFP API."""
 
 import json
+import re
 import time
 from pathlib import Path
 from types import MappingProxyType
@@ -9,6 +10,7 @@ import pytest
 
 from components.runtime.errors import PermanentError, TemporaryError
 from components.runtime.kubeflow import EXPERIMENT, SERVICE_ACCOUNT, KubeflowServer, wait
+from components.store.runs import RunOutcome, noted, write_outcome
 from pipelines import submit
 from pipelines.__main__ import main
 from pipelines.package import read_parameters
@@ -38,7 +40,7 @@ def send(server, tmp_path, monkeypatch):
         read = read_parameters(package, [f"{name}={text}" for name, text in texts.items()])
         target = KubeflowServer(server.url, namespace=namespace, timeout_seconds=timeout_seconds)
         source = submit.upload(target, package, upload_version) if upload_version else package
-        return submit.start(target, RunRequest(source=source, parameters=read))
+        return submit.start(target, RunRequest(source=source, parameters=read), name="one")
 
     return make
 
@@ -173,7 +175,7 @@ def test_upload_without_anything_to_do_is_refused(server, command, capsys):
 
 def run_through(server, kfp, states, *, seconds=60.0):
     """Waits for a run that goes through these states, one at each look."""
-    run_id = submit.start(kfp, RunRequest(source=GOLDEN, parameters={}))
+    run_id = submit.start(kfp, RunRequest(source=GOLDEN, parameters={}), name="one")
     left = list(states)
 
     def next_state(_seconds: float) -> None:
@@ -228,3 +230,27 @@ def test_servers_refusal_is_quoted(server, send, status, kind):
     server.failure = status
     with pytest.raises(kind, match=f"answered {status} .*as the test says"):
         send()
+
+
+def test_a_run_that_is_waited_for_tells_what_it_made_under_its_one_name(server, command, tmp_path, monkeypatch, capsys):
+    def wait_for(*_, **__):
+        name = server.runs[0]["body"]["display_name"]
+        with noted(tmp_path, name, "extraction"):
+            pass
+        ended = {
+            "state": "refused",
+            "step": "evaluation",
+            "reason": "auc fell",
+            "version": None,
+            "ended_at": "2026-01-02T03:04:05Z",
+        }
+        write_outcome(tmp_path, RunOutcome(run=name, trigger_id="", **ended))
+
+    monkeypatch.setattr("pipelines.__main__.wait", wait_for)
+    assert command("--wait", "-p", f"store={tmp_path}") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "refused at evaluation: auc fell"
+    assert re.fullmatch(r"manual-\d{8}T\d{12}Z", server.runs[0]["body"]["display_name"])
+    server.runs.clear()
+    monkeypatch.setattr("pipelines.__main__.wait", lambda *_, **__: None)
+    assert command("--wait") == 0
+    assert "`evergreen runs --store /evergreen/store` tells of run manual-" in capsys.readouterr().out

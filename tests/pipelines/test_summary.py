@@ -376,4 +376,5 @@ def test_drift_between_other_events_is_one_line_too():
     for i in range(40):
         events += [event(10 + 2 * i, "drift", "2 of 40 columns drifted"), event(11 + 2 * i, "archived", f"{i} rows")]
     folded = fold_repeated([*events, event(99, "run_started", "run a started")], start=0.0)
-    assert [kind for _, kind, _ in folded] == ["drift, 40 times", "archived, 40 times", "run started"]
+    assert [kind for _, _, kind, _ in folded] == ["drift, 40 times", "archived, 40 times", "run started"]
+    assert folded[-1][:2] == ["99.0 s", "1970-01-01 00:01:39 UTC"]

@@ -108,17 +108,12 @@ def test_notes_come_in_step_order_without_steps_that_never_started(tmp_path):
     assert runs.read_notes(tmp_path, "run-2") == []
 
 
-def test_newest_outcome_of_a_trigger_is_found(tmp_path):
-    assert runs.find_outcome(tmp_path, "t-1") is None
-    for run, trigger, ended in (("a", "t-1", "2026-01-01"), ("b", "t-1", "2026-01-02"), ("c", "t-2", "2026-01-03")):
-        runs.write_outcome(
-            tmp_path,
-            runs.RunOutcome(
-                run=run, trigger_id=trigger, state="released", step="", reason="", version=1, ended_at=ended
-            ),
-        )
-    assert runs.find_outcome(tmp_path, "t-1").run == "b"
-    assert runs.find_outcome(tmp_path, "t-3") is None
+def test_the_outcome_of_a_run_is_found_by_the_runs_name(tmp_path):
+    assert runs.find_outcome(tmp_path, "a") is None
+    ended = {"state": "released", "step": "", "reason": "", "version": 1, "ended_at": "2026-01-01"}
+    runs.write_outcome(tmp_path, runs.RunOutcome(run="a", trigger_id="", **ended))
+    assert runs.find_outcome(tmp_path, "a").run == "a"
+    assert runs.find_outcome(tmp_path, "b") is None
 
 
 def test_where_releases_go_is_noted_once_and_read_back(tmp_path):

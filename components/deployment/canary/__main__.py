@@ -11,6 +11,7 @@ from components.deployment.promote import as_served_now
 from components.deployment.servers import parse_urls
 from components.deployment.site import add_site_flags, change_reason, site_of
 from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
 from components.storage.uris import open_objects, typed_uri
 from components.store.models import judged_model
 
@@ -27,7 +28,7 @@ _DEFAULTS: dict[str, Any] = {rule.name: rule.default for rule in fields(CanaryPo
 
 def build_parser() -> argparse.ArgumentParser:
     """The commands and their flags."""
-    parser = argparse.ArgumentParser(prog="evergreen canary", description=steps.__doc__)
+    parser = CommandParser(prog="evergreen canary", description=steps.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, summary in _SUMMARIES.items():
         command = commands.add_parser(name, help=summary)
@@ -37,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
             command.add_argument("--shadow-only", action="store_true", help="it scores and answers nobody")
             continue
         command.add_argument(
-            "--metrics-urls", default="", help="host:metrics_port or dns:///name:metrics_port of every server"
+            "--metrics-urls", default="", help="host:port or dns:///name:port of every server's metrics"
         )
         command.add_argument("--archive", type=typed_uri, help="the monitor's archive, folder or its URI")
         command.add_argument("--lake", type=typed_uri, help="the lake: folder, its URI, or gs://")

@@ -107,7 +107,7 @@ def test_run_states_are_translated(kubeflow, connect, state, expected):
 def test_a_successful_run_whose_gate_refused_is_reported_from_a_release(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
-    outcome = {"run": "r", "trigger_id": "a", "step": "evaluation", "reason": "auc fell", "version": None}
+    outcome = {"run": "a", "trigger_id": "a", "step": "evaluation", "reason": "auc fell", "version": None}
     write_outcome(tmp_path / "store", RunOutcome(**outcome, state="refused", ended_at="2026-01-01"))
     assert trigger.state("a").state == "running"
     kubeflow.runs[0]["state"] = "SUCCEEDED"
@@ -118,8 +118,8 @@ def test_an_outcome_that_cannot_be_read_is_an_error_of_ours(kubeflow, connect, t
     trigger = connect()
     trigger.submit(request("a"))
     kubeflow.runs[0]["state"] = "SUCCEEDED"
-    (tmp_path / "store" / "runs" / "r").mkdir(parents=True)
-    (tmp_path / "store" / "runs" / "r" / "outcome.json").write_text("{torn")
+    (tmp_path / "store" / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "store" / "runs" / "a" / "outcome.json").write_text("{torn")
     with pytest.raises(PermanentError, match="reading the outcome of a: "):
         trigger.state("a")
 

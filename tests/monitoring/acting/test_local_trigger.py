@@ -65,7 +65,7 @@ def test_the_runs_own_outcome_comes_before_its_exit_code(make):
     trigger = make(0)
     trigger.submit(request("a"))
     ended_so = {"state": "refused", "step": "evaluation", "reason": "auc fell", "version": None}
-    outcome = RunOutcome(run="run-7", trigger_id="a", ended_at="2026-01-01", **ended_so)
+    outcome = RunOutcome(run="a", trigger_id="a", ended_at="2026-01-01", **ended_so)
     write_outcome(make.folder / "store", outcome)
     assert trigger.state("a").state == "running"  # not before the process is gone
     make.go.touch()

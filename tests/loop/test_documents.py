@@ -1,0 +1,116 @@
+"""README.md and docs/*.md: their commands run as they stand there, in order, each page in a folder of its own.
+
+A page's folder has the repository's files, a `build` of its own, and a copy of one finished demo where the page speaks
+of one. `tests/support/documents.py` says by which marks a block is run, run elsewhere, or what it needs.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, OutputChecker
+
+import pytest
+
+from tests.support.documents import DOCUMENTS, PYTHON, blocks
+from tests.support.paths import REPOSITORY
+
+SLOW = {"extraction.md", "training.md"}
+"""Two rounds each, on a lake of their own."""
+RUN = {page: [block for block in blocks(page) if block.runs_here] for page in DOCUMENTS}
+KEEP = 'trap "export -p > {kept}" EXIT; set -euo pipefail; set -a; [ ! -e {kept} ] || . {kept}; '
+
+
+class Page:
+    """One page's folder, and the shell that goes from block to block in it."""
+
+    def __init__(self, folder, demo):
+        self.folder = folder
+        for path in REPOSITORY.iterdir():
+            if path.name != "build":
+                (folder / path.name).symlink_to(path)
+        (folder / "build").mkdir()
+        if demo is not None:
+            shutil.copytree(demo, folder / "build" / "demo")
+            for path in (folder / "build/demo").rglob("*.json*"):
+                path.write_text(path.read_text().replace(str(demo), str(folder / "build/demo")))
+        path = f"{REPOSITORY / '.venvs/driver/bin'}:{os.environ['PATH']}"
+        self.environment = {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY)}
+        self.running = contextlib.ExitStack()
+
+    def command(self, block, script):
+        if block.kind == PYTHON:
+            script = shlex.join([sys.executable, "-c", script])
+        return ["bash", "-c", KEEP.format(kept=self.folder / "build" / ".kept") + script]
+
+    def run(self, block):
+        for script, promised in block.steps():
+            started = {"cwd": self.folder, "env": self.environment, "stdin": subprocess.DEVNULL, "text": True}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            if block.until is not None:
+                self.running.enter_context(self.beside(block, script, started))
+                continue
+            done = subprocess.run(self.command(block, script), **started, **pipes, timeout=600)
+            assert done.returncode == 0, f"{block.place}: {script}\nended with {done.returncode}\n{done.stdout}"
+            flags = ELLIPSIS | NORMALIZE_WHITESPACE
+            assert promised is None or OutputChecker().check_output(promised, done.stdout, flags), (
+                f"{block.place}: {script}\nprinted\n{done.stdout}\ninstead of\n{promised}"
+            )
+
+    @contextlib.contextmanager
+    def beside(self, block, script, started):
+        """The program while the body runs, from the moment at which it has printed what the page waits for."""
+        path = self.folder / "build" / "beside.log"
+        with open(path, "w") as log:
+            command = self.command(block, f"exec {script}")
+            process = subprocess.Popen(command, **started, stdout=log, stderr=log, start_new_session=True)
+        try:
+            deadline = time.monotonic() + 120
+            while block.until not in path.read_text():
+                assert process.poll() is None, f"{block.place}: {path.read_text()}"
+                assert time.monotonic() < deadline, f"{block.place}: {path.read_text()}"
+                time.sleep(0.05)
+            yield
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0, f"{block.place}: {path.read_text()}"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page.name in SLOW else ()) for page in DOCUMENTS if RUN[page]],
+    ids=lambda page: str(page.relative_to(REPOSITORY)),
+)
+def test_a_pages_commands_run_as_they_stand_there(page, tmp_path, request):
+    needs_demo = any("build/demo" in block.text for block in RUN[page])
+    place = Page(tmp_path, request.getfixturevalue("turned")[0] if needs_demo else None)
+    with place.running:
+        for block in RUN[page]:
+            place.run(block)
+
+
+def test_commands_that_do_not_run_here_say_why_and_the_guide_for_contributors_has_their_number():
+    """Prints them too: `pytest -s`."""
+    found, reasons = Counter(), Counter()
+    for block in (block for page in DOCUMENTS for block in blocks(page)):
+        found["here" if block.runs_here else "there" if block.run_by else "nowhere"] += len(block.commands)
+        if block.run_by:
+            assert (REPOSITORY / block.run_by).is_file(), f"{block.place}: {block.run_by} is absent"
+        if block.needs:
+            reasons[block.needs] += len(block.commands)
+    lacking = ", ".join(f"{count} need {what}" for what, count in reasons.most_common())
+    told = (
+        f"Of {found.total()} commands in the pages, {found['here']} are run by tests/loop/test_documents.py, "
+        f"{found['there']} by other tests, and {found['nowhere']} by none: {lacking}."
+    )
+    print(told)
+    assert told in re.sub(r"\s+", " ", (REPOSITORY / "CONTRIBUTING.md").read_text())

@@ -1,0 +1,95 @@
+"""The commands that a page shows: what its blocks of code say, and by which mark each is run, or is not.
+
+`sh` and `python` hold programs that must end with 0. `console` shows commands behind `$ ` and what they print, where
+`...` stands for anything. A comment before a block says how it is run, see `MARK`; `all need` holds for every block of
+the page that has no mark of its own.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from tests.support.paths import REPOSITORY
+
+MARK = re.compile(r"<!-- (needs|run by|until|all need): (.+?) -->")
+"""`needs: a cluster` is not run; `run by: tests/...` is run there; `until: TEXT` runs beside the blocks that follow,
+from when it has printed TEXT to the end of the page, where it is interrupted."""
+SHELL, CONSOLE, PYTHON = "sh", "console", "python"
+OTHER = ("text", "yaml", "mermaid", "dockerfile")
+DOCUMENTS = sorted(
+    [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").glob("*.md")]
+    + [*(REPOSITORY / "examples").glob("*/README.md"), REPOSITORY / "k8s" / "README.md"]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One block of code that shows commands."""
+
+    page: Path
+    line: int
+    kind: str
+    text: str
+    needs: str | None = None
+    run_by: str | None = None
+    until: str | None = None
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.relative_to(REPOSITORY)}:{self.line}"
+
+    @property
+    def runs_here(self) -> bool:
+        return self.needs is None and self.run_by is None
+
+    @property
+    def commands(self) -> list[str]:
+        """Its commands, without comments; a program of Python, a loop and a function are one each."""
+        if self.kind == PYTHON:
+            return [self.text]
+        lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
+        if self.kind == CONSOLE:
+            return [line[2:] for line in lines if line.startswith("$ ")]
+        return [line for line in lines if line and line[0] not in "# \t}" and line not in ("done", "fi")]
+
+    def steps(self) -> Iterator[tuple[str, str | None]]:
+        """(script, what it must print; None = anything)."""
+        if self.kind != CONSOLE:
+            yield self.text, None
+            return
+        for piece in re.split(r"^\$ ", self.text, flags=re.M)[1:]:
+            command, _, output = re.sub(r"\\\n\s*", "", piece).partition("\n")
+            yield command, output
+
+
+def inline_code(page: Path) -> list[str]:
+    """What the page's sentences and tables show as code."""
+    inlines = [token for token in MarkdownIt().enable("table").parse(page.read_text()) if token.type == "inline"]
+    return [child.content for token in inlines for child in token.children or () if child.type == "code_inline"]
+
+
+def blocks(page: Path) -> list[Block]:
+    """The page's blocks that show commands, in order."""
+    found, mark, default = [], {}, {}
+    for token in MarkdownIt().parse(page.read_text()):
+        if token.type == "html_block":
+            for name, value in MARK.findall(token.content):
+                if name == "all need":
+                    default = {"needs": value}
+                else:
+                    mark[name.replace(" ", "_")] = value
+        elif token.type in ("fence", "code_block"):
+            place, kind = f"{page.relative_to(REPOSITORY)}:{token.map[0] + 1}", token.info.strip()
+            assert token.type == "fence", f"{place}: indented, expected ```sh, ```console, ```python or ```text"
+            if kind in (SHELL, CONSOLE, PYTHON):
+                made = mark or default
+                found.append(Block(page=page, line=token.map[0] + 1, kind=kind, text=token.content, **made))
+            else:
+                assert kind in OTHER, f"{place}: is {kind or 'unnamed'}, expected one of {OTHER} or a command's"
+            mark = {}
+        elif token.type in ("paragraph_open", "heading_open", "table_open"):
+            mark = {}
+    return found
