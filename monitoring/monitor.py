@@ -35,7 +35,7 @@ from monitoring.journal import Journal
 from monitoring.measures.open_labels import ClickDelays, OpenEstimate, estimate_open
 from monitoring.measures.window import Kpis, VersionWindows, measure_version
 from monitoring.memory.archive import Archive
-from monitoring.memory.join import UnscoredRows, mature_request, read_record
+from monitoring.memory.join import UnscoredRows, mature_request, read_records
 from monitoring.memory.kept_watch import KeptWatch
 from monitoring.memory.store import Store
 from monitoring.released_models import ReleasedModels
@@ -376,17 +376,14 @@ class Monitor:
         outcomes: list[OutcomeBatch] = []
         bad: list[tuple[Delivery, str]] = []
         unscored: Counter[int] = Counter()
-        for delivery in deliveries:
-            try:
-                record = read_record(delivery.payload, now=now, form=self._form, recommender=self._recommender.name)
-            except UnscoredRows as error:
-                bad.append((delivery, str(error)))
-                unscored[error.version] += error.rows
-                continue
-            except ContractError as error:
-                bad.append((delivery, str(error)))
-                continue
-            if isinstance(record, PredictionBatch):
+        payloads = [delivery.payload for delivery in deliveries]
+        records = read_records(payloads, now=now, form=self._form, recommender=self._recommender.name)
+        for delivery, record in zip(deliveries, records):
+            if isinstance(record, ContractError):
+                bad.append((delivery, str(record)))
+                if isinstance(record, UnscoredRows):
+                    unscored[record.version] += record.rows
+            elif isinstance(record, PredictionBatch):
                 predictions.append((record, delivery.payload))
             else:
                 outcomes.append(record)

@@ -33,7 +33,8 @@ class MaturedRequest(NamedTuple):
     scores: NDArray[np.float32]
     positions: NDArray[np.int32] | None = None
     click_delays: NDArray[np.float32] | None = None
-    """Seconds from the prediction to the click, NaN = no click; negative where two clocks differ so."""
+    """Seconds from the prediction to the click, NaN = no click; negative where two clocks differ so. None = no row was
+    clicked, or the times are not known."""
     users: NDArray[np.int64] | None = None
     """As in `Waiting`."""
 

@@ -99,6 +99,17 @@ class PredictionBatch:
             if name != "scores" or np.fmin.reduce(values) < 0 or np.fmax.reduce(values) > 1:
                 raise ContractError(f"prediction batch {self.request_id} has {name} outside [0, 1]")
 
+    @classmethod
+    def of_checked(cls, **values: Any) -> "PredictionBatch":
+        """The batch of these values, one for each field.
+
+        Its caller has checked, for many batches at once, what the class promises: one by one, checks take half of the
+        time of a message of one row.
+        """
+        batch = object.__new__(cls)
+        batch.__dict__.update(values)
+        return batch
+
     def __len__(self) -> int:
         return len(self.scores)
 

@@ -65,7 +65,7 @@ class RowWindow:
         Rows of one user are alike whatever the request; those of an unknown one are alike within the request.
         """
         labels, scores = labels[-self._capacity :], scores[-self._capacity :]
-        groups = np.full(len(labels), MISSING_CATEGORY - 1 - self._num_requests)
+        groups: int | NDArray[np.int64] = MISSING_CATEGORY - 1 - self._num_requests
         if users is not None:
             users = users[-self._capacity :]
             groups = np.where(users == MISSING_CATEGORY, groups, users)

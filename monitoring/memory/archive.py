@@ -36,7 +36,7 @@ from components.contracts.raw_rows import microseconds
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import PredictionBatch
 from components.runtime.durable import fsync_path, no_checkpoint
-from components.runtime.errors import TemporaryError
+from components.runtime.errors import ContractError, TemporaryError
 from components.store.archived_rows import arrow_schema
 from monitoring.memory.database import OUTCOME_FOLDER, holds_outcomes
 from monitoring.memory.store import Store
@@ -103,6 +103,8 @@ def _list_column(places: NDArray[np.int64]) -> pa.Array:
 
 def _column(values: Sequence[Any], batches: Sequence[PredictionBatch], kind: pa.DataType) -> pa.Array:
     """One value per row: each batch's array [n] or one value for all of its rows, nulls where it has neither."""
+    if all(value is None for value in values):
+        return pa.nulls(sum(map(len, batches)), kind)
     return pa.concat_arrays(
         [
             pa.nulls(len(batch), kind) if value is None else pa.array(np.broadcast_to(value, len(batch))).cast(kind)
@@ -118,8 +120,9 @@ def _without_chosen_shadow(batch: PredictionBatch) -> PredictionBatch:
 
 
 def _predictions(rows: Sequence[ArchiveRow], form: RecordFormat) -> Iterator[PredictionBatch]:
-    for row in rows:
-        batch = form.decode(row.payload)
+    for batch in form.decode_all([row.payload for row in rows]):
+        if isinstance(batch, ContractError):
+            raise batch
         assert isinstance(batch, PredictionBatch)
         yield batch
 

@@ -6,7 +6,7 @@ counted as they come and misses only at the end, the click rate, and every numbe
 window is open. Keeping records and open requests is left to `monitoring.memory.store`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,21 +32,27 @@ class UnscoredRows(ContractError):
         self.rows = rows
 
 
-def read_record(payload: bytes, *, now: float, form: RecordFormat, recommender: str) -> Record:
-    """The record in `payload`, checked beyond its encoding: one bad message must not stop the monitor later.
+def read_records(
+    payloads: Sequence[bytes], *, now: float, form: RecordFormat, recommender: str
+) -> list[Record | ContractError]:
+    """The record in each payload, checked beyond its encoding: one bad message must not stop the monitor later.
 
-    Raises:
-        UnscoredRows: a model gave no probability.
-        ContractError: not decodable, a time far ahead, or a prediction of another recommender.
+    In its place stands `UnscoredRows` where a model gave no probability, and another ContractError where it is not
+    decodable, has a time far ahead, or is a prediction of another recommender.
     """
-    record = form.decode(payload, recommender=recommender)
+    return [_checked(record, now) for record in form.decode_all(payloads, recommender=recommender)]
+
+
+def _checked(record: Record | ContractError, now: float) -> Record | ContractError:
+    if isinstance(record, ContractError):
+        return record
     newest = record.time if isinstance(record, PredictionBatch) else max(record.time, float(record.times.max()))
     if newest > now + MAX_FUTURE_SECONDS:
-        raise ContractError(f"time is {newest}, expected at most a day from now ({now:.0f})")
+        return ContractError(f"time is {newest}, expected at most a day from now ({now:.0f})")
     # NaN is the minimum of whatever holds one, and fails the comparison.
     if isinstance(record, PredictionBatch) and not np.minimum.reduce(record.scores) >= 0:
         rows = int(np.isnan(record.scores).sum())
-        raise UnscoredRows(request_id=record.request_id, version=record.model_version, rows=rows)
+        return UnscoredRows(request_id=record.request_id, version=record.model_version, rows=rows)
     return record
 
 
@@ -54,8 +60,8 @@ class Attribution(NamedTuple):
     """Labels of one request, uint8 of shape [n], and the outcomes that no row could use."""
 
     labels: NDArray[np.uint8]
-    delays: NDArray[np.float32]
-    """Seconds from the prediction to the first outcome in time, shape [n]; NaN = none."""
+    delays: NDArray[np.float32] | None
+    """Seconds from the prediction to the first outcome in time, shape [n]; NaN = none. None = none of any row."""
     too_late: list[Event]
     """After the window."""
     unmatched: list[Event]
@@ -96,7 +102,10 @@ def mature_request(
 
     `counts` are added to; `late` takes the clicks that made no label.
     """
-    found = attribute(len(waiting.scores), waiting.time, waiting.clicks, window_seconds=window_seconds)
+    n = len(waiting.scores)
+    found = Attribution(np.zeros(n, np.uint8), None, [], [])
+    if waiting.clicks:
+        found = attribute(n, waiting.time, waiting.clicks, window_seconds=window_seconds)
     add_to(counts, "late_outcome", len(found.too_late))
     add_to(counts, "unmatched_outcome", len(found.unmatched))
     late += [

@@ -239,7 +239,7 @@ class Store(FileTables):
 
         `requests` are in the order in which they are to be archived; `late` are outcomes of them that made no label.
         """
-        ids = [(r.request_id,) for r in requests]
+        ids = [r.request_id for r in requests]
         add_to(counts, "matured", sum(len(r.labels) for r in requests))
         add_to(counts, "matured_click", sum(int(r.labels.sum()) for r in requests))
         with self._transaction(counts) as connection:
@@ -248,8 +248,9 @@ class Store(FileTables):
                 " delays, users) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [_matured_row(request, now) for request in requests],
             )
-            connection.executemany("UPDATE predictions SET matured = 1 WHERE request_id = ?", ids)
-            connection.executemany("DELETE FROM clicks WHERE request_id = ?", ids)
+            connection.executemany("UPDATE predictions SET matured = 1 WHERE request_id = ?", zip(ids))
+            clicked = self._select_by_id("SELECT DISTINCT request_id FROM clicks WHERE request_id IN ({ids})", ids)
+            connection.executemany("DELETE FROM clicks WHERE request_id = ?", list(clicked))
             self._keep_late(connection, late, now)
 
     def matured_mark(self) -> int:

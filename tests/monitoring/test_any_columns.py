@@ -1,5 +1,6 @@
 """The monitor takes rows of any recommender by its own columns: intake, archive and drift, also without a kind."""
 
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -33,7 +34,7 @@ from monitoring.backtest.settings import write_judging
 from monitoring.drift.comparison import DriftSettings, compare
 from monitoring.drift.sketch import Layout, Sketch
 from monitoring.memory.archive import build_row_table
-from monitoring.memory.join import read_record
+from monitoring.memory.join import read_records
 from monitoring.monitor import Monitor
 from monitoring.rows import ArchiveRow
 from monitoring.showing.metrics import metrics_page
@@ -90,12 +91,14 @@ def test_a_record_with_the_recommenders_columns_is_taken_and_others_are_refused_
     shop = Recommender(name="shop", features=features)
     form = RecordFormat(features)
     message = form.encode(batch_of(features, recommender="shop", recommender_digest=shop.digest))
-    assert read_record(message, now=START, form=form, recommender="shop").dense.shape == (4, len(features.numeric))
+    (record,) = read_records([message], now=START, form=form, recommender="shop")
+    assert record.dense.shape == (4, len(features.numeric))
     wide = Features(numeric=(*features.numeric, "more"), categorical=features.categorical)
     for recommender, said in (("shop", r"features has the fields \[\d+\], which"), ("books", "of recommender 'books'")):
         other = RecordFormat(wide).encode(batch_of(wide, recommender=recommender))
-        with pytest.raises(ContractError, match=said):
-            read_record(other, now=START, form=form, recommender="shop")
+        (refused,) = read_records([other], now=START, form=form, recommender="shop")
+        assert isinstance(refused, ContractError)
+        assert re.search(said, str(refused))
 
 
 @EACH

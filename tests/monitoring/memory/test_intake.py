@@ -159,15 +159,16 @@ def refuse_by_the_database(b: Bench, monkeypatch) -> None:
 
 def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
     """A number that SQLite does not take, past every check."""
-    read_record = monitoring.monitor.read_record
+    read_records = monitoring.monitor.read_records
 
-    def read(payload, **known):
-        record = read_record(payload, **known)
-        if getattr(record, "request_id", "") == "r3":
-            object.__setattr__(record, "model_version", 2**70)
-        return record
+    def read(payloads, **known):
+        records = read_records(payloads, **known)
+        for record in records:
+            if getattr(record, "request_id", "") == "r3":
+                object.__setattr__(record, "model_version", 2**70)
+        return records
 
-    monkeypatch.setattr(monitoring.monitor, "read_record", read)
+    monkeypatch.setattr(monitoring.monitor, "read_records", read)
 
 
 @pytest.mark.parametrize("refuse", [refuse_by_the_database, refuse_by_the_driver])
