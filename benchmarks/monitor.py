@@ -6,6 +6,10 @@ clock; 3.2 % of the rows are clicked (as their scores say, so that no policy fir
 second after their predictions, 100 requests' in a message. The log is either a list of encoded messages (what a
 backend whose client library is not ours costs at least) or the SQLite log, whose pulling and acknowledging then count
 too. A row is counted when it lies in a sealed file.
+
+Last, a log in 1, 2 and 4 partitions, as many rows in each: requests are sent to the partition that the client would
+choose, and each partition has a monitor, which here take turns on the one core. That work per row stays the same is
+what makes partitions add up; by the clock they need a core each.
 """
 
 import itertools
@@ -27,7 +31,7 @@ from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from components.contracts.manifests import Model
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch
-from components.logs.event_log import Delivery
+from components.logs.event_log import Delivery, partition_of
 from components.logs.sqlite import SqliteLog
 from components.store.models import model_folder
 from components.validation.windows import ReferenceCounter
@@ -86,14 +90,14 @@ class MemoryLog:
 class RecordTraffic:
     """Encoded messages of simulated requests: few bodies, each sent again and again under a new id and time."""
 
-    def __init__(self, rows_per_message: int, bodies: int = 64) -> None:
+    def __init__(self, rows_per_message: int, bodies: int = 64, *, partitions: int = 1) -> None:
         """Draws `bodies` requests of `rows_per_message` rows each."""
-        self._rows, self._number = rows_per_message, 0
+        self._rows, self._number, self._partitions = rows_per_message, 0, partitions
         self._random = np.random.default_rng(0)
         self._world = World.create(0, click_rate=CLICK_RATE)
         self.records = [self._prediction() for _ in range(bodies)]
         """The requests, each body once."""
-        self._due: list[tuple[str, int, float]] = []
+        self._due: list[list[tuple[str, int, float]]] = [[] for _ in range(partitions)]
 
     def _prediction(self) -> PredictionBatch:
         drawn = self._world.draw(self._rows, self._random)
@@ -106,20 +110,21 @@ class RecordTraffic:
             scores=drawn.probability.astype(np.float32),
         )
 
-    def messages(self, count: int, now: float) -> list[tuple[str, bytes]]:
-        """`count` predictions made at `now`, after the clicks on those made at the turn before."""
-        made = list(self._click_messages(now))
+    def messages(self, count: int, now: float) -> list[list[tuple[str, bytes]]]:
+        """`count` predictions made at `now`, after the clicks on those made at the turn before; of each partition."""
+        made = [list(self._click_messages(partition, now)) for partition in range(self._partitions)]
         for _ in range(count):
             name = f"request-{self._number:012d}"
             record = replace(self.records[self._number % len(self.records)], request_id=name, time=now)
-            made.append((name, _FORM.encode(record)))
+            partition = partition_of(name, self._partitions)
+            made[partition].append((name, _FORM.encode(record)))
             clicked = np.flatnonzero(self._random.random(self._rows) < record.scores)
-            self._due += [(name, int(row), now + 1) for row in clicked]
+            self._due[partition] += [(name, int(row), now + 1) for row in clicked]
             self._number += 1
         return made
 
-    def _click_messages(self, now: float) -> Iterator[tuple[str, bytes]]:
-        due, self._due = self._due, []
+    def _click_messages(self, partition: int, now: float) -> Iterator[tuple[str, bytes]]:
+        due, self._due[partition] = self._due[partition], []
         size = max(1, round(_CLICK_BATCH * CLICK_RATE * self._rows))
         for start in range(0, len(due), size):
             part = due[start : start + size]
@@ -184,7 +189,7 @@ def measure(rows: int, *, rows_per_message: int, log: str, messages_a_tick: int 
         while store.counters.get("archived", 0) < rows:
             clock["time"] += TICK_SECONDS
             memory.time = clock["time"]
-            subscriber.publish(traffic.messages(messages_a_tick, clock["time"]))
+            subscriber.publish(traffic.messages(messages_a_tick, clock["time"])[0])
             began_cpu, began = time.process_time(), time.perf_counter()
             monitor.tick()
             cpu, wall = cpu + time.process_time() - began_cpu, wall + time.perf_counter() - began
@@ -209,6 +214,53 @@ def measure(rows: int, *, rows_per_message: int, log: str, messages_a_tick: int 
         "database_bytes": database,
         "drift_buckets": buckets,
         "memory": _memory(resident),
+    }
+
+
+def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> dict[str, Any]:
+    """Runs a monitor for each partition until each has archived `rows` rows; the processor's time that each took."""
+    clock = {"time": START}
+    traffic = RecordTraffic(rows_per_message, partitions=partitions)
+    taken = [0.0] * partitions
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = [Path(scratch) / str(partition) for partition in range(partitions)]
+        logs, stores, monitors = [MemoryLog() for _ in folders], [], []
+        for number, (folder, log) in enumerate(zip(folders, logs)):
+            settings = replace(_monitor_settings(folder), log=f"sqlite:///p-{{0-{partitions - 1}}}", partition=number)
+            _write_reference(settings.store, traffic.records)
+            stores.append(Store(settings.state / "monitor.db"))
+            monitors.append(
+                Monitor(
+                    settings,
+                    subscriber=log,  # type: ignore[arg-type]
+                    store=stores[-1],
+                    trigger=None,
+                    recommender=CRITEO_RECOMMENDER,
+                    clock=lambda: clock["time"],
+                )
+            )
+        while min(store.counters.get("archived", 0) for store in stores) < rows:
+            clock["time"] += TICK_SECONDS
+            messages = traffic.messages(MESSAGES_A_TICK * partitions, clock["time"])
+            for number, (log, monitor) in enumerate(zip(logs, monitors)):
+                log.time = clock["time"]
+                log.publish(messages[number])
+                began = time.process_time()
+                monitor.tick()
+                taken[number] += time.process_time() - began
+                for path in (folders[number] / "archive").glob("day=*/*.parquet"):
+                    path.unlink()
+        archived = [int(store.counters["archived"]) for store in stores]
+        for store in stores:
+            store.close()
+    return {
+        "partitions": partitions,
+        "rows_per_message": rows_per_message,
+        "rows": archived,
+        "cpu_seconds": taken,
+        "cpu_seconds_per_million_rows": sum(taken) / sum(archived) * 1e6,
+        "rows_per_core_second": [n / seconds for n, seconds in zip(archived, taken)],
+        "rows_per_second_on_a_core_each": sum(n / seconds for n, seconds in zip(archived, taken)),
     }
 
 
@@ -237,6 +289,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 Figure(f"{name}, of one core", rate, "rows/s", target=TARGETS[size], is_least=True),
                 Figure(f"{name}, anonymous memory at most", highest, "MiB"),
             ]
+        # In turn, so that a busy moment does not fall on one number of partitions alone.
+        partitioned = document["partitions"] = []
+        for _, number in itertools.product(range(1 if flags.quick else 3), (1, 2, 4)):
+            partitioned.append(measure_partitions(rows // 4, rows_per_message=64, partitions=number))
+            run = partitioned[-1]
+            print(
+                f"{number} partitions of {rows // 4:,} rows: {run['cpu_seconds_per_million_rows']:.2f} s of a core per"
+                f" million rows; on a core each {run['rows_per_second_on_a_core_each']:,.0f} rows/s",
+                flush=True,
+            )
+        for number in (1, 2, 4):
+            work = [run["cpu_seconds_per_million_rows"] for run in partitioned if run["partitions"] == number]
+            name = f"log in {number} partitions, 64 rows a message, a million rows"
+            document["figures"].append(Figure(name, spread(work), "s of a core"))
     return 0
 
 

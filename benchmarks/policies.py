@@ -16,11 +16,11 @@ import numpy as np
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import Figure, Spread
-from components.contracts.metrics import roc_auc
+from components.contracts.metrics import auc_estimate, roc_auc
 from components.drift_statistics import wilson_interval
 from monitoring.deciding.policies import PolicySettings, RelativeDropPolicy, SequentialPolicy, ThresholdPolicy
 from monitoring.deciding.policy import MaturedRows, Policy
-from tests.support.click_streams import ClickTraffic, Windows, draw, first_run, joined
+from tests.support.click_streams import ClickTraffic, Windows, draw, first_run, joined, of_partition, part
 
 GOOD, FALLEN = 0.80, 0.70
 THRESHOLD = 0.74
@@ -58,6 +58,8 @@ USERS = {
     "25 %, 10 rows a request": ClickTraffic(0.25, 1_000, rows_per_request=10, user_spread=1.0),
 }
 USER_ROWS = 40_000
+PARTITIONS = 4
+"""Of a log whose first partition's monitor judges: its requests are a sample by the hash of their ids."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,6 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, traffic in USERS.items():
             print(f"rows that share their user, {name}: {streams} streams of {USER_ROWS:,} rows")
             users[name] = study_users(traffic, streams=streams, seed=flags.seed)
+        name = "3 %, 10 rows a request"
+        print(f"one partition of {PARTITIONS}, {name}: {streams} streams of {PARTITIONS * USER_ROWS:,} rows")
+        users[f"{name}, of one partition in {PARTITIONS}"] = study_partition(
+            USERS[name], streams=streams, seed=flags.seed
+        )
         document |= {"rates": rates, "users": users}
         for rate, found in (*rates.items(), *users.items()):
             document["figures"] += [
@@ -177,6 +184,27 @@ def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, 
             alarms[name].append(first_run(policy, each, step=traffic.rows_per_decision, windows=None, gate_auc=gate))
     bounds = {"by request": EDGE_ALPHA, "by row": None}
     return {f"one bet {name}, pooled AUC {gate:.4f}": false_alarms(alarms[name], bounds[name]) for name in alarms}
+
+
+def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
+    """False alarms of the test on one partition's requests, and windows whose interval misses the AUC of all rows."""
+    gate = _pooled_auc(traffic, GOOD)
+    policy = _sequential(EDGE_ALPHA, 0.0)
+    alarms: list[int | None] = []
+    missed: list[int | None] = []
+    for number in range(streams):
+        random = np.random.default_rng((seed, 3, number))
+        whole = draw(random, traffic, rows=PARTITIONS * USER_ROWS, auc=GOOD)
+        stream = of_partition(whole, f"stream {number}", partitions=PARTITIONS)
+        alarms.append(first_run(policy, stream, step=traffic.rows_per_decision, windows=None, gate_auc=gate))
+        window = part(stream, len(stream.labels) - WINDOW_ROWS, len(stream.labels))
+        found = auc_estimate(window.labels, window.scores, groups=window.groups)
+        assert found is not None
+        missed.append(None if found.low <= gate <= found.high else number)
+    return {
+        f"one bet by request, pooled AUC {gate:.4f}": false_alarms(alarms, EDGE_ALPHA),
+        "a window's 95 % interval misses it": false_alarms(missed, EDGE_ALPHA),
+    }
 
 
 def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str, Any]:

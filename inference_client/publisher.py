@@ -10,7 +10,9 @@ stored is the log's job; what they mean together is the monitor's.
 
 import asyncio
 import heapq
+import itertools
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +22,7 @@ import numpy as np
 from components.contracts.features import Features
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, EVENTS, OutcomeBatch, PredictionBatch, Record, record_id
-from components.logs.event_log import MAX_MESSAGE_BYTES, Publisher
+from components.logs.event_log import MAX_MESSAGE_BYTES, Publisher, partition_of
 from components.runtime.errors import ContractError, PermanentError, TemporaryError, expect
 from inference_client.timing import Timing
 
@@ -32,6 +34,10 @@ MAX_OUTCOMES_PER_MESSAGE = 2048
 """After an outage all outcomes are due at once; an outcome takes up to 300 bytes of a message's 1 MB."""
 MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
 """With everything in one flush, the log could time out after an outage again and again."""
+MAX_OUTCOMES_PER_FLUSH = 10_000
+"""They are taken from their queue in the event loop, 30 ms of it."""
+RECORDS_PER_TURN = 16
+"""Encoded without a pause, which takes half a millisecond."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 2.0
 """Waits between failed flushes double from the first to the second."""
 MAX_ID_LENGTH = 128
@@ -119,8 +125,7 @@ class Unpublished(TemporaryError):
 
     def __init__(self, *, rows: int, outcomes: int, reason: str) -> None:
         super().__init__(f"{rows} rows and {outcomes} outcomes could not be published and are lost: {reason}")
-        self.rows = rows
-        self.outcomes = outcomes
+        self.rows, self.outcomes, self.reason = rows, outcomes, reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +145,11 @@ class PublisherSettings:
         names = ("interval_seconds", "close_seconds", "max_queued", "max_queued_bytes")
         expect(self, "more than 0", lambda value: value > 0, *names)
 
+    def share(self, count: int) -> "PublisherSettings":
+        """Those of one of `count` publishers that keep together what these allow."""
+        queued, num_bytes = max(self.max_queued // count, 1), max(self.max_queued_bytes // count, 1)
+        return replace(self, max_queued=queued, max_queued_bytes=num_bytes)
+
 
 @dataclass(frozen=True)
 class _Flush:
@@ -152,7 +162,13 @@ class _Flush:
 
     @cached_property
     def messages(self) -> list[tuple[str, bytes]]:
-        return [(record_id(record), self.form.encode(record)) for record in self.records]
+        encoded = []
+        for number, record in enumerate(self.records):
+            encoded.append((record_id(record), self.form.encode(record)))
+            if number % RECORDS_PER_TURN == 0:
+                # Lets go of the interpreter's lock: the event loop else waits 5 ms for it each time that it wakes.
+                time.sleep(0)
+        return encoded
 
 
 class RecordPublisher:
@@ -181,8 +197,9 @@ class RecordPublisher:
         self._max_flushed_rows = min(MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH // self._form.row_bytes)
         self._counts = PublishingCounts()
         self._predictions: list[PredictionBatch] = []
-        self._outcomes: list[Outcome] = []
-        """A heap by time."""
+        self._outcomes: list[tuple[float, int, Outcome]] = []
+        """A heap by time, then number: 7 times as quick as one that compares outcomes."""
+        self._numbers = itertools.count()
         self._pending: _Flush | None = None
         """The flush that is under way, or failed and comes first next time."""
         self._flushing = asyncio.Lock()
@@ -227,7 +244,8 @@ class RecordPublisher:
         if self._counts.queued_outcomes >= self._settings.max_queued:
             self._drop(rows=0, outcomes=1)
             return False
-        heapq.heappush(self._outcomes, outcome if outcome.time else replace(outcome, time=now))
+        outcome = outcome if outcome.time else replace(outcome, time=now)
+        heapq.heappush(self._outcomes, (outcome.time, next(self._numbers), outcome))
         self._counts.queued_outcomes += 1
         return True
 
@@ -273,7 +291,7 @@ class RecordPublisher:
                 if not (self._predictions or self._outcomes or self._pending):
                     return
                 if not self._predictions:
-                    wait = max(wait, self._outcomes[0].time - self._timing.clock())
+                    wait = max(wait, self._outcomes[0][0] - self._timing.clock())
             else:
                 give_up_at = now + self._settings.close_seconds if give_up_at is None else give_up_at
                 if self._counts.refused or now >= give_up_at:
@@ -314,10 +332,12 @@ class RecordPublisher:
         records: list[Record] = [*self._predictions[:taken]]
         self._predictions = self._predictions[taken:]
         due: dict[str, list[Outcome]] = {}
+        now, left = self._timing.clock(), MAX_OUTCOMES_PER_FLUSH
         # Outcomes wait while predictions do: theirs may be among them.
-        while not self._predictions and self._outcomes and self._outcomes[0].time <= self._timing.clock():
-            outcome = heapq.heappop(self._outcomes)
+        while not self._predictions and self._outcomes and self._outcomes[0][0] <= now and left:
+            *_, outcome = heapq.heappop(self._outcomes)
             due.setdefault(outcome.event, []).append(outcome)
+            left -= 1
         for outcomes in due.values():
             for start in range(0, len(outcomes), MAX_OUTCOMES_PER_MESSAGE):
                 records.append(self._outcome_batch(outcomes[start : start + MAX_OUTCOMES_PER_MESSAGE]))
@@ -376,6 +396,54 @@ class RecordPublisher:
                 counts.dropped_rows,
                 counts.dropped_outcomes,
             )
+
+
+class PartitionedPublisher:
+    """Publishes to a log in partitions: everything about a request goes to the one that `partition_of` names.
+
+    Each has a `RecordPublisher`, whose methods these are, with a queue of its own: while one is away the others go on.
+    """
+
+    def __init__(self, partitions: Sequence[RecordPublisher]) -> None:
+        """`partitions`: one or more, in the order of their numbers."""
+        self._partitions = partitions
+        self.max_rows = partitions[0].max_rows
+
+    def _of(self, request_id: str) -> RecordPublisher:
+        return self._partitions[partition_of(request_id, len(self._partitions))]
+
+    @property
+    def counts(self) -> PublishingCounts:
+        """The sums over the partitions, and the first problem."""
+        first, *others = (partition.counts for partition in self._partitions)
+        for counts in others:
+            for name, *_ in _METRICS:
+                setattr(first, name, getattr(first, name) + getattr(counts, name))
+            first.problem, first.refused = first.problem or counts.problem, first.refused or counts.refused
+        return first
+
+    def add(self, prediction: PredictionBatch, outcomes: Sequence[Outcome] = ()) -> bool:
+        """`outcomes` are of this prediction."""
+        return self._of(prediction.request_id).add(prediction, outcomes)
+
+    def add_outcome(self, outcome: Outcome) -> bool:
+        """Queues it where its request's prediction goes."""
+        return self._of(outcome.request_id).add_outcome(outcome)
+
+    async def run(self) -> None:
+        """Flushes all until `drain`."""
+        await asyncio.gather(*(partition.run() for partition in self._partitions))
+
+    async def drain(self) -> None:
+        """A partition that cannot take its records keeps no other from it."""
+        ended = await asyncio.gather(*(partition.drain() for partition in self._partitions), return_exceptions=True)
+        lost = [each for each in ended if isinstance(each, Unpublished)]
+        for error in ended:
+            if isinstance(error, BaseException) and error not in lost:
+                raise error
+        if lost:
+            rows, outcomes = sum(each.rows for each in lost), sum(each.outcomes for each in lost)
+            raise Unpublished(rows=rows, outcomes=outcomes, reason=lost[0].reason)
 
 
 def check_id(name: str, text: str) -> None:

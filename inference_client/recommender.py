@@ -24,13 +24,14 @@ from components.contracts.features import Features
 from components.contracts.recommender import Recommender
 from components.contracts.records import PredictionBatch
 from components.logs.event_log import Publisher
-from components.logs.locations import open_publisher
+from components.logs.locations import open_publisher, partition_urls
 from components.runtime.errors import ContractError
 from components.store.recommenders import recommender_at
 from inference_client.errors import UnusableScores
 from inference_client.publisher import (
     MAX_ROWS_PER_RECORD,
     Outcome,
+    PartitionedPublisher,
     PublisherSettings,
     PublishingCounts,
     RecordPublisher,
@@ -133,7 +134,8 @@ class RecommenderClient:
                 of your own.
             recommender: What the rows' columns are, and as which the model is served: a description, or where one is
                 (`components.store.recommenders.recommender_at`).
-            log: URL of the log (`components.logs.locations`) or its writing end; None = nothing is logged.
+            log: URL of the log (`components.logs.locations`), which may be in partitions, or its writing end; None =
+                nothing is logged.
             plan_uri: Model repository whose traffic plan is followed; None = every request asks the one model.
             settings: See `ClientSettings`.
             publishing: See `PublisherSettings`.
@@ -148,10 +150,10 @@ class RecommenderClient:
         self._server, self._log = server, log
         self._plan_uri = plan_uri
         self._settings = settings or ClientSettings()
-        self._publishing, self._timing = publishing, timing or Timing()
+        self._publishing, self._timing = publishing or PublisherSettings(), timing or Timing()
         self._source = source or f"client-{uuid4().hex[:12]}"
         self._scorer: KeyedScorer | None = None
-        self._publisher: RecordPublisher | None = None
+        self._publisher: PartitionedPublisher | None = None
         self._run: asyncio.Task[None] | None = None
         self._resources = AsyncExitStack()
         self._awaiting_shadow: dict[str, list[Outcome]] = {}
@@ -170,16 +172,19 @@ class RecommenderClient:
         """
         async with AsyncExitStack() as resources:
             # The log comes first: a client that cannot log is not to answer.
-            log = open_publisher(self._log) if isinstance(self._log, str) else self._log
-            if log is not None:
-                if isinstance(self._log, str):
-                    resources.callback(log.close)
-                self._publisher = RecordPublisher(
-                    log,
-                    features=self.recommender.features,
-                    source=self._source,
-                    settings=self._publishing,
-                    timing=self._timing,
+            if self._log is not None:
+                logs = [self._log] if not isinstance(self._log, str) else []
+                for url in partition_urls(self._log) if isinstance(self._log, str) else ():
+                    logs.append(open_publisher(url))
+                    resources.callback(logs[-1].close)
+                features, settings = self.recommender.features, self._publishing.share(len(logs))
+                self._publisher = PartitionedPublisher(
+                    [
+                        RecordPublisher(
+                            log, features=features, source=self._source, settings=settings, timing=self._timing
+                        )
+                        for log in logs
+                    ]
                 )
             if isinstance(self._server, str):
                 scorer: ScoringClient | PlannedClient = open_scorer(

@@ -83,17 +83,18 @@ def _run_loop(
     nothing is gained by ending the process, for a supervisor would start it again, at pauses of its own. Any other
     failure ends the process, so that its supervisor sees it.
     """
-    from components.logs.locations import open_subscriber
+    from components.logs.locations import open_subscriber, partition_urls
     from monitoring.acting.acting import make_trigger
     from monitoring.monitor import Monitor
 
     subscriber: Subscriber | None = None
     monitor: Monitor | None = None
     tick_seconds = pause = settings.records.tick_seconds
+    log = partition_urls(settings.log)[settings.partition]
     with ExitStack() as opened:
         while not stop.is_set():
             try:
-                subscriber = subscriber or opened.enter_context(closing(open_subscriber(settings.log)))
+                subscriber = subscriber or opened.enter_context(closing(open_subscriber(log)))
                 if monitor is None:
                     trigger = make_trigger(settings.acting, state=settings.state, store=settings.store)
                     judged = with_rules(settings)

@@ -226,6 +226,10 @@ class Monitor:
         self._user_place = recommender.user_place
         self._archive = _open_archive(settings, store, form=self._form, checkpoint=checkpoint)
         self.acting = self._make_acting(trigger)
+        self._acts = settings.partition == 0
+        """Of a log in partitions one monitor does: the bounds on false alarms are those of one judge."""
+        if not self._acts:
+            self.journal.listener = lambda event: None
         self._measuring = self._make_measuring()
         self.windows = self._measuring.windows
         self._versions_seen: set[int] = set((store.read_document("versions") or {"seen": []})["seen"])
@@ -309,8 +313,9 @@ class Monitor:
         if touched:
             self._measure(touched)
         self._measuring.estimate_open(self._read_up_to)
-        self._act_on_decision()
-        self.acting.step(self._clock(), log_problem=self._subscriber.problem())
+        if self._acts:
+            self._act_on_decision()
+            self.acting.step(self._clock(), log_problem=self._subscriber.problem())
         self._forget_old()
         self._exposition.show(self._snapshot())
         if archive_error is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from components.contracts.manifests import CURRENT
+from components.logs.locations import partition_urls
 from components.runtime.errors import TemporaryError, expect
 from components.store.recommenders import accepted, read_accepted
 from monitoring.acting.acting import ActingSettings
@@ -47,7 +48,11 @@ class InstallationSettings:
     """Where one monitor process reads, keeps and asks, and at which intervals."""
 
     log: str
-    """URL of the record log: `sqlite:///<path>`, `pubsub://<project>/<topic>` or `kafka://<host>:<port>/<topic>`."""
+    """URL of the record log: `sqlite:///<path>`, `pubsub://<project>/<topic>` or `kafka://<host>:<port>/<topic>`; with
+    `{0-3}` in it, of four partitions."""
+    partition: int = 0
+    """Which partition of the log is read. The monitor of the first judges by its own requests and acts for all; the
+    others join, archive and show their numbers."""
     state: Path
     """Folder of the monitor's memory, timeline and events; survives restarts, one monitor at a time."""
     archive: Path
@@ -62,6 +67,10 @@ class InstallationSettings:
 
     def __post_init__(self) -> None:
         expect(self, f"one of {', '.join(FORMATS)}", lambda value: value in FORMATS, "log_format")
+        count = len(partition_urls(self.log))
+        expect(
+            self, f"0 to {count - 1}, the last partition of {self.log!r}", lambda value: 0 <= value < count, "partition"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ the reason, never dropped. Backends: `logs.sqlite`, `logs.pubsub` and `logs.kafk
 URL names is left to `logs.locations`.
 """
 
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -110,3 +111,14 @@ def expect_size(message_id: str, payload: bytes) -> None:
     """
     if len(payload) > MAX_MESSAGE_BYTES:
         raise ContractError(f"message {message_id} has {len(payload)} bytes, expected at most {MAX_MESSAGE_BYTES}")
+
+
+def partition_of(request_id: str, count: int) -> int:
+    """Which of the `count` logs that are the partitions of one holds everything about this request.
+
+    Every writer must take the same: the prediction and its outcomes meet in one partition's monitor alone.
+
+    >>> partition_of("request 1", 4), partition_of("request 2", 4)
+    (0, 2)
+    """
+    return zlib.crc32(request_id.encode()) % count

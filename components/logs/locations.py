@@ -6,8 +6,11 @@ library is imported only where its scheme is used. What a log promises is `logs.
     sqlite:///relative.db, sqlite:////absolute.db           as SQLAlchemy writes them; [?lease_seconds=30]
     pubsub://project/topic?subscription=name                see `logs.pubsub`
     kafka://host:port[,host:port]/topic?group=name          see `logs.kafka`
+
+A log in partitions is several logs, each with a monitor of its own: `kafka://host:port/topic-{0-3}` are four.
 """
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +22,22 @@ from components.runtime.errors import ContractError
 
 DEFAULT_LEASE_SECONDS = 30.0
 SCHEMES = ("sqlite", "pubsub", "kafka")
+_PARTITIONS = re.compile(r"\{0-([0-9]{1,3})\}")
+
+
+def partition_urls(url: str) -> list[str]:
+    """The URLs of the logs that `url` names: itself, or one for each number of the range in it, which may be repeated.
+
+    >>> partition_urls("pubsub://project/clicks-{0-1}?subscription=monitor-{0-1}")
+    ['pubsub://project/clicks-0?subscription=monitor-0', 'pubsub://project/clicks-1?subscription=monitor-1']
+
+    Raises:
+        ContractError: two ranges differ.
+    """
+    lasts = set(_PARTITIONS.findall(url))
+    if len(lasts) > 1:
+        raise ContractError(f"log is {url!r}, expected the same partitions in all places")
+    return [_PARTITIONS.sub(str(number), url) for number in range(int(lasts.pop()) + 1)] if lasts else [url]
 
 
 def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publisher:
@@ -28,7 +47,7 @@ def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publi
         ContractError: an unknown scheme or option, a missing path, folder or library, a topic that does not exist.
         TemporaryError: the log cannot be opened now.
     """
-    parts = LogUrl.parse(url)
+    parts = _parse_one(url)
     try:
         if parts.scheme == "pubsub":
             from components.logs.pubsub import location as pubsub
@@ -47,7 +66,7 @@ def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publi
 
 def open_subscriber(url: str, *, clock: Callable[[], float] = time.time) -> Subscriber:
     """The reading end of the log that `url` names; errors as `open_publisher`'s."""
-    parts = LogUrl.parse(url)
+    parts = _parse_one(url)
     if parts.scheme == "pubsub":
         from components.logs.pubsub import location as pubsub
 
@@ -58,6 +77,12 @@ def open_subscriber(url: str, *, clock: Callable[[], float] = time.time) -> Subs
 
         return KafkaSubscriber(KafkaLocation.parse(parts), clock=clock)
     return _open_sqlite(parts, clock)
+
+
+def _parse_one(url: str) -> LogUrl:
+    if (urls := partition_urls(url)) != [url]:
+        raise ContractError(f"log is {url!r}, expected one of its partitions, as {urls[0]!r}")
+    return LogUrl.parse(url)
 
 
 def _open_sqlite(url: LogUrl, clock: Callable[[], float]) -> SqliteLog:

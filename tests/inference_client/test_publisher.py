@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sqlite3
+import zlib
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from inference_client.publisher import (
     MAX_ID_LENGTH,
     MAX_OUTCOMES_PER_MESSAGE,
     Outcome,
+    PartitionedPublisher,
     PublisherSettings,
     PublishingCounts,
     RecordPublisher,
@@ -289,6 +291,53 @@ def test_draining_into_a_log_that_refuses_does_not_wait(time, prediction):
     assert time.now == 1000.0
 
 
+def test_of_a_log_in_partitions_one_has_everything_of_a_request_and_none_waits_for_another(time, prediction):
+    down = [True]
+    logs = [MemoryLog(), MemoryLog(lambda: TemporaryError("gone") if down[0] else None)]
+    publisher = PartitionedPublisher([publisher_of(log, time) for log in logs])
+    names = [f"r{number}" for number in range(20)]
+    for name in names:
+        assert publisher.add(prediction(name), clicks(name, 1))
+        assert publisher.add_outcome(clicks(name, 3)[0])
+
+    async def run_for_a_while():
+        running = asyncio.ensure_future(publisher.run())
+        while publisher.counts.problem is None or publisher.counts.published_rows == 0:
+            await asyncio.sleep(0)
+        away = publisher.counts
+        down[0] = False
+        await publisher.drain()
+        await running
+        return away
+
+    away = asyncio.run(run_for_a_while())
+    assert away.problem == "gone"
+    expected = [[name for name in names if zlib.crc32(name.encode()) % 2 == at] for at in (0, 1)]
+    assert away.published_rows == 4 * len(expected[0])
+    for log, of_partition in zip(logs, expected):
+        records = log.records()
+        assert {each.request_id for each in records if isinstance(each, PredictionBatch)} == set(of_partition)
+        clicked = [(name, row) for _, name, row, _ in outcomes_of(records)]
+        assert sorted(clicked) == sorted((name, row) for name in of_partition for row in (1, 3))
+    counts = publisher.counts
+    assert (counts.published_rows, counts.published_outcomes, counts.queued_rows, counts.problem) == (80, 40, 0, None)
+
+
+def test_a_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
+    logs = [MemoryLog(), MemoryLog(lambda: PermanentError("no such topic"))]
+    share = PublisherSettings(max_queued=8).share(2)
+    publisher = PartitionedPublisher([publisher_of(log, time, max_queued=share.max_queued) for log in logs])
+    # Of crc32's last bits: three requests of the second partition, of which one has room in its half of the queue.
+    names = [f"r{number}" for number in range(20)]
+    lost = [name for name in names if zlib.crc32(name.encode()) % 2][:3]
+    kept = next(name for name in names if not zlib.crc32(name.encode()) % 2)
+    assert [publisher.add(prediction(name)) for name in (kept, *lost)] == [True, True, False, False]
+    with pytest.raises(Unpublished, match="4 rows and 0 outcomes could not be published and are lost: no such topic"):
+        asyncio.run(publisher.drain())
+    assert [record.request_id for record in logs[0].records()] == [kept]
+    assert (publisher.counts.dropped_rows, publisher.counts.published_rows, publisher.counts.refused) == (12, 4, True)
+
+
 def test_a_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(time, prediction, monkeypatch):
     monkeypatch.setattr(publisher_module, "MAX_ROWS_PER_FLUSH", 10)
     log = MemoryLog()
@@ -298,6 +347,18 @@ def test_a_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(time, 
     asyncio.run(publisher.drain())
     assert log.sizes == [2, 2, 2, 2]
     assert [name for name, _ in log.messages] == [*(f"r{i}" for i in range(7)), "test-outcomes-1"]
+
+
+def test_after_an_outage_the_outcomes_that_are_due_go_in_parts_too(time, prediction, monkeypatch):
+    monkeypatch.setattr(publisher_module, "MAX_OUTCOMES_PER_FLUSH", 3)
+    log = MemoryLog()
+    publisher = publisher_of(log, time)
+    for number in range(7):
+        publisher.add_outcome(Outcome(request_id=f"r{number}", time=1000.0 - number))
+    asyncio.run(publisher.drain())
+    assert [len(record) for record in log.records()] == [3, 3, 1]
+    # The oldest first.
+    assert [name for _, name, *_ in outcomes_of(log.records())] == [f"r{number}" for number in reversed(range(7))]
 
 
 def test_of_wide_rows_fewer_wait_and_fewer_go_at_once(time, prediction, monkeypatch):

@@ -157,6 +157,7 @@ def test_label_values_asked_for_are_those_that_exist():
         "condition": {"ScalingActive", "AbleToScale", "ScalingLimited"},
         "status": {"true", "false", "unknown"},
         "namespace": {"evergreen"},
+        "pod": {"archivers-.*"},
         "deployment": {"triton", "release-controller(-.+)?"},
         "horizontalpodautoscaler": {"triton"},
     }

@@ -190,3 +190,28 @@ def test_a_second_recommender_has_a_log_a_disk_a_store_and_a_lake_of_its_own_on_
     assert arguments.items() >= {"store": str(settings.store), "lake": uploader.lake}.items()
     loaded = [each for each in triton_container(objects)["args"] if each.startswith("--load-model=")]
     assert loaded == [f"--load-model={n}" for name in ("$(RECOMMENDER)", "shop") for n in (name, f"{name}_canary")]
+
+
+def test_each_archiver_has_a_partition_and_a_disk_of_its_own_and_all_else_is_the_monitors(rendered):
+    objects = rendered("cpu+archivers")
+    archivers, monitor = find(objects, "StatefulSet", "archivers"), find(objects, "Deployment", "monitor")
+    spec = archivers["spec"]
+    assert (spec["ordinals"]["start"], spec["podManagementPolicy"]) == (1, "Parallel")
+    variables = {each["name"]: each for each in container(archivers, "monitor")["env"]}
+    index = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
+    assert variables.pop("EVERGREEN_MONITOR_PARTITION")["valueFrom"] == index
+    for name in ("monitor", "uploader"):
+        assert environment_of(objects, archivers, name) == environment_of(objects, monitor, name)
+    settings = read(InstallationSettings, environment_of(objects, archivers, "monitor"))
+    (claim,) = spec["volumeClaimTemplates"]
+    mounts = {each["mountPath"]: each["name"] for each in container(archivers, "monitor")["volumeMounts"]}
+    (mount,) = [path for path, name in mounts.items() if name == claim["metadata"]["name"]]
+    assert all(folder.is_relative_to(mount) for folder in (settings.state, settings.archive))
+    # Neither the monitor's Service nor its Deployment takes an archiver for one of its pods.
+    labels = spec["template"]["metadata"]["labels"]
+    for selector in (
+        find(objects, "Service", "monitor")["spec"]["selector"],
+        monitor["spec"]["selector"]["matchLabels"],
+    ):
+        assert not selector.items() <= labels.items()
+    assert spec["selector"]["matchLabels"].items() <= labels.items()

@@ -27,6 +27,8 @@ SECRET_WORDS = re.compile(r"(password|passwd|secret|token|api_?key|webhook|crede
 
 def refusals(workload: Manifest, spec: Manifest) -> list[str]:
     """Every rule that the workload's pods break, in words; empty if it keeps all."""
+    claims = [{"name": each["metadata"]["name"]} for each in workload["spec"].get("volumeClaimTemplates", ())]
+    spec = {**spec, "volumes": [*spec.get("volumes", ()), *claims]}
     found = [f"{title(workload)}: {text}" for text in _of_pod(spec)]
     for container in containers(spec):
         where = f"{title(workload)} container {container['name']}"

@@ -80,6 +80,7 @@ def test_required_settings_may_come_from_variables_alone():
         ([*REQUIRED, "--tick-seconds", "0"], {}, "tick_seconds is 0.0, expected above 0"),
         ([*REQUIRED, "--http-port", "70000"], {}, "http_port is 70000"),
         ([*REQUIRED, "--conversion-window-seconds", "nan"], {}, "conversion_window_seconds is nan"),
+        (["--log", "sqlite:///x-{0-3}.db", *REQUIRED[2:], "--partition", "4"], {}, "partition is 4, expected 0 to 3"),
     ],
 )
 def test_bad_settings_are_refused_with_their_name(argv, environment, message):

@@ -15,6 +15,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from components.contracts.metrics import auc_estimate
+from components.logs.event_log import partition_of
 from monitoring.deciding.policies import PolicySettings, SequentialPolicy
 from monitoring.deciding.policy import Action, Baseline, Evidence, MaturedRows, Policy
 from monitoring.measures.window import Kpis
@@ -74,6 +75,13 @@ def part(rows: MaturedRows, begin: int, end: int) -> MaturedRows:
     """Rows `begin` to `end`, a multiple of the rows of a request each, as one decision point sees them."""
     groups: NDArray[np.int64] = rows.groups[begin:end]
     return MaturedRows(labels=rows.labels[begin:end], scores=rows.scores[begin:end], groups=groups - groups[0])
+
+
+def of_partition(rows: MaturedRows, name: str, *, partitions: int) -> MaturedRows:
+    """The rows of the requests that the client sends to the first of so many partitions; `name` begins their ids."""
+    requests, numbers = np.unique(rows.groups, return_inverse=True)
+    chosen = np.array([partition_of(f"{name}, request {request}", partitions) == 0 for request in requests])[numbers]
+    return MaturedRows(labels=rows.labels[chosen], scores=rows.scores[chosen], groups=rows.groups[chosen])
 
 
 NO_KPIS = Kpis(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.logs.locations import open_publisher, open_subscriber
+from components.logs.locations import open_publisher, open_subscriber, partition_urls
 from components.logs.sqlite import SqliteLog
 from components.runtime.errors import ContractError
 from tests.support.log_benches import open_log
@@ -37,6 +37,7 @@ def test_log_url_may_hold_spaces_and_be_relative(tmp_path, monkeypatch):
         ("nats://host/topic", "nats://host/topic.*sqlite, pubsub, kafka"),
         ("sqlite://log.db", "three slashes"),
         ("sqlite:///", "expected sqlite:///<path>"),
+        ("sqlite:///log-{0-1}.db", "expected one of its partitions, as 'sqlite:///log-0.db'"),
         ("sqlite:////nowhere/at/all/log.db", "is no folder"),
         ("sqlite:///x.db?leases=1", "unknown options"),
         ("sqlite:///x.db?lease_seconds=soon", "to be a number"),
@@ -58,3 +59,11 @@ def test_log_url_may_hold_spaces_and_be_relative(tmp_path, monkeypatch):
 def test_another_log_url_is_refused(url, text, open_end):
     with pytest.raises(ContractError, match=text):
         open_end(url)
+
+
+def test_a_range_in_a_url_names_a_log_for_each_partition():
+    assert partition_urls("kafka://broker:9092/clicks?group=monitor") == ["kafka://broker:9092/clicks?group=monitor"]
+    urls = partition_urls("kafka://broker:9092/clicks-{0-10}?group=monitor-{0-10}")
+    assert urls == [f"kafka://broker:9092/clicks-{n}?group=monitor-{n}" for n in range(11)]
+    with pytest.raises(ContractError, match="expected the same partitions in all places"):
+        partition_urls("pubsub://project/clicks-{0-3}?subscription=monitor-{0-2}")

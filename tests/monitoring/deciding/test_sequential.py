@@ -8,7 +8,7 @@ import pytest
 from components.contracts.metrics import auc_estimate
 from monitoring.deciding.policies import PolicySettings, SequentialPolicy
 from monitoring.deciding.policy import Action, Baseline
-from tests.support.click_streams import ClickTraffic, draw, draw_returning, first_run, joined
+from tests.support.click_streams import ClickTraffic, draw, draw_returning, first_run, joined, of_partition
 from tests.support.evidence import evidence_of, rows_of
 
 GOOD, FALLEN, ALPHA = 0.80, 0.70, 0.05
@@ -41,6 +41,19 @@ def test_few_users_who_come_back_raise_no_more_alarms_where_the_gate_counted_the
             alarms[name] += first_run(SequentialPolicy(EDGE), stream, step=800, windows=None, gate_auc=low) is not None
     assert alarms["users"] <= 7, "P(more than 7 of 60 at 5 %) = 0.01; the seeds are fixed"
     assert alarms["requests"] > alarms["users"]
+
+
+def test_the_requests_of_one_partition_in_four_alarm_as_rarely_as_all_and_show_the_fall():
+    """`make benchmark-policies` counts 1,000 such streams."""
+    alarms, falls = 0, 0
+    for number in range(20):
+        random, name = np.random.default_rng((6, number)), f"stream {number}"
+        stationary = of_partition(draw(random, TRAFFIC, rows=40_000, auc=GOOD), name, partitions=4)
+        alarms += first_run(SequentialPolicy(EDGE), stationary, step=250, windows=None, gate_auc=GOOD) is not None
+        fallen = of_partition(draw(random, TRAFFIC, rows=40_000, auc=FALLEN), name, partitions=4)
+        falls += first_run(SequentialPolicy(EDGE), fallen, step=250, windows=None, gate_auc=GOOD) is not None
+    assert alarms <= 3, "P(more than 3 of 20 at 5 %) = 0.016; the seeds are fixed"
+    assert falls == 20
 
 
 def test_every_fall_is_detected():
