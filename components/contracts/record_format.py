@@ -263,7 +263,7 @@ class RecordFormat:
         usable &= ((scores >= 0) & (scores <= 1)).all(axis=1)
         dense = np.empty((*shape, len(self._numeric)), np.float32)
         categorical = np.empty((*shape, self._width), np.int64)
-        places = [(dense, name, i, 1) for i, name in enumerate(self._numeric)]
+        places: list[tuple[NDArray[Any], str, int, int]] = [(dense, name, i, 1) for i, name in enumerate(self._numeric)]
         places += [(categorical, name, i, 1) for i, name in enumerate(self._categorical)]
         at = len(self._categorical)
         for name, size in self._lists:
