@@ -42,6 +42,7 @@ PLANS = {
     "year": Plan("driver", 10, 60),
     "growth": Plan("driver", 15, 120),
     "cache": Plan("driver", 5, 30),
+    "scaling": Plan("training", 10, 30),
     "suite": Plan("driver", 60, 90),
     "policies": Plan("driver", 10, 120),
     "gate": Plan("driver", 10, 120),

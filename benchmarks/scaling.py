@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit
+from benchmarks.spread import Figure, spread
 from components.contracts.criteo import CATEGORICAL, CRITEO, DENSE, NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.raw_rows import LABEL
 from components.models.configs import DcnConfig
@@ -45,7 +46,7 @@ _LOOKUP_BYTES = 8 + 4 + 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class Links:
     """What a step costs beyond the computation of its rows."""
 
     seconds_per_step: float
@@ -63,9 +64,9 @@ class Device:
 
 GPU = Device(seconds_per_step=1.5e-3, seconds_per_row=1 / 2_000_000)
 """Assumed, not measured: kernel launches of one step, and two million rows per second of the small network."""
-NVLINK = Network(seconds_per_step=0.4e-3, bytes_per_second=150e9)
+NVLINK = Links(seconds_per_step=0.4e-3, bytes_per_second=150e9)
 """Assumed of 8 GPUs of one machine: eight collectives of 50 us, and half of the links' 300 GB/s."""
-INFINIBAND = Network(seconds_per_step=1.6e-3, bytes_per_second=20e9)
+INFINIBAND = Links(seconds_per_step=1.6e-3, bytes_per_second=20e9)
 """Assumed of 64 GPUs on eight machines: eight collectives of 200 us, and 80 % of 200 Gbit/s for each GPU."""
 
 
@@ -80,7 +81,7 @@ def exchanged_bytes(workers: int, rows_per_worker: int) -> float:
     return away * (NUM_CATEGORICAL * (_LOOKUP_BYTES + 2 * 4 * _WIDTH) + 2 * 4 * dense / rows_per_worker)
 
 
-def rows_per_second(workers: int, rows_per_worker: int, device: Device, network: Network) -> float:
+def rows_per_second(workers: int, rows_per_worker: int, *, device: Device, network: Links) -> float:
     """What the model says of so many workers."""
     exchange = network.seconds_per_step + rows_per_worker * exchanged_bytes(workers, rows_per_worker) / (
         network.bytes_per_second
@@ -111,7 +112,7 @@ def sent_on_loopback() -> int:
     return int(line.split()[9])
 
 
-def measure(backend: str, folder: Path, num_rows: int, scratch: Path, *, rounds: int) -> dict[str, Any]:
+def measure(backend: str, folder: Path, *, num_rows: int, scratch: Path, rounds: int) -> dict[str, Any]:
     """One contestant's seconds per step and bytes sent per row, by rows per worker and step."""
     from components.training.engine import make_engine
     from components.training.rows import RowFolder
@@ -138,7 +139,7 @@ def measure(backend: str, folder: Path, num_rows: int, scratch: Path, *, rounds:
     return found
 
 
-def run_contestant(backend: str, processes: int, folder: Path, num_rows: int, *, rounds: int) -> dict[str, Any]:
+def run_contestant(backend: str, processes: int, folder: Path, *, num_rows: int, rounds: int) -> dict[str, Any]:
     """`measure` in processes of its own, in a network namespace of its own where that is allowed."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result.json"
@@ -166,7 +167,7 @@ def work(asked: str) -> int:
 
         follow()
         return 0
-    found = measure(backend, Path(folder), num_rows, Path(scratch), rounds=rounds)
+    found = measure(backend, Path(folder), num_rows=num_rows, scratch=Path(scratch), rounds=rounds)
     (Path(scratch) / "result.json").write_text(json.dumps(found))
     return 0
 
@@ -209,25 +210,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         results: dict[str, Any] = {}
         for backend, processes in (("pytorch", 1), ("torchrec", 1), ("torchrec", 2)):
             name = f"{backend} {processes}"
-            results[name] = found = run_contestant(backend, processes, Path(scratch), num_rows, rounds=rounds)
+            results[name] = found = run_contestant(backend, processes, Path(scratch), num_rows=num_rows, rounds=rounds)
             for rows, each in found.items():
-                rate, sent = processes * rows / each["seconds"], each["sent_per_row"]
-                said = f", {sent:,.0f} bytes sent per row" if processes > 1 and sent else ""
-                computed = f" ({exchanged_bytes(processes, rows):,.0f} computed)" if processes > 1 else ""
-                print(
-                    f"{name:<12} {rows:>5} rows per worker and step: {rate:>9,.0f} rows/s{said}{computed}", flush=True
-                )
+                rates, case = [processes * rows / seconds for seconds in each["all"]], f"{name}, {rows} rows a worker"
+                document["figures"].append(Figure(case, spread(rates), "rows/s"))
+                if processes > 1 and each["sent_per_row"]:
+                    sent, limit = spread([each["sent_per_row"]]), f"{exchanged_bytes(processes, rows):,.0f} computed"
+                    document["figures"].append(Figure(f"{case}, sent per row", sent, "bytes", limit=limit))
         one, two = ({rows: each["seconds"] for rows, each in results[f"torchrec {n}"].items()} for n in (1, 2))
         device = Device(**dict(zip(("seconds_per_step", "seconds_per_row"), fitted(one))))
         per_step, per_row = fitted({rows: two[rows] - one[rows] for rows in _BATCHES})
         sent = exchanged_bytes(2, max(_BATCHES))
-        here = Network(seconds_per_step=max(per_step, 0.0), bytes_per_second=sent / max(per_row, 1e-12))
+        here = Links(seconds_per_step=max(per_step, 0.0), bytes_per_second=sent / max(per_row, 1e-12))
         document |= {"results": results, "fitted": {"device": vars(device), "network": vars(here)}}
         print(f"fitted here: {device}, {here}")
         extrapolated = document["extrapolated"] = {}
         for name, workers, network in (("8 GPUs", 8, NVLINK), ("64 GPUs", 64, INFINIBAND)):
             for rows in (2048, 16384):
-                rate, alone = rows_per_second(workers, rows, GPU, network), rows_per_second(1, rows, GPU, network)
+                rate, alone = (rows_per_second(each, rows, device=GPU, network=network) for each in (workers, 1))
                 extrapolated[f"{name}, {rows}"] = {"rows_per_second": rate, "efficiency": rate / workers / alone}
                 print(f"assumed {name}, {rows} rows each: {rate:,.0f} rows/s, {rate / workers / alone:.0%} of linear")
         document["assumed"] = {"gpu": vars(GPU), "8 GPUs": vars(NVLINK), "64 GPUs": vars(INFINIBAND)}

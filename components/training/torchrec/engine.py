@@ -1,7 +1,7 @@
 """The TorchRec engine: what `engine` promises, by several processes that share a batch, its rows and the tables.
 
 One process, the leader, runs the fit and has the engine; the others do what it says (`follow`), and the leader does its
-part of the same. Rows stay where they were decoded: each worker reads every so manieth row group, and the rows of a
+part of the same. Rows stay where they were decoded: each of N workers reads every Nth row group, and the rows of a
 batch are learned by who has them, so a batch is the same for any number of workers, and so is the model but for
 rounding. The dense part is in every worker, its gradients are summed by `DistributedDataParallel`. How the tables are
 shared out and what a step does with them is `tables`'.
@@ -107,7 +107,7 @@ class _Part:
 class _Model(nn.Module):
     """The shared tables and the network."""
 
-    def __init__(self, tables: nn.Module, network: nn.Module, config: NetworkConfig, precision: str) -> None:
+    def __init__(self, tables: nn.Module, network: nn.Module, config: NetworkConfig, *, precision: str) -> None:
         super().__init__()
         self.tables, self.network = tables, network
         self._config, self._is_short = config, precision == "bfloat16"
@@ -136,7 +136,7 @@ class _Worker:
         self._tables = tables_of(shared.places, config.widths)
         collection = table_collection(shared.slot_sizes, shared.places, config)
         self.network = build_network(config).to(self._device)
-        model, sharders = _Model(collection, self.network, config, settings.precision), [Sharder()]
+        model, sharders = _Model(collection, self.network, config, precision=settings.precision), [Sharder()]
         batch_size, topology = -(-settings.batch_size // self.size), topology_here(self.size, self._device)
         planner = planner_of(topology, collection, batch_size=batch_size, sharding=shared.sharding)
         group = dist.distributed_c10d._get_default_group()
@@ -239,7 +239,7 @@ class _Worker:
     def learn(self, steps: Steps, sent: Rows | None = None) -> Any:
         """Takes the steps with the rows that this worker has; each batch's loss, float32 [steps].
 
-        Rows that were `sent` are all workers', who take every so manieth.
+        Rows that were `sent` are all workers', each of which takes every Nth.
         """
         rows = self._rows if sent is None else sent
         assert rows is not None, "rows are opened first"

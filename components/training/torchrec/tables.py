@@ -81,15 +81,11 @@ class Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
         super().__init__(fused_params={"optimizer": EmbOptimType.ADAM})
 
     def shard(
-        self,
-        module: EmbeddingBagCollection,
-        params: Any,
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
+        self, module: EmbeddingBagCollection, params: Any, env: ShardingEnv, *device_and_name: Any
     ) -> ShardedEmbeddingBagCollection:
         """See TorchRec."""
-        return _SharedTables(module, params, env, self.fused_params, device, module_fqn=module_fqn)
+        device, name = device_and_name
+        return _SharedTables(module, params, env, self.fused_params, device, module_fqn=name)
 
 
 def with_own_rows(plan: ShardingPlan) -> ShardingPlan:
