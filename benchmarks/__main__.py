@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from benchmarks import machine
@@ -36,7 +37,8 @@ PLANS = {
     "publishing": Plan("driver", 5, 15),
     "preprocessing": Plan("preprocessing", 15, 60),
     "extraction": Plan("driver", 10, 40),
-    "round": Plan("driver", 15, 60),
+    "round": Plan("driver", 30, 60),
+    "scaling": Plan("training", 15, 30),
     "demo": Plan("driver", 30, 30),
     "tables": Plan("driver", 10, 20),
     "year": Plan("driver", 10, 60),
@@ -78,9 +80,13 @@ def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
         except subprocess.TimeoutExpired:
             return f"ended after its {minutes} minutes, see {log.name}"
         finally:
-            if process.poll() is None:  # its children are of its group
-                os.killpg(process.pid, signal.SIGTERM)
-                process.wait()
+            if process.poll() is None:
+                # As Ctrl-C, upon which a benchmark stops its servers; what does not hear is killed.
+                os.killpg(process.pid, signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(60)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
     taken = f"{time.monotonic() - began:,.0f} s"
     return f"done in {taken}" if code == 0 else f"FAILED with {code} after {taken}, see {log.name}"
 
@@ -97,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no benchmark is named {sorted(unknown)}, expected {', '.join(PLANS)}")
     os.chdir(REPOSITORY)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what runs is ended too
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     MEASURED.mkdir(parents=True, exist_ok=True)
     names, commit, has_failed = flags.names or PLANS, machine.facts()["revision"], False
     minutes = sum(PLANS[name].quick if flags.quick else PLANS[name].full for name in names)
