@@ -34,11 +34,25 @@ class WordCounts:
     def add(self, column: str, words: Any) -> None:
         """Counts an Arrow array of texts; null and "" are none."""
         found = words.value_counts()
-        counts = self._counts.setdefault(column, Counter())
         pairs = zip(found.field("values").to_pylist(), found.field("counts").to_pylist())
-        counts.update({word: count for word, count in pairs if word})
+        self._add(column, {word: count for word, count in pairs if word})
+
+    def _add(self, column: str, found: Mapping[str, int]) -> None:
+        counts = self._counts.setdefault(column, Counter())
+        counts.update(found)
         if len(counts) > _HELD_WORDS:
             self._counts[column] = Counter(dict(_ordered(counts)[: _HELD_WORDS // 2]))
+
+    def taken(self) -> "WordCounts":
+        """What was counted so far, which counts here no more."""
+        found = WordCounts()
+        found._counts, self._counts = self._counts, {}
+        return found
+
+    def merge(self, newer: "WordCounts") -> None:
+        """Adds what another counted in later rows."""
+        for column, counts in newer._counts.items():
+            self._add(column, counts)
 
     def write(self, path: Path, *, without: Collection[str]) -> bool:
         """Writes the lists to `path`, but not those of columns `without`; False, and no file, where there is none."""

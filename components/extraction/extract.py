@@ -16,9 +16,10 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,14 +32,24 @@ from numpy.typing import NDArray
 from components.contracts.manifests import RawDataset
 from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID
 from components.contracts.recommender import Recommender
-from components.extraction.lake import Lake
-from components.extraction.raw_schema import MalformedRows, PartFile, PartWriter, cut_newest, excluded_columns
+from components.contracts.words import WordCounts
+from components.extraction.lake import Lake, WindowPiece
+from components.extraction.raw_schema import (
+    FILE_ROWS,
+    MalformedRows,
+    PartFile,
+    PartWriter,
+    cut_newest,
+    excluded_columns,
+)
 from components.extraction.replay import HELD_OUT, REPLAYED, draw_replay
 from components.extraction.settings import ExtractionSettings
 from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
 from components.extraction.window import NO_RIVALS, Rivals, days_asked, watermark
+from components.runtime import forked
 from components.runtime.durable import sha256_tree, whole_directory
 from components.runtime.errors import ContractError
+from components.runtime.forked import Item, Result
 
 
 class Cut(NamedTuple):
@@ -81,26 +92,44 @@ def find_cut(parts: Sequence[PartFile], num_wanted: int, *, learned: int | None)
 def remove_straddling(holdout: Path, learned: Sequence[Path]) -> int:
     """Removes from `holdout` the rows of requests that have rows in the folders `learned`; returns how many.
 
-    The request ids of `holdout` and of one file of the others are in memory at a time.
+    In memory are a number of 8 bytes for each request of `holdout`, and for each process the request ids of one file.
     """
-    own = pa.concat_arrays(list(_request_ids(holdout))).unique()
-    is_shared = np.zeros(len(own), bool)
-    for folder in learned:
-        for ids in _request_ids(folder):
-            is_shared |= pc.is_in(own, value_set=ids).to_numpy(zero_copy_only=False)
-    if not is_shared.any():
-        return 0
-    shared, num_removed = own.filter(pa.array(is_shared)), 0
-    whole = holdout.rename(holdout.with_name(f"{holdout.name}-whole"))
-    with PartWriter(holdout) as writer:
-        for path in sorted(whole.iterdir()):
-            for batch in pq.ParquetFile(path).iter_batches():
+    own = np.unique(np.concatenate([_hashes(_request_ids(path)) for path in sorted(holdout.glob("*.parquet"))]))
+    files = [path for folder in learned for path in sorted(folder.glob("*.parquet"))]
+    found = _by_processes(partial(_ids_among, own), files)
+    shared, num_removed = pa.array(sorted(set().union(*found)), pa.string()), 0
+    for path in sorted(holdout.glob("*.parquet")) if len(shared) else ():
+        if not pc.any(pc.is_in(_request_ids(path), value_set=shared)).as_py():
+            continue
+        whole = path.rename(path.with_suffix(".whole"))
+        with PartWriter(holdout, prefix=path.stem) as writer:
+            for batch in pq.ParquetFile(whole).iter_batches():
                 kept = batch.filter(pc.invert(pc.is_in(batch.column(REQUEST_ID), value_set=shared)))
                 num_removed += batch.num_rows - kept.num_rows
                 writer.write(kept)
-            path.unlink()
-    whole.rmdir()
+        for part in writer.parts:  # one, or none where no row is left
+            part.path.rename(path)
+        whole.unlink()
     return num_removed
+
+
+def _request_ids(path: Path) -> Any:
+    """The distinct request ids of a file."""
+    return pq.ParquetFile(path).read([REQUEST_ID]).column(0).unique()
+
+
+def _hashes(ids: Any) -> NDArray[np.int64]:
+    """The same in processes that were forked from this one, and no others."""
+    return np.fromiter(map(hash, ids.to_pylist()), np.int64, len(ids))
+
+
+def _ids_among(hashes: NDArray[np.int64], path: Path) -> list[str]:
+    """The request ids of a file that have one of these ascending hashes; different ids may have one hash."""
+    ids = _request_ids(path)
+    mine = _hashes(ids)
+    places = np.minimum(np.searchsorted(hashes, mine), len(hashes) - 1)
+    found: list[str] = ids.filter(pa.array(hashes[places] == mine)).to_pylist()
+    return found
 
 
 def _time_at(parts: Sequence[PartFile], place: int) -> int:
@@ -111,15 +140,11 @@ def _time_at(parts: Sequence[PartFile], place: int) -> int:
     raise AssertionError("the place is one of a row")
 
 
-def _request_ids(folder: Path) -> Iterator[Any]:
-    """The distinct request ids of each file of a folder that may be absent."""
-    for path in sorted(folder.glob("*.parquet")):
-        yield pq.ParquetFile(path).read([REQUEST_ID]).column(0).unique()
-
-
 logger = logging.getLogger(__name__)
 
 MIN_ROWS = 10
+LOT_ROWS = 4 * FILE_ROWS
+"""Rows that a process copies at a time, about."""
 WINDOW, LATE = "all", "late"
 """Folders while the step works; the last is the beginning of late rows' file names, too, which sort before `part`."""
 MALFORMED_FILE, WORDS_FILE = "malformed.jsonl", "words.json"
@@ -133,6 +158,15 @@ class _CopiedRows:
     days: Counter[int] = field(default_factory=Counter)
     """Rows read of each day, by its number since 1970."""
     last: int = 0
+
+    def add_newer(self, other: "_CopiedRows") -> None:
+        """Counts the rows that another counted."""
+        assert other.first >= self.last or not self.num_rows, "rows come in time order"
+        self.first = self.first if self.num_rows else other.first
+        self.last = other.last
+        self.num_rows += other.num_rows
+        self.num_duplicates += other.num_duplicates
+        self.days.update(other.days)
 
     def add(self, table: Any, num_duplicates: int) -> None:
         """Counts the rows of a table that was read, and how many duplicates were left out of it."""
@@ -211,19 +245,60 @@ def data_digest(folder: Path) -> str:
     return hashlib.sha256(trees.encode()).hexdigest()
 
 
+class _Lot(NamedTuple):
+    """Consecutive pieces that one process copies."""
+
+    number: int
+    pieces: list[WindowPiece]
+
+
+class _CopiedLot(NamedTuple):
+    """What a lot's copy hands back; of the lake, what it counted there."""
+
+    rows: _CopiedRows
+    parts: list[PartFile]
+    malformed: MalformedRows
+    words: WordCounts
+    num_late_clicks: int
+
+
 def _copy_window(
     lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path
 ) -> tuple[_CopiedRows, list[PartFile]]:
+    """The window's rows in `folder`: lot by lot, whose number follows from the rows and not from the processes."""
+    pieces = lake.pieces(window)
+    number = max(1, round(sum(each.piece.num_rows for each in pieces) / LOT_ROWS))
+    divided = forked.shares(pieces, number, weight=lambda each: each.piece.num_rows + 1) if pieces else []
+    lots = [_Lot(number, lot) for number, lot in enumerate(divided)]
+    count, parts = _CopiedRows(), []
+    for copied in _by_processes(partial(_copy_lot, lake=lake, malformed=malformed, folder=folder), lots):
+        if copied.rows.num_rows:
+            count.add_newer(copied.rows)
+        parts += copied.parts
+        malformed.merge(copied.malformed)
+        lake.words.merge(copied.words)
+        lake.late.num_joined += copied.num_late_clicks
+    return count, parts
+
+
+def _by_processes(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """See `forked.run_all`; no result of this step depends on how many processes there are."""
+    return forked.run_all(function, items, processes=min(forked.available_cores(), forked.MAX_PROCESSES))
+
+
+def _copy_lot(lot: _Lot, *, lake: Lake, malformed: MalformedRows, folder: Path) -> _CopiedLot:
     count = _CopiedRows()
-    with PartWriter(folder / WINDOW) as writer:
-        for table, num_duplicates in lake.tables(window, malformed):
+    own = malformed.of_part(lot.number)
+    with own, PartWriter(folder / WINDOW, prefix=f"lot-{lot.number:06d}") as writer:
+        for table, num_duplicates in lake.tables_of(lot.pieces, own):
             times = table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
             assert times.min() >= count.last or not count.num_rows, "rows come in time order"
             count.first = count.first if count.num_rows else int(times[0])
             count.last = int(times[-1])
             count.add(table, num_duplicates)
             writer.write(table)
-    return count, writer.parts
+    num_late_clicks, lake.late.num_joined = lake.late.num_joined, 0
+    return _CopiedLot(count, writer.parts, own, lake.words.taken(), num_late_clicks)
 
 
 def _copy_late(lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path) -> _CopiedRows:

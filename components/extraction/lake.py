@@ -13,7 +13,7 @@ the window, other events, outcomes of rows that are not read, and repetitions ch
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from functools import cached_property
@@ -77,7 +77,7 @@ class LateClicks:
             ContractError: a file of outcomes is damaged, lacks a column, or lies in a partition that names no day.
         """
         # A click whose prediction the monitor had forgotten by then lies on its own day, any number of days later.
-        late = [clicks for of_day, clicks in self._since(day - CLOCKS).items() if of_day >= day - CLOCKS]
+        late = [clicks for of_day, clicks in self.read_since(day).items() if of_day >= day - CLOCKS]
         if not late or not table.num_rows:
             return table
         requests = table.column(REQUEST_ID)
@@ -105,9 +105,9 @@ class LateClicks:
         lines = "".join(f"{name}\0{content}\n" for name, content in sorted(self._hashes.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
 
-    def _since(self, first: date) -> dict[date, Any]:
-        """All partitions read so far, after reading those of `first` and later days."""
-        wanted = [day for day in self.files.outcomes if day >= first and day not in self._clicks]
+    def read_since(self, first: date) -> dict[date, Any]:
+        """All partitions read so far, after reading those that may hold a click on a row of `first` or a later day."""
+        wanted = [day for day in self.files.outcomes if day >= first - CLOCKS and day not in self._clicks]
         self.files.paths(file for day in wanted for file in self.files.outcomes[day])  # all at once
         for day in wanted:
             files = self.files.outcomes[day]
@@ -146,6 +146,14 @@ class Piece(NamedTuple):
     span: TimeSpan
     num_rows: float
     """Rows that lie in the span, by the row groups' statistics: about."""
+
+
+class WindowPiece(NamedTuple):
+    """A piece of a window."""
+
+    piece: Piece
+    with_strays: bool
+    """See `RawParquet`: whether it is the day's first."""
 
 
 def newest_time(path: Path, day: TimeSpan) -> int | None:
@@ -279,15 +287,32 @@ class Lake:
         Raises:
             ContractError: a file is damaged or too malformed.
         """
+        yield from self.tables_of(self.pieces(window), malformed)
+
+    def tables_of(self, pieces: Iterable[WindowPiece], malformed: MalformedRows) -> Iterator[tuple[Any, int]]:
+        """See `tables`: those of some of the window's pieces."""
+        for piece, with_strays in pieces:
+            table, num_duplicates = self.read(piece, malformed, with_strays=with_strays)
+            if table.num_rows:
+                yield table, num_duplicates
+
+    def pieces(self, window: TimeSpan) -> list[WindowPiece]:
+        """The pieces that hold the window's rows, in order; their files are here then, and the late clicks in memory.
+
+        Raises:
+            ContractError: a file is damaged.
+        """
         days = [day for day in self.files.days if not window.clipped(day_span(day)).is_empty]
         self.files.paths(file for day in days for file in self.files.of_day(day).files)  # all at once
+        if days:
+            self.late.read_since(days[0])
+        found = []
         for day in days:
             files, span = self.files.of_day(day).files, day_span(day).clipped(window)
-            logger.info("reading day %s: version %d, %d files", day, self.version_of(day), len(files))
-            for i, piece in enumerate(cut_evenly(day, self.files.paths(files), span, piece_rows=self.piece_rows)):
-                table, num_duplicates = self.read(piece, malformed, with_strays=i == 0)
-                if table.num_rows:
-                    yield table, num_duplicates
+            logger.info("day %s: version %d, %d files", day, self.version_of(day), len(files))
+            cut = cut_evenly(day, self.files.paths(files), span, piece_rows=self.piece_rows)
+            found += [WindowPiece(piece, i == 0) for i, piece in enumerate(cut)]
+        return found
 
     def late_tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, int]]:
         """The late rows (see `seen_files`) as `tables` gives rows.

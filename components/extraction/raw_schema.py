@@ -180,11 +180,38 @@ class MalformedRows:
         if self._file is not None:
             self._file.close()
 
-    def add(self, path: Path, line: int, reason: str, *, text: str) -> None:
-        """Records one malformed row; `count` must count it as well."""
+    def of_part(self, number: int) -> "MalformedRows":
+        """A collection for a part of the rows that another process may read, to be merged into this one."""
+        path = self.path.with_name(f"{self.path.name}.{number}")
+        return MalformedRows(path, max_fraction=self._max_fraction, named=self._named)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For merging alone: no open file, and no lake's names."""
+        return {**self.__dict__, "_file": None, "_named": str}
+
+    def merge(self, part: "MalformedRows") -> None:
+        """Adds what a part collected, which is closed; its file is gone then."""
+        if part.num_rows:
+            self._opened().write(part.path.read_text(encoding="utf-8"))
+            part.path.unlink()
+        self.num_rows += part.num_rows
+        for path, each in part._counts.items():
+            counts = self._counts.setdefault(path, _FileCounts())
+            counts.num_rows += each.num_rows
+            counts.num_malformed += each.num_malformed
+            counts.examples = [*counts.examples, *each.examples][:NUM_EXAMPLES]
+        self.add_mismatches(part._mismatches.values())
+        self._absent |= part._absent
+
+    def _opened(self) -> IO[str]:
         if self._file is None:
             self._file = self.path.open("w", encoding="utf-8")
-        self._file.write(json.dumps({"file": self._named(path), "line": line, "reason": reason, "text": text}) + "\n")
+        return self._file
+
+    def add(self, path: Path, line: int, reason: str, *, text: str) -> None:
+        """Records one malformed row; `count` must count it as well."""
+        described = {"file": self._named(path), "line": line, "reason": reason, "text": text}
+        self._opened().write(json.dumps(described) + "\n")
         self.num_rows += 1
         counts = self._counts.setdefault(path, _FileCounts())
         counts.num_malformed += 1

@@ -1,6 +1,8 @@
 """The step: a window becomes a dataset, whole or not at all."""
 
 import json
+import os
+import signal
 from datetime import datetime, timezone
 
 import pyarrow as pa
@@ -8,11 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import raw_rows
+from components.extraction import extract as extract_module
 from components.extraction.extract import data_digest
+from components.extraction.raw_schema import PartWriter
 from components.extraction.times import TimeSpan, parse_time
-from components.runtime.errors import ContractError
+from components.runtime import forked
+from components.runtime.errors import ContractError, TemporaryError
 from components.storage.uris import local_path
 from tests.support.lakes import folder_lake, rows_in
+from tests.support.recommenders import criteo_with
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
@@ -99,3 +105,62 @@ def test_too_many_malformed_rows_leave_nothing_behind(spoilt, run_step, tmp_path
     with pytest.raises(ContractError, match=r"part-0.parquet: 10 of 500 rows are malformed \(2.00%\)"):
         run_step(spoilt)
     assert not list((tmp_path / "wo rk" / "run").iterdir())
+
+
+@pytest.fixture
+def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
+    """Extracts a lake in many lots, of requests that lots and cut go through; the manifest and all files by name."""
+    monkeypatch.setattr(extract_module, "LOT_ROWS", 150)
+    table = raw_table(1000, start=START.timestamp(), seconds=2 * 86_400, request_rows=7)
+    label = pa.array(
+        [None if n in (5, 705) else v for n, v in enumerate(table[raw_rows.LABEL].to_pylist())], pa.int32()
+    )
+    table = table.set_column(table.column_names.index(raw_rows.LABEL), raw_rows.LABEL, label)
+    folder = write_lake(tmp_path / "la ke", pa.concat_tables([table, table.slice(300, 50)]), num_files=3)
+
+    def run(processes):
+        monkeypatch.setattr(forked, "available_cores", lambda: processes)
+        dataset = extract_module.extract(
+            folder_lake(folder, piece_rows=40),
+            TimeSpan(),
+            folder=tmp_path / "work",
+            recommender=criteo_with(extraction={"max_malformed_fraction": 0.1}),
+        )
+        files = {path.relative_to(tmp_path): path.read_bytes() for path in (tmp_path / "work").rglob("*.*")}
+        return dataset, files
+
+    run.rows = [row for row in table.to_pylist() if row[raw_rows.LABEL] is not None]
+    return run
+
+
+def test_processes_share_the_rows_and_leave_the_bytes_of_one(extract_lots):
+    (dataset, files), shared = extract_lots(1), extract_lots(3)
+    assert shared == (dataset, files)
+    assert len([path for path in files if "train" in path.parts]) > 5
+    assert (dataset.num_duplicates, dataset.num_malformed) == (50, 2)
+    learned, judging = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
+    assert dataset.num_straddling_rows > 0
+    assert learned == extract_lots.rows[: len(learned)]
+    straddling = learned[-1][raw_rows.REQUEST_ID]
+    newer = extract_lots.rows[len(learned) :]
+    assert judging == [row for row in newer if row[raw_rows.REQUEST_ID] != straddling]
+    assert len(newer) - len(judging) == dataset.num_straddling_rows
+
+
+def test_a_process_that_is_killed_in_the_middle_leaves_nothing_and_the_next_try_the_same(
+    extract_lots, monkeypatch, tmp_path
+):
+    write, parent = PartWriter.write, os.getpid()
+
+    def write_or_die(self, table):
+        write(self, table)
+        if os.getpid() != parent and self._folder.name == extract_module.WINDOW and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    expected = extract_lots(1)
+    monkeypatch.setattr(PartWriter, "write", write_or_die)
+    with pytest.raises(TemporaryError, match="one of 3 processes was killed"):
+        extract_lots(3)
+    assert [path.name for path in tmp_path.glob("*work*")] == []
+    assert extract_lots(3) == expected
