@@ -1,11 +1,16 @@
 """Who does the work: processes of this machine, or the workers of a Dask scheduler, where a run names one."""
 
+import hashlib
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from components.runtime import forked
+from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, TemporaryError, first_line
 
 CONNECT_SECONDS = "20s"
@@ -22,12 +27,40 @@ class Workers(NamedTuple):
     """Into how many items to divide the work."""
 
 
+THIS_PROCESS = Workers(partial(forked.run_all, processes=1), 1)
+
+
+class Pickled(NamedTuple):
+    """A file in the work folder that holds a pickle. Its bytes are proven before they are read: it could hold code."""
+
+    path: str
+    sha256: str
+
+    @classmethod
+    def write(cls, path: Path, content: bytes) -> "Pickled":
+        """Writes it, whole."""
+        write_whole(path, content)
+        return cls(str(path), hashlib.sha256(content).hexdigest())
+
+    def read(self) -> Any:
+        """What it holds.
+
+        Raises:
+            TemporaryError: the file was changed.
+        """
+        content = Path(self.path).read_bytes()
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise TemporaryError(f"{self.path} is not what a worker wrote, expected sha256 {self.sha256}")
+        return pickle.loads(content)
+
+
 @contextmanager
-def workers_of(scheduler: str, *, processes: int) -> Iterator[Workers]:
+def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Workers]:
     """The workers of the Dask scheduler at that address; empty = as many processes of this machine.
 
     The scheduler's workers must see the raw and the work folder under the same paths, and have this step's packages and
-    code.
+    code. `shared` is a folder of the work folder that is there; nothing stays in it. Tasks take no other task's result,
+    which a killed worker would take with it: a loss costs the tasks that it was at, and no other.
 
     Raises:
         ContractError: the address is none.
@@ -43,15 +76,33 @@ def workers_of(scheduler: str, *, processes: int) -> Iterator[Workers]:
         if not threads:
             raise TemporaryError(f"Dask scheduler {scheduler} has no worker, expected at least one")
         try:
-            yield Workers(
-                lambda function, items: client.gather(client.map(function, items, pure=False)),
-                SHARES_PER_THREAD * threads,
-            )
+            yield Workers(partial(_run_all, client=client, shared=shared), SHARES_PER_THREAD * threads)
         except KilledWorker as error:
             raise TemporaryError(
                 f"workers of Dask scheduler {scheduler} were killed: {first_line(error)}; smaller partitions take less "
                 "memory"
             ) from error
+
+
+def _run_all(function: Callable[[Any], Any], items: Sequence[Any], *, client: Any, shared: Path) -> list[Any]:
+    from distributed.protocol.pickle import dumps
+
+    # By a file, and not in each task's message: a function may hold vocabularies of gigabytes.
+    path = shared / f".function-{uuid4().hex}"
+    try:
+        held = Pickled.write(path, dumps(function))
+        return list(client.gather(client.map(partial(_called, held), items, pure=False)))
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _called(held: Pickled, item: Any) -> Any:
+    return _read_once(held)(item)
+
+
+@lru_cache(maxsize=1)
+def _read_once(held: Pickled) -> Any:
+    return held.read()
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from components.preprocessing.dask_scheduler import Workers
 from components.preprocessing.engines import Columns
 from components.preprocessing.raw_partitions import Partition, read_partition
 from components.runtime import forked
-from components.runtime.durable import write_whole
+from components.runtime.durable import whole_file, write_whole
 from components.runtime.errors import PermanentError
 
 METADATA = "_metadata.json"
@@ -74,6 +74,8 @@ def encode_parts(
     found = chain.from_iterable(workers.run_all(partial(_encode_share, encoder, features), shares))
     num_rows = {part: [next(found) for _ in plan] for part, plan in plans.items()}
     for part, of_files in num_rows.items():
+        for torn in (aside / part).glob(".*"):  # of workers that were killed
+            torn.unlink()
         _describe_files(aside / part, of_files, features.features, final=final / part)
     return {part: sum(of_files) for part, of_files in num_rows.items()}
 
@@ -84,7 +86,8 @@ def _encode_share(encoder: Callable[[Any], Columns], features: FeatureWorkflow, 
     for partition, path in share:
         table = pa.table(encoder(read_partition(partition)))
         row_group_size = -(-ROW_GROUP_BYTES * table.num_rows // table.nbytes)
-        pq.write_table(table, path, compression="NONE", row_group_size=row_group_size)
+        with whole_file(path) as file:  # a worker that was given up for lost may still write the same rows
+            pq.write_table(table, file, compression="NONE", row_group_size=row_group_size)
         num_rows.append(verify_file(path, features.features, features.slot_sizes, weighted=partition.weighted))
         compare(features, partition, path)
     return num_rows

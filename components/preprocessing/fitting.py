@@ -1,6 +1,10 @@
 """The round's workflow, fitted on the statistics of its training rows, or carried on from its parent's."""
 
+import pickle
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +12,7 @@ from numpy.typing import NDArray
 
 from components.contracts.features import Features, NumericOptions
 from components.contracts.workflow import FeatureWorkflow
+from components.preprocessing.dask_scheduler import Pickled, Workers
 from components.preprocessing.engines import Columns
 from components.preprocessing.parent import ParentWorkflow
 from components.preprocessing.raw_partitions import Partition, read_partition
@@ -18,11 +23,43 @@ from components.preprocessing.window_statistics import Moments, Statistics, merg
 _MERGED_AT_A_TIME = 8
 
 
-def statistics_of_share(partitions: Sequence[Partition], *, unscaled: Callable[[Any], Columns] | None) -> Statistics:
-    """The statistics of partitions, at least one, of which few are held at a time.
+def statistics_of_all(
+    shares: Sequence[Sequence[Partition]],
+    *,
+    unscaled: Callable[[Any], Columns] | None,
+    workers: Workers,
+    scratch: Path,
+) -> Statistics:
+    """The statistics of shares of the rows, at least one; few of them are held at a time, by one worker.
 
     `unscaled` gives the numeric columns that are fitted, see `engines.EncodingEngine.unscaler`; None = there are none.
+    `scratch` is created and removed: counts of millions of categories pass from worker to worker by files.
     """
+    scratch.mkdir()
+    tasks = [(share, scratch / str(number)) for number, share in enumerate(shares)]
+    found = workers.run_all(partial(_count_share, unscaled=unscaled), tasks)
+    while len(found) > 1:
+        lots = [found[begin : begin + _MERGED_AT_A_TIME] for begin in range(0, len(found), _MERGED_AT_A_TIME)]
+        found = workers.run_all(_merge_files, lots)
+    statistics: Statistics = found[0].read()
+    shutil.rmtree(scratch, ignore_errors=True)  # a worker given up for lost may still write
+    return statistics
+
+
+def _count_share(task: tuple[Sequence[Partition], Path], *, unscaled: Callable[[Any], Columns] | None) -> Pickled:
+    share, path = task
+    return Pickled.write(path, pickle.dumps(_statistics_of_share(share, unscaled)))
+
+
+def _merge_files(found: list[Pickled]) -> Pickled:
+    """The files stay, because a task may be run again."""
+    result = found[0].read()
+    for each in found[1:]:
+        result = merged([result, each.read()])
+    return Pickled.write(Path(f"{found[0].path}-merged"), pickle.dumps(result))
+
+
+def _statistics_of_share(partitions: Sequence[Partition], unscaled: Callable[[Any], Columns] | None) -> Statistics:
     found: list[Statistics] = []
     for partition in partitions:
         rows = read_partition(partition)

@@ -28,7 +28,7 @@ from components.contracts.raw_rows import LABEL, REQUEST_ID, ROW, WEIGHT
 from components.contracts.row_hash import row_identities, uniforms
 from components.contracts.workflow import FeatureWorkflow, VocabularyChange, vocabulary_changes
 from components.preprocessing import encode, fitting, raw_partitions
-from components.preprocessing.dask_scheduler import Workers, workers_of
+from components.preprocessing.dask_scheduler import THIS_PROCESS, Workers, workers_of
 from components.preprocessing.engines import EncodingEngine, engine_of
 from components.preprocessing.parent import (
     ParentWorkflow,
@@ -38,9 +38,8 @@ from components.preprocessing.parent import (
 from components.preprocessing.raw_partitions import open_raw, raw_files
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import Column
-from components.preprocessing.window_statistics import merged
 from components.runtime import forked
-from components.runtime.durable import whole_directory
+from components.runtime.durable import whole_directory, whole_file
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.uris import local_path
 from components.store.archived_rows import reading_parquet
@@ -49,6 +48,8 @@ from components.store.promotion_journal import moment_of
 SALT = 0x5EED0F7415
 """Another than replay's (its salt is a time), so that the rows drawn to be replayed are thinned like all others."""
 GROUP_ROWS = 65_536
+THINNED_ROWS = 250_000
+"""Of a thinned file, about."""
 
 
 def thin(
@@ -59,34 +60,50 @@ def thin(
     features: Features,
     expected_rows: int,
     weighted: bool = False,
+    workers: Workers = THIS_PROCESS,
 ) -> int:
     """Copies what the raw rows of a folder say, without those that the rate leaves out; returns how many are kept.
 
-    Rows keep their order, and one batch is in memory at a time. `into` is created and has one file, or none where no
-    row is kept; `expected_rows` are the source's by its manifest. Weights stay as they are.
+    Rows keep their order, and each of the workers has one batch in memory at a time. `into` is created, with files of
+    about `THINNED_ROWS` rows, or none where no row is kept; `expected_rows` are the source's by its manifest. Weights
+    stay as they are.
 
     Raises:
         ContractError: a file cannot be read or has not the raw schema's types, or the folder has another number of
             rows.
     """
     into.mkdir(parents=True)
+    lots = forked.shares(raw_files(source), max(1, round(expected_rows * negative_rate / THINNED_ROWS)))
     copied = [LABEL, *features.names, *([WEIGHT] if weighted else [])]
+    tasks = [(lot, into / f"part-{number:05d}.parquet") for number, lot in enumerate(lots)]
+    thinning = partial(_thin_files, negative_rate=negative_rate, features=features, copied=copied)
+    found = workers.run_all(thinning, tasks)
+    if (num_read := sum(read for read, _ in found)) != expected_rows:
+        raise ContractError(f"raw folder {source} has {num_read} rows, expected the manifest's {expected_rows}")
+    return sum(kept for _, kept in found)
+
+
+def _thin_files(
+    task: tuple[list[Path], Path], *, negative_rate: float, features: Features, copied: list[str]
+) -> tuple[int, int]:
+    """How many rows were read, and kept in the one file of the task."""
+    paths, into = task
     columns = [*copied, REQUEST_ID, ROW]
     num_read = num_rows = 0
     with ExitStack() as stack:
         writer = None
-        for path in raw_files(source):
+        for path in paths:
             with reading_parquet(path):
                 for batch in open_raw(path, features, columns).iter_batches(batch_size=GROUP_ROWS, columns=columns):
                     kept = pa.Table.from_batches([batch]).filter(pa.array(kept_rows(batch, negative_rate)))
                     num_read, num_rows = num_read + batch.num_rows, num_rows + kept.num_rows
                     if kept.num_rows:
                         table = kept.select(copied)
-                        writer = writer or stack.enter_context(pq.ParquetWriter(into / "part.parquet", table.schema))
+                        writer = writer or stack.enter_context(
+                            pq.ParquetWriter(stack.enter_context(whole_file(into)), table.schema)
+                        )
                         writer.write_table(table)
-    if num_read != expected_rows:
-        raise ContractError(f"raw folder {source} has {num_read} rows, expected the manifest's {expected_rows}")
-    return num_rows
+    return num_read, num_rows
 
 
 def kept_rows(batch: Any, negative_rate: float) -> Any:
@@ -109,7 +126,7 @@ TRAIN, HOLDOUT, WORKFLOW = "train", "holdout", "workflow"
 REPLAY, REPLAY_HOLDOUT = "replay", "replay_holdout"
 """Old rows: encoded with the round's workflow, which is fitted without them."""
 SCRATCH = ".scratch"
-"""While the step works: files that the engine needs."""
+"""While the step works: counts of parts of the rows, then files that the engine needs."""
 THINNED = ".thinned"
 """While the step works: the rows to be learned that `negative_rate` keeps."""
 
@@ -129,17 +146,15 @@ def preprocess(
     named, weighted = raw.recommender.features, raw.recommender.data.has_weights
     expect_parents_columns(named, raw.excluded_columns, parent)
     with (
-        workers_of(dask_scheduler, processes=processes) as workers,
         whole_directory(final, replace=True) as aside,
-        _parts(raw, settings.negative_rate, aside) as parts,
+        workers_of(dask_scheduler, processes=processes, shared=aside) as workers,
+        _parts(raw, settings.negative_rate, aside=aside, workers=workers) as parts,
     ):
         excluded = tuple(raw.excluded_columns)
         plan = partial(raw_partitions.plan_partitions, features=named, excluded=excluded, weighted=weighted)
         plans = {part: plan(*at, settings.partition_rows) for part, at in parts.items()}
         to_fit = plan(*parts[TRAIN], min(settings.partition_rows, FIT_ROWS))
-        features, columns = _fit_workflow(
-            to_fit, raw, parent=parent, engine=engine, workers=workers, folder=aside / WORKFLOW
-        )
+        features, columns = _fit_workflow(to_fit, raw, parent=parent, engine=engine, workers=workers, aside=aside)
         encoder = engine.encoder(features, scratch=aside / SCRATCH, weighted=weighted)
         rows = encode.encode_parts(encoder, features, plans, aside=aside, final=final, workers=workers)
         _expect_all_rows(rows, {part: num_rows for part, (_, num_rows) in parts.items()}, aside)
@@ -197,7 +212,9 @@ def _facts_of(training_set: TrainingSet, changes: list[VocabularyChange], column
 
 
 @contextmanager
-def _parts(raw: RawDataset, negative_rate: float, aside: Path) -> Iterator[dict[str, tuple[Path, int]]]:
+def _parts(
+    raw: RawDataset, negative_rate: float, *, aside: Path, workers: Workers
+) -> Iterator[dict[str, tuple[Path, int]]]:
     """Folder and number of rows of each part that there is; of what is to be learned, the rows that are kept of it."""
     stated = {
         TRAIN: (raw.train_uri, raw.num_train_rows),
@@ -213,8 +230,15 @@ def _parts(raw: RawDataset, negative_rate: float, aside: Path) -> Iterator[dict[
         if part in parts:
             folder = aside / THINNED / part
             source, num_rows = parts[part]
-            features, weighted = raw.recommender.features, raw.recommender.data.has_weights
-            kept = thin(source, folder, negative_rate, features=features, expected_rows=num_rows, weighted=weighted)
+            kept = thin(
+                source,
+                folder,
+                negative_rate,
+                features=raw.recommender.features,
+                expected_rows=num_rows,
+                weighted=raw.recommender.data.has_weights,
+                workers=workers,
+            )
             parts[part] = (folder, kept)
             logger.info("%s thinned: %d rows kept", part, parts[part][1])
     if not parts[TRAIN][1]:
@@ -230,24 +254,23 @@ def _fit_workflow(
     parent: ParentWorkflow | None,
     engine: EncodingEngine,
     workers: Workers,
-    folder: Path,
+    aside: Path,
 ) -> tuple[FeatureWorkflow, list[Column]]:
-    """Writes this round's workflow, with what the next one should know, into `folder`."""
+    """Writes this round's workflow, with what the next one should know, into its folder in `aside`."""
     now = raw_rows.microseconds(moment_of(raw.last_event_time).timestamp())
     features = raw.recommender.features
     new = tuple(name for name in features.numeric if parent is None or name not in parent.scaling)
     unscaled = engine.unscaler(features, new) if new else None
     pa.scalar(0)  # pyarrow imports pandas, if it is there, at its first use: once, not in every process that is forked
     shares = forked.shares(plan, workers.num_shares, weight=lambda partition: partition.num_rows)
-    found = workers.run_all(partial(fitting.statistics_of_share, unscaled=unscaled), shares)
     workflow, columns = fitting.next_workflow(
-        merged(found),
+        fitting.statistics_of_all(shares, unscaled=unscaled, workers=workers, scratch=aside / SCRATCH),
         of=features,
         parent=parent,
         now=now,
         rules=raw.recommender.section("preprocessing", PreprocessingSettings),
         excluded=tuple(raw.excluded_columns),
     )
-    workflow.save(folder)
-    save_columns(columns, folder)
+    workflow.save(aside / WORKFLOW)
+    save_columns(columns, aside / WORKFLOW)
     return workflow, columns

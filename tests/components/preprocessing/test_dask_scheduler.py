@@ -1,15 +1,18 @@
 """What breaks on somebody else's cluster: no answer, no worker, a worker that dies, rows that are refused there."""
 
 import os
+import signal
+from contextlib import suppress
 
 import dask
 import distributed
 import pytest
 
-from components.preprocessing import dask_scheduler
+from components.preprocessing import dask_scheduler, encode, fitting, preprocess
 from components.preprocessing.__main__ import main
 from components.preprocessing.dask_scheduler import workers_of
 from components.runtime.errors import TemporaryError
+from components.storage.uris import local_path
 
 
 @pytest.fixture
@@ -48,11 +51,53 @@ def test_a_scheduler_without_a_worker_is_not_waited_for(arguments, cluster, caps
     assert "has no worker, expected at least one" in capsys.readouterr().err
 
 
-def test_a_worker_that_is_killed_is_a_reason_to_try_again():
+def test_a_worker_that_is_killed_is_a_reason_to_try_again(tmp_path):
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
         pytest.raises(TemporaryError, match=f"workers of Dask scheduler {cluster.scheduler_address} were killed"),
-        workers_of(cluster.scheduler_address, processes=1) as workers,
+        workers_of(cluster.scheduler_address, processes=1, shared=tmp_path) as workers,
     ):
         workers.run_all(os._exit, [9])
+
+
+def die_once(folder):
+    """Has the first worker that counts a partition killed there, and the first that writes a file in the middle."""
+
+    def dying(name, function):
+        def call(*arguments, **options):
+            result = function(*arguments, **options)
+            with suppress(FileExistsError):
+                (folder / name).touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return call
+
+    fitting.statistics_of = dying("counting", fitting.statistics_of)
+    encode.pq.write_table = dying("writing", encode.pq.write_table)
+
+
+def test_two_workers_one_killed_while_it_counts_and_one_while_it_writes_leave_the_bytes_of_one_process(
+    write_raw, run_step, raw_table, keep_as_model, tmp_path, monkeypatch
+):
+    def files():
+        folder = tmp_path / "big data" / "second" / "preprocessing"
+        return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    first = run_step(write_raw(raw_table(900, seed=1), name="first"), run="first")
+    keep_as_model(local_path(first.workflow_uri), first.slot_sizes, "parent")
+    monkeypatch.setattr(preprocess, "THINNED_ROWS", 700)
+    raw = write_raw({f"part-{i}.parquet": raw_table(700, seed=2 + i) for i in range(3)}, row_group_size=100)
+    run_step(raw, run="second", parent="parent", processes=1, partition_rows=100, negative_rate=0.7)
+    expected = files()
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        client.run(die_once, tmp_path)
+        flags = ("--dask-scheduler", cluster.scheduler_address)
+        run_step(raw, run="second", parent="parent", partition_rows=100, negative_rate=0.7, extra=flags)
+    assert (tmp_path / "counting").exists()
+    assert (tmp_path / "writing").exists()
+    assert files() == expected

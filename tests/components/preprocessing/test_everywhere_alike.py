@@ -1,14 +1,19 @@
 """The same rows give the same workflow and the same encoding, whoever computes them and in which pieces."""
 
 import os
+import re
+import socket
 import subprocess
 import sys
+import urllib.request
+from contextlib import ExitStack
 from fractions import Fraction
 
 import distributed
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 
 from components.contracts.manifests import TrainingSet
 from components.storage.uris import local_path
@@ -16,6 +21,7 @@ from tests.support.paths import REPOSITORY
 
 CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")
 """What the next round, training and serving read. Beside them NVTabular notes when it saved its own form."""
+DASK = REPOSITORY / "k8s" / "components" / "dask"
 CLUSTER = "address of a cluster"
 ELSEWHERE = {
     "hash seed and locale": (
@@ -52,11 +58,36 @@ def run_elsewhere(tmp_path):
 
 @pytest.fixture
 def cluster():
-    """The address of a Dask cluster of two processes, whose workers find this repository's code."""
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
-    with distributed.LocalCluster(**options) as running:
-        yield running.scheduler_address
-        assert running.scheduler.transition_counter > 0, "it did the work"
+    """The address of a scheduler with two workers, run by the commands of `k8s/components/dask`."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
+        port, *health = [each.getsockname()[1] for each in sockets]
+    address = f"tcp://127.0.0.1:{port}"
+    moved = {"--port=8786": f"--port={port}", "--worker-port=8788": "--worker-port=0"}
+    moved["tcp://dask-scheduler.evergreen.svc.cluster.local:8786"] = address
+    running = []
+    try:
+        for name, at in zip(("scheduler", "workers", "workers"), health):
+            (container,) = next(
+                each["spec"]["template"]["spec"]["containers"]
+                for each in yaml.safe_load_all((DASK / f"{name}.yaml").read_text())
+                if each["kind"] == "Deployment"
+            )
+            words = [moved.get(word, word) for word in container["args"]]
+            words = [re.sub("(?<=--dashboard-address=).*", f"127.0.0.1:{at}", word) for word in words]
+            command = [sys.executable, *container["command"][1:], *words, "--host=127.0.0.1"]
+            log = subprocess.DEVNULL
+            running.append(subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log))
+        with distributed.Client(address, timeout=60) as client:
+            client.wait_for_workers(2, timeout=60)
+            for each in health:
+                assert urllib.request.urlopen(f"http://127.0.0.1:{each}/health", timeout=30).status == 200
+            yield address
+            assert client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_counter) > 0, "it worked"
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def carried(training_set):
