@@ -1,7 +1,8 @@
 """TFDV's statistics by a Beam pipeline, for windows that one machine takes too long for.
 
-The same batches, options and counter as in `tfdv_statistics`, on the runner that the options name. Files and results
-pass through `--temp_location`, because a runner's machines do not see this one's disk.
+The same batches, options and counter as in `tfdv_statistics`, on the runner that the options name. Results pass through
+`--temp_location`. Where that is a bucket, so do copies of the files, because a runner's machines do not see this one's
+disk; where it is a folder, they see it, and read the files where they are.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import shlex
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOpt
 from components.contracts.features import Features
 from components.runtime.errors import ContractError, TemporaryError, first_line
 from components.storage.uris import is_bucket_uri
-from components.validation.rows import FilePart, read_part, row_groups
+from components.validation.rows import FilePart, judged_columns, read_part, row_groups
 from components.validation.tfdv_statistics import as_lists, make_options, parse_statistics, summarize_files
 from components.validation.windows import ReferenceCounter
 
@@ -36,6 +38,8 @@ NumberedBatch = tuple[int, pa.RecordBatch]
 AddressedPart = tuple[str, FilePart]
 """Where a runner's machine finds the file, and the rows of it."""
 
+UPLOADS = 8
+"""Files that are copied to a bucket at a time."""
 _STATISTICS, _COUNTER = "statistics.pb", "counter.pickle"
 
 
@@ -93,22 +97,29 @@ def summarize_on_beam(files: Sequence[Path], counter: ReferenceCounter, *, optio
     shared = f"{options.view_as(GoogleCloudOptions).temp_location.rstrip('/')}/evergreen-{uuid.uuid4().hex}"
     try:
         FileSystems.mkdirs(shared)
-        addresses = {path: _upload_file(path, f"{shared}/{i}") for i, path in enumerate(files)}
-        _run_pipeline([(addresses[part.path], part) for part in parts], counter, options=options, shared=shared)
+        addresses = [f"{shared}/{i}" if "://" in shared else str(path) for i, path in enumerate(files)]
+        if "://" in shared:
+            with ThreadPoolExecutor(UPLOADS) as pool:
+                list(pool.map(_upload_file, files, addresses))
+        address_of = dict(zip(files, addresses))
+        _run_pipeline([(address_of[part.path], part) for part in parts], counter, options=options, shared=shared)
         with FileSystems.open(f"{shared}/{_COUNTER}") as stream:
             counter.merge(pickle.load(stream))
         with FileSystems.open(f"{shared}/{_STATISTICS}") as stream:
-            return parse_statistics(stream.read())
+            statistics = parse_statistics(stream.read())
+        # Workers hand over columns as they are done with them.
+        order = {name: place for place, name in enumerate(judged_columns(counter.features))}
+        statistics.datasets[0].features.sort(key=lambda feature: order[feature.path.step[0]])
+        return statistics
     except Exception as error:  # runners raise what they like
         raise TemporaryError(f"beam job failed: {first_line(error)}") from error
     finally:
         _remove_shared(shared)
 
 
-def _upload_file(path: Path, address: str) -> str:
+def _upload_file(path: Path, address: str) -> None:
     with path.open("rb") as source, FileSystems.create(address, "application/octet-stream") as target:
         shutil.copyfileobj(source, target, 1 << 20)
-    return address
 
 
 def _run_pipeline(

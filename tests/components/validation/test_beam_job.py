@@ -9,6 +9,7 @@ from apache_beam.io.filesystem import FileMetadata, FileSystem
 
 from components.contracts import criteo
 from components.runtime.errors import ContractError, TemporaryError
+from components.storage.uris import local_path
 from components.validation.beam_job import parse_options, summarize_on_beam
 from components.validation.rows import parquet_files
 from components.validation.tfdv_statistics import by_feature, num_rows, summarize_files
@@ -34,10 +35,14 @@ def shared(tmp_path):
     return tmp_path / "shared"
 
 
-def test_direct_runner_gives_the_statistics_and_counts_of_one_process(files, shared, tmp_path):
+TWO_PROCESSES = "--direct_running_mode=multi_processing --direct_num_workers=2"
+
+
+@pytest.mark.parametrize("workers", ["", pytest.param(TWO_PROCESSES, marks=pytest.mark.slow)], ids=["one", "two"])
+def test_direct_runner_gives_the_statistics_and_counts_of_one_process(files, shared, tmp_path, workers):
     ours, theirs = ReferenceCounter(criteo.CRITEO), ReferenceCounter(criteo.CRITEO)
     expected = by_feature(summarize_files(files, ours))
-    options = parse_options(f"--runner=DirectRunner --temp_location={shared}")
+    options = parse_options(f"--runner=DirectRunner --temp_location={shared} {workers}")
     found = by_feature(summarize_on_beam(files, theirs, options=options))
     assert list(found) == list(expected)
     for name in criteo.CATEGORICAL:
@@ -54,10 +59,17 @@ def test_direct_runner_gives_the_statistics_and_counts_of_one_process(files, sha
     assert list(shared.iterdir()) == []
 
 
-def test_the_step_runs_on_the_runner_that_it_is_given(step, write_rows, raw_table, shared):
-    options = f"--runner=DirectRunner --temp_location={shared}"
-    code, report = step(write_rows(raw_table(1000)), f"--beam-options={options}")
-    assert (code, report.num_rows) == (0, 1000)
+def test_the_step_reports_the_same_whoever_counts(step, write_rows, raw_table, release_model, shared):
+    rows = write_rows(raw_table(1000, seed=1), raw_table(900, seed=2))
+    release_model(step(write_rows(raw_table(2000), name="before"), champion="none", run="before")[1])
+    options = f"--runner=DirectRunner --temp_location={shared} {TWO_PROCESSES}"
+    here, there = step(rows), step(rows, f"--beam-options={options}", run="there")
+    assert (here[0], here[1].num_rows) == (0, 1900)
+    assert here[1].drift
+    for name in ("decision", "num_rows", "findings", "drift"):
+        assert getattr(here[1], name) == getattr(there[1], name)
+    pages = [local_path(report.report_uri).read_text() for _, report in (here, there)]
+    assert pages[0] == pages[1].replace("there", "r1")
 
 
 def test_a_failed_job_is_a_temporary_error_that_leaves_nothing(files, shared):
@@ -172,3 +184,16 @@ def test_options_that_a_runner_lacks_are_refused_before_anything_runs(text, mess
     with pytest.raises(ContractError, match=message) as refused:
         parse_options(text)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{DATAFLOW} {IMAGE}",
+        "--runner=PortableRunner --job_endpoint=flink-job-server.flink:8099 --environment_type=EXTERNAL "
+        "--environment_config=localhost:50000 --temp_location=/evergreen/work/beam",
+    ],
+    ids=["dataflow", "flink"],
+)
+def test_the_options_of_the_page_are_taken(text):
+    assert parse_options(text).get_all_options(drop_default=True)["runner"] in text
