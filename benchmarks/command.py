@@ -7,13 +7,15 @@ machine could do just then), `other_work_share`, `figures` (rows of `spread.Figu
 
 import argparse
 import json
+import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import machine
 from benchmarks.spread import named
@@ -79,3 +81,59 @@ def run_to_end(command: Sequence[str]) -> str:
     if done.returncode:
         raise RuntimeError(f"{command[1:4]} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
     return done.stdout
+
+
+_POLL_SECONDS = 0.02
+
+
+class StepProcessFailed(Exception):
+    """A process ended with an error; the message ends with its last words."""
+
+
+class Run(NamedTuple):
+    """One process from start to end."""
+
+    seconds: float
+    processor_seconds: float
+    """Of it and its children."""
+    peak: int
+    """Bytes."""
+
+
+def measure(command: list[str]) -> Run:
+    """Runs a command at the repository's root; its memory is anonymous, and that of all processes that it starts.
+
+    Raises:
+        StepProcessFailed: it failed.
+    """
+    before = os.times()
+    began = time.perf_counter()
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, sum(map(_anonymous, _tree(process.pid))))
+        time.sleep(_POLL_SECONDS)
+    seconds = time.perf_counter() - began
+    said, after = process.communicate()[0], os.times()
+    if process.returncode:
+        raise StepProcessFailed(f"{command[2:4]} ended with {process.returncode}: {said[-500:]}")
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return Run(seconds, used, peak)
+
+
+def _tree(pid: int) -> Iterator[int]:
+    yield pid
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    for child in map(int, children):
+        yield from _tree(child)
+
+
+def _anonymous(pid: int) -> int:
+    try:
+        found = re.search(r"^Pss_Anon:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return 1024 * int(found[1]) if found else 0

@@ -12,21 +12,17 @@ Whole processes, in turns, every round in another order; a ratio is of one round
 missed, and the exit code stays 0. Writes all figures as JSON.
 """
 
-import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks import raw_windows, same_encoding
-from benchmarks.command import benchmark_parser, documented
+from benchmarks.command import Run, benchmark_parser, documented, measure
 from benchmarks.spread import Figure, Spread, spread
 from benchmarks.stock_nvtabular import FREQUENCY_THRESHOLD
 from components.contracts.criteo import CRITEO_RECOMMENDER
@@ -34,24 +30,7 @@ from components.contracts.manifests import Model, RawDataset, TrainingSet
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
 from components.store.models import model_folder
-from pipelines.local.environments import REPOSITORY
 from tests.support.releases import keep_model
-
-_POLL_SECONDS = 0.02
-
-
-class StepProcessFailed(Exception):
-    """A process ended with an error; the message ends with its last words."""
-
-
-class Run(NamedTuple):
-    """One process from start to end."""
-
-    seconds: float
-    processor_seconds: float
-    """Of it and its children."""
-    peak: int
-    """Bytes."""
 
 
 def step(raw: Path, bench: Path, run: str, *, parent: str | None = None, **settings: int | str) -> Run:
@@ -62,13 +41,13 @@ def step(raw: Path, bench: Path, run: str, *, parent: str | None = None, **setti
     command = [sys.executable, "-m", "components.preprocessing", f"--run={run}"]
     command += [f"--store={bench / 'store'}", f"--work={bench / 'work'}", f"--raw-dataset={raw}"]
     command += [f"--output={bench / run}.json"]
-    return _measure(command)
+    return measure(command)
 
 
 def stock(raw: Path, out: Path) -> Run:
     """The stock script on the same rows; what an earlier run left in `out` is removed before."""
     shutil.rmtree(out, ignore_errors=True)
-    return _measure([sys.executable, "-m", "benchmarks.stock_nvtabular", str(raw.parent), str(out)])
+    return measure([sys.executable, "-m", "benchmarks.stock_nvtabular", str(raw.parent), str(out)])
 
 
 def keep_as_model(bench: Path, run: str, model_id: str) -> None:
@@ -85,40 +64,6 @@ def keep_as_model(bench: Path, run: str, model_id: str) -> None:
         raw_digest=training_set.raw_digest,
         sha256={"workflow": sha256_tree(folder / Model.WORKFLOW)},
     )
-
-
-def _measure(command: list[str]) -> Run:
-    before = os.times()
-    began = time.perf_counter()
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    peak = 0
-    while process.poll() is None:
-        peak = max(peak, sum(map(_anonymous, _tree(process.pid))))
-        time.sleep(_POLL_SECONDS)
-    seconds = time.perf_counter() - began
-    said, after = process.communicate()[0], os.times()
-    if process.returncode:
-        raise StepProcessFailed(f"{command[2:4]} ended with {process.returncode}: {said[-500:]}")
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    return Run(seconds, used, peak)
-
-
-def _tree(pid: int) -> Iterator[int]:
-    yield pid
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return
-    for child in map(int, children):
-        yield from _tree(child)
-
-
-def _anonymous(pid: int) -> int:
-    try:
-        found = re.search(r"^Pss_Anon:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return 1024 * int(found[1]) if found else 0
 
 
 TARGETS = {200_000: 4.0, 1_000_000: 6.0}

@@ -275,6 +275,8 @@ MAX_ELEMENTS = 50
 """Most elements of a list that a draft proposes to count."""
 MAX_FEW = 50
 """Distinct values of an integer column that still look like categories."""
+MANY = 20_000
+"""Distinct values of a sample from which a column of categories may outgrow a server's memory."""
 _WEIGHT = "weight"
 _USUAL_NAMES = {
     LABEL: ("label", "clicked", "click", "isclick", "isclicked", "target", "converted", "y"),
@@ -385,7 +387,14 @@ def guess_roles(columns: Sequence[SampledColumn]) -> list[tuple[SampledColumn, G
             taken[named[0].name] = Guess(role, "by its name")
         elif free and otherwise:
             taken[free[0].name] = Guess(role, otherwise)
-    return [(column, taken.get(column.name) or _guess_feature(column)) for column in columns]
+    return [(column, taken.get(column.name) or _guess_size(column, _guess_feature(column))) for column in columns]
+
+
+def _guess_size(column: SampledColumn, guess: Guess) -> Guess:
+    """The guess at a feature, with a word on its memory where it may have very many categories."""
+    if guess.role not in (CATEGORICAL, LISTS) or (column.distinct or 0) < MANY:
+        return guess
+    return guess._replace(why=f"{guess.why}; many, and each has a vector: docs/scale.md says what they cost")
 
 
 def _guess_feature(column: SampledColumn) -> Guess:

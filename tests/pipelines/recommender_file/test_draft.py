@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from components.contracts.features import CategoricalOptions, Features, ListOptions, NumericOptions
 from components.contracts.raw_rows import ColumnNames
 from components.runtime.errors import ContractError
-from pipelines.recommender_file.draft import draft, read_sample
+from pipelines.recommender_file.draft import MANY, draft, read_sample
 from pipelines.recommender_file.form import parse_recommender
 
 WORDS = CategoricalOptions(type="string")
@@ -186,3 +186,12 @@ def test_whatever_a_log_holds_its_draft_is_a_sound_file(tmp_path, columns, click
         table.setdefault(name, values if len(kinds) == 1 else [None if v is None else str(v) for v in values])
     pq.write_table(pa.table(table), tmp_path / "clicks.parquet")
     assert "price_of_it" in drafted(tmp_path / "clicks.parquet")[1].features.numeric
+
+
+def test_a_column_of_very_many_categories_is_said_to_cost_memory(tmp_path):
+    users, items = [f"u{n}" for n in range(MANY)], [f"i{n}" for n in range(MANY - 1)]
+    columns = {"label": [0, 1] * (MANY // 2), "user": users, "item": [*items, items[0]], "price": list(range(MANY))}
+    pq.write_table(pa.table(columns), tmp_path / "clicks.parquet")
+    text, recommender = drafted(tmp_path / "clicks.parquet")
+    assert set(recommender.features.categorical) == {"user", "item"}
+    assert [line.split(":")[0].strip() for line in text.splitlines() if "docs/scale.md" in line] == ["user"]

@@ -1,0 +1,236 @@
+"""What each step of a round needs by the size of its window, and what a key of a vocabulary costs: docs/scale.md.
+
+`python -m benchmarks.scale` writes lakes of 100,000 to 20 million rows and runs extraction, validation and
+preprocessing on each, as whole processes: processor seconds, peak anonymous memory of the step and its children, bytes
+that stay on disk. The rows are narrow, two numbers and three categories, of which `user` has a key for each 20 rows. A
+line through the figures of the two largest windows is followed to a billion rows.
+
+What a key costs is measured apart: in counting and admitting, in encoding, in the served graph's look-up table.
+
+Prints tables, and writes all of it as JSON.
+"""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.command import benchmark_parser, documented, measure
+from benchmarks.full_window import write_days
+from components.contracts.criteo import CRITEO_RECOMMENDER
+from components.contracts.features import Features
+from components.contracts.manifests import TrainingSet
+from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, LABEL, REQUEST_ID, ROW
+from components.contracts.recommender import Recommender
+from components.runtime.flags import whoami
+from components.store.recommenders import accept
+from pipelines.local.environments import python_of
+
+SIZES, QUICK_SIZES = (100_000, 1_000_000, 5_000_000, 20_000_000), (100_000, 400_000)
+FOLLOWED_TO = (10_000_000, 100_000_000, 1_000_000_000)
+KEYS, QUICK_KEYS = (1_000_000, 4_000_000), (100_000, 400_000)
+WIDE_ROWS = 2_000_000
+"""Of Criteo's columns."""
+DAY_ROWS, FILE_ROWS, REQUEST_ROWS, USER_ROWS, NUM_ITEMS = 2_000_000, 250_000, 10, 20, 100_000
+FEATURES = Features(numeric=("price", "age"), categorical=("user", "item", "device"))
+STEPS = {"extraction": "driver", "validation": "validation", "preprocessing": "preprocessing"}
+"""Each step's environment."""
+_FIRST_DAY = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+class StepNeeds(NamedTuple):
+    """Of one step on one window."""
+
+    rows: int
+    seconds: float
+    processor_seconds: float
+    peak: int
+    """Bytes."""
+    disk: int
+    """Bytes that stay."""
+
+
+class FittedLine(NamedTuple):
+    """A straight line."""
+
+    start: float
+    slope: float
+
+    def at(self, place: float) -> float:
+        """Its height there."""
+        return self.start + self.slope * place
+
+
+def line_through(points: Sequence[tuple[float, float]]) -> FittedLine:
+    """The line through two points.
+
+    >>> line_through([(1, 5), (4, 11)])
+    FittedLine(start=3.0, slope=2.0)
+    """
+    (x, y), (x2, y2) = points
+    slope = (y2 - y) / (x2 - x)
+    return FittedLine(y - slope * x, slope)
+
+
+def write_lake(lake: Path, *, rows: int, days: int) -> None:
+    """Writes `rows` rows over `days` days, in files of `FILE_ROWS` at most."""
+    day_rows = -(-rows // (days * FILE_ROWS)) * FILE_ROWS
+    random = np.random.default_rng(rows)
+    for begin in range(0, rows, FILE_ROWS):
+        number = np.arange(begin, min(begin + FILE_ROWS, rows))
+        n = len(number)
+        day, place = np.divmod(number, day_rows)
+        start = int(_FIRST_DAY.timestamp() * 1e6)
+        times = start + day * 86_400_000_000 + place // REQUEST_ROWS * (86_000_000_000 * REQUEST_ROWS // day_rows)
+        table = pa.table(
+            {
+                LABEL: pa.array((random.random(n) < 0.1).astype(np.int32)),
+                "price": pa.array(random.lognormal(3, 1, n).astype(np.float32), mask=random.random(n) < 0.05),
+                "age": pa.array(random.integers(0, 365, n).astype(np.float32)),
+                "user": pa.array(random.integers(0, max(1, rows // USER_ROWS), n)),
+                "item": pa.array(np.minimum(random.zipf(1.2, n), NUM_ITEMS)),
+                "device": pa.array(random.integers(0, 10, n)),
+                REQUEST_ID: pa.array([f"request-{each:012d}" for each in (number // REQUEST_ROWS).tolist()]),
+                ROW: pa.array((number % REQUEST_ROWS).astype(np.int32)),
+                EVENT_TIME: pa.array(times, pa.timestamp("us", tz="UTC")),
+            }
+        )
+        name: date = (_FIRST_DAY + timedelta(days=int(day[0]))).date()
+        folder = lake / DAY_PARTITION.format(day=name)
+        folder.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, folder / f"part-{begin // FILE_ROWS:05d}.parquet", row_group_size=65_536)
+
+
+def measure_steps(folder: Path, rows: int, *, wide: bool = False) -> tuple[dict[str, StepNeeds], int]:
+    """What each step needs of a window of `rows` rows, and how many ids it has; `folder` is removed afterwards.
+
+    `wide`: of Criteo's 39 columns, in the place of five.
+    """
+    described = CRITEO_RECOMMENDER if wide else Recommender(name="scale", features=FEATURES)
+    (write_days if wide else write_lake)(folder / "lake", rows=rows, days=max(1, rows // DAY_ROWS))
+    accept(folder / "store", described, who=whoami(), why="to be measured", now=_FIRST_DAY)
+    shared = [f"--store={folder / 'store'}", "--run=r", f"--work={folder / 'work'}"]
+    flags = {
+        "extraction": [f"--lake={folder / 'lake'}", "--parent=none", "--champion=none"],
+        "validation": [f"--raw-dataset={folder / 'extraction.json'}", "--champion=none"],
+        "preprocessing": [f"--raw-dataset={folder / 'extraction.json'}"],
+    }
+    found = {}
+    for step, environment in STEPS.items():
+        command = [str(python_of(environment)), "-m", f"components.{step}", *shared, *flags[step]]
+        run = measure([*command, f"--output={folder / step}.json"])
+        disk = sum(path.stat().st_size for path in (folder / "work" / "r" / step).rglob("*") if path.is_file())
+        found[step] = StepNeeds(rows, run.seconds, run.processor_seconds, run.peak, disk)
+        print(f"{rows:,} rows, {step}: {found[step]}", flush=True)
+    ids = sum(TrainingSet.read(folder / "preprocessing.json").slot_sizes)
+    shutil.rmtree(folder)
+    return found, ids
+
+
+# -- what a key costs
+
+
+def count_keys(keys: int) -> None:
+    """Merges two processes' counts of the same keys of one column, and admits all of them."""
+    from components.preprocessing.settings import PreprocessingSettings
+    from components.preprocessing.vocabularies import next_column, unseen_column
+    from components.preprocessing.window_statistics import merged
+
+    counted = (_some_keys(keys), np.full(keys, 5, np.int64))
+    values, counts = merged([({"user": counted}, {}), ({"user": counted}, {})])[0]["user"]
+    next_column(unseen_column(np.zeros(0, np.int64)), values, counts, now=1, rules=PreprocessingSettings())
+
+
+def encode_keys(keys: int) -> None:
+    """Encodes rows with a vocabulary, as each process does."""
+    from components.contracts.workflow import FeatureWorkflow
+
+    one = Features(numeric=(), categorical=("user",))
+    nothing = np.zeros(0, np.float32)
+    workflow = FeatureWorkflow(
+        features=one, vocabularies=(_some_keys(keys)[::-1],), means=nothing, stds=nothing, frequency_threshold=1
+    )
+    workflow.encode_categorical(np.arange(250_000)[:, None])
+
+
+def build_graph(keys: int) -> None:
+    """Builds the served graph's look-up table."""
+    from components.deployment.graph.encoding import build_table
+
+    build_table(_some_keys(keys), np.arange(keys, dtype=np.int32))
+
+
+def _some_keys(keys: int) -> Any:
+    """Distinct ones, ascending."""
+    return np.arange(keys) * 1_000_003
+
+
+USES = {each.__name__: each for each in (count_keys, encode_keys, build_graph)}
+
+
+def measure_keys(sizes: Sequence[int]) -> dict[str, float]:
+    """Peak bytes of anonymous memory for each further key, by use."""
+    found = {}
+    for name in USES:
+        peaks = [
+            (float(keys), float(measure([sys.executable, "-m", "benchmarks.scale", "--use", name, str(keys)]).peak))
+            for keys in sizes
+        ]
+        found[name] = line_through(peaks).slope
+        print(f"{name}: {found[name]:.0f} bytes a key", flush=True)
+    return found
+
+
+def print_needs(needs: dict[str, list[StepNeeds]]) -> dict[str, dict[str, FittedLine]]:
+    """Prints what was measured and what follows by lines through the two largest: small ones take fewer processes."""
+    lines = {}
+    for step, measured in needs.items():
+        lines[step] = {
+            name: line_through([(each.rows, getattr(each, name)) for each in measured[-2:]])
+            for name in ("processor_seconds", "peak", "disk")
+        }
+        print(f"\n{step}: rows, processor seconds, peak MB, disk MB")
+        rows = [(f"{n.rows:,}", n.processor_seconds, n.peak, n.disk) for n in measured]
+        rows += [(f"{n:,} by the line", *(line.at(n) for line in lines[step].values())) for n in FOLLOWED_TO]
+        for name, seconds, peak, disk in rows:
+            print(f"  {name:>26}  {seconds:10,.0f}  {peak / 1e6:10,.0f}  {disk / 1e6:12,.0f}")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures windows and keys."""
+    parser = benchmark_parser("scale", __doc__, quick="small windows and few keys (two minutes)")
+    parser.add_argument("--sizes", type=int, nargs="+", help="rows of the windows")
+    parser.add_argument("--use", nargs=2, help="does one thing with so many keys, and nothing else", metavar="WHAT")
+    flags = parser.parse_args(argv)
+    if flags.use:
+        USES[flags.use[0]](int(flags.use[1]))
+        return 0
+    sizes = flags.sizes or (QUICK_SIZES if flags.quick else SIZES)
+    with documented(flags) as document, tempfile.TemporaryDirectory(prefix="scale-") as scratch:
+        document["keys"] = measure_keys(QUICK_KEYS if flags.quick else KEYS)
+        needs: dict[str, list[StepNeeds]] = {step: [] for step in STEPS}
+        document["ids"] = {}
+        for rows in sizes:
+            found, document["ids"][rows] = measure_steps(Path(scratch) / str(rows), rows)
+            for step, each in found.items():
+                needs[step].append(each)
+        lines = print_needs(needs)
+        wide, _ = measure_steps(Path(scratch) / "wide", min(WIDE_ROWS, max(sizes)), wide=True)
+        document["wide"] = {step: each._asdict() for step, each in wide.items()}
+        document["steps"] = {step: [each._asdict() for each in measured] for step, measured in needs.items()}
+        document["lines"] = {
+            step: {name: line._asdict() for name, line in of_step.items()} for step, of_step in lines.items()
+        }
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
