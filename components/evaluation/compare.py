@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from components.charts.model_card import calibration_chart, quality_table, slices_table
-from components.charts.page import ABSENT, html_page, number, text_table
+from components.charts.page import ABSENT, html_page, number, probability, text_table
 from components.contracts.manifests import Model, RawDataset, RowsQuality
 from components.models import share_cores
 from components.runtime.durable import write_whole
@@ -161,14 +161,14 @@ def comparison_text(found: Comparison) -> str:
         lines += [f"{name:34}" + "".join(f" {number(value):>32}" for value in values)] if any(values) else []
     if (lead := quality.difference) is not None and lead.auc is not None:
         lines += [
-            f"AUC, B minus A: {lead.auc:+.4f} [{number(lead.low)}, {number(lead.high)}], p = {number(lead.p_value)}"
+            f"AUC, B minus A: {lead.auc:+.4f} [{number(lead.low)}, {number(lead.high)}], p {probability(lead.p_value)}"
         ]
     for title, pairs in (("what differs", found.differing), ("sizes", found.sizes)):
         lines += ["", title, *(f"{name:34} {a:>32} {b:>32}" for name, a, b in _cells(pairs))]
     lines += ["", f"slices that speak most against B{'':2}{'rows':>8}{'log loss':>10}{'p':>10}"]
     for part in found.slices[:TEXT_SLICES]:
         change = ABSENT if part.log_loss_change is None else f"{part.log_loss_change:+.1%}"
-        lines += [f"{part.name[:34]:34}{part.num_rows:>8}{change:>10}{number(part.p_value):>10}"]
+        lines += [f"{part.name[:34]:34}{part.num_rows:>8}{change:>10}{probability(part.p_value):>10}"]
     return "\n".join(lines)
 
 

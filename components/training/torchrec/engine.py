@@ -11,6 +11,7 @@ last save. Dropout draws from each worker's own generator, so with it the model 
 """
 
 import itertools
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -361,8 +362,6 @@ def follow() -> None:
     Raises:
         TemporaryError: a worker was lost.
     """
-    import signal
-
     begin_group()
     # SIGTERM is the leader's: it saves, for which it needs this worker.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

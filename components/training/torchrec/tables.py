@@ -12,6 +12,7 @@ before. Its rows are those that a batch looks up, like HugeCTR's `Update_t.Local
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -239,8 +240,6 @@ def begin_group() -> bool:
     """Joins the workers that torchrun started, or begins a group of this process alone; False where it is in one."""
     if dist.is_initialized():
         return False
-    from datetime import timedelta
-
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     # The leader may decode rows or lay out a table for hours; a worker that ends is noticed by its connections.
