@@ -12,6 +12,7 @@ import logging
 import pickle
 import shlex
 import shutil
+import sys
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -74,6 +75,9 @@ def _check_runner(options: PipelineOptions) -> None:
         needed |= {"project": google.project, "region": google.region, "sdk_container_image": image}
     if missing := [f"--{name}" for name, value in needed.items() if not value]:
         raise ValueError(f"they lack {', '.join(missing)} (docs/validation.md)")
+    # Beam gives it to a shell as it is, and then waits for ever.
+    if options.get_all_options()["direct_running_mode"] == "multi_processing" and " " in sys.executable:
+        raise ValueError(f"direct_running_mode is multi_processing under {sys.executable!r}, expected no spaces there")
     FileSystems.get_filesystem(google.temp_location)
     # Beam's own check asks Google for the bucket, and waits minutes for credentials where there are none.
     if not is_dataflow:

@@ -1,6 +1,7 @@
 """Statistics by Beam: DirectRunner gives ours; missing options are refused before anything runs. Dataflow never ran."""
 
 import io
+import sys
 from typing import ClassVar
 
 import pyarrow.parquet as pq
@@ -33,6 +34,13 @@ def shared(tmp_path):
     """The folder that `--temp_location` names."""
     (tmp_path / "shared").mkdir()
     return tmp_path / "shared"
+
+
+@pytest.fixture(autouse=True)
+def plain_path(tmp_path, monkeypatch):
+    """This environment's Python under a path without spaces, as DirectRunner's processes need it."""
+    (tmp_path / "environment").symlink_to(sys.prefix)
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/environment/bin/python")
 
 
 TWO_PROCESSES = "--direct_running_mode=multi_processing --direct_num_workers=2"
@@ -184,6 +192,12 @@ def test_options_that_a_runner_lacks_are_refused_before_anything_runs(text, mess
     with pytest.raises(ContractError, match=message) as refused:
         parse_options(text)
     assert "\n" not in str(refused.value)
+
+
+def test_a_python_under_a_path_with_a_space_starts_no_processes(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/home/a user/bin/python")
+    with pytest.raises(ContractError, match="'/home/a user/bin/python', expected no spaces there"):
+        parse_options(f"--runner=DirectRunner --temp_location=/tmp {TWO_PROCESSES}")
 
 
 @pytest.mark.parametrize(
