@@ -150,7 +150,7 @@ class Placement:
     """Where training runs: in the step's own pod, or as a TrainJob of Kubeflow Trainer that the step creates and
     follows, by the runtimes of component `kubeflow-trainer`."""
     training_nodes: int = 1
-    """Pods of the TrainJob, each with `training_gpus`; more than one not for `pytorch`."""
+    """Pods of the TrainJob, each with `training_gpus`; more than one only for `torchrec`."""
     served: str = ""
     """Default of the pipeline's parameter: archive of served rows that training rows are compared with."""
     dask_scheduler: str = ""
@@ -184,7 +184,7 @@ class Placement:
                 f"training_processes is {self.training_processes} with {self.training_gpus} training_gpus, expected as "
                 "many: backend torchrec has a process for each GPU"
             )
-        many = self.trainer == "kubeflow" and self.backend not in ("pytorch", "hugectr")
+        many = self.trainer == "kubeflow" and self.backend == "torchrec"
         if self.training_nodes < 1 or (self.training_nodes > 1 and not many):
             raise ContractError(
                 f"training_nodes is {self.training_nodes} with trainer {self.trainer} and backend {self.backend}, "

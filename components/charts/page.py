@@ -9,6 +9,7 @@ import html
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
 
@@ -89,6 +90,15 @@ def percent(value: float | None) -> str:
     ('1.23 %', '0.005 %', '–')
     """
     return ABSENT if value is None or not math.isfinite(value) else f"{100 * value:.3g} %"
+
+
+def utc_time(time: float) -> str:
+    """A moment, given in seconds since the epoch.
+
+    >>> utc_time(0)
+    '1970-01-01 00:00:00 UTC'
+    """
+    return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def probability(value: float | None) -> str:

@@ -283,7 +283,7 @@ def _copy_window(
 
 def _by_processes(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """See `forked.run_all`; no result of this step depends on how many processes there are."""
-    return forked.run_all(function, items, processes=min(forked.available_cores(), forked.MAX_PROCESSES))
+    return forked.run_all(function, items, processes=forked.usual_processes())
 
 
 def _copy_lot(lot: _Lot, *, lake: Lake, malformed: MalformedRows, folder: Path) -> _CopiedLot:

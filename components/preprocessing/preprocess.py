@@ -142,7 +142,7 @@ def preprocess(
     """
     settings = raw.recommender.section("preprocessing", PreprocessingSettings)
     engine = engine_of(settings.engine)
-    processes = settings.processes or min(forked.available_cores(), forked.MAX_PROCESSES)
+    processes = settings.processes or forked.usual_processes()
     named, weighted = raw.recommender.features, raw.recommender.data.has_weights
     expect_parents_columns(named, raw.excluded_columns, parent)
     with (

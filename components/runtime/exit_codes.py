@@ -39,8 +39,8 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     """Decorates a command's `main`: its exceptions become one line on standard error and an `ExitCode`.
 
     `SystemExit` passes through, so that argparse keeps its own behaviour. A reader of the output that went away, as
-    `head` does, is no error. Any other exception is a fault of the
-    program: its traceback is printed, and the code differs from that of a refusal.
+    `head` does, is no error. Any other exception is a fault of the program: its traceback is printed, and the code
+    differs from that of a refusal.
 
     >>> @exits_with_code
     ... def main() -> int:

@@ -30,7 +30,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MAX_PROCESSES = 8
-"""Of one step, where nobody says otherwise: each holds a part of the rows in memory."""
+"""Of one step, by `usual_processes`: each holds a part of the rows in memory."""
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _PR_SET_PDEATHSIG = 1
 _WAIT_SECONDS = 1.0
@@ -44,6 +44,11 @@ def available_cores() -> int:
         return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
     except (OSError, ValueError):
         return cores
+
+
+def usual_processes() -> int:
+    """Processes of one step where nobody says otherwise: one for each core, at most `MAX_PROCESSES`."""
+    return min(available_cores(), MAX_PROCESSES)
 
 
 def run_all(function: Callable[[Item], Result], items: Iterable[Item], *, processes: int) -> list[Result]:

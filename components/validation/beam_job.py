@@ -101,12 +101,12 @@ def summarize_on_beam(files: Sequence[Path], counter: ReferenceCounter, *, optio
     shared = f"{options.view_as(GoogleCloudOptions).temp_location.rstrip('/')}/evergreen-{uuid.uuid4().hex}"
     try:
         FileSystems.mkdirs(shared)
-        addresses = [f"{shared}/{i}" if "://" in shared else str(path) for i, path in enumerate(files)]
+        addresses = {path: str(path) for path in files}
         if "://" in shared:
+            addresses = {path: f"{shared}/{i}" for i, path in enumerate(files)}
             with ThreadPoolExecutor(UPLOADS) as pool:
-                list(pool.map(_upload_file, files, addresses))
-        address_of = dict(zip(files, addresses))
-        _run_pipeline([(address_of[part.path], part) for part in parts], counter, options=options, shared=shared)
+                list(pool.map(_upload_file, addresses, addresses.values()))
+        _run_pipeline([(addresses[part.path], part) for part in parts], counter, options=options, shared=shared)
         with FileSystems.open(f"{shared}/{_COUNTER}") as stream:
             counter.merge(pickle.load(stream))
         with FileSystems.open(f"{shared}/{_STATISTICS}") as stream:

@@ -21,7 +21,7 @@ from tfx_bsl.arrow.table_util import CanonicalizeRecordBatch
 from components.contracts import raw_rows
 from components.contracts.features import Features
 from components.runtime.errors import ContractError
-from components.runtime.forked import MAX_PROCESSES, available_cores, run_all, shares
+from components.runtime.forked import run_all, shares, usual_processes
 from components.validation.rows import FilePart, judged_columns, read_part, row_groups
 from components.validation.windows import ReferenceCounter
 
@@ -53,7 +53,7 @@ def summarize_files(files: Sequence[Path], counter: ReferenceCounter, *, process
     """The `DatasetFeatureStatisticsList` of the rows of Parquet files, read once.
 
     No files give zero examples. Copies of `counter`, which names the features, are given every row, and are merged into
-    it in the order of the rows. `processes` None = one per core, at most `MAX_PROCESSES`, and fewer if there are not
+    it in the order of the rows. `processes` None = `usual_processes`, and fewer if there are not
     `ROWS_PER_PROCESS` rows for each.
 
     Raises:
@@ -63,7 +63,7 @@ def summarize_files(files: Sequence[Path], counter: ReferenceCounter, *, process
     parts = [part for part in row_groups(files) if part.num_rows]
     if processes is None:
         total = sum(part.num_rows for part in parts)
-        processes = max(1, min(available_cores(), MAX_PROCESSES, total // ROWS_PER_PROCESS))
+        processes = max(1, min(usual_processes(), total // ROWS_PER_PROCESS))
     generators = stats_impl.get_generators(make_options(counter.features), in_memory=True)
 
     def count(share: list[FilePart]) -> tuple[list[Any], ReferenceCounter]:

@@ -9,13 +9,12 @@ requests is left to `showing.server`.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.charts.page import Line, Mark, html_page, html_table, line_chart, text_table
+from components.charts.page import Line, Mark, html_page, html_table, line_chart, text_table, utc_time
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
 from monitoring.acting.acting import ActingStatus
@@ -362,7 +361,7 @@ def _alike(event: Mapping[str, Any]) -> tuple[str, frozenset[str], tuple[str, ..
 
 def _format_time(time: float, now: float | None = None) -> str:
     """The moment in UTC; with `now`, how long ago it was, too."""
-    text = datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    text = utc_time(time)
     return text if now is None else f"{text}, {_format_duration(now - time)} ago"
 
 

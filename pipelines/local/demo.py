@@ -366,12 +366,13 @@ def start_clean(folder: Path) -> Iterator[None]:
 def _alone_in(folder: Path) -> Iterator[None]:
     lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ContractError(
+                f"another demo is running in {folder}, expected its end or another folder (--folder)"
+            ) from error
         yield
-    except BlockingIOError as error:
-        raise ContractError(
-            f"another demo is running in {folder}, expected its end or another folder (--folder)"
-        ) from error
     finally:
         os.close(lock)  # which releases it
 

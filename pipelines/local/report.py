@@ -5,14 +5,13 @@ The numbers are `summary`'s; page, tables and lines are drawn by `components.cha
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
 from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from components.charts.page import Line, Mark, html_page, line_chart, number, text_table
+from components.charts.page import Line, Mark, html_page, line_chart, number, text_table, utc_time
 from components.contracts.manifests import ValidationReport
 from components.runtime.durable import write_whole
 from components.store.runs import RunOutcome, read_outcomes
@@ -100,8 +99,7 @@ def fold_repeated(events: Lines, *, start: float) -> list[list[str]]:
             when, what = (
                 (f"{begin} s", what) if len(same) == 1 else (f"{begin} to {end} s", f"{what}, {len(same)} times")
             )
-            clock = datetime.fromtimestamp(same[0]["time"], timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-            rows.append([when, clock, what, same[0]["text"]])
+            rows.append([when, utc_time(same[0]["time"]), what, same[0]["text"]])
     return rows
 
 

@@ -112,6 +112,11 @@ class Blueprint:
     file_list: str
     """`_file_list.txt` of staged rows, for training and for evaluation, until another is set as source."""
 
+    @property
+    def gpus_of_node(self) -> int:
+        """GPUs of each node."""
+        return self.num_gpus // self.num_nodes
+
 
 def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
     """A compiled `hugectr.Model` with HugeCTR's initial weights."""
@@ -164,7 +169,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
 
 
 def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
-    settings, gpus_of_node = blueprint.settings, blueprint.num_gpus // blueprint.num_nodes
+    settings = blueprint.settings
     # Every step is given its learning rate, see `engine.rate_correction`.
     return hugectr.CreateSolver(
         model_name=MODEL_NAME,
@@ -172,7 +177,7 @@ def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
         lr=settings.learning_rate,
         batchsize=blueprint.batch_size,
         batchsize_eval=blueprint.batch_size,  # it never evaluates
-        vvgpu=[list(range(gpus_of_node))] * blueprint.num_nodes,
+        vvgpu=[list(range(blueprint.gpus_of_node))] * blueprint.num_nodes,
         repeat_dataset=False,
         enable_tf32_compute=settings.precision == "tf32",
         i64_input_key=True,
@@ -188,7 +193,7 @@ def _reader(hugectr: Any, blueprint: Blueprint) -> Any:
         source=blueprint.file_list,
         eval_source=blueprint.file_list,
         check_type=hugectr.Check_t.Non,
-        num_workers=blueprint.num_gpus // blueprint.num_nodes,  # of this node
+        num_workers=blueprint.gpus_of_node,
         slot_size_array=[],  # staged keys are those of the embeddings
     )
 

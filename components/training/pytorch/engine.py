@@ -34,6 +34,7 @@ from components.contracts.features import Places
 from components.models.configs import NetworkConfig
 from components.models.files import (
     Columns,
+    StoredModel,
     chunks,
     columns_of,
     new_model,
@@ -43,7 +44,7 @@ from components.models.files import (
     table_shapes,
     tables_of,
 )
-from components.models.network import build_network, load_dense
+from components.models.network import Network, build_network, load_dense
 from components.models.scoring import Scorer, pooled, side_by_side
 from components.runtime.errors import ContractError
 from components.training.config import TrainingSettings
@@ -163,6 +164,44 @@ class Adam:
         )
 
 
+class DensePart:
+    """A network's parameters and the two moments of each."""
+
+    def __init__(self, network: Network) -> None:
+        """The moments are zero."""
+        self._network = network
+        self.weights = dict(network.named_parameters())
+        self._moments = [[torch.zeros_like(each) for each in self.weights.values()] for _ in range(2)]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each parameter."""
+        return {name: tuple(each.shape) for name, each in self.weights.items()}
+
+    def restore(self, stored: StoredModel) -> None:
+        """Takes over what is stored; without moments there they are zero."""
+        load_dense(self._network, stored.weights.dense)
+        for number, into in enumerate(self._moments):
+            for name, target in zip(self.weights, into):
+                target.copy_(torch.from_numpy(stored.moments[number].dense[name])) if stored.moments else target.zero_()
+
+    def save(self, stored: StoredModel) -> None:
+        """Writes all of it."""
+        for tensors, values in zip(stored.parts, [[each.detach() for each in self.weights.values()], *self._moments]):
+            for name, each in zip(self.weights, values):
+                tensors.dense[name][:] = each.cpu().numpy()
+
+    def step(self, adam: Adam, gradients: list[Tensor]) -> None:
+        """Moves all of it, in place."""
+        adam.step(list(self.weights.values()), gradients, m=self._moments[0], v=self._moments[1])
+
+
+def require_tables(stored: StoredModel, shapes: Sequence[tuple[int, int]], folder: Path) -> None:
+    """Raises ContractError where the tables in `folder` have others than these `shapes`."""
+    if (found := [each.shape for each in stored.weights.tables]) != shapes:
+        raise ContractError(f"tables in {folder} have shapes {found}, expected {shapes}")
+
+
 def made_ahead(source: Iterator[Item], depth: int) -> Generator[Item, None, None]:
     """The items of `source` in their order, up to `depth` of them made by a thread before they are asked for.
 
@@ -178,9 +217,8 @@ def made_ahead(source: Iterator[Item], depth: int) -> Generator[Item, None, None
         pool.shutdown(cancel_futures=True)
 
 
-_CPU_SEGMENT_ROWS = 32_768
+SEGMENT_ROWS = {"cpu": 32_768, "cuda": 4_194_304}
 """Rows of one call of `learn`: on two cores 0.1 s with the default network, 1 s with NVIDIA's sample."""
-_GPU_SEGMENT_ROWS = 4_194_304
 _BATCHES_AHEAD = {"cpu": 1, "cuda": 3}
 
 
@@ -208,8 +246,7 @@ class PytorchEngine:
         # For the whole process, which has one engine; otherwise a float32 product is exact.
         torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
         self._network = build_network(config).to(self._device)
-        self._dense = dict(self._network.named_parameters())
-        self._dense_moments = [[torch.zeros_like(each) for each in self._dense.values()] for _ in range(2)]
+        self._dense = DensePart(self._network)
         self._tables = tables_of(places or one_each(slot_sizes), config.widths)
         self._rows = [
             _zeros((count, 3, width), self._device)
@@ -227,17 +264,16 @@ class PytorchEngine:
         self._scorer = Scorer(self._network, vectors, self._tables, slot_sizes=slot_sizes)
         self.num_steps = 0
 
+    @property
+    def _table_shapes(self) -> list[tuple[int, int]]:
+        return [(len(rows), rows.shape[2]) for rows in self._rows]
+
     @torch.no_grad()
     def restore(self, weights: Path) -> None:
         """See `Engine`."""
         stored = open_model(weights, self._slot_sizes)
-        load_dense(self._network, stored.weights.dense)
-        shapes = [(len(rows), rows.shape[2]) for rows in self._rows]
-        if (found := [each.shape for each in stored.weights.tables]) != shapes:
-            raise ContractError(f"tables in {weights} have shapes {found}, expected {shapes}")
-        for number, into in enumerate(self._dense_moments):
-            for name, target in zip(self._dense, into):
-                target.copy_(torch.from_numpy(stored.moments[number].dense[name])) if stored.moments else target.zero_()
+        self._dense.restore(stored)
+        require_tables(stored, self._table_shapes, weights)
         for at, rows in enumerate(self._rows):
             rows.zero_()
             for part in chunks(0, len(rows)):
@@ -247,21 +283,17 @@ class PytorchEngine:
 
     def save(self, folder: Path) -> None:
         """See `Engine`."""
-        shapes = table_shapes([(len(rows), rows.shape[2]) for rows in self._rows])
-        shapes |= {name: tuple(each.shape) for name, each in self._dense.items()}
-        dense = [[each.detach() for each in self._dense.values()], *self._dense_moments]
+        shapes = table_shapes(self._table_shapes) | self._dense.shapes
         with new_model(folder, shapes, step=self.num_steps) as stored:
+            self._dense.save(stored)
             for number, tensors in enumerate(stored.parts):
-                for name, values in zip(self._dense, dense[number]):
-                    tensors.dense[name][:] = values.cpu().numpy()
                 for rows, table in zip(self._rows, tensors.tables):
                     for part in chunks(0, len(rows)):
                         table[part] = rows[part, number].cpu().numpy()
 
     def segment_batches(self, batch_size: int) -> int:
         """See `Engine`."""
-        rows = _CPU_SEGMENT_ROWS if self._device.type == "cpu" else _GPU_SEGMENT_ROWS
-        return max(1, rows // batch_size)
+        return max(1, SEGMENT_ROWS[self._device.type] // batch_size)
 
     def learn(
         self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int, rate: Rate | None = None
@@ -290,7 +322,7 @@ class PytorchEngine:
 
     def close(self) -> None:
         """See `Engine`."""
-        del self._network, self._dense, self._dense_moments, self._rows, self._scorer
+        del self._network, self._dense, self._rows, self._scorer
 
     def _on_device(self, batch: Batch) -> Batch:
         if self._device.type == "cpu":
@@ -314,13 +346,12 @@ class PytorchEngine:
             loss = binary_cross_entropy_with_logits(logits_B.float(), batch.labels)
         else:
             loss = binary_cross_entropy_with_logits(logits_B.float(), batch.labels, batch.weights, reduction="sum")
-        gradients = torch.autograd.grad(loss, [*vectors, *self._dense.values()])
+        gradients = torch.autograd.grad(loss, [*vectors, *self._dense.weights.values()])
         to_vectors, to_dense = gradients[: len(vectors)], list(gradients[len(vectors) :])
         self.num_steps += 1
         with torch.no_grad():
-            dense_m, dense_v = self._dense_moments
             adam = Adam(self._settings, self.num_steps, self._rate(self.num_steps))
-            adam.step(list(self._dense.values()), to_dense, m=dense_m, v=dense_v)
+            self._dense.step(adam, to_dense)
             for rows, of, taken_U3E, to_vectors_BPE in zip(self._rows, batch.lookups, taken, to_vectors):
                 if not len(of.table_rows):  # no categorical columns
                     continue

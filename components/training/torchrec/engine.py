@@ -42,12 +42,12 @@ from components.models.files import (
     table_shapes,
     tables_of,
 )
-from components.models.network import build_network, load_dense
+from components.models.network import build_network
 from components.models.scoring import BATCH_ROWS
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.training.config import TrainingSettings
 from components.training.engine import Rate
-from components.training.pytorch.engine import Adam, made_ahead
+from components.training.pytorch.engine import SEGMENT_ROWS, Adam, DensePart, made_ahead, require_tables
 from components.training.rows import RowFolder, Rows, Share, open_rows
 from components.training.torchrec.tables import (
     COLUMN_WISE,
@@ -63,8 +63,6 @@ from components.training.torchrec.tables import (
     with_own_rows,
 )
 
-_SEGMENT_ROWS = {"cpu": 32_768, "cuda": 4_194_304}
-"""Rows of one call of `learn`, as in the PyTorch engine."""
 _GATHERED_LABELS = 1 << 22
 
 
@@ -147,8 +145,7 @@ class _Worker:
         )
         self._kernels = list(kernels_of(self._model))
         self._parts = {key: part for kernel in self._kernels for key, part in kernel.parts.items()}
-        self._dense = dict(self.network.named_parameters())
-        self._moments = [[torch.zeros_like(each) for each in self._dense.values()] for _ in range(2)]
+        self._dense = DensePart(self.network)
         self._rows: Rows | None = None
         self.num_steps = 0
 
@@ -157,13 +154,8 @@ class _Worker:
         """Reads this worker's parts of the tables, and the dense parameters."""
         shared = self._shared
         stored = open_model(weights, shared.slot_sizes)
-        load_dense(self.network, stored.weights.dense)
-        shapes = self._table_shapes
-        if (found := [each.shape for each in stored.weights.tables]) != shapes:
-            raise ContractError(f"tables in {weights} have shapes {found}, expected {shapes}")
-        for number, into in enumerate(self._moments):
-            for name, target in zip(self._dense, into):
-                target.copy_(torch.from_numpy(stored.moments[number].dense[name])) if stored.moments else target.zero_()
+        self._dense.restore(stored)
+        require_tables(stored, self._table_shapes, weights)
         slots = [each.slots(shared.slot_sizes, self._tables) for each in stored.parts]
         for (slot, column), rows in self._parts.items():
             rows.zero_()
@@ -180,17 +172,13 @@ class _Worker:
 
     def new_model(self, folder: Path) -> Any:
         """A model's empty files in `folder`, for `save`."""
-        shapes = table_shapes(self._table_shapes)
-        shapes |= {name: tuple(each.shape) for name, each in self._dense.items()}
+        shapes = table_shapes(self._table_shapes) | self._dense.shapes
         return new_model(folder, shapes, step=self.num_steps)
 
     def save(self, stored: StoredModel | None = None) -> None:
         """Sends the rows of the tables to the leader, in pieces, which writes them and the dense parameters."""
         if stored:
-            weights = [each.detach() for each in self._dense.values()]
-            for tensors, parameters in zip(stored.parts, [weights, *self._moments]):
-                for name, each in zip(self._dense, parameters):
-                    tensors.dense[name][:] = each.cpu().numpy()
+            self._dense.save(stored)
         slots = [each.slots(self._shared.slot_sizes, self._tables) for each in stored.parts] if stored else []
         (shards,) = self.plan.plan.values()
         for name, sharding in shards.items():
@@ -283,9 +271,8 @@ class _Worker:
         (loss * self.size).backward()
         self.num_steps += 1
         adam = Adam(self._settings, self.num_steps, rate)
-        gradients = [each.grad for each in self._dense.values()]
         with torch.no_grad():
-            adam.step(list(self._dense.values()), gradients, m=self._moments[0], v=self._moments[1])
+            self._dense.step(adam, [each.grad for each in self._dense.weights.values()])
         for kernel in self._kernels:
             kernel.step(adam)
         return loss.detach()
@@ -466,7 +453,7 @@ class TorchrecEngine:
 
     def segment_batches(self, batch_size: int) -> int:
         """See `Engine`."""
-        return max(1, _SEGMENT_ROWS[group_device().type] // batch_size)
+        return max(1, SEGMENT_ROWS[group_device().type] // batch_size)
 
     def open_rows(self, folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
         """See `Engine`; each worker decodes its row groups, below the `cache` of its own machine."""
