@@ -79,6 +79,8 @@ class DemoPlan:
     min_rows_since_breach: int
     """Rows after the alarm before a run is asked for: what the next model learns the new world from."""
     archive_roll_rows: int
+    bake_rows: int
+    """Rows after which a version that nothing speaks against is thought well."""
     label_delay_seconds: float = 0.6
     """Mean; no label takes longer than four times this."""
     attribution_window_seconds: float = 3.0
@@ -103,7 +105,7 @@ class DemoPlan:
                 "release.rollout": "full",
                 **{path: value for path, value in self.settings.items() if path not in named},
                 "release.bake_seconds": BAKE_SECONDS,
-                "release.bake_rows": self.window_rows // 2,
+                "release.bake_rows": self.bake_rows,
                 "monitor.window_rows": self.window_rows,
                 "monitor.min_clicks": self.min_clicks,
                 "monitor.min_rows_since_breach": self.min_rows_since_breach,
@@ -137,6 +139,8 @@ def plan_for_world(settings: DemoSettings) -> DemoPlan:
         min_clicks=500,
         min_rows_since_breach=window * 4 // 5,
         archive_roll_rows=window,
+        # After 4,000 rows the bad release was thought well in 0 to 22 % of 300 shuffled streams, after 10,000 in none.
+        bake_rows=10_000,
         settings={"gate.min_auc": 0.65, "training.seed": settings.seed},
     )
 
@@ -172,6 +176,7 @@ def plan_for_data(
         min_clicks=max(20, min(500, window // 40)),
         min_rows_since_breach=window,
         archive_roll_rows=max(500, window),
+        bake_rows=window // 2,
         drift_min_rows=max(200, min(2_000, window // 4)),
         drift_columns=settings.drift_columns,
         settings={
