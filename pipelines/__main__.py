@@ -98,7 +98,7 @@ def _add_demo(commands: Any) -> None:
         help="with --data: file that describes the rows (default: Criteo's where they are Criteo's, else a draft)",
     )
     demo.add_argument("--folder", type=Path, default=Path("build/demo"), help="where everything is written")
-    demo.add_argument("--rows", type=int, default=400_000, help="rows of the first lake, or most rows read of --data")
+    demo.add_argument("--rows", type=int, default=250_000, help="rows of the first lake, or most rows read of --data")
     demo.add_argument("--seed", type=int, default=7, help="seed of the simulated world")
     demo.add_argument(
         "--log",

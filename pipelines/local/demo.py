@@ -307,9 +307,11 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
                     planted = _plant_bad_release(demo)
         with screen.stage("drain", "stop and account for every record"):
             traffic = _stop_and_account(demo)
+        triton.ask_to_stop()  # it takes seconds, in which the scores are recomputed
         with screen.stage("verify", "recompute every logged score offline, make every decision again"):
-            verified = _verify_scores(demo)
+            versions = _start_verifying(demo)
             replayed = _replay_decisions(demo)
+            verified = _finish_verifying(demo, versions)
     observed = Observations(
         folders=folders,
         plan=plan,
@@ -635,11 +637,16 @@ def _plant_bad_release(demo: Demo) -> list[LiveChange]:
     return [made, taken]
 
 
-def _verify_scores(demo: Demo) -> list[VerifiedVersion]:
-    """What `evergreen verify` finds of each version that answered."""
+def _start_verifying(demo: Demo) -> list[int]:
+    """Lets `evergreen verify` begin with each version that answered, and names those."""
     versions = sorted({int(version) for line in demo.traffic.lines for version in line["versions"]})
     for version in versions:
         demo.stack.start(f"verify_{version}", demo.services.verify_command(version))
+    return versions
+
+
+def _finish_verifying(demo: Demo, versions: list[int]) -> list[VerifiedVersion]:
+    """What `evergreen verify` found of these versions."""
     logs = [demo.stack.finish(f"verify_{version}", seconds=PROOF_SECONDS, codes=(0, 1)) for version in versions]
     return [
         VerifiedVersion(

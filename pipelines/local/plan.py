@@ -53,14 +53,14 @@ class DemoSettings:
     """A user's file of rows or folder of them; None = simulated clicks."""
     recommender: Path | None = None
     """File that describes the data; None = Criteo's where the rows are Criteo's, else drafted from them."""
-    rows: int = 400_000
+    rows: int = 250_000
     """Rows of the simulated lake, or most rows read of `data`."""
     seed: int = 7
     log: str = "sqlite"
     """Kind of the record log, see `log_server.LOG_KINDS`."""
     drift_columns: tuple[str, ...] = ()
     """With `data`: columns whose values change (`inference_client.traffic`); empty = `columns_to_change`."""
-    training_threads: int = 2
+    training_threads: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +81,9 @@ class DemoPlan:
     archive_roll_rows: int
     bake_rows: int
     """Rows after which a version that nothing speaks against is thought well."""
-    label_delay_seconds: float = 0.6
+    label_delay_seconds: float = 0.4
     """Mean; no label takes longer than four times this."""
-    attribution_window_seconds: float = 3.0
+    attribution_window_seconds: float = 2.2
     drift_bucket_seconds: float = 2.0
     """Event time over which features are compared with the training rows."""
     drift_grace_seconds: float = 2.0
@@ -133,7 +133,7 @@ def plan_for_world(settings: DemoSettings) -> DemoPlan:
     window = max(8_000, min(20_000, settings.rows // 20))
     return DemoPlan(
         base=read_recommender(CRITEO_FILE),
-        rate=2000,
+        rate=4000,
         rows_per_request=64,
         window_rows=window,
         min_clicks=500,

@@ -253,6 +253,11 @@ class TritonServer:
             break
         return self
 
+    def ask_to_stop(self) -> None:
+        """Sends SIGTERM and does not wait; `stop` does."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
     def stop(self) -> int | None:
         """Ends the server and sweeps what it left; answers its exit status, None if it never ran."""
         process = self._process
