@@ -10,6 +10,7 @@ from pathlib import Path
 from components.contracts.criteo import CRITEO
 from components.contracts.raw_rows import LABEL
 from components.preprocessing import fitting, numpy_engine, nvtabular_engine, raw_partitions
+from components.preprocessing.dask_scheduler import THIS_PROCESS
 from components.preprocessing.settings import PreprocessingSettings
 
 
@@ -17,7 +18,8 @@ def fit(raw: Path, num_rows: int, output: Path) -> None:
     """Writes both forms of the workflow of the rows in `raw`."""
     plan = raw_partitions.plan_partitions(raw, expected_rows=num_rows, partition_rows=100_000, features=CRITEO)
     unscaled = numpy_engine.unscaler(CRITEO, CRITEO.numeric)
-    statistics = fitting.statistics_of_share(plan, unscaled=unscaled)
+    scratch = output / "scratch"
+    statistics = fitting.statistics_of_all([plan], unscaled=unscaled, workers=THIS_PROCESS, scratch=scratch)
     rules = PreprocessingSettings(frequency_threshold=1)
     features, _ = fitting.next_workflow(statistics, of=CRITEO, parent=None, now=0, rules=rules)
     features.save(output / "features")
