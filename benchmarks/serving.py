@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command import benchmark_parser, documented
+from benchmarks.load import run_precisely
 from benchmarks.serving_contestants import FLOOR, OURS, REFERENCE, running
 from benchmarks.serving_model import Models
 from benchmarks.serving_runs import (
@@ -38,7 +39,6 @@ from benchmarks.serving_runs import (
 )
 from benchmarks.spread import Figure, short, spread
 from components.runtime.exit_codes import exits_with_code
-from inference_client.load import run_precisely
 from pipelines.local.environments import SERVING_PEERS, python_of
 
 _SMALL_BATCHES = (1, 64)

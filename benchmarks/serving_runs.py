@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient
 
+from benchmarks.load import Answers, Latencies, closed_loop, open_loop
 from benchmarks.serving_contestants import FLOOR, OURS, Contestant, Released
 from benchmarks.serving_model import Models
 from benchmarks.spread import Spread, spread
@@ -29,7 +30,6 @@ from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABI
 from components.deployment.graph.parity import open_graph
 from components.runtime.errors import Refused
 from components.store.promotion_journal import INTENT, RELEASE, read_entries
-from inference_client.load import Answers, Latencies, closed_loop, open_loop
 from inference_client.rows import FeatureRows
 from pipelines.local.environments import REPOSITORY
 from pipelines.local.runner import yielding

@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.command import benchmark_parser, documented
+from benchmarks.load import closed_loop, run_precisely
 from benchmarks.serving_contestants import Contestant
 from benchmarks.serving_runs import BATCHES, Alone, over_rounds, ratios, summary
 from benchmarks.spread import Figure
@@ -35,7 +36,6 @@ from components.models.rounding import FLOAT32, TABLE_TYPES
 from components.runtime.durable import write_whole
 from components.storage.uris import local_path
 from components.store.models import DATA_FILE, GRAPH_FILE
-from inference_client.load import closed_loop, run_precisely
 from inference_client.rows import FeatureRows
 from pipelines.local.environments import REPOSITORY
 from pipelines.local.triton import TritonServer

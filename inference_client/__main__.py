@@ -1,4 +1,4 @@
-"""Command line of the client: score, replay, rank, load a server, simulate a lake, drift a world.
+"""Command line of the client: score, replay, rank, simulate a lake, drift a world.
 
 Parses and calls; errors become exit codes in `runtime.exit_codes`.
 """
@@ -223,37 +223,6 @@ def _rank_candidates(options: argparse.Namespace) -> None:
         print(json.dumps(line | {"model_version": ranking.model_version, "request_id": ranking.request_id}))
 
 
-def _add_load(parser: argparse.ArgumentParser) -> None:
-    _add_server(parser)
-    parser.add_argument("--data", type=Path, required=True, help="Parquet file of rows, or a folder of them; repeated")
-    parser.add_argument("--log", help="log that every request is published to; nowhere without it")
-    loop = parser.add_mutually_exclusive_group(required=True)
-    loop.add_argument("--rate", type=float, help="open loop: requests per second, whatever the server does")
-    loop.add_argument("--concurrency", type=int, help="closed loop: callers, each waiting for its answer")
-    parser.add_argument("--rows-per-request", type=int, help="default: 64")
-    parser.add_argument("--seconds", type=float, help="measured")
-    parser.add_argument("--warm-up-seconds", type=float, help="before; not measured")
-    parser.add_argument("--seed", type=int, default=0, help="of arrivals")
-
-
-def _load_with_rows(options: argparse.Namespace) -> None:
-    from components.store.recommenders import recommender_at
-    from inference_client.load import MAX_IN_FLIGHT, POOL_ROWS, LoadSettings, load_server
-    from inference_client.scoring import ClientSettings
-    from inference_client.traffic import first_rows
-
-    settings = _settings_from_flags(LoadSettings, options)
-    # One attempt: a retry would hide an error, and its wait is not the server's latency.
-    in_flight = MAX_IN_FLIGHT if options.rate else settings.concurrency
-    client = replace(_settings_from_flags(ClientSettings, options), max_attempts=1, max_in_flight=in_flight)
-    recommender = recommender_at(options.recommender)
-    rows = first_rows(options.data, recommender, num_rows=POOL_ROWS)
-    where = {"recommender": recommender, "log_url": options.log}
-    report = load_server(options.server, rows, settings, client=client, **where)
-    document = {"server": options.server, "settings": asdict(settings), "report": asdict(report)}
-    print(json.dumps(document, indent=2, allow_nan=False))
-
-
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lake", type=typed_uri, required=True, help="folder, its URI or gs://bucket/path, for days")
     parser.add_argument("--rows", type=int, required=True, help="rows of the lake")
@@ -306,7 +275,6 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Callable[[argpa
     "score": (_score_file, _add_score, "score the rows of a file; prints a JSON line per row"),
     "traffic": (_replay_traffic, _add_replay, "send traffic at a stated rate and publish records"),
     "rank": (_rank_candidates, _add_rank, "rank the rows of a file for one context, log the list"),
-    "load": (_load_with_rows, _add_load, "put a stated load on a server; prints latencies, errors and rates as JSON"),
     "simulate": (_simulate_lake, _add_simulate, "write a lake of rows of a new synthetic world"),
     "drift": (_drift_world, _add_drift, "write a drifted copy of a world"),
 }

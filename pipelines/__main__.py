@@ -37,7 +37,6 @@ ROOMS = {
     "incident": ("monitoring.backtest.incident", (), "record a span of the monitor's records and decisions"),
     "replay": ("monitoring.backtest.incident", ("replay",), "decide a recorded incident again, and compare"),
     "rank": ("inference_client", ("rank",), "rank rows of a file for one context"),
-    "load": ("inference_client", ("load",), "put a stated load on a server and report latencies, errors and rates"),
     "score": ("inference_client", ("score",), "score rows of a file"),
     "recommender": ("pipelines.recommender_file", (), "draft, check and accept the file that describes a recommender"),
     "schema": ("components.validation.schema_versions", (), "show, compare and accept schemas of the rows"),

@@ -3,7 +3,7 @@
 For services that install nothing else of Evergreen. The wheel holds `inference_client` and what it imports of
 `components`, below one name that is nobody else's: `inference_client.x` is `evergreen_client.x` there, and
 `components.x` is `evergreen_client.components.x`. Only the imports differ from the repository's files, so there is no
-second client to keep. Commands, simulation and load are not in it. Needs the driver's environment and no network.
+second client to keep. Commands and simulation are not in it. Needs the driver's environment and no network.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Puts a stated load on a server and measures it, in an open or a closed loop.
+"""Puts a stated load on a server and measures it, in an open or a closed loop: what the benchmarks of serving share.
 
 Open: requests come at a rate, whatever the server does, as users do. So latency counts from the moment a request was
 due, and one that waits behind a slow one counts its wait (no coordinated omission). Closed: a number of
@@ -9,7 +9,7 @@ import asyncio
 import selectors
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,19 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.recommender import Recommender
-from components.runtime.errors import ContractError, PermanentError, TemporaryError, expect
-from inference_client.recommender import RecommenderClient
-from inference_client.rows import FeatureRows
-from inference_client.scoring import ClientSettings
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client.timing import Timing
 
 T = TypeVar("T")
-
-POOL_ROWS = 65_536
-"""Rows that a load repeats, read before it starts: making rows must not take its time."""
-MAX_IN_FLIGHT = 512
-"""Open loop: requests on the wire at once; those due beyond it wait, and their wait counts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +37,6 @@ class Answers:
     """Failed requests by the kind of error (its class)."""
     first_errors: dict[str, str]
     """The first message of each kind."""
-    most_behind_seconds: float
-    """How late the latest request was sent: where it is large, the asking machine could not keep up."""
 
 
 async def closed_loop(
@@ -108,11 +97,9 @@ class _Notes:
         self._answered: list[tuple[float, float]] = []
         self._failed: Counter[str] = Counter()
         self._first_errors: dict[str, str] = {}
-        self._most_behind = 0.0
 
     async def send(self, due: float) -> None:
         number, self._sent = self._sent, self._sent + 1
-        self._most_behind = max(self._most_behind, self._timer() - due)
         try:
             await self._ask(number)
         except (TemporaryError, PermanentError, ContractError) as error:
@@ -128,7 +115,7 @@ class _Notes:
         if self.defect is not None:
             raise self.defect
         due, latencies = np.array(self._answered, dtype=np.float64).reshape(-1, 2).T
-        return Answers(due, latencies, seconds, dict(self._failed), self._first_errors, self._most_behind)
+        return Answers(due, latencies, seconds, dict(self._failed), self._first_errors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,98 +137,6 @@ class Latencies:
         return cls(**percentiles, max=1e3 * float(seconds.max()), mean=1e3 * float(seconds.mean()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadSettings:
-    """What load, and for how long."""
-
-    rate: float | None = None
-    """Requests per second in open loop; None = closed loop."""
-    concurrency: int = 1
-    """Callers in closed loop; open loop takes no notice of it."""
-    rows_per_request: int = 64
-    seconds: float = 10.0
-    """Measured, after the warm-up."""
-    warm_up_seconds: float = 1.0
-    """Load of the same kind before, which is not counted."""
-    seed: int = 0
-    """Of the arrivals."""
-
-    def __post_init__(self) -> None:
-        if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise ContractError(f"rate is {self.rate}, expected requests per second above 0")
-        if not 0 < self.seconds < float("inf") or not 0 <= self.warm_up_seconds < float("inf"):
-            raise ContractError(
-                f"seconds is {self.seconds} and warm_up_seconds {self.warm_up_seconds}, expected above 0, and 0 or more"
-            )
-        expect(self, "at least 1", lambda value: value >= 1, "concurrency", "rows_per_request")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadReport:
-    """What happened to the requests that were due after the warm-up."""
-
-    answered: int
-    failed: dict[str, int]
-    """See `Answers`."""
-    first_errors: dict[str, str]
-    seconds: float
-    latency_ms: Latencies
-    """Of the answered requests, from the moment that each was *due* to its answer."""
-    requests_per_second: float
-    """Answered, by `seconds`."""
-    rows_per_second: float
-    most_behind_ms: float
-    versions: dict[str, int]
-    """Answers by model version."""
-
-
-async def run_load(
-    client: RecommenderClient, rows: FeatureRows, settings: LoadSettings, *, timing: Timing | None = None
-) -> LoadReport:
-    """Loads `client` with `rows`, which are cut into requests and repeated.
-
-    Each `score` is one request; fewer rows than `rows_per_request` are repeated within one.
-
-    Raises:
-        ContractError: There are no rows. Errors of single requests are counted, not raised.
-    """
-    requests, versions = _cut_into_requests(rows, settings.rows_per_request), Counter[int]()
-
-    async def ask(number: int) -> None:
-        versions[(await client.score(requests[number % len(requests)])).model_version] += 1
-
-    async def load_for(seconds: float) -> Answers:
-        if settings.rate is None:
-            return await closed_loop(ask, settings.concurrency, seconds, timing=timing)
-        return await open_loop(ask, settings.rate, seconds, seed=settings.seed, timing=timing)
-
-    if settings.warm_up_seconds:
-        await load_for(settings.warm_up_seconds)
-        versions.clear()
-    answers = await load_for(settings.seconds)
-    rate = len(answers.due) / answers.seconds
-    return LoadReport(
-        answered=len(answers.due),
-        failed=answers.failed,
-        first_errors=answers.first_errors,
-        seconds=answers.seconds,
-        latency_ms=Latencies.of(answers.latencies),
-        requests_per_second=rate,
-        rows_per_second=rate * settings.rows_per_request,
-        most_behind_ms=1e3 * answers.most_behind_seconds,
-        versions={str(version): count for version, count in sorted(versions.items())},
-    )
-
-
-def _cut_into_requests(rows: FeatureRows, size: int) -> Sequence[FeatureRows]:
-    """Requests of `size` rows each; what is left over at the end is not sent."""
-    if not len(rows):
-        raise ContractError("there are no rows to load the server with, expected at least 1")
-    if len(rows) < size:
-        rows = rows.take(np.arange(size) % len(rows))
-    return [rows.take(slice(at, at + size)) for at in range(0, len(rows) - size + 1, size)]
-
-
 def run_precisely(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` with timers exact to microseconds, for up to about 1000 open sockets.
 
@@ -260,27 +155,3 @@ def run_precisely(main: Coroutine[Any, Any, T]) -> T:
     finally:
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
-
-
-def load_server(
-    server: str,
-    rows: FeatureRows,
-    settings: LoadSettings,
-    *,
-    recommender: Recommender,
-    client: ClientSettings,
-    log_url: str | None = None,
-) -> LoadReport:
-    """Loads the Triton at `server` (host:port), with every request logged where there is a log.
-
-    Raises:
-        TemporaryError, PermanentError, ContractError: The first request, sent before the load, was not answered: an
-            absent server or model is one clear error instead of a load of failures.
-    """
-
-    async def run() -> LoadReport:
-        async with RecommenderClient(server, recommender=recommender, log=log_url, settings=client) as asking:
-            await asking.score(rows.take(slice(1)), log=False)
-            return await run_load(asking, rows, settings)
-
-    return run_precisely(run())

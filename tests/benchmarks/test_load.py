@@ -1,0 +1,86 @@
+"""The load's schedule, latencies and counts, in time that only sleeping moves."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from benchmarks.load import closed_loop, open_loop, run_precisely
+from components.runtime.errors import PermanentError, TemporaryError
+from tests.support.virtual_time import VirtualTime
+
+
+def test_a_stall_is_charged_to_every_request_that_was_due_during_it():
+    """Coordinated omission: one at a time, the waits are those of a queue (Lindley's recursion)."""
+    service = np.full(1000, 0.01)
+    service[50] = 0.8
+    time = VirtualTime()
+
+    async def go():
+        line = asyncio.Lock()
+
+        async def ask(number):
+            async with line:
+                await time.sleep(service[number])
+
+        return await open_loop(ask, 50.0, 4.0, seed=3, timing=time.timing())
+
+    answers = time.run(go())
+    wait, expected = 0.0, []
+    for each, gap in zip(service, np.diff(answers.due, append=np.inf)):
+        expected.append(wait + each)
+        wait = max(0.0, wait + each - gap)
+    np.testing.assert_allclose(answers.latencies, expected, atol=1e-6)
+    assert np.percentile(answers.latencies, 95) > 0.2
+
+
+def test_arrivals_have_the_rate_and_the_spread_of_independent_users():
+    time = VirtualTime()
+    answers = time.run(open_loop(lambda number: time.sleep(0.001), 200.0, 20.0, timing=time.timing()))
+    gaps = np.diff(answers.due)
+    assert len(answers.due) == pytest.approx(4000, abs=4 * np.sqrt(4000))
+    assert gaps.std() / gaps.mean() == pytest.approx(1, abs=0.1)
+    assert np.mean(gaps > gaps.mean()) == pytest.approx(np.exp(-1), abs=0.03)
+
+
+def test_closed_loop_keeps_its_callers_busy_and_counts_errors_by_kind_with_their_first_message():
+    time = VirtualTime()
+    failing = {3: TemporaryError, 7: PermanentError}
+
+    async def ask(number):
+        await time.sleep(0.02)
+        if kind := failing.get(number % 10):
+            raise kind(f"failed {number}")
+
+    answers = time.run(closed_loop(ask, 3, 4.0, timing=time.timing()))
+    assert answers.failed == {"TemporaryError": 60, "PermanentError": 60}
+    assert answers.first_errors == {"TemporaryError": "failed 3", "PermanentError": "failed 7"}
+    assert len(answers.latencies) + 120 == pytest.approx(3 * 4.0 / 0.02, abs=3)
+    assert answers.latencies == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("loop", [open_loop, closed_loop])
+def test_a_defect_of_what_is_asked_is_raised_and_not_counted(loop):
+    time = VirtualTime()
+
+    async def ask(number):
+        await time.sleep(0.001)
+        if number == 5:
+            raise TypeError("defect")
+
+    with pytest.raises(TypeError, match="defect"):
+        time.run(loop(ask, 2, 10.0, timing=time.timing()))
+
+
+def test_precise_runs_wake_closer_than_a_millisecond():
+    async def overshoot():
+        loop = asyncio.get_running_loop()
+        late = []
+        for _ in range(60):
+            due = loop.time() + 0.0003
+            await asyncio.sleep(0.0003)
+            late.append(loop.time() - due)
+        return min(late)
+
+    # The usual loop cannot wake before a whole millisecond, however idle the machine is.
+    assert run_precisely(overshoot()) < 0.0005
