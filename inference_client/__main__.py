@@ -1,4 +1,4 @@
-"""Command line of the client: score, replay, rank, simulate a lake, drift a world.
+"""Command line of the client: score, replay, simulate a lake, drift a world.
 
 Parses and calls; errors become exit codes in `runtime.exit_codes`.
 """
@@ -61,11 +61,6 @@ def _add_server(parser: argparse.ArgumentParser, *, is_required: bool = True) ->
     parser.add_argument("--deadline-seconds", type=float, help="per request, retries included")
 
 
-def _add_plan(parser: argparse.ArgumentParser) -> None:
-    plan = "model repository (folder or gs:// URI) whose traffic plan is followed; without it the one model is asked"
-    parser.add_argument("--plan", type=typed_uri, help=plan)
-
-
 def _add_score(parser: argparse.ArgumentParser) -> None:
     _add_server(parser)
     parser.add_argument("--data", type=Path, required=True, help="Parquet file of rows, or a folder of them")
@@ -107,7 +102,8 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "ends with its parent; keep it open."
     )
     _add_server(parser, is_required=False)
-    _add_plan(parser)
+    plan = "model repository (folder or gs:// URI) whose traffic plan is followed; without it the one model is asked"
+    parser.add_argument("--plan", type=typed_uri, help=plan)
     parser.add_argument(
         "--log",
         required=True,
@@ -183,46 +179,6 @@ def _open_traffic(options: argparse.Namespace, recommender: "Recommender") -> "T
     return WorldTraffic(World.load(options.world), drifted, np.random.default_rng([options.seed, 9]))
 
 
-def _add_rank(parser: argparse.ArgumentParser) -> None:
-    _add_server(parser)
-    _add_plan(parser)
-    parser.add_argument("--context", type=Path, required=True, help="Parquet file whose first row is the context")
-    parser.add_argument("--candidates", type=Path, required=True, help="Parquet; the context fills what rows lack")
-    parser.add_argument("--k", type=int, required=True, help="places of the list")
-    parser.add_argument("--key", help="whose list it is; the same key meets the same model of a traffic plan")
-    parser.add_argument("--request-id", help="names the list in the log, to which it must be new; random without it")
-    explore = "share of the lists, below 0.5, of which two random neighbours change places; logged with its odds"
-    parser.add_argument("--explore", type=float, default=0.0, metavar="SHARE", help=explore)
-    parser.add_argument("--log", help="where to publish the list; nowhere without it")
-
-
-def _rank_candidates(options: argparse.Namespace) -> None:
-    import asyncio
-
-    from components.store.recommenders import recommender_at
-    from inference_client.recommender import Ranking, RecommenderClient
-    from inference_client.scoring import ClientSettings
-    from inference_client.traffic import first_rows
-
-    recommender = recommender_at(options.recommender)
-    candidates = first_rows(options.candidates, recommender)
-    context = first_rows(options.context, recommender, num_rows=1)
-    settings = _settings_from_flags(ClientSettings, options)
-    request = {"context": context, "request_id": options.request_id, "key": options.key, "explore": options.explore}
-
-    async def rank() -> Ranking:
-        where = {"log": options.log, "plan_uri": options.plan}
-        client = RecommenderClient(options.server, recommender=recommender, settings=settings, **where)
-        # The list is in the log before it is printed: leaving the client publishes it, or fails.
-        async with client:
-            return await client.rank(candidates, options.k, **request)
-
-    ranking = asyncio.run(rank())
-    for place, candidate, score in zip(ranking.positions, ranking.candidates, ranking.scores):
-        line: dict[str, object] = {"position": int(place), "candidate": int(candidate), "score": float(score)}
-        print(json.dumps(line | {"model_version": ranking.model_version, "request_id": ranking.request_id}))
-
-
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lake", type=typed_uri, required=True, help="folder, its URI or gs://bucket/path, for days")
     parser.add_argument("--rows", type=int, required=True, help="rows of the lake")
@@ -274,7 +230,6 @@ def _split_names(text: str) -> tuple[str, ...]:
 _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Callable[[argparse.ArgumentParser], None], str]] = {
     "score": (_score_file, _add_score, "score the rows of a file; prints a JSON line per row"),
     "traffic": (_replay_traffic, _add_replay, "send traffic at a stated rate and publish records"),
-    "rank": (_rank_candidates, _add_rank, "rank the rows of a file for one context, log the list"),
     "simulate": (_simulate_lake, _add_simulate, "write a lake of rows of a new synthetic world"),
     "drift": (_drift_world, _add_drift, "write a drifted copy of a world"),
 }

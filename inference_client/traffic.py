@@ -60,23 +60,6 @@ def read_rows(files: Sequence[Path], recommender: Recommender, *, labelled: bool
             raise ContractError(f"data {path} cannot be read: {first_line(error)}") from error
 
 
-def first_rows(path: Path, recommender: Recommender, *, num_rows: int | None = None) -> FeatureRows:
-    """The first rows that `path` holds, at most `num_rows`; all without a number.
-
-    Raises:
-        ContractError: It holds none, or as `read_rows`.
-    """
-    parts, found = [], 0
-    for batch in read_rows(row_files(path), recommender, labelled=False):
-        parts.append(batch.features)
-        found += len(batch.label)
-        if num_rows is not None and found >= num_rows:
-            break
-    if not found:
-        raise ContractError(f"data {path} holds no rows, expected at least 1")
-    return concatenated(parts).take(slice(num_rows))
-
-
 def concatenated(parts: Sequence[FeatureRows]) -> FeatureRows:
     """All rows of the parts, of which there is at least one."""
     return FeatureRows(

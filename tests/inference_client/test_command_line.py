@@ -8,11 +8,10 @@ import subprocess
 import sys
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
+from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.records import PredictionBatch
 from components.runtime.errors import PermanentError
 from components.storage.folder import FolderObjects
@@ -240,57 +239,6 @@ def test_whoever_reads_the_first_line_only_meets_no_traceback(server, folder, st
         process.stdout.close()
         assert process.wait(timeout=120) == -signal.SIGPIPE
         assert process.stderr.read() == ""
-
-
-@pytest.fixture
-def files(tmp_path, raw_table):
-    """A context file, and candidates that lack the user's side (I1..I13, C1..C5)."""
-    pq.write_table(raw_table(3, seed=5).slice(2), tmp_path / "users.parquet")
-    items = raw_table(200, seed=6)
-    for at, name in enumerate(items.column_names):
-        if name in (*DENSE, *CATEGORICAL[:5]):
-            items = items.set_column(at, items.field(name), pa.nulls(200, items.field(name).type))
-    pq.write_table(items, tmp_path / "items.parquet")
-    return tmp_path
-
-
-def rank(server, folder, store, *extra):
-    files = ["--context", folder / "users.parquet", "--candidates", folder / "items.parquet"]
-    return run("rank", "--server", server.url, "--recommender", store, *extra, *files)
-
-
-def test_rank_prints_the_list_and_the_log_holds_it(server, files, store, read_log, raw_table, score_rows):
-    log = f"sqlite:///{files}/log.db"
-    done = rank(server, files, store, "--k", 5, "--request-id", "list-1", "--explore", 0.4, "--log", log)
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    shown = [line["candidate"] for line in lines]
-    assert [line["position"] for line in lines] == [1, 2, 3, 4, 5]
-    [record] = read_log(files / "log.db")
-    assert (record.request_id, record.positions.tolist(), record.model_version) == ("list-1", [1, 2, 3, 4, 5], 1)
-    np.testing.assert_array_equal(record.scores, np.array([line["score"] for line in lines], np.float32))
-    np.testing.assert_array_equal(record.scores, score_rows(record.dense, record.categorical))
-    assert max(record.propensities) < 1, "the list was explored"
-    user, items = raw_table(3, seed=5).slice(2, 1), raw_table(200, seed=6).take(shown)
-    for i, name in enumerate(CATEGORICAL):
-        mine, theirs = user[name].fill_null(-1)[0].as_py(), items[name].fill_null(-1).to_numpy()
-        expected = np.full(5, mine) if i < 5 else np.where(theirs < 0, mine, theirs)
-        np.testing.assert_array_equal(record.categorical[:, i], expected)
-
-
-@pytest.mark.parametrize(
-    ("extra", "text"),
-    [
-        (["--k", 0], "k is 0, expected 1..2048"),
-        (["--k", 1, "--plan", "/nowhere/at"], "/nowhere/at is no folder"),
-        (["--k", 1, "--explore", 0.5], "explore is 0.5, expected a share of the lists in [0, 0.5)"),
-    ],
-    ids=["k", "plan", "explore"],
-)
-def test_misuse_of_rank_is_one_line_and_exit_2(server, files, store, extra, text):
-    done = rank(server, files, store, *extra)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert text in done.stderr
 
 
 def test_simulate_and_drift_write_what_they_say(folder):

@@ -11,7 +11,7 @@ from components.contracts.raw_rows import LABEL, ColumnNames
 from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError
 from inference_client.rows import WrongValue, categories
-from inference_client.traffic import concatenated, first_rows, read_rows, row_files
+from inference_client.traffic import concatenated, read_rows, row_files
 
 
 def write(path, table):
@@ -68,7 +68,6 @@ def test_a_column_that_is_served_as_one_value_may_be_absent_but_is_read_where_it
     path = write(tmp_path / "rows.parquet", pa.table({"item": [5, 6], LABEL: [1, 0], **held}))
     expected = np.c_[held.get("place", [-1, -1]), [5, 6]]
     np.testing.assert_array_equal(read(path, shop)[1], expected)
-    np.testing.assert_array_equal(first_rows(path, shop).categorical, expected)
 
 
 @pytest.mark.parametrize(
@@ -99,12 +98,11 @@ def test_a_damaged_file_and_an_empty_folder_are_named(tmp_path):
         row_files(tmp_path / "empty")
 
 
-def test_a_folder_is_read_in_the_order_of_its_names_and_the_first_rows_are_the_first(tmp_path, raw_table):
+def test_a_folder_is_read_in_the_order_of_its_names(tmp_path, raw_table):
     for day in (2, 1):
         write(tmp_path / f"day={day}" / "part.parquet", raw_table(5, seed=day))
     expected = np.concatenate([raw_table(5, seed=day)["I1"].to_numpy() for day in (1, 2)])
-    np.testing.assert_array_equal(first_rows(tmp_path, CRITEO_RECOMMENDER, num_rows=7).dense[:, 0], expected[:7])
-    assert len(first_rows(tmp_path, CRITEO_RECOMMENDER, num_rows=100)) == 10
+    np.testing.assert_array_equal(read(tmp_path)[0][:, 0], expected)
 
 
 @pytest.mark.parametrize("text", ["0x1f", "68fd1e64", "1_0", " 1", "1 2", "1\n", "9" * 19, "\u0661"])
