@@ -22,8 +22,6 @@ import json
 import logging
 import re
 import shutil
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -243,53 +241,12 @@ def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone:
 
 logger = logging.getLogger(__name__)
 
-PROGRESS_SECONDS = 10.0
-"""Least time between two log lines."""
 _PART = ".part"
 
 
 def free_bytes(folder: Path) -> int:
     """Bytes that this process may still write on the folder's disk."""
     return shutil.disk_usage(folder).free
-
-
-class DownloadProgress:
-    """Counts what arrives, for several threads, and logs it."""
-
-    def __init__(
-        self, name: str, *, num_files: int, num_bytes: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._name, self._num_files, self._num_bytes, self._clock = name, num_files, num_bytes, clock
-        self._lock = threading.Lock()
-        self._began = self._logged = clock()
-        self.num_done = 0
-        """Files that are whole."""
-        self.num_arrived = 0
-        """Bytes that arrived and were not discarded."""
-
-    def arrived(self, num_bytes: int) -> None:
-        """Counts bytes; less than 0 if they were discarded."""
-        with self._lock:
-            self.num_arrived += num_bytes
-            if (now := self._clock()) - self._logged >= PROGRESS_SECONDS:
-                self._logged = now
-                logger.info("%s", self.line())
-
-    def finish_file(self) -> None:
-        """Counts one file."""
-        with self._lock:
-            self.num_done += 1
-
-    def line(self) -> str:
-        """Files, bytes, speed (MB/s, 10^6 bytes) since the beginning, and seconds left at that speed."""
-        seconds = self._clock() - self._began
-        left = self._num_bytes - self.num_arrived
-        speed = self.num_arrived / seconds if seconds > 0 else 0.0
-        rest = f", {left / speed:.0f} s left" if left > 0 and speed > 0 else ""
-        return (
-            f"{self._name}: {self.num_done} of {self._num_files} files, {self.num_arrived / 1e6:.1f} of "
-            f"{self._num_bytes / 1e6:.1f} MB in {seconds:.1f} s, {speed / 1e6:.1f} MB/s{rest}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,11 +293,9 @@ class DownloadCache:
         paths = [self.path(each) for each in missing]
         downloads = [Download(each, path.with_name(path.name + _PART), path) for each, path in zip(missing, paths)]
         num_bytes = self._make_room(objects.uri, downloads)
-        progress = DownloadProgress(objects.uri, num_files=len(downloads), num_bytes=num_bytes)
-        try:
-            download_all(objects, downloads, arrived=progress.arrived, finished=progress.finish_file)
-        finally:
-            logger.info("%s", progress.line())
+        logger.info("fetching %d files of %s, %.1f MB", len(downloads), objects.uri, num_bytes / 1e6)
+        download_all(objects, downloads)
+        logger.info("fetched them")
 
     def prune(self) -> None:
         """Removes what this run did not use, and the folders that are empty then."""

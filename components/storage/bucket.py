@@ -11,7 +11,7 @@ without credentials.
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,6 @@ from components.storage.objects import (
     Stored,
     check_name,
     file_crc32c,
-    ignore_progress,
     opened,
 )
 
@@ -127,20 +126,20 @@ class BucketObjects:
                 problem = f"damaged (CRC32C {found}, expected {expected})"
         raise TemporaryError(f"{self.uri}/{name} was {problem} while it was read, {_READ_ATTEMPTS} times")
 
-    def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = ignore_progress) -> None:
+    def fetch(self, wanted: ObjectInfo, part: Path) -> None:
         """See `Objects.fetch`."""
         thing = f"{self.uri}/{check_name(wanted.name, self.uri)}"
         part.parent.mkdir(parents=True, exist_ok=True)
-        with self._translated(thing), flushed_to_disk(open(part, "a+b")) as file:
+        # Without a buffer: a kill loses nothing that has arrived.
+        with self._translated(thing), flushed_to_disk(open(part, "a+b", buffering=0)) as file:
             for _ in range(_FETCH_ATTEMPTS):
                 while file.seek(0, os.SEEK_END) < wanted.size:
-                    self._fetch_rest(wanted, file, arrived)
+                    self._fetch_rest(wanted, file)
                 size, checksum = file.tell(), file_crc32c(file)
                 if (size, checksum) == (wanted.size, wanted.crc32c):
                     return
                 found = f"CRC32C {checksum}, {size} bytes"
                 logger.warning("%s arrived damaged (%s): the download starts again", thing, found)
-                arrived(-size)
                 file.truncate(0)
         raise TemporaryError(f"{thing} was damaged ({found}), expected CRC32C {wanted.crc32c}, {wanted.size} bytes")
 
@@ -247,7 +246,7 @@ class BucketObjects:
     def _blob(self, name: str) -> Any:
         return self._bucket.blob(self._full(name))
 
-    def _fetch_rest(self, wanted: ObjectInfo, file: BinaryIO, arrived: Callable[[int], None]) -> None:
+    def _fetch_rest(self, wanted: ObjectInfo, file: BinaryIO) -> None:
         """Asks for the bytes that are still missing; returns where some came.
 
         The client's patience counts from the call's begin, however much has come since: a connection cut in the
@@ -258,10 +257,7 @@ class BucketObjects:
         try:
             with self._translated(f"{self.uri}/{wanted.name}"):
                 try:
-                    receiver = _Receiver(file, arrived)
-                    blob.download_to_file(
-                        receiver, start=before or None, raw_download=True, checksum=None, **self._call
-                    )
+                    blob.download_to_file(file, start=before or None, raw_download=True, checksum=None, **self._call)
                 except (refusals.NotFound, refusals.RequestRangeNotSatisfiable) as error:
                     self._check_bucket()
                     problem = f"{self.uri}/{wanted.name} is no longer at generation {wanted.generation}"
@@ -322,20 +318,6 @@ class BucketObjects:
         if not self._is_bucket_known:
             next(iter(self._client.list_blobs(self._bucket, max_results=1, **self._call)), None)
             self._is_bucket_known = True
-
-
-class _Receiver:
-    """The file that Google's client writes to: counts what arrives."""
-
-    def __init__(self, file: BinaryIO, arrived: Callable[[int], None]) -> None:
-        self._file, self._arrived = file, arrived
-
-    def write(self, content: bytes) -> int:
-        """Appends `content`."""
-        self._file.write(content)
-        self._file.flush()  # A kill loses nothing that has arrived.
-        self._arrived(len(content))
-        return len(content)
 
 
 def _client() -> Any:

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -29,7 +29,6 @@ from components.storage.objects import (
     ObjectInfo,
     Stored,
     check_name,
-    ignore_progress,
     opened,
 )
 
@@ -60,7 +59,7 @@ class FolderObjects:
         except OSError as error:
             raise _translated(error, path) from error
 
-    def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = ignore_progress) -> None:
+    def fetch(self, wanted: ObjectInfo, part: Path) -> None:
         """See `Objects.fetch`."""
         source = self.local(wanted.name)
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -68,9 +67,7 @@ class FolderObjects:
             with open(source, "rb") as file, flushed_to_disk(open(part, "wb")) as copy:
                 if (found := _generation(os.fstat(file.fileno()))) != wanted.generation:
                     raise Changed(f"{source} is at generation {found}, expected {wanted.generation}: it was replaced")
-                while content := file.read(_CHUNK_BYTES):
-                    copy.write(content)
-                    arrived(len(content))
+                shutil.copyfileobj(file, copy, _CHUNK_BYTES)
             if not _are_equal(source, part):
                 raise TemporaryError(f"{part} reads back otherwise than it was copied from {source}")
         except OSError as error:

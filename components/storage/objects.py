@@ -10,8 +10,7 @@ Objects become files of this machine one alone, or several at a time. How the by
 
 import base64
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from io import BytesIO
@@ -62,10 +61,6 @@ class Stored(NamedTuple):
     generation: int
 
 
-def ignore_progress(num_bytes: int) -> None:
-    """The default receiver of the progress of `Objects.fetch`: does nothing."""
-
-
 def file_crc32c(file: BinaryIO) -> str:
     """CRC32C of a file from its start, as Cloud Storage writes it; leaves the file at its end.
 
@@ -94,7 +89,7 @@ class Objects(Protocol):
     def read(self, name: str) -> Stored | None:
         """The object, checked against its checksum where there is one; None if absent. For small objects."""
 
-    def fetch(self, wanted: ObjectInfo, part: Path, *, arrived: Callable[[int], None] = ignore_progress) -> None:
+    def fetch(self, wanted: ObjectInfo, part: Path) -> None:
         """Makes the local file `part` the bytes of one write of an object, proven and flushed to disk.
 
         A bucket continues where an earlier call ended, after a cut connection as after a kill: what `part` holds is
@@ -105,8 +100,6 @@ class Objects(Protocol):
         Args:
             wanted: The object's entry in `list`.
             part: Local file; made where it is absent.
-            arrived: Called with the number of bytes of each piece that arrives, less than 0 where bytes are discarded;
-                what it raises ends the call.
 
         Raises:
             Changed: the object is no longer at that generation.
@@ -220,39 +213,20 @@ class Download(NamedTuple):
     """Where it lies once it is whole."""
 
 
-class _Stopped(Exception):
-    """Another transfer failed."""
-
-
-def download_all(
-    objects: Objects,
-    downloads: Sequence[Download],
-    *,
-    arrived: Callable[[int], None] = ignore_progress,
-    finished: Callable[[], None] = lambda: None,
-) -> None:
+def download_all(objects: Objects, downloads: Sequence[Download]) -> None:
     """Brings every object to its path, whole; large ones first, so that no single one is waited for at the end.
 
-    The first failure ends all transfers; what arrived is kept for the next try. No two downloads have the same path;
-    `arrived` is as in `Objects.fetch`, `finished` is called for each file that is whole.
+    After the first failure no transfer begins; what arrived is kept for the next try. No two downloads have the same
+    path.
 
     Raises:
         Changed, TemporaryError, PermanentError: see `Objects.fetch`; the first one. No transfer continues.
     """
-    stop = threading.Event()
-
-    def count(num_bytes: int) -> None:
-        if stop.is_set():
-            raise _Stopped
-        arrived(num_bytes)
 
     def bring(download: Download) -> None:
-        if stop.is_set():
-            raise _Stopped
-        objects.fetch(download.wanted, download.part, arrived=count)
+        objects.fetch(download.wanted, download.part)
         os.replace(download.part, download.path)
         fsync_path(download.path.parent)
-        finished()
 
     with ThreadPoolExecutor(NUM_TRANSFERS, thread_name_prefix="download") as threads:
         ordered = sorted(downloads, key=lambda download: -download.wanted.size)
@@ -260,7 +234,7 @@ def download_all(
             for done in as_completed([threads.submit(bring, download) for download in ordered]):
                 done.result()
         finally:
-            stop.set()
+            threads.shutdown(cancel_futures=True)
 
 
 def download(objects: Objects, name: str, path: Path) -> None:

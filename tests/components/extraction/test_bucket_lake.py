@@ -20,7 +20,7 @@ from components.contracts.manifests import RawDataset
 from components.contracts.records import CLICK
 from components.extraction.backfill import backfill
 from components.extraction.lake import Lake
-from components.extraction.lake_files import DownloadCache, DownloadProgress, opened_lake
+from components.extraction.lake_files import DownloadCache, opened_lake
 from components.extraction.raw_schema import raw_schema
 from components.extraction.times import TimeSpan, parse_day, parse_time
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -196,16 +196,6 @@ def test_the_newest_row_takes_the_newest_day_with_rows_alone(lake, folder, tmp_p
         found = Lake(files=files, features=CRITEO).newest()
     assert found == parse_time("newest", "2026-03-05T23:52:48Z")
     assert {name.partition("/")[0] for name in fetched(lake.seen)} == {f"day={day(n)}" for n in (5, 6, 7)}
-
-
-def test_a_line_of_progress_states_speed_and_what_is_left():
-    seconds = iter([100.0, 105.0, 105.0, 110.0, 110.0, 120.0])
-    progress = DownloadProgress("gs://models/lake", num_files=3, num_bytes=40_000_000, clock=lambda: next(seconds))
-    progress.arrived(5_000_000)
-    progress.finish_file()
-    assert progress.line() == "gs://models/lake: 1 of 3 files, 5.0 of 40.0 MB in 5.0 s, 1.0 MB/s, 35 s left"
-    progress.arrived(-1_000_000)
-    assert progress.num_arrived == 4_000_000
 
 
 BIG = part(1)
