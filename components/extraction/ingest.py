@@ -428,7 +428,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command's flags; `--help` is its documentation."""
     parser = CommandParser(
         prog="evergreen ingest",
-        description="Reads files of rows (Parquet, text with a header; Criteo's 1TB TSV and Kaggle CSV) in order, and "
+        description="Reads files of rows (Parquet, text with a header; Criteo's TSV) in order, and "
         "writes the earlier ones to the lake, the later ones to a file to replay. Rows keep their times, or get some, "
         "spread over whole days. Prints its counts as JSON.",
     )

@@ -407,7 +407,7 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True) -> Reader:
     """The reader for the form that `path` has.
 
-    Criteo's own forms are read for a recommender with exactly Criteo's features; they have neither times nor weights.
+    Criteo's own text is read for a recommender with exactly Criteo's features; it has neither times nor weights.
     `with_keys`: whether a user's request ids, rows and times are read; without them they are null.
 
     Raises:
@@ -423,9 +423,9 @@ def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True)
     if not lines:
         raise ContractError(f"{path} is empty, expected rows")
     layout = text_layout(lines[0], recommender)
-    if layout is not None and not _is_criteos(layout.fields, recommender):
-        return text_file(path, layout, recommender, with_keys=with_keys)
     is_criteos = criteo.are_its(recommender.features) and not recommender.data.has_weights
+    if layout is not None and not (is_criteos and recommender.data.event_time not in layout.fields):
+        return text_file(path, layout, recommender, with_keys=with_keys)
     if is_criteos and (reader := criteo.text_file(path, lines)):
         return reader
     found = (
@@ -434,23 +434,12 @@ def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True)
     if is_criteos:
         raise ContractError(
             f"{path} is no Criteo file: {found} columns, expected {criteo.NUM_TSV_FIELDS} (label, 13 integers, "
-            "26 categories), a header with Label, or Parquet"
-        )
-    if any(map(criteo.layout_of_fields, lines)):
-        raise ContractError(
-            f"{path} looks like a Criteo file without header, whose columns are {', '.join(criteo.COLUMNS)}; "
-            f"recommender {recommender.name} has {', '.join(recommender.features.names)}: expected a header with them"
+            "26 categories), or a header with Label"
         )
     raise ContractError(
         f"{path} has no header that names the label {recommender.data.label!r}: {found} columns, expected a header, "
         "or Parquet"
     )
-
-
-def _is_criteos(names: Sequence[str], recommender: Recommender) -> bool:
-    """Whether a file with these columns is read as one of Criteo's forms, which have neither times nor weights."""
-    data = recommender.data
-    return criteo.are_its(recommender.features) and data.event_time not in names and not data.has_weights
 
 
 def _parquet_reader(path: Path, recommender: Recommender, *, with_keys: bool) -> Reader:
@@ -459,10 +448,5 @@ def _parquet_reader(path: Path, recommender: Recommender, *, with_keys: bool) ->
     has_raw_names = replace(recommender.data, user=None) == ColumnNames(weight=WEIGHT if weighted else None)
     if has_raw_names and raw <= set(schema.names) and pa.types.is_timestamp(schema.field(EVENT_TIME).type):
         return RawParquet(path=path, features=features, weighted=weighted, with_words=True)
-    if not _is_criteos(schema.names, recommender):
-        columns = columns_of(schema.names, recommender, path=path, with_keys=with_keys)
-        return NamedParquet(path=path, features=features, columns=columns)
-    lower = [name.lower() for name in schema.names]
-    if missing := [name for name in criteo.COLUMNS if lower.count(name.lower()) != 1]:
-        raise ContractError(f"{path} is no Criteo Parquet file: it lacks the columns {missing}")
-    return criteo.CriteoParquet(path=path)
+    columns = columns_of(schema.names, recommender, path=path, with_keys=with_keys)
+    return NamedParquet(path=path, features=features, columns=columns)

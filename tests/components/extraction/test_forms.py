@@ -1,6 +1,5 @@
 """Which form a file has, which files of a folder count, and what rows of Parquet in each form become."""
 
-import struct
 from functools import partial
 
 import pyarrow as pa
@@ -9,8 +8,7 @@ import pytest
 
 from components.contracts import criteo, raw_rows
 from components.extraction.readers import forms
-from components.extraction.readers.criteo import CriteoParquet
-from components.extraction.readers.forms import click_log_files
+from components.extraction.readers.forms import NamedParquet, click_log_files
 from components.extraction.readers.parquet import RawParquet
 from components.extraction.times import TimeSpan
 from components.runtime.errors import ContractError
@@ -51,74 +49,7 @@ def test_parquet_is_recognised_by_its_columns(tmp_path, raw_table):
     pq.write_table(raw_table(20), tmp_path / "raw.parquet")
     pq.write_table(raw_table(20).select([raw_rows.LABEL, *criteo.FEATURES]), tmp_path / "day_0")
     assert isinstance(find_reader(tmp_path / "raw.parquet"), RawParquet)
-    assert isinstance(find_reader(tmp_path / "day_0"), CriteoParquet)
-
-
-def test_parquet_of_other_columns_is_refused(tmp_path):
-    pq.write_table(pa.table({"label": [1], "I1": [2]}), tmp_path / "a.parquet")
-    with pytest.raises(ContractError, match=r"a.parquet is no Criteo Parquet file: it lacks the columns \['I2'"):
-        find_reader(tmp_path / "a.parquet")
-
-
-def nvidia_table(rows: list[tuple]) -> pa.Table:
-    """Rows as NVIDIA stores them: everything int32, a hash by its bits."""
-    columns = {}
-    for name, values in zip((raw_rows.LABEL, *criteo.FEATURES), zip(*rows)):
-        if name in criteo.CATEGORICAL:
-            values = [None if v is None else struct.unpack("<i", struct.pack("<I", v))[0] for v in values]
-        columns[name] = pa.array([None if v is None else int(v) for v in values], pa.int32())
-    return pa.table(columns)
-
-
-def test_int32_hashes_are_read_as_unsigned(tmp_path, criteo_rows, truth, read):
-    rows = truth(criteo_rows(300))
-    table = nvidia_table(rows)
-    assert min(v for v in table.column("C1").to_pylist() if v is not None) < 0
-    pq.write_table(table, tmp_path / "day_0.parquet")
-    assert read(find_reader(tmp_path / "day_0.parquet")) == (rows, [])
-
-
-@pytest.mark.parametrize("as_dictionary", [False, True])
-def test_hex_strings_are_read(tmp_path, criteo_rows, truth, read, as_dictionary):
-    texts, rows = criteo_rows(300), truth(criteo_rows(300))
-    table = nvidia_table(rows)
-    for i, name in enumerate(table.column_names):
-        if name in criteo.CATEGORICAL:
-            values = pa.array([row[i] for row in texts])
-            table = table.set_column(i, name, values.dictionary_encode() if as_dictionary else values)
-    pq.write_table(table.rename_columns(["Label", *criteo.FEATURES]), tmp_path / "day_0.parquet")
-    assert read(find_reader(tmp_path / "day_0.parquet")) == (rows, [])
-
-
-def test_malformed_rows_are_set_aside_by_row_number(tmp_path, criteo_rows, truth, read):
-    rows = truth(criteo_rows(20))
-    table = nvidia_table(rows)
-    labels = [row[0] for row in rows]
-    labels[3], labels[7] = 5, None
-    hexes = ["aa"] * 20
-    hexes[9] = "xyz"
-    floats = [1.0] * 20
-    floats[11], floats[12] = float("inf"), float("nan")
-    table = table.set_column(0, "label", pa.array(labels, pa.int32()))
-    table = table.set_column(1, "I1", pa.array(floats, pa.float64()))
-    table = table.set_column(14, "C1", pa.array(hexes))
-    pq.write_table(table, tmp_path / "day_0.parquet")
-    found, malformed = read(find_reader(tmp_path / "day_0.parquet"))
-    assert [(m["line"], m["reason"]) for m in malformed] == [
-        (4, "label is 5, expected 0 or 1"),
-        (8, "label is None, expected 0 or 1"),
-        (10, "C1 is 'xyz', expected 1 to 8 hex digits or nothing"),
-        (12, "I1 is inf, expected a finite number"),
-    ]
-    assert len(found) == 16
-    assert found[8][1] is None  # row 13's NaN is a missing value
-
-
-def test_a_column_of_another_type_is_refused_by_name(tmp_path, criteo_rows, truth, read):
-    table = nvidia_table(truth(criteo_rows(20))).set_column(14, "C1", pa.array([0.5] * 20))
-    pq.write_table(table, tmp_path / "day_0.parquet")
-    with pytest.raises(ContractError, match=r"day_0.parquet has C1 of type double, expected integers or hex strings"):
-        read(find_reader(tmp_path / "day_0.parquet"))
+    assert isinstance(find_reader(tmp_path / "day_0"), NamedParquet)
 
 
 def test_raw_rows_without_identity_or_time_are_set_aside(tmp_path, raw_table, read):

@@ -103,7 +103,7 @@ def test_times_are_exact_at_any_scale(total, days, at, num_rows):
 
 
 def test_max_rows_stops_reading(tmp_path, criteo_rows, write_text, truth, run_ingest):
-    path = write_text(tmp_path / "train.csv", criteo_rows(300), delimiter=",")
+    path = write_text(tmp_path / "train.tsv", criteo_rows(300))
     _, summary, _ = run_ingest(path, max_rows=120, days=1)
     assert summary is not None
     assert (summary["rows"], summary["lake_rows"], summary["replay_rows"]) == (120, 96, 24)

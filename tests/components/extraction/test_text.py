@@ -54,13 +54,6 @@ def test_a_header_names_the_columns(tmp_path, criteo_rows, write_text, truth, re
     assert read(find_reader(path)) == (truth(rows), [])
 
 
-@pytest.mark.parametrize("with_id", [False, True])
-def test_csv_without_header_is_read_with_or_without_id(tmp_path, criteo_rows, write_text, truth, read, with_id):
-    rows = criteo_rows(50)
-    written = [["10000001", *row] for row in rows] if with_id else rows
-    assert read(find_reader(write_text(tmp_path / "k.csv", written, delimiter=","))) == (truth(rows), [])
-
-
 def test_windows_line_ends_blank_lines_and_byte_order_mark_do_no_harm(tmp_path, criteo_rows, truth, read):
     rows = criteo_rows(20)
     text = "\ufeff" + "\r\n\r\n".join("\t".join(row) for row in rows) + "\r\n\r\n"
