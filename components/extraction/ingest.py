@@ -9,7 +9,6 @@ what they left.
 
 import argparse
 import hashlib
-import itertools
 import json
 import logging
 import os
@@ -60,8 +59,6 @@ from components.store.recommenders import accepted
 logger = logging.getLogger(__name__)
 
 ROWS_PER_REQUEST = 100
-COMPARED_ROWS = 1000
-"""By these first rows, or by all of a smaller file, a file is known that is there twice, as `day_0` and `day_0.gz`."""
 MAX_DAYS = 500
 """Days of one ingestion, each of which has a file open."""
 _PARTITION = DAY_PARTITION.format(day="")
@@ -208,11 +205,9 @@ def read_rows(
     `counts` gets their `rows` and `clicks`.
 
     Raises:
-        ContractError: two files begin with the same rows, which would be learnt and judged twice; or a file cannot be
-            read, or has no times where they are wanted (`with_keys`).
+        ContractError: a file cannot be read, or has no times where they are wanted (`with_keys`).
     """
     left = max_rows
-    beginnings: dict[str, Path] = {}
     for file in files:
         logger.info("reading %s", file)
         reader = find_reader(file, recommender, with_keys=with_keys)
@@ -223,10 +218,7 @@ def read_rows(
             )
         if reader.has_times and not with_keys:
             logger.warning("%s has event times, which are replaced: rows keep them without last_day and days", file)
-        batches = reader.batches(malformed)
-        beginning = _first_rows(batches)
-        _refuse_repetition(file, beginning, beginnings, names=click_columns(recommender.features))
-        for batch in itertools.chain(beginning, batches):
+        for batch in reader.batches(malformed):
             rows = batch if left is None else batch.slice(0, left)
             left = None if left is None else left - rows.num_rows
             if rows.num_rows:
@@ -270,25 +262,6 @@ class _Origin:
         self._num_of_request.update(zip(names, (before + sizes).tolist()))
         numbers += before[codes]
         return numbers
-
-
-def _first_rows(batches: Iterator[Any]) -> list[Any]:
-    """The first batches, with `COMPARED_ROWS` rows or more, or all where there are fewer."""
-    found: list[Any] = []
-    while sum(batch.num_rows for batch in found) < COMPARED_ROWS and (batch := next(batches, None)) is not None:
-        found.append(batch)
-    return found
-
-
-def _refuse_repetition(file: Path, beginning: list[Any], known: dict[str, Path], *, names: list[str]) -> None:
-    """Notes in `known` the file of each beginning; refuses one that is there."""
-    rows = [row for batch in beginning for row in batch.select(names).slice(0, COMPARED_ROWS).to_pylist()]
-    rows = rows[:COMPARED_ROWS]
-    digest = hashlib.sha256(repr(rows).encode()).hexdigest()
-    if rows and known.setdefault(digest, file) is not file:
-        raise ContractError(
-            f"{file} begins with the {len(rows):,} rows that {known[digest]} begins with, expected each row in one file"
-        )
 
 
 def in_time_order(folder: Path, recommender: Recommender) -> Iterator[tuple[Any, NDArray[np.int64]]]:

@@ -366,7 +366,7 @@ def click_log_files(path: Path) -> list[Path]:
     notes.
 
     Raises:
-        ContractError: there is none.
+        ContractError: there is none; or one is there packed and unpacked, whose rows would be learnt and judged twice.
     """
     if path.is_file():
         return [path]
@@ -378,6 +378,8 @@ def click_log_files(path: Path) -> list[Path]:
     files = [path / name for name in _visible_names(path) if name not in others]
     if not files:
         raise ContractError(f"{path} holds no file of rows, expected day_N[.gz], *.tsv, *.txt, *.csv or *.parquet")
+    if twice := [file for file in files if file.suffix == ".gz" and file.with_suffix("") in files]:
+        raise ContractError(f"{twice[0]} is there unpacked, too, expected each row in one file")
     return sorted(files, key=lambda p: natural_key(p.name))
 
 

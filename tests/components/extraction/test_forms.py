@@ -22,6 +22,13 @@ def test_days_are_read_in_the_order_of_their_numbers(tmp_path):
     assert [p.name for p in click_log_files(tmp_path)] == ["day_1.gz", "day_2", "day_10.gz"]
 
 
+def test_a_file_that_is_there_packed_and_unpacked_is_refused(tmp_path):
+    for name in ("day_0", "day_0.gz", "day_1.gz"):
+        (tmp_path / name).touch()
+    with pytest.raises(ContractError, match="day_0.gz is there unpacked, too, expected each row in one file"):
+        click_log_files(tmp_path)
+
+
 def test_a_folder_without_click_logs_is_refused(tmp_path):
     (tmp_path / "notes.md").touch()
     with pytest.raises(ContractError, match=r"holds no file of rows, expected day_N"):

@@ -5,7 +5,6 @@ import json
 from datetime import date, timedelta
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -173,35 +172,6 @@ def test_a_bad_flag_is_told_in_one_line(tmp_path, criteo_rows, write_text, run_i
     code, _, error = run_ingest(**{"data": path, flag: value})
     assert code == 2
     assert f"error: {message}" in error
-
-
-@pytest.mark.parametrize("num_rows", [60, 1500, 30_000])
-@pytest.mark.parametrize("other", ["day_0.gz", "day_1.csv", "day_2.parquet"])
-def test_a_file_that_begins_with_another_ones_rows_is_refused_and_both_are_named(
-    tmp_path, criteo_rows, write_text, truth, run_ingest, num_rows, other
-):
-    folder, rows = tmp_path / "twice", criteo_rows(num_rows)
-    write_text(folder / "day_0", rows)
-    if other.endswith("parquet"):
-        columns = dict(zip((raw_rows.LABEL, *criteo.FEATURES), zip(*truth(rows))))
-        pq.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), folder / other)
-    else:
-        write_text(folder / other, rows, delimiter="," if other.endswith("csv") else "\t")
-    code, _, error = run_ingest(folder)
-    assert code == 2
-    assert f"{folder / other} begins with the {min(num_rows, 1000):,} rows that {folder / 'day_0'} begins with" in error
-    assert not list((tmp_path / "my lake").rglob("*.parquet"))
-
-
-@pytest.mark.parametrize(
-    "change", [lambda rows: rows[:-1], lambda rows: rows[::-1], lambda rows: [["1", *rows[0][1:]], *rows[1:]]],
-    ids=["one row less", "another order", "another label"],
-)  # fmt: skip
-def test_a_small_file_that_differs_at_all_is_no_copy(tmp_path, criteo_rows, write_text, run_ingest, change):
-    rows = [["0", *row[1:]] for row in criteo_rows(60)]
-    write_text(tmp_path / "two" / "day_0", rows)
-    write_text(tmp_path / "two" / "day_1", change(rows))
-    assert run_ingest(tmp_path / "two")[0] == 0
 
 
 def test_kaggles_archive_is_its_train_file_and_what_is_passed_over_is_said(
