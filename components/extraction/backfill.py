@@ -55,15 +55,7 @@ class Backfilled(NamedTuple):
     """Names of the files of version 0 that are read no more."""
 
 
-def backfill(
-    files: list[Path],
-    recommender: Recommender,
-    *,
-    lake: str,
-    day: date,
-    reason: str = "",
-    max_malformed_fraction: float = ExtractionSettings.max_malformed_fraction,
-) -> Backfilled:
+def backfill(files: list[Path], recommender: Recommender, *, lake: str, day: date, reason: str = "") -> Backfilled:
     """Writes the rows of `files` as the day's next version.
 
     Rows in the raw schema keep their times and must be of the day; rows without times are spread evenly over it in the
@@ -77,12 +69,13 @@ def backfill(
         PermanentError: no permission, no bucket, or no room; or somebody removed files of the version meanwhile.
     """
     versions = DayVersions(lake, day)
+    limit = recommender.section("extraction", ExtractionSettings).max_malformed_fraction
     # Noted before any row is read: a file that arrives meanwhile holds rows that nobody has corrected.
     replaces = versions.own_files()
     with tempfile.TemporaryDirectory(prefix="backfill-", ignore_cleanup_errors=True) as folder:
         scratch, rows = Path(folder), Path(folder, "rows")
         with (
-            MalformedRows(scratch / MALFORMED_FILE, max_fraction=max_malformed_fraction) as malformed,
+            MalformedRows(scratch / MALFORMED_FILE, max_fraction=limit) as malformed,
             PartWriter(rows) as writer,
         ):
             num_duplicates = 0
@@ -205,12 +198,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lake", required=True, help="lake: folder, file:// or gs:// URI")
     parser.add_argument("--day", required=True, help="the day, UTC, YYYY-MM-DD")
     parser.add_argument("--reason", default="", help="why, kept in the version's marker")
-    parser.add_argument(
-        "--max-malformed-fraction",
-        type=float,
-        default=ExtractionSettings.max_malformed_fraction,
-        help="share of a file's rows that may be malformed or of another day",
-    )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a file, or a folder of files")
     return parser
 
@@ -227,7 +214,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         lake=typed_uri(arguments.lake),
         day=parse_day("day", arguments.day),
         reason=arguments.reason,
-        max_malformed_fraction=arguments.max_malformed_fraction,
     )
     print(json.dumps({"day": arguments.day, **done._asdict()}))
     return 0

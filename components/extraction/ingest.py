@@ -76,12 +76,10 @@ class IngestSettings:
     """UTC day of the last row, replayed rows included; None = rows keep the times that they have."""
     days: int | None = None
     """Whole days, ending with `last_day`, over which the rows spread; None where that is."""
-    max_rows: int | None
+    max_rows: int | None = None
     """Rows taken from the beginning; None = all."""
-    lake_fraction: float
+    lake_fraction: float = 1.0
     """Share of the rows, the earlier ones, that go to the lake; in (0, 1]."""
-    max_malformed_fraction: float
-    """Share of a file's rows that may be malformed before the command stops; in [0, 1]."""
 
     def __post_init__(self) -> None:
         if (self.last_day is None) != (self.days is None):
@@ -121,7 +119,8 @@ def ingest(
         scratch = Path(folder)
         spool, weighted, counts = scratch / "spool", recommender.data.has_weights, Counter[str]()
         malformed_file = scratch / "malformed_rows.jsonl"
-        with MalformedRows(malformed_file, max_fraction=settings.max_malformed_fraction) as malformed:
+        limit = recommender.section("extraction", ExtractionSettings).max_malformed_fraction
+        with MalformedRows(malformed_file, max_fraction=limit) as malformed:
             reading = partial(read_rows, files, recommender, malformed, counts=counts, max_rows=settings.max_rows)
             if settings.days:
                 spool_rows(reading(), recommender, spool)
@@ -401,9 +400,10 @@ def build_parser() -> argparse.ArgumentParser:
     """The command's flags; `--help` is its documentation."""
     parser = CommandParser(
         prog="evergreen ingest",
-        description="Reads files of rows (Parquet, text with a header; Criteo's TSV) in order, and "
-        "writes the earlier ones to the lake, the later ones to a file to replay. Rows keep their times, or get some, "
-        "spread over whole days. Prints its counts as JSON.",
+        description="Reads files of rows (Parquet, text with a header; Criteo's TSV) in order, and writes the earlier "
+        "ones to the lake, the later ones to a file to replay. Rows keep their times, or get some, spread over whole "
+        "days. Malformed rows are kept in <replay>.malformed_rows.jsonl, or ingest.malformed_rows.jsonl in the current "
+        "folder. Prints its counts as JSON.",
     )
     add_store_flag(parser)
     parser.add_argument("--data", required=True, type=Path, help="a file, or a folder of files")
@@ -417,13 +417,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-rows", type=int, default=None, help="rows taken from the beginning; default: all")
     parser.add_argument("--lake-fraction", type=float, default=1.0, help="share of the rows, the earlier ones, to lake")
     parser.add_argument("--replay", type=Path, help="Parquet file for the other rows, where there are some")
-    parser.add_argument(
-        "--max-malformed-fraction",
-        type=float,
-        default=ExtractionSettings.max_malformed_fraction,
-        help="share of a file's rows that may be malformed; they are kept in <replay>.malformed_rows.jsonl, or "
-        "ingest.malformed_rows.jsonl in the current folder",
-    )
     return parser
 
 
@@ -437,7 +430,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         days=arguments.days,
         max_rows=arguments.max_rows,
         lake_fraction=arguments.lake_fraction,
-        max_malformed_fraction=arguments.max_malformed_fraction,
     )
     files = click_log_files(arguments.data)
     lake = typed_uri(arguments.lake)

@@ -161,8 +161,6 @@ class MalformedRows:
     def __init__(
         self, path: Path, *, max_fraction: float = ExtractionSettings.max_malformed_fraction, named: Named = str
     ) -> None:
-        if not 0 <= max_fraction <= 1:
-            raise ContractError(f"max_malformed_fraction is {max_fraction}, expected 0 to 1")
         self.path = path
         self.num_rows = 0
         """Malformed rows so far, over all files."""

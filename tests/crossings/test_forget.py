@@ -86,8 +86,7 @@ def fill_lake(lake: Path, files: Path) -> None:
     for day in range(2):
         pq.write_table(rows_of(day, (USER, *OTHERS)), files / f"{day}.parquet")
     pq.write_table(rows_of(2, OTHERS, friend="bob"), files / "2.parquet")
-    settings = IngestSettings(max_rows=None, lake_fraction=1.0, max_malformed_fraction=0.1)
-    ingest(sorted(files.iterdir()), SHOP, lake=str(lake), replay=None, settings=settings)
+    ingest(sorted(files.iterdir()), SHOP, lake=str(lake), replay=None, settings=IngestSettings())
     table = rows_of(0, (USER, *OTHERS), name="words")
     words = table.set_column(table.column_names.index("user"), "user", table["user"].dictionary_encode())
     lists = table["friends"].combine_chunks()
@@ -98,7 +97,8 @@ def fill_lake(lake: Path, files: Path) -> None:
     again = rows_of(1, (USER, *OTHERS), name="again")
     labels = pa.array([7, 7, 7, *again["label"].to_pylist()[3:]], pa.int32())
     pq.write_table(again.set_column(0, "label", labels), files / "again.parquet")
-    backfill([files / "again.parquet"], SHOP, lake=str(lake), day=date(2026, 3, 2), max_malformed_fraction=0.3)
+    tolerant = SHOP.with_settings({"extraction.max_malformed_fraction": 0.3})
+    backfill([files / "again.parquet"], tolerant, lake=str(lake), day=date(2026, 3, 2))
 
 
 def users_of_row(row: int) -> list[int]:

@@ -127,10 +127,8 @@ def ingested(tmp_path, path, features=SHOP, *, names=OWN_NAMES, lake_fraction=1.
         recommender(features, data=names),
         lake=str(tmp_path / "a lake"),
         replay=tmp_path / "replay.parquet",
-        settings=IngestSettings(**{
-            "max_rows": None, "lake_fraction": lake_fraction, "max_malformed_fraction": 0.01, **settings
-        }),
-    )  # fmt: skip
+        settings=IngestSettings(lake_fraction=lake_fraction, **settings),
+    )
     days = sorted((tmp_path / "a lake").iterdir())
     in_lake = [row for day in days if day.name[0] != "." for row in rows_in(day.as_uri())]
     return counts, in_lake, pq.read_table(tmp_path / "replay.parquet").to_pylist()
@@ -472,9 +470,10 @@ def test_extraction_notes_the_words_of_a_lake_but_no_users(tmp_path):
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "clicks.parquet")
     described = recommender(features, data=ColumnNames(user="user"))
-    settings = IngestSettings(max_rows=None, lake_fraction=1.0, max_malformed_fraction=0.0)
     lake = tmp_path / "lake"
-    ingest([tmp_path / "clicks.parquet"], described, lake=str(lake), replay=tmp_path / "replay", settings=settings)
+    ingest(
+        [tmp_path / "clicks.parquet"], described, lake=str(lake), replay=tmp_path / "replay", settings=IngestSettings()
+    )
     opened = Lake(files=LakeFiles(FolderObjects(lake)), features=features)
     dataset = extract(opened, TimeSpan(), folder=tmp_path / "out", recommender=described)
     assert read_words(local_path(dataset.words_uri)) == {
@@ -524,8 +523,7 @@ def test_a_lake_keeps_lists_of_every_form_and_its_readers_see_the_categories_of_
         pq.write_table(table, path := tmp_path / "clicks.parquet")
     named = ColumnNames(label="clicked") if form in ("parquet", "large", "bytes") else ColumnNames()
     described = recommender(LISTS, data=named)
-    settings = IngestSettings(max_rows=None, lake_fraction=1.0, max_malformed_fraction=0.0)
-    ingest([path], described, lake=str(tmp_path / "lake"), replay=tmp_path / "replay", settings=settings)
+    ingest([path], described, lake=str(tmp_path / "lake"), replay=tmp_path / "replay", settings=IngestSettings())
     (in_lake,) = (tmp_path / "lake").rglob("*.parquet")
     kept = pq.read_table(in_lake, partitioning=None)
     for name, lists in {"seen": NUMBER_LISTS, **({"tags": WORD_LISTS} if form != "categories" else {})}.items():
@@ -553,7 +551,7 @@ def padded(found, size):
 def test_a_list_with_a_malformed_element_and_a_column_of_no_lists_are_told(tmp_path):
     (tmp_path / "clicks.csv").write_text("label,item,tags,last,seen\n1,a,b,c,1|x\n0,a,b,c,1|2\n" + "0,a,b,c,\n" * 200)
     files, malformed = [tmp_path / "clicks.csv"], tmp_path / "replay.malformed_rows.jsonl"
-    settings = IngestSettings(last_day=DAY.date(), days=1, max_rows=None, lake_fraction=1.0, max_malformed_fraction=0.1)
+    settings = IngestSettings(last_day=DAY.date(), days=1)
     ingest(files, recommender(LISTS), lake=str(tmp_path / "lake"), replay=tmp_path / "replay", settings=settings)
     assert (
         "seen is '1|x', expected a whole number of 64 bits, or more with | between, or nothing" in malformed.read_text()

@@ -212,9 +212,8 @@ def test_rows_of_another_day_are_malformed(lake, tmp_path, table):
     pq.write_table(table, tmp_path / "both days.parquet")
     with pytest.raises(ContractError, match=r"500 of 1000 rows are malformed"):
         backfill([tmp_path / "both days.parquet"], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
-    done = backfill(
-        [tmp_path / "both days.parquet"], CRITEO_RECOMMENDER, lake=str(lake), day=DAY, max_malformed_fraction=0.5
-    )
+    tolerant = criteo_with(extraction={"max_malformed_fraction": 0.5})
+    done = backfill([tmp_path / "both days.parquet"], tolerant, lake=str(lake), day=DAY)
     assert (done.num_rows, done.num_malformed) == (500, 500)
     aside = lake / "day=2026-03-01" / "version=1" / backfill_module.MALFORMED_FILE
     assert len(aside.read_text().splitlines()) == 500

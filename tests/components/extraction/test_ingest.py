@@ -164,7 +164,6 @@ def test_a_broken_file_leaves_nothing_visible(tmp_path, criteo_rows, write_text,
         ("max_rows", 0, "max_rows is 0, expected at least 1"),
         ("lake_fraction", 0, "lake_fraction is 0.0, expected more than 0 and at most 1"),
         ("last_day", "10.3.2026", "last_day is '10.3.2026', expected a date YYYY-MM-DD"),
-        ("max_malformed_fraction", 2, "max_malformed_fraction is 2.0, expected 0 to 1"),
     ],
 )
 def test_a_bad_flag_is_told_in_one_line(tmp_path, criteo_rows, write_text, run_ingest, flag, value, message):
