@@ -14,12 +14,8 @@ from numpy.typing import NDArray
 from components.contracts.features import Features
 from components.preprocessing.raw_partitions import place_columns
 
-FIXED_POINT_BITS = 32
-"""Logged values are summed as integers of 2^-32: float32 is exact in them from 2^-8 on, and a sum of integers is the
-same in any order."""
-_LOW_BITS = 20
-_SMALLEST_BITS = 149
-"""Every float32 is a whole number of 2^-149."""
+UNIT = 2.0**-149
+"""Every float32 is a whole number of these, and a sum of integers is the same in any order."""
 
 Counts = tuple[NDArray[Any], NDArray[np.int64]]
 """Distinct values of a column or a slot, ascending, and how often each occurs; of a bucketed column float32, 12 bytes
@@ -31,13 +27,12 @@ class Moment(NamedTuple):
 
     num_values: int
     total: int
-    """In units of `unit`; exact, so that it is the same in any order."""
+    """In units of `UNIT`; exact."""
     squares: int
-    """In units of `unit` squared; likewise."""
+    """In units of `UNIT` squared; likewise."""
     least: float
     largest: float
     """Both of float32, and infinite where there is no value."""
-    unit: float
 
     def mean_and_std(self) -> tuple[float, float]:
         """Mean and standard deviation (of a sample, n - 1); 0 for the latter of one value.
@@ -46,7 +41,7 @@ class Moment(NamedTuple):
         """
         n = self.num_values
         variance = (n * self.squares - self.total * self.total) / (n * max(n - 1, 1))
-        return self.total / n * self.unit, variance**0.5 * self.unit
+        return self.total / n * UNIT, variance**0.5 * UNIT
 
 
 Moments = dict[str, Moment]
@@ -71,8 +66,7 @@ def statistics_of(rows: Any, features: Features, numbers: Mapping[str, NDArray[n
         for name, values in numbers.items()
         if name in features.bucketed
     }
-    options = {name: features.options_of(name) for name in numbers if name not in bucketed}
-    return counts | bucketed, {n: _moments(numbers[n], is_logged=each.is_logged) for n, each in options.items()}
+    return counts | bucketed, {n: _moments(values) for n, values in numbers.items() if n not in bucketed}
 
 
 def merged(found: list[Statistics]) -> Statistics:
@@ -98,23 +92,13 @@ def _merged_counts(found: list[Counts]) -> Counts:
 
 
 def _merged_moments(found: list[Moment]) -> Moment:
-    num_values, total, squares, least, largest, (unit, *_) = zip(*found)
-    return Moment(sum(num_values), sum(total), sum(squares), min(least), max(largest), unit)
+    num_values, total, squares, least, largest = zip(*found)
+    return Moment(sum(num_values), sum(total), sum(squares), min(least), max(largest))
 
 
-def _moments(values: NDArray[np.float32], *, is_logged: bool) -> Moment:
-    sums = _logged_sums(values) if is_logged else _exact_sums(values)
+def _moments(values: NDArray[np.float32]) -> Moment:
     ends = float(values.min(initial=np.inf)) + 0.0, float(values.max(initial=-np.inf)) + 0.0  # -0.0 is 0.0
-    return Moment(len(values), *sums, *ends, unit=2.0 ** -(FIXED_POINT_BITS if is_logged else _SMALLEST_BITS))
-
-
-def _logged_sums(values: NDArray[np.float32]) -> tuple[int, int]:
-    """Exact below 2^22 rows: a logged float32 is below 89, so the integer has 39 bits and each partial square 40."""
-    fixed = np.rint(values.astype(np.float64) * 2.0**FIXED_POINT_BITS).astype(np.int64)
-    high, low = fixed >> _LOW_BITS, fixed & ((1 << _LOW_BITS) - 1)
-    squares = int((high * high).sum()) << 2 * _LOW_BITS
-    squares += (int((high * low).sum()) << _LOW_BITS + 1) + int((low * low).sum())
-    return int(fixed.sum()), squares
+    return Moment(len(values), *_exact_sums(values), *ends)
 
 
 def _exact_sums(values: NDArray[np.float32]) -> tuple[int, int]:
