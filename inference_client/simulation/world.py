@@ -8,7 +8,7 @@ partitions in the raw schema, each file whole or absent.
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime, time, timedelta, timezone
 from functools import cached_property
 from io import BytesIO
@@ -25,6 +25,7 @@ from components.contracts import criteo, raw_rows
 from components.contracts.criteo import CATEGORICAL
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.metrics import roc_auc
+from components.contracts.recommender import settings_of
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 from components.storage.objects import Objects
@@ -127,20 +128,13 @@ class World:
         """The world in `path`.
 
         Raises:
-            ContractError: the file is absent, no JSON, or has unknown or missing names.
+            ContractError: the file is absent, no JSON, or has unknown or missing names, or a value of another type.
         """
         try:
             document = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise ContractError(f"world {path} cannot be read: {error}") from error
-        _expect_names(document, cls, path)
-        drifts = []
-        for changes in document.pop("drifts"):
-            _expect_names(changes, Drift, path)
-            for name in ("columns", "new_category_columns"):
-                changes[name] = tuple(changes[name])
-            drifts.append(Drift(**changes))
-        return cls(**document, drifts=tuple(drifts))
+        return settings_of(cls, document, path=f"world {path}")
 
     @cached_property
     def tables(self) -> Tables:
@@ -217,11 +211,6 @@ def _bisected(rising: Callable[[float], float], goal: float, *, low: float, high
         middle = (low + high) / 2.0
         low, high = (middle, high) if rising(middle) < goal else (low, middle)
     return (low + high) / 2.0
-
-
-def _expect_names(document: dict[str, Any], kind: type[Any], path: Path) -> None:
-    if wrong := document.keys() ^ {f.name for f in fields(kind)}:
-        raise ContractError(f"world {path} has unknown or missing names {sorted(wrong)} in {kind.__name__}")
 
 
 _SCHEMA = arrow_schema(criteo.RAW_TYPES)
