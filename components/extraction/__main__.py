@@ -81,8 +81,7 @@ def _extract_window(arguments: argparse.Namespace) -> None:
         settings = recommender.section(STEP, ExtractionSettings)
         rivals = find_rivals(store, parent=arguments.parent, champion=arguments.champion, features=recommender.features)
         excluded = excluded_columns(settings.columns, recommender.features)
-        asked = arguments.window_start or settings.window_days
-        seen = seen_files(None if asked else rivals.parent, settings.late_days)
+        seen = seen_files(None if arguments.window_start else rivals.parent, settings.late_days)
         work = local_path(arguments.work)
         until = parse_time("lake_until", arguments.lake_until) / 1e6 if arguments.lake_until else None
         with opened_lake(arguments.lake, work=work, until=until) as files:
@@ -93,7 +92,6 @@ def _extract_window(arguments: argparse.Namespace) -> None:
                 start=arguments.window_start,
                 end=arguments.window_end,
                 parent=rivals.parent,
-                days=settings.window_days,
                 full_days=settings.full_days,
                 attribution=settings.attribution,
                 newest=lake.newest,

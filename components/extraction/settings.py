@@ -33,13 +33,12 @@ class ExtractionSettings:
     as the window's holdout (100,000 at most) for measuring what is remembered, whatever `replay_share` is. 0 = none is
     read: measured over six days of 300,000 rows, in one file each, the reading took 3.5 s of a core (not
     measured again since 2026-11-23)."""
-    window_days: float = 0.0
-    """Days that the window has, counted back from its end; 0 = the run's `window_start` says."""
     full_days: float = 0.0
-    """The same for a round without a parent, where neither of the two says; 0 = from the first row."""
+    """Days that the window of a round without a parent has, counted back from its end, where the run's `window_start`
+    does not say; 0 = from the first row."""
     late_days: int = 1
     """Days before the last row that the parent learned of which rows are learned, too, that came to the lake later,
-    where neither `window_start` nor `window_days` says; 0 = none."""
+    where `window_start` does not say; 0 = none."""
     columns: tuple[str, ...] = ()
     """Features to learn from; empty = all."""
     attribution_hours: float = 0.0
@@ -56,7 +55,7 @@ class ExtractionSettings:
         )
         if self.replay_share and not self.replay_days:
             raise ContractError(f"replay_share is {self.replay_share} with replay_days 0, expected at least one day")
-        expect(self, "0 or more", lambda value: 0 <= value < math.inf, "window_days", "full_days", "attribution_hours")
+        expect(self, "0 or more", lambda value: 0 <= value < math.inf, "full_days", "attribution_hours")
 
     @property
     def attribution(self) -> int:

@@ -106,7 +106,6 @@ def resolve_window(
     start: str,
     end: str,
     parent: Model | None,
-    days: float = 0.0,
     full_days: float = 0.0,
     attribution: int = 0,
     newest: Callable[[], int | None] = lambda: None,
@@ -119,20 +118,17 @@ def resolve_window(
     Args:
         start: ISO 8601, inclusive; empty = after the last row that `parent` learned.
         end: ISO 8601, exclusive; empty = to the last row.
-        parent: The model that the round continues; looked at only where neither `start` nor `days` says.
-        days: Length of the window, counted back from its end; 0 = `start` says.
-        full_days: The same for a round without a parent where neither `start` nor `days` says; 0 = from the first row.
+        parent: The model that the round continues; looked at only where `start` does not say.
+        full_days: Length of the window of a round without a parent, counted back from its end, where `start` does not
+            say; 0 = from the first row.
         attribution: Microseconds after which a row's label is final.
         newest: Time of the newest row, microseconds since the epoch, None where there is none. Asked only where the
             window depends on it, since it may cost a transfer.
 
     Raises:
-        ContractError: a time is not ISO 8601, `days` contradicts `start`, or the window is empty by its bounds.
+        ContractError: a time is not ISO 8601, or the window is empty by its bounds.
     """
-    if days and start:
-        raise ContractError(f"window_days is {days} with window_start {start!r}, expected one of the two")
-    if not start and not days and parent is None:
-        days = full_days
+    days = full_days if not start and parent is None else 0.0
     requested = parse_time("window_end", end) if end else None
     if requested is None and (days or attribution) and (newest_row := newest()) is not None:
         requested = newest_row + 1

@@ -51,8 +51,6 @@ def test_a_run_from_scratch_reads_the_whole_lake_or_a_span_and_is_judged_by_what
     assert run_main(flags, parent="none", full_days="0.5") == 0
     half = RawDataset.read(flags["--output"])
     assert (half.num_train_rows, half.num_holdout_rows) == (225, 25), "a tenth, all newer"
-    assert run_main(flags, parent="none", full_days="0.5", window_days="1") == 0
-    assert RawDataset.read(flags["--output"]).num_train_rows == 451
     assert run_main(flags, full_days="0.1") == 0
     assert RawDataset.read(flags["--output"]).num_train_rows == 44, "a round with a parent follows it"
 
@@ -85,7 +83,6 @@ REFUSED = {
     },
     "unknown parent": ({"parent": "m9"}, "parent 'm9' is not in the model store"),
     "unknown champion": ({"champion": "m9"}, "champion 'm9' was never released"),
-    "days and a start": ({"window_days": "2", "window_start": "2026-03-01"}, "window_days is 2.0 with window_start"),
     "no column": ({"columns": '["I1", "label"]'}, "columns name ['label'], expected some of I1, I2, I3"),
     "no setting": ({"settings": "extraction.holdout=1"}, "extraction.holdout is no setting, expected holdout_fraction"),
     "no section": ({"settings": "extractoin.late_days=1"}, "extractoin is no section, expected extraction"),

@@ -185,7 +185,7 @@ def test_long_days_are_entered_in_places_not_read_whole(tmp_path, ten_days, writ
         *(({"holdout_fraction": each}, f"holdout_fraction is {each}, expected") for each in (0.0, 1.0, -0.1, nan)),
         *(
             ({name: each}, f"{name} is {each}, expected 0 or more")
-            for name in ("window_days", "full_days", "attribution_hours")
+            for name in ("full_days", "attribution_hours")
             for each in (-1.0, nan, inf)
         ),
         ({"replay_share": 1.0}, "replay_share is 1.0, expected at least 0 and less than 1"),

@@ -28,15 +28,15 @@ def resolve():
 
 
 def test_a_window_of_days_ends_where_asked_or_at_the_newest_row(resolve):
-    assert resolve(days=2.0) == TimeSpan(NEWEST + 1 - 2 * DAY_MICROS, NEWEST + 1)
+    assert resolve(full_days=2.0) == TimeSpan(NEWEST + 1 - 2 * DAY_MICROS, NEWEST + 1)
     end = parse_time("end", "2026-03-03")
-    assert resolve(end="2026-03-03", days=0.5) == TimeSpan(end - DAY_MICROS // 2, end)
-    assert resolve(newest=None, days=2.0) == TimeSpan()
+    assert resolve(end="2026-03-03", full_days=0.5) == TimeSpan(end - DAY_MICROS // 2, end)
+    assert resolve(newest=None, full_days=2.0) == TimeSpan()
 
 
-def test_a_window_of_days_ignores_the_watermark_and_counts_mature_days(resolve):
+def test_a_window_of_days_counts_mature_days(resolve):
     end = NEWEST + 1 - 6 * HOUR_MICROS
-    assert resolve(days=1.0, attribution=6 * HOUR_MICROS) == TimeSpan(end - DAY_MICROS, end)
+    assert resolve(full_days=1.0, attribution=6 * HOUR_MICROS) == TimeSpan(end - DAY_MICROS, end)
 
 
 def test_an_asked_end_is_what_ages_count_from_so_that_a_later_try_reads_the_same(resolve):
