@@ -96,8 +96,8 @@ class ClientSettings:
     """How patiently a model is asked."""
 
     deadline_seconds: float = 30.0
-    """Of one request, all attempts and waits included. The caller gets its answer or an error by then; how a call is
-    ended on the wire depends on the server (`transport`)."""
+    """Of one request, all attempts and waits included. The caller gets its answer or an error by then; a call on the
+    wire goes on (`transport`)."""
     max_attempts: int = 8
     first_backoff_seconds: float = 0.05
     max_backoff_seconds: float = 1.0
@@ -106,8 +106,6 @@ class ClientSettings:
     """Requests on the wire at once, including those whose callers have already got `DeadlineExpired`."""
     max_waiting: int = 4096
     """Callers that may wait for their turn beyond `max_in_flight`; further ones get `Overloaded` at once."""
-    safe_to_cancel: bool = False
-    """Whether the server survives calls whose deadline expires, as Triton does from 26.04 on: it may then drop them."""
     close_seconds: float = 10.0
     """How long `close` waits for calls in flight; closing cancels what is left."""
 
@@ -167,9 +165,7 @@ class ScoringClient:
         self.server, self._model_name = server, model_name
         self._settings = settings or ClientSettings()
         self._timing = timing or Timing()
-        self.transport = GrpcTransport(
-            server, max_in_flight=self._settings.max_in_flight, safe_to_cancel=self._settings.safe_to_cancel
-        )
+        self.transport = GrpcTransport(server, max_in_flight=self._settings.max_in_flight)
         self._callers = 0
         self._answered: set[str] = set()
         """Models that answered once: if one is absent now, it is being loaded again."""

@@ -3,8 +3,8 @@
 Triton before 2.68 (26.04) can crash when a gRPC call is cancelled or its deadline expires on the wire: 2.51, which runs
 on a laptop, died in 7 of 7 loads with short deadlines (upstream fixes 7840, 8078, 8220, 8708). So a call that its
 caller has given up goes on and keeps its slot until it ends: on the wire it has `WIRE_SECONDS`, which ends calls to a
-machine that is gone, or the caller's own deadline where the settings say that the server survives that. This is the
-back-pressure: a server that does not answer is not asked more than `max_in_flight` times.
+machine that is gone. This is the back-pressure: a server that does not answer is not asked more than `max_in_flight`
+times.
 """
 
 import asyncio
@@ -41,16 +41,15 @@ CHANNEL_OPTIONS = [
 class GrpcTransport:
     """Calls to one server, or to all replicas behind one name; use in one event loop."""
 
-    def __init__(self, server: str, *, max_in_flight: int, safe_to_cancel: bool) -> None:
+    def __init__(self, server: str, *, max_in_flight: int) -> None:
         """Prepares the connection, which is made at the first call.
 
         `server` is host:port, or `dns:///name:port` for all addresses that a name has. `max_in_flight` counts calls
-        whose callers have given up too; `safe_to_cancel`: every server there survives a deadline that expires on the
-        wire.
+        whose callers have given up too.
         """
         self.server = server
         self._triton = InferenceServerClient(server, channel_args=CHANNEL_OPTIONS)
-        self._max_in_flight, self._safe_to_cancel = max_in_flight, safe_to_cancel
+        self._max_in_flight = max_in_flight
         self._slots = asyncio.Semaphore(max_in_flight)
         self._calls: set[asyncio.Task[Any]] = set()
         """Each holds a slot, also after its caller has given up."""
@@ -97,8 +96,7 @@ class GrpcTransport:
         end = clock() + seconds
         await self._take_slot(seconds, deadline_seconds)
         left = end - clock()
-        wire_seconds = left if self._safe_to_cancel else max(WIRE_SECONDS, deadline_seconds)
-        call = asyncio.ensure_future(asked(wire_seconds))
+        call = asyncio.ensure_future(asked(max(WIRE_SECONDS, deadline_seconds)))
         self._calls.add(call)
         call.add_done_callback(self._release_slot)
         # asyncio.wait leaves the call alone at the timeout, and when the caller is cancelled.

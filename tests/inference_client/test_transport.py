@@ -71,17 +71,6 @@ def test_a_cancelled_caller_leaves_the_call_alone(stuck, make_rows):
     assert stuck.scoring.cancelled == 0
 
 
-def test_a_call_that_is_safe_to_cancel_ends_with_the_deadline_and_gives_its_slot_back(stuck, make_rows):
-    async def talk(client):
-        for _ in range(3):
-            with pytest.raises(DeadlineExpired, match=r"within 0\.5 s"):
-                await client.score(*make_rows(3))
-            await until(lambda: not client.transport.in_flight)
-        await until(lambda: stuck.scoring.cancelled == 3)
-
-    converse(stuck, talk, deadline_seconds=0.5, max_in_flight=1, safe_to_cancel=True)
-
-
 def test_a_full_line_is_said_at_once_and_takes_callers_again_when_it_moves(stuck, make_rows, score_rows):
     rows = make_rows(2)
 
