@@ -18,8 +18,7 @@ from components.runtime.errors import ContractError, PermanentError, TemporaryEr
 DEFAULT_GROUP = "evergreen-monitor"
 DEFAULT_LEASE_SECONDS = 45.0
 """Kafka's own default session timeout; brokers refuse less than 6 s unless told otherwise."""
-DEFAULT_DELIVERY_SECONDS = 10.0
-OPTIONS = ("group", "lease_seconds", "delivery_seconds", "config")
+OPTIONS = ("group", "lease_seconds", "config")
 DEAD_LETTER_ENDING = ".dead-letters"
 MAX_SENT_BYTES = 1_040_000
 """Largest message with key and headers: more than `MAX_MESSAGE_BYTES`, less than a broker's default of 1,048,588."""
@@ -60,7 +59,7 @@ class KafkaLocation:
     group: str = DEFAULT_GROUP
     lease_seconds: float = DEFAULT_LEASE_SECONDS
     """How long a killed reader keeps its partitions, and a living one a message that it does not acknowledge."""
-    delivery_seconds: float = DEFAULT_DELIVERY_SECONDS
+    delivery_seconds: float = 10.0
     """How long one message is tried before publishing it has failed for now."""
     properties: dict[str, str] = field(default_factory=dict)
     """Further settings of librdkafka, such as those of TLS and SASL."""
@@ -69,8 +68,8 @@ class KafkaLocation:
     def parse(cls, url: LogUrl) -> "KafkaLocation":
         """The location that `url` names, `kafka://host:port[,host:port]/topic`.
 
-        Options: `group`, `lease_seconds`, `delivery_seconds`, and `config`, a file of `name=value` lines with
-        librdkafka's settings, where credentials belong.
+        Options: `group`, `lease_seconds`, and `config`, a file of `name=value` lines with librdkafka's settings, where
+        credentials belong.
 
         Raises:
             ContractError: no broker, no topic, an unknown option, or a file that cannot be read.
@@ -88,7 +87,6 @@ class KafkaLocation:
             topic=url.path,
             group=group,
             lease_seconds=url.number("lease_seconds", DEFAULT_LEASE_SECONDS),
-            delivery_seconds=url.number("delivery_seconds", DEFAULT_DELIVERY_SECONDS),
             properties=_read_properties(Path(url.options["config"])) if "config" in url.options else {},
         )
 

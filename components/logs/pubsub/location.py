@@ -1,8 +1,8 @@
 """The URL of a Pub/Sub log, and its two ends: `pubsub://project/topic?subscription=name`.
 
 The publisher needs only the topic, the monitor only the subscription (`<topic>-monitor` where none is named) and
-`<subscription>-dead-letters`. Options: `lease_seconds`, `settle_seconds` and `max_messages` of
-`subscriber.PubsubSettings`. On Google's emulator what is missing is created.
+`<subscription>-dead-letters`. Options: `lease_seconds` and `settle_seconds` of `subscriber.PubsubSettings`. On Google's
+emulator what is missing is created.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from components.logs.pubsub.resources import (
 from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from components.logs.urls import LogUrl
 
-OPTIONS = ("subscription", "lease_seconds", "settle_seconds", "max_messages")
+OPTIONS = ("subscription", "lease_seconds", "settle_seconds")
 
 
 def open_publisher(url: LogUrl) -> PubsubPublisher:
@@ -62,7 +62,6 @@ def _parse_url(url: LogUrl) -> tuple[Names, PubsubSettings]:
     settings = PubsubSettings(
         lease_seconds=url.number("lease_seconds", PubsubSettings.lease_seconds),
         settle_seconds=url.number("settle_seconds", PubsubSettings.settle_seconds),
-        max_messages=max(int(url.number("max_messages", PubsubSettings.max_messages)), 1),
     )
     if not 10 <= settings.lease_seconds <= 600:
         raise url.refuse("expected lease_seconds from 10 to 600, as Pub/Sub takes them")

@@ -350,7 +350,7 @@ def test_largest_message_with_a_long_name_and_a_long_reason_can_be_dead_lettered
 
 def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
     (tmp_path / "kafka.conf").write_text("# mine\nsecurity.protocol = SASL_SSL\nsasl.password=a=b\n\n")
-    url = f"kafka://a:9092,b:9093/clicks.v1?group=g&lease_seconds=6&delivery_seconds=3&config={tmp_path}/kafka.conf"
+    url = f"kafka://a:9092,b:9093/clicks.v1?group=g&lease_seconds=6&config={tmp_path}/kafka.conf"
     place = KafkaLocation.parse(LogUrl.parse(url))
     assert (place.brokers, place.topic, place.dead_letter_topic, place.group) == (
         "a:9092,b:9093",
@@ -358,7 +358,7 @@ def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
         "clicks.v1.dead-letters",
         "g",
     )
-    assert (place.lease_seconds, place.delivery_seconds) == (6.0, 3.0)
+    assert place.lease_seconds == 6.0
     settings = place.client(acks="all", enable_idempotence=True)
     assert settings["security.protocol"] == "SASL_SSL"
     assert settings["sasl.password"] == "a=b"

@@ -139,7 +139,7 @@ def test_subscription_that_is_deleted_while_it_is_read_is_a_permanent_error(benc
 
 
 def test_url_opens_both_ends_and_makes_what_is_missing_on_the_emulator(bench):
-    name, options = uuid.uuid4().hex[:6], "lease_seconds=12.5&settle_seconds=0.5&max_messages=100"
+    name, options = uuid.uuid4().hex[:6], "lease_seconds=12.5&settle_seconds=0.5"
     both = open_log(f"pubsub://evergreen-test/fresh-{name}?subscription=mine-{name}&{options}")
     both.publisher.publish([("a", b"1")])
     assert [d.message_id for d in pull(both.subscriber, count=1)] == ["a"]
