@@ -432,7 +432,7 @@ def without_rows(batch: Any, positions: Iterable[int]) -> Any:
 
 
 FILE_ROWS = 4 * BATCH_ROWS
-"""262,144 rows: about 40 MB, so that later steps can stream and share files out."""
+"""262,144 rows: about 40 MB, so that later steps can stream and share files out. A multiple: full groups."""
 _DICTIONARY_BYTES = 128 << 10
 """Of a column in a row group: 16,384 categories. A column of more distinct values is written plainly from there on, at
 a sixth less of processor time and in as many bytes; pyarrow's 1 MiB is never reached by a row group's 65,536 rows."""
@@ -448,14 +448,12 @@ class PartFile(NamedTuple):
 class PartWriter:
     """Writes raw rows as `<prefix>-00000.parquet` ... into `folder`, in full row groups but for the last.
 
-    The folder is created where it is absent; `file_rows`, a multiple of `BATCH_ROWS`, keeps row groups full.
+    The folder is created where it is absent.
     """
 
-    def __init__(
-        self, folder: Path, *, prefix: str = "part", first_number: int = 0, file_rows: int = FILE_ROWS
-    ) -> None:
+    def __init__(self, folder: Path, *, prefix: str = "part", first_number: int = 0) -> None:
         self.parts: list[PartFile] = []
-        self._folder, self._prefix, self._number, self._file_rows = folder, prefix, first_number, file_rows
+        self._folder, self._prefix, self._number = folder, prefix, first_number
         self._pending: list[Any] = []
         self._num_pending = 0
         self._writer: Any = None
@@ -474,7 +472,7 @@ class PartWriter:
         """Adds the rows of a table or record batch in the raw schema."""
         self._pending.extend(table.to_batches() if isinstance(table, pa.Table) else [table])
         self._num_pending += table.num_rows
-        while self._num_pending >= (size := min(BATCH_ROWS, self._file_rows - self._num_written)):
+        while self._num_pending >= (size := min(BATCH_ROWS, FILE_ROWS - self._num_written)):
             self._write_group(size)
 
     def _write_group(self, num_rows: int) -> None:
@@ -489,7 +487,7 @@ class PartWriter:
         self._num_pending -= num_rows
         self._num_written += num_rows
         self.parts[-1] = PartFile(self.parts[-1].path, self._num_written)
-        if self._num_written == self._file_rows:
+        if self._num_written == FILE_ROWS:
             self._finish_file()
 
     def _finish_file(self) -> None:

@@ -13,13 +13,14 @@ from components.extraction.raw_schema import PartWriter, cut_newest
 @pytest.fixture
 def small_groups(monkeypatch):
     monkeypatch.setattr(raw_schema, "BATCH_ROWS", 16)
+    monkeypatch.setattr(raw_schema, "FILE_ROWS", 64)
 
 
 @given(sizes=st.lists(st.integers(1, 90), min_size=1, max_size=6), share=st.floats(0, 1))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_files_hold_the_stream_and_the_cut_keeps_order(tmp_path_factory, raw_table, small_groups, sizes, share):
     folder, table = tmp_path_factory.mktemp("parts"), raw_table(sum(sizes))
-    with PartWriter(folder / "all", file_rows=64) as writer:
+    with PartWriter(folder / "all") as writer:
         at = 0
         for size in sizes:
             writer.write(table.slice(at, size))
