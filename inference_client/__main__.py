@@ -9,7 +9,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -186,14 +186,12 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--last-day", type=date.fromisoformat, required=True, help="YYYY-MM-DD")
     parser.add_argument("--seed", type=int, required=True, help="of what is drawn")
     parser.add_argument("--world", type=Path, required=True, help="JSON file to write the world to")
-    parser.add_argument("--click-rate", type=float, default=0.25, help="share of the rows that are clicked")
-    parser.add_argument("--bayes-auc", type=float, default=0.80, help="best AUC that any model could reach")
 
 
 def _simulate_lake(options: argparse.Namespace) -> None:
     from inference_client.simulation.world import World, write_lake
 
-    world = World.create(options.seed, click_rate=options.click_rate, bayes_auc=options.bayes_auc)
+    world = World.create(options.seed)
     size = {"rows": options.rows, "days": options.days, "last_day": options.last_day, "seed": options.seed}
     report = write_lake(world, options.lake, **size)
     world.save(options.world)
@@ -204,23 +202,14 @@ def _add_drift(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--world", type=Path, required=True, help="JSON of the world before")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write the drifted world to")
     parser.add_argument("--seed", type=int, required=True, help="of what is drawn")
-    parser.add_argument("--columns", type=_split_names, help="whose weights rotate; default: those that matter most")
 
 
 def _drift_world(options: argparse.Namespace) -> None:
-    import numpy as np
-
-    from components.contracts.metrics import roc_auc
     from inference_client.simulation.world import Drift, World
 
-    world, drift = World.load(options.world), _settings_from_flags(Drift, options)
-    if options.columns is not None:
-        drift = replace(drift, new_category_columns=drift.columns[:2])
-    drifted = world.drifted(drift)
-    drifted.save(options.output)
-    sample = drifted.draw(50_000, np.random.default_rng([options.seed, 10]))
-    found = {"columns": drift.columns, "new_category_columns": drift.new_category_columns}
-    print(json.dumps({**found, "bayes_auc": roc_auc(sample.label, sample.probability)}))
+    drift = Drift(seed=options.seed)
+    World.load(options.world).drifted(drift).save(options.output)
+    print(json.dumps({"columns": drift.columns, "new_category_columns": drift.new_category_columns}))
 
 
 def _split_names(text: str) -> tuple[str, ...]:
