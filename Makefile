@@ -21,7 +21,7 @@ export ORT_DISABLE_TELEMETRY := 1
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help python environments demo test test-images check manifests images sbom audit kind client-wheel benchmarks performance gpu golden \
-	format lock dependencies clean
+	format lock clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -161,10 +161,6 @@ lock:
 	  [ ! -f $$name.test.no-deps.in ] || $$compile "" --no-header --no-deps $$name.test.no-deps.in >> $$name.test.lock || exit 1; \
 	  [ ! -f $$name.no-deps.in ] || $$compile "" --no-header --no-deps $$name.no-deps.in >> $$name.lock || exit 1; \
 	done
-
-# For maintainers: how far each package is behind, as the index that pip is configured for tells.
-dependencies: environments
-	@$(DRIVER) -m requirements.dependencies > docs/.dependencies.md && mv docs/.dependencies.md docs/dependencies.md
 
 clean:
 	rm -rf build .venvs
