@@ -18,7 +18,7 @@ from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import Figure, Spread
 from components.contracts.metrics import auc_estimate, roc_auc
 from components.drift_statistics import wilson_interval
-from monitoring.deciding.policies import PolicySettings, RelativeDropPolicy, SequentialPolicy, ThresholdPolicy
+from monitoring.deciding.policies import PolicySettings, SequentialPolicy, ThresholdPolicy
 from monitoring.deciding.policy import MaturedRows, Policy
 from tests.support.click_streams import ClickTraffic, Windows, draw, first_run, joined, of_partition, part
 
@@ -114,7 +114,6 @@ def contestants(case: PolicyCase) -> dict[str, tuple[float | None, FirstRun]]:
         f"sequential, alpha {alpha:g}, tolerance {tolerance:g}": (alpha, run(_sequential(alpha, tolerance))),
         f"sequential at its edge, alpha {EDGE_ALPHA:g}": (EDGE_ALPHA, run(_sequential(EDGE_ALPHA, 0.0))),
         "threshold with confidence": (None, run(ThresholdPolicy(PolicySettings(auc_threshold=THRESHOLD)))),
-        "relative drop": (None, run(RelativeDropPolicy(PolicySettings()))),
         "reference, 200 rows": (None, lambda stream, _, after: reference_first_run(stream, after=after)),
     }
 

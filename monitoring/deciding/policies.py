@@ -1,13 +1,11 @@
-"""The five policies, their settings, and those that a monitor's settings name.
+"""The four policies, their settings, and those that a monitor's settings name.
 
-`threshold` and `relative_drop` judge one window of rows at a time: their false alarms are bounded for a single look,
-not over months. `sequential` is bounded over all time (`monitoring.deciding.betting`). `data_drift` needs no labels,
-`schedule` watches the calendar. New versions are judged by `monitoring.deciding.baking`. How soon a run may be
+`threshold` judges one window of rows at a time: its false alarms are bounded for a single look, not over months.
+`sequential` is bounded over all time (`monitoring.deciding.betting`). `data_drift` needs no labels, `schedule` watches
+the calendar. New versions are judged by `monitoring.deciding.baking`. How soon a run may be
 requested again is left to `monitoring.deciding.restraint`.
 """
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -30,7 +28,7 @@ class PolicySettings:
     """Which policies decide, and by what; settings of policies that are not named have no effect."""
 
     policies: str = "sequential"
-    """Names by commas, of threshold, relative_drop, sequential, data_drift, schedule: any that says retrain wins,
+    """Names by commas, of threshold, sequential, data_drift, schedule: any that says retrain wins,
     and the first of them gives the reason."""
     notify_only: str = ""
     """Policies, by commas, whose confirmed drift starts no run and only notifies people, such as `data_drift`."""
@@ -41,11 +39,8 @@ class PolicySettings:
     min_rows_since_breach: int = 0
     """Rows that must mature after the first breach: the run needs rows from after the change to learn from."""
     auc_threshold: float = 0.0
-    """A windowed AUC below this is a breach; 0 = not given, which policy threshold refuses: it depends on the task."""
-    require_confidence: bool = True
-    """A breach counts only if the whole 95 % interval lies below the threshold."""
-    max_relative_drop: float = 0.05
-    """Share of the gate's AUC that may be lost before it is a breach."""
+    """A breach is where the whole 95 % interval of the windowed AUC lies below this; 0 = not given, which policy
+    threshold refuses: it depends on the task."""
     sequential_alpha: float = 0.01
     """Largest probability of a false alarm per served version, over all the time that it serves."""
     sequential_tolerance: float = 0.02
@@ -71,7 +66,7 @@ class PolicySettings:
         expect(self, "at least 1", lambda value: value >= 1, *counts)
         expect(self, "at least 0", lambda value: value >= 0, "min_rows_since_breach")
         expect(self, "inside (0, 1)", lambda value: 0.0 < value < 1.0, "sequential_alpha")
-        expect(self, "in [0, 1)", lambda value: 0.0 <= value < 1.0, "auc_threshold", "max_relative_drop")
+        expect(self, "in [0, 1)", lambda value: 0.0 <= value < 1.0, "auc_threshold")
         expect(self, "in [0, 0.5)", lambda value: 0.0 <= value < 0.5, "sequential_tolerance")
         expect(self, "above 0", lambda value: value > 0, "max_serving_seconds")
 
@@ -88,99 +83,39 @@ class _ConfiguredPolicy:
         return Decision(policy=self.name, action=action, reason=reason, numbers={**common, **numbers})
 
 
-class _WindowPolicy(_ConfiguredPolicy, ABC):
-    """Judges one window of rows at a time, and confirms by several."""
-
-    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; the memory is that of `confirm`."""
-        action, reason = self._judge_window(evidence)
-        action, note, memory = confirm(action, evidence, memory, settings=self._settings)
-        breaches = int(memory["breaches"])
-        since = evidence.matured_total - int(memory["matured_at_breach"]) if breaches else 0
-        numbers = {**self._own_numbers(evidence), "breaches": breaches, "rows_since_breach": since}
-        return self._decision(evidence, action, reason + note, **numbers), memory
-
-    @abstractmethod
-    def _judge_window(self, evidence: Evidence) -> tuple[Action, str]:
-        """Whether this one window is a breach, and why."""
-
-    @abstractmethod
-    def _own_numbers(self, evidence: Evidence) -> dict[str, float | None]:
-        """Those that only this policy reports."""
-
-    def _lack_of_rows(self, kpis: Kpis) -> str:
-        """What the window lacks to be judged at all, or an empty text."""
-        least, others = self._settings.min_clicks, kpis.rows - kpis.clicks
-        if min(kpis.clicks, others) >= least:
-            return ""
-        return f"too few to judge, {kpis.clicks} clicks and {others} others, needs {least} of each"
-
-
-class ThresholdPolicy(_WindowPolicy):
-    """The windowed AUC against a fixed threshold."""
+class ThresholdPolicy(_ConfiguredPolicy):
+    """The windowed AUC against a fixed threshold, one window at a time, confirmed by several."""
 
     name = "threshold"
 
-    def _own_numbers(self, evidence: Evidence) -> dict[str, float | None]:
-        return {"threshold": self._settings.auc_threshold}
+    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+        """See `Policy`; the memory is that of `confirm`."""
+        action, reason = self._judge_window(evidence.kpis)
+        action, note, memory = confirm(action, evidence, memory, settings=self._settings)
+        breaches = int(memory["breaches"])
+        since = evidence.matured_total - int(memory["matured_at_breach"]) if breaches else 0
+        numbers = {"threshold": self._settings.auc_threshold, "breaches": breaches, "rows_since_breach": since}
+        return self._decision(evidence, action, reason + note, **numbers), memory
 
-    def _judge_window(self, evidence: Evidence) -> tuple[Action, str]:
-        kpis, least = evidence.kpis, self._settings.auc_threshold
+    def _judge_window(self, kpis: Kpis) -> tuple[Action, str]:
+        """Whether this one window is a breach, and why."""
+        least, fewest, others = self._settings.auc_threshold, self._settings.min_clicks, kpis.rows - kpis.clicks
         over = f"over {kpis.rows} rows, {kpis.clicks} clicks, model version {kpis.version}"
         if kpis.auc is None:
             return Action.UNDECIDABLE, f"auc undefined {over}: needs both clicks and rows without one"
         measured = f"auc {kpis.auc:.3f}"
         if kpis.auc_low is not None and kpis.auc_high is not None:
             measured += f" (95 % {kpis.auc_low:.3f}..{kpis.auc_high:.3f})"
-        if lacking := self._lack_of_rows(kpis):
+        if min(kpis.clicks, others) < fewest:
+            lacking = f"too few to judge, {kpis.clicks} clicks and {others} others, needs {fewest} of each"
             return Action.UNDECIDABLE, f"{measured} {over}: {lacking}"
         if kpis.auc >= least:
             return Action.OK, f"{measured} >= {least:.3f} {over}"
         if kpis.auc_high is None:
             return Action.UNDECIDABLE, f"{measured} {over}: clicks of too few requests for an interval"
-        if self._settings.require_confidence and kpis.auc_high >= least:
+        if kpis.auc_high >= least:
             return Action.UNDECIDABLE, f"{measured} {over}: the interval straddles {least:.3f}, needs more rows"
         return Action.BREACH, f"{measured} < {least:.3f} {over}"
-
-
-class RelativeDropPolicy(_WindowPolicy):
-    """The windowed AUC against the gate's AUC of the same version.
-
-    A breach is where the whole 95 % interval of "allowed share of the gate's AUC less the window's" lies above 0. The
-    two were measured on different rows: each end lies as far from the difference as the root of the summed squares of
-    the two distances that count at this end (Zou and Donner 2008).
-    """
-
-    name = "relative_drop"
-
-    def _own_numbers(self, evidence: Evidence) -> dict[str, float | None]:
-        gate, kept = evidence.baseline, 1.0 - self._settings.max_relative_drop
-        if gate is None:
-            return {"gate_auc": None, "gate_auc_low": None, "gate_auc_high": None}
-        own = {"gate_auc": gate.auc, "gate_auc_low": gate.low, "gate_auc_high": gate.high}
-        return {"threshold": kept * gate.auc, **own}
-
-    def _judge_window(self, evidence: Evidence) -> tuple[Action, str]:
-        kpis, gate = evidence.kpis, evidence.baseline
-        over = f"over {kpis.rows} rows, {kpis.clicks} clicks, model version {kpis.version}"
-        if gate is None:
-            return Action.UNDECIDABLE, f"the gate's auc of model version {kpis.version} is not known"
-        if kpis.auc is None or kpis.auc_low is None or kpis.auc_high is None:
-            return Action.UNDECIDABLE, f"auc or its interval undefined {over}"
-        measured = f"auc {kpis.auc:.3f} against {gate.auc:.3f} at the gate"
-        if lacking := self._lack_of_rows(kpis):
-            return Action.UNDECIDABLE, f"{measured} {over}: {lacking}"
-        kept = 1.0 - self._settings.max_relative_drop
-        missing = kept * gate.auc - kpis.auc
-        low = missing - math.hypot(kept * (gate.auc - gate.low), kpis.auc_high - kpis.auc)
-        high = missing + math.hypot(kept * (gate.high - gate.auc), kpis.auc - kpis.auc_low)
-        interval = f"(95 % {low:+.3f}..{high:+.3f})"
-        text = f"{measured}, {missing:+.3f} {interval} below {kept:g} of it {over}"
-        if missing <= 0:
-            return Action.OK, text
-        if low <= 0:
-            return Action.UNDECIDABLE, f"{text}: needs more rows"
-        return Action.BREACH, text
 
 
 class SequentialPolicy(_ConfiguredPolicy):
@@ -309,7 +244,7 @@ class SchedulePolicy(_ConfiguredPolicy):
 
 
 POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
-    kind.name: kind for kind in (ThresholdPolicy, RelativeDropPolicy, SequentialPolicy, DataDriftPolicy, SchedulePolicy)
+    kind.name: kind for kind in (ThresholdPolicy, SequentialPolicy, DataDriftPolicy, SchedulePolicy)
 }
 """The policies by name."""
 

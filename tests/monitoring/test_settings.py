@@ -32,10 +32,10 @@ def test_a_monitor_decides_by_the_newest_accepted_recommender_of_its_store(tmp_p
     installation = read([*REQUIRED[:-1], str(tmp_path)])
     with pytest.raises(TemporaryError, match="holds no recommender yet"):
         with_rules(installation)
-    accept_into(tmp_path, criteo_with(monitor={"window_rows": 700, "require_confidence": False, "daily_budget": 7}))
+    accept_into(tmp_path, criteo_with(monitor={"window_rows": 700, "drift_columns": 3, "daily_budget": 7}))
     settings = with_rules(installation)
     judge, policies = settings.judging.judge, settings.judging.policies
-    assert (judge.window_rows, policies.require_confidence, settings.judging.restraint.daily_budget) == (700, False, 7)
+    assert (judge.window_rows, policies.drift_columns, settings.judging.restraint.daily_budget) == (700, 3, 7)
     assert (policies.min_clicks, policies.policies) == (200, "sequential")
     assert settings.state == installation.state
 

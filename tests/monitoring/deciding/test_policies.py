@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from components.contracts.baking import BakingSettings
-from components.contracts.metrics import Z_95
 from components.runtime.errors import ContractError
 from monitoring.acting.acting import ActingSettings
 from monitoring.deciding.judging import JudgeSettings
@@ -14,16 +13,13 @@ from monitoring.deciding.policies import (
     POLICIES,
     DataDriftPolicy,
     PolicySettings,
-    RelativeDropPolicy,
     SchedulePolicy,
     ThresholdPolicy,
     make_policies,
 )
-from monitoring.deciding.policy import Action, Baseline, Decision, FeatureDrift, combine
+from monitoring.deciding.policy import Action, Decision, FeatureDrift, combine
 from monitoring.deciding.restraint import OBSERVED_NUMBERS, RecipeSettings, RestraintSettings
 from tests.support.evidence import KPIS, evidence_of, rows_of
-
-GATE = Baseline(auc=0.80, low=0.79, high=0.81)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -57,12 +53,11 @@ def judge(kpis=LOW, memory=None, settings=SETTINGS, *, total=0):
         (HIGH, {}, "ok", ">= 0.740"),
         (replace(LOW, auc=0.74, auc_high=0.75), {}, "ok", ">= 0.740"),
         (replace(LOW, auc_high=0.74), {}, "undecidable", "straddles 0.740"),
-        (replace(LOW, auc_high=0.745), {"require_confidence": False}, "retrain", "<"),
         (UNDEFINED, {}, "undecidable", "auc undefined over 20000 rows, 0 clicks"),
         (replace(LOW, clicks=199), {}, "undecidable", "199 clicks and 19801 others, needs 200"),
         (replace(LOW, clicks=19_801), {}, "undecidable", "199 others, needs 200"),
         (replace(LOW, clicks=200), {}, "retrain", "200 clicks"),
-        (replace(LOW, auc_low=None, auc_high=None), {"require_confidence": False}, "undecidable", "too few requests"),
+        (replace(LOW, auc_low=None, auc_high=None), {}, "undecidable", "too few requests"),
         (LOW, {"consecutive_breaches": 2}, "breach", "breach 1 of 2"),
         (LOW, {"min_rows_since_breach": 500}, "breach", "0 of 500 rows since"),
     ],
@@ -95,53 +90,6 @@ def test_breaches_of_an_old_version_do_not_count_against_the_new_one():
     settings = replace(SETTINGS, consecutive_breaches=2)
     _, memory = judge(LOW, None, settings)
     assert judge(replace(LOW, version=2), memory, settings)[0].action is Action.BREACH
-
-
-# -- relative drop
-
-
-def drop(kpis, baseline=GATE, **changes):
-    settings = PolicySettings(**{"consecutive_breaches": 1, **changes})
-    return RelativeDropPolicy(settings).decide(evidence_of(kpis, baseline=baseline), {})[0]
-
-
-def window(auc, half):
-    return replace(KPIS, auc=auc, auc_low=auc - half, auc_high=auc + half)
-
-
-@pytest.mark.parametrize(
-    ("kpis", "baseline", "action", "reason"),
-    [
-        (window(0.77, 0.01), GATE, "ok", "0.770 against 0.800 at the gate"),
-        (window(0.75, 0.02), GATE, "undecidable", "needs more rows"),
-        (window(0.70, 0.02), GATE, "retrain", "+0.060"),
-        (window(0.70, 0.02), None, "undecidable", "not known"),
-        (UNDEFINED, GATE, "undecidable", "undefined"),
-        (replace(window(0.6, 0.2), clicks=199), GATE, "undecidable", "199 clicks"),
-    ],
-)
-def test_a_drop_counts_where_both_intervals_together_leave_no_doubt(kpis, baseline, action, reason):
-    decision = drop(kpis, baseline)
-    assert decision.action.value == action
-    assert reason in decision.reason
-
-
-def test_the_uncertainty_of_gate_and_window_adds_as_variances():
-    """The drop is just significant where it is 1.96 standard errors of the difference of independent estimates."""
-    window_error, gate_error = 0.004, 0.006
-    error = (window_error**2 + (0.95 * gate_error) ** 2) ** 0.5
-    gate = Baseline(auc=0.8, low=0.8 - Z_95 * gate_error, high=0.8 + Z_95 * gate_error)
-    for shift, action in ((0.999, Action.UNDECIDABLE), (1.001, Action.RETRAIN)):
-        auc = 0.95 * 0.8 - shift * Z_95 * error
-        assert drop(window(auc, Z_95 * window_error), gate).action is action
-
-
-def test_a_skewed_interval_counts_by_the_side_that_faces_the_other():
-    """Where the truth may lie nearer to the gate's AUC: above the window's and below the gate's."""
-    gate = Baseline(auc=0.80, low=0.79, high=0.83)
-    kpis = replace(KPIS, auc=0.70, auc_low=0.60, auc_high=0.72)
-    half = ((0.95 * 0.01) ** 2 + 0.02**2) ** 0.5
-    assert f"(95 % {0.06 - half:+.3f}..+0.164)" in drop(kpis, gate).reason
 
 
 # -- data drift
@@ -230,7 +178,7 @@ def test_any_retrain_wins_and_the_first_gives_the_reason(actions, first):
 
 
 POLICIES_OUT_OF_RANGE = {"auc_threshold": 1.0, "min_clicks": 0, "consecutive_breaches": 0, "min_rows_since_breach": -1}
-POLICIES_OUT_OF_RANGE |= {"max_relative_drop": 1.0, "sequential_alpha": float("nan"), "sequential_tolerance": 0.5}
+POLICIES_OUT_OF_RANGE |= {"sequential_alpha": float("nan"), "sequential_tolerance": 0.5}
 OUT_OF_RANGE = {
     PolicySettings: {**POLICIES_OUT_OF_RANGE, "drift_buckets": 0, "drift_columns": 0, "max_serving_seconds": 0.0},
     JudgeSettings: {"window_rows": 0, "attribution_window_seconds": -1.0, "decide_seconds": float("nan")},
