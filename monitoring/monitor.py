@@ -42,7 +42,7 @@ from monitoring.released_models import ReleasedModels
 from monitoring.rows import LateOutcome, MaturedRequest
 from monitoring.settings import MonitorSettings
 from monitoring.showing.exposition import Exposition, Snapshot
-from monitoring.showing.store_status import SizeWatcher, StoreWatcher, installation_folders, start_thread
+from monitoring.showing.store_status import StoreWatcher
 
 
 class StoredJudge:
@@ -207,14 +207,12 @@ class Monitor:
         recommender: Recommender,
         exposition: Exposition | None = None,
         clock: Callable[[], float] = time.time,
-        start_beside: Callable[[Callable[[], None]], None] = start_thread,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
         """Continues where a predecessor stopped: finishes its archive file, rebuilds its windows, finds its run.
 
-        Without a trigger people are only notified; rows of another recommender are dead letters. `start_beside` runs
-        the count of the folders' bytes beside the loop; `checkpoint` is called with the name of each step that a crash
-        may follow: tests crash there.
+        Without a trigger people are only notified; rows of another recommender are dead letters. `checkpoint` is called
+        with the name of each step that a crash may follow: tests crash there.
         """
         self._settings, self._subscriber, self._store, self._recommender = settings, subscriber, store, recommender
         _expect_columns_of_before(store, recommender.features)
@@ -242,10 +240,13 @@ class Monitor:
 
         The clock alone would close windows whose clicks still wait in the log, after a stop or under load.
         """
-        has_uploader = settings.acting.upload_wait_seconds > 0
-        self._store_watcher = StoreWatcher(settings.store, store, self._archive, has_uploader=has_uploader)
-        folders = installation_folders(settings.state, settings.archive, settings.store)
-        self._size_watcher = SizeWatcher(folders, start=start_beside)
+        self._store_watcher = StoreWatcher(
+            settings.store,
+            store,
+            self._archive,
+            has_uploader=settings.acting.upload_wait_seconds > 0,
+            folders={"state": settings.state, "archive": settings.archive},
+        )
         self._last_record_time: float | None = None
         self._newest: tuple[float, int] | None = None
         """Time and model version of the newest prediction that no canary made."""
@@ -541,7 +542,6 @@ class Monitor:
             decisions=self._last_decision.decisions if self._last_decision else (),
             acting=self.acting.status(now),
             store_status=store_status,
-            folder_sizes=self._size_watcher.look(now),
         )
 
 

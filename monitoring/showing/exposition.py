@@ -14,7 +14,7 @@ from monitoring.acting.acting import ActingStatus
 from monitoring.deciding.policy import Decision
 from monitoring.measures.open_labels import OpenEstimate
 from monitoring.measures.window import Kpis
-from monitoring.showing.store_status import FolderSize, StoreStatus
+from monitoring.showing.store_status import StoreStatus
 
 STALL_SECONDS = 60.0
 """A loop that shows no sign of life for longer is stuck; longer than any single call that it makes may take."""
@@ -56,9 +56,7 @@ class Snapshot:
     acting: ActingStatus | None = None
     """None before the first turn."""
     store_status: StoreStatus | None = None
-    """The model store and the archive, as of a minute ago at most; None before they were first read."""
-    folder_sizes: Mapping[str, FolderSize] = field(default_factory=dict)
-    """What the installation's folders hold and their disks have left, by folder."""
+    """The model store, the archive and the disks, as of a minute ago at most; None before they were first read."""
 
     @property
     def threshold(self) -> float | None:

@@ -58,12 +58,6 @@ KPI_GAUGES = {
     "clicks": ("window_clicks", "Clicks in the window"),
 }
 """Field of `measures.window.Kpis` to name and text."""
-FOLDER_GAUGES = (
-    ("folder_bytes", "Sizes of the files of a folder of the installation, as of an hour ago at most", "held"),
-    ("disk_free_bytes", "Room left on the disk of the folder", "disk_free"),
-    ("disk_size_bytes", "Size of the disk of the folder", "disk_size"),
-)
-"""Name, text, and field of `store_status.FolderSize`."""
 
 
 def metrics_page(snapshot: Snapshot) -> bytes:
@@ -131,9 +125,6 @@ class _Collector:
         yield _counter("runs", text, outcomes=VERDICTS, counts=shown.counters, label="verdict")
         if shown.store_status is not None:
             yield from _store_metrics(shown.store_status)
-        for name, text, field in FOLDER_GAUGES:
-            values = {folder: getattr(size, field) for folder, size in shown.folder_sizes.items()}
-            yield _labelled_gauge(name, text, label="folder", values=values)
 
 
 PREFIX_OF_COUNTS = {"runs": "run_", "retrain_requests": "request_", "notifications": "notification_"}
@@ -232,6 +223,12 @@ def _store_metrics(status: StoreStatus) -> Iterator[Metric]:
             status.oldest_unuploaded,
         ),
     )
+    for name, text, field in (
+        ("disk_free_bytes", "Room left on the disk of the folder", "free"),
+        ("disk_size_bytes", "Size of the disk of the folder", "size"),
+    ):
+        values = {folder: getattr(disk, field) for folder, disk in status.disks.items()}
+        yield _labelled_gauge(name, text, label="folder", values=values)
 
 
 def _distribution_version() -> str:

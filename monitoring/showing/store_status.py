@@ -1,22 +1,20 @@
 """The state of the model store and the archive, and how much room the installation's folders have: for the pages.
 
-Once a minute: the promotion journal, the notes and outcomes of runs, files that wait for the uploader. The store may be
-on a network share, so a look costs a listing, the journal, and the outcome of each new run. Runs are counted in the
-monitor's own memory, so the counts outlive a restart and the removal of old runs.
+Once a minute: the promotion journal, the notes and outcomes of runs, files that wait for the uploader, disks. The store
+may be on a network share, so a look costs a listing, the journal, and the outcome of each new run. Runs are counted in
+the monitor's own memory, so the counts outlive a restart and the removal of old runs.
 
 The folders are the monitor's state, its archive, the model store, and those beside the store where one share holds all:
-lake, work folders, model repository. A lake or repository in a bucket has no disk, and is not looked at. Free space is
-asked each minute. Counting bytes walks over each file, on a network share perhaps for minutes, so it is done once an
-hour beside the loop. What is removed, and when, is `components.store.collect`'s concern.
+lake, work folders, model repository. A lake or repository in a bucket has no disk, and is not looked at. What is
+removed, and when, is `components.store.collect`'s concern.
 """
 
 import json
 import logging
-import os
 import shutil
-import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,96 +23,6 @@ from components.runtime.errors import ContractError, TemporaryError
 from components.store import promotion_journal, runs
 from monitoring.memory.database import Database
 
-"""Between two looks at the disks."""
-COUNT_SECONDS = 3600.0
-"""Between two counts of the folders' bytes."""
-BESIDE_STORE = ("lake", "work", "repository")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FolderSize:
-    """One folder and the disk that it lies on, which others may share; bytes."""
-
-    held: int | None
-    """Sizes of the folder's files together; None before they were first counted."""
-    disk_free: int
-    """What may still be written by this user."""
-    disk_size: int
-
-
-def installation_folders(state: Path, archive: Path, store: Path) -> dict[str, Path]:
-    """The folders to look at, by the names that metrics give them."""
-    return {"state": state, "archive": archive, "store": store, **{name: store.parent / name for name in BESIDE_STORE}}
-
-
-def count_bytes(folder: Path) -> int:
-    """Sizes of the files below `folder` together; files that go meanwhile, and links, count nothing."""
-    total, waiting = 0, [os.fspath(folder)]
-    while waiting:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                    elif entry.is_file(follow_symlinks=False):
-                        total += entry.stat(follow_symlinks=False).st_size
-        except FileNotFoundError:
-            continue
-    return total
-
-
-def start_thread(work: Callable[[], None]) -> None:
-    """Does `work` beside the caller; the process ends without waiting for it."""
-    threading.Thread(target=work, name="folder-sizes", daemon=True).start()
-
-
-class SizeWatcher:
-    """Looks at the folders when it is time."""
-
-    def __init__(self, folders: Mapping[str, Path], *, start: Callable[[Callable[[], None]], None] = start_thread):
-        """Looks at nothing yet; `start` runs a count beside the loop."""
-        self._folders, self._start = folders, start
-        self._held: dict[str, int] = {}
-        self._newest: dict[str, FolderSize] = {}
-        self._looked_at: float | None = None
-        self._counted_at: float | None = None
-        self._counting = False
-
-    def look(self, now: float) -> Mapping[str, FolderSize]:
-        """By name, as of at most a minute ago; without the folders that do not exist or cannot be read."""
-        if not self._counting and _is_due(self._counted_at, now, COUNT_SECONDS):
-            self._counting, self._counted_at = True, now
-            self._start(self._count)
-        if _is_due(self._looked_at, now, LOOK_SECONDS):
-            self._looked_at = now
-            self._newest = {name: size for name, path in self._folders.items() if (size := self._size(name, path))}
-        return self._newest
-
-    def _size(self, name: str, path: Path) -> FolderSize | None:
-        try:
-            disk = shutil.disk_usage(path)
-        except OSError:
-            return None
-        return FolderSize(held=self._held.get(name), disk_free=disk.free, disk_size=disk.total)
-
-    def _count(self) -> None:
-        """Replaces the counts one by one, so that a folder of many files holds up none of the others."""
-        try:
-            for name, path in self._folders.items():
-                try:
-                    self._held[name] = count_bytes(path)
-                except OSError as error:
-                    self._held.pop(name, None)
-                    logger.warning("the size of folder %s cannot be determined: %s", name, error)
-        finally:
-            self._counting = False
-
-
-def _is_due(last: float | None, now: float, seconds: float) -> bool:
-    # A clock that was set back is early rather than never.
-    return last is None or abs(now - last) >= seconds
-
-
 if TYPE_CHECKING:
     from monitoring.memory.archive import Archive
 
@@ -122,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 60.0
 """Between two looks; a number that is shown is at most this old."""
+BESIDE_STORE = ("lake", "work", "repository")
 RUNS = "runs_counted"
 """Document with the runs that are counted."""
 REPEAT_SECONDS = 86_400.0
@@ -175,6 +84,15 @@ class Promotions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Disk:
+    """The disk of a folder, which others may share; bytes."""
+
+    free: int
+    """What may still be written by this user."""
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoreStatus:
     """What the last look found."""
 
@@ -186,15 +104,23 @@ class StoreStatus:
     """Sealed archive files that are not in the lake; None without an uploader."""
     oldest_unuploaded: float | None = None
     """When the first of them was written."""
+    disks: Mapping[str, Disk] = field(default_factory=dict)
+    """By folder of the installation; without those that do not exist or cannot be read."""
 
 
 class StoreWatcher:
-    """Reads the store and the archive when it is time."""
+    """Reads the store, the archive and the disks when it is time."""
 
-    def __init__(self, store: Path, documents: Database, archive: "Archive", *, has_uploader: bool) -> None:
-        """Reads nothing yet; without an uploader the archive is the lake, and nothing in it waits."""
+    def __init__(
+        self, store: Path, documents: Database, archive: "Archive", *, has_uploader: bool, folders: Mapping[str, Path]
+    ) -> None:
+        """Reads nothing yet; without an uploader the archive is the lake, and nothing in it waits.
+
+        `folders` are those of the installation beside the store, whose disks are looked at too.
+        """
         self._store = store
         self._archive = archive
+        self._folders = {**folders, "store": store, **{name: store.parent / name for name in BESIDE_STORE}}
         self._has_uploader = has_uploader
         self._looked_at: float | None = None
         self._runs = RunCounter(store, documents)
@@ -217,16 +143,16 @@ class StoreWatcher:
 
     def _read(self, now: float) -> StoreStatus:
         waiting = self._archive.waiting_for_upload() if self._has_uploader else None
-        of_archive: dict[str, Any] = {}
+        others: dict[str, Any] = {"disks": _read_disks(self._folders)}
         if waiting is not None:
-            of_archive = {"unuploaded_files": len(waiting), "oldest_unuploaded": self._archive.first_written(waiting)}
+            others |= {"unuploaded_files": len(waiting), "oldest_unuploaded": self._archive.first_written(waiting)}
         try:
-            return StoreStatus(promotions=_read_promotions(self._store), runs=self._runs.count(now), **of_archive)
+            return StoreStatus(promotions=_read_promotions(self._store), runs=self._runs.count(now), **others)
         except (ContractError, OSError, ValueError, TypeError, KeyError) as error:
             problem = f"{type(error).__name__}: {error}"
             if self._newest is None or self._newest.store_problem != problem:
                 logger.warning("the model store cannot be read: %s", problem)
-            return StoreStatus(store_problem=problem, **of_archive)
+            return StoreStatus(store_problem=problem, **others)
 
 
 class RunCounter:
@@ -268,6 +194,15 @@ class RunCounter:
             self._documents.write_documents({RUNS: document}, dict(counted))
             self._ended, self._counts = ended, RunCounts(gate_refusals=refusals, last_run=last)
         return self._counts
+
+
+def _read_disks(folders: Mapping[str, Path]) -> dict[str, Disk]:
+    disks = {}
+    for name, folder in folders.items():
+        with suppress(OSError):
+            found = shutil.disk_usage(folder)
+            disks[name] = Disk(free=found.free, size=found.total)
+    return disks
 
 
 def _read_promotions(store: Path) -> Promotions:

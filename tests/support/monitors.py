@@ -134,7 +134,6 @@ class Bench:
             trigger=self.trigger,
             recommender=recommender,
             clock=self.clock,
-            start_beside=lambda work: work(),
             checkpoint=lambda name: self.checkpoint(name),
         )
         return self.monitor

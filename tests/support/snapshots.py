@@ -8,7 +8,7 @@ from monitoring.measures.open_labels import OpenEstimate
 from monitoring.measures.window import Kpis
 from monitoring.showing.exposition import Snapshot
 from monitoring.showing.metrics import metrics_page
-from monitoring.showing.store_status import FolderSize, LastRun, Promotions, RunCounts, StoreStatus
+from monitoring.showing.store_status import Disk, LastRun, Promotions, RunCounts, StoreStatus
 
 NOW = 10_000.0
 KPIS = Kpis(
@@ -85,8 +85,8 @@ FULL = Snapshot(
         runs=RunCounts(gate_refusals=2, last_run=LAST_RUN),
         unuploaded_files=4,
         oldest_unuploaded=700.0,
+        disks={"lake": Disk(free=3, size=9)},
     ),
-    folder_sizes={"lake": FolderSize(held=5, disk_free=3, disk_size=9)},
 )
 POINTS = [
     {"time": NOW - 300 + 3 * i, "version": 3, "auc": 0.75 - i / 1000, "auc_low": 0.7, "auc_high": 0.8}

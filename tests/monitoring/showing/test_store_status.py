@@ -185,6 +185,22 @@ def test_files_that_wait_for_the_uploader_are_reported_with_the_age_of_the_oldes
     assert ("ctr_monitor_oldest_unuploaded_timestamp_seconds",) not in found
 
 
+def test_disks_of_the_folders_that_are_there_are_asked_each_minute(bench, monkeypatch):
+    b, free = bench(), [700]
+    real, usage = shutil.disk_usage, shutil._ntuple_diskusage
+    monkeypatch.setattr(store_status.shutil, "disk_usage", lambda path: (real(path), usage(1000, 300, free[0]))[1])
+    b.settings.store.mkdir(exist_ok=True)
+    (b.settings.store.parent / "lake").mkdir()
+    shown, key = Shown(b), "ctr_monitor_disk_free_bytes"
+    found = shown.after()
+    folders = {labels[1] for name, *pairs in found for labels in pairs if name == key}
+    assert folders == {"state", "archive", "store", "lake"}, "work and repository do not exist"
+    assert (found[key, ("folder", "lake")], found["ctr_monitor_disk_size_bytes", ("folder", "lake")]) == (700, 1000)
+    free[0] = 600
+    assert shown.after(LOOK_SECONDS - 1)[key, ("folder", "lake")] == 700
+    assert shown.after(1)[key, ("folder", "lake")] == 600
+
+
 def test_budget_rows_of_failures_and_the_run_at_work_outlive_a_restart(bench):
     b = bench(**{**DRIFT, "failure_backoff_seconds": 1.0, "cooldown_seconds": 0.0, "daily_budget": 3})
     shown = Shown(b)
