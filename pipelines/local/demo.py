@@ -58,7 +58,6 @@ from pipelines.local.summary import (
     decision_sentences,
     failed_promises,
     memory_sentences,
-    recorded_trace,
     retrain_decision,
     serving_sentences,
     summarize,
@@ -685,7 +684,6 @@ def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int
     summary = summarize(observed)
     write_whole(root / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")
     write_report(observed, summary)
-    write_whole(root / "requests.csv", recorded_trace(observed.traffic).as_csv())
     numbers = ", ".join(f"{name} {value:.4f}" for name, value in asdict(summary.auc).items() if value is not None)
     screen.print(f"auc: {numbers}", "bold")
     for sentence in memory_sentences(summary):
@@ -703,7 +701,6 @@ def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int
     )
     screen.print(f"report:  {root / 'report.html'}")
     screen.print(f"summary: {root / 'summary.json'}")
-    screen.print(f"traffic: {root / 'requests.csv'} (evergreen scale simulate --trace)")
     screen.print(f"again:   evergreen open {shlex.quote(str(root))}")
     failures = failed_promises(summary, simulated=simulated)
     for failure in failures:

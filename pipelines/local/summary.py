@@ -11,17 +11,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import pyarrow.dataset as ds
 
 from components.contracts import raw_rows
 from components.contracts.manifests import Model, Release, Verdict
-from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store.models import learned_later, release_path
 from components.store.promotion_journal import INTENT, LIVE_ACTIONS, RELEASE, moment_of, read_entries, read_journal
 from components.store.runs import read_notes, read_outcomes
-from k8s.scaling.traces import Trace
 from pipelines.local.plan import DemoPlan, read_verdicts
 from pipelines.local.runner import LocalFolders
 
@@ -402,23 +399,6 @@ def count_served_rows(lake: Path) -> int:
     files = [str(path) for path in lake.glob("day=*/*.parquet")]
     count: int = ds.dataset(files).to_table(key, is_served).group_by(key).aggregate([]).num_rows
     return count
-
-
-def recorded_trace(lines: Lines) -> Trace:
-    """The demo's traffic as a trace for `evergreen scale simulate`; rows of a request as on average in all of them.
-
-    Each line has `time` (epoch seconds, rising), `requests_sent` and `rows` of the second that ended then.
-
-    Raises:
-        ContractError: no request was sent.
-    """
-    sent = np.array([line["requests_sent"] for line in lines], dtype=np.float64)
-    if not sent.sum():
-        raise ContractError(f"{len(lines)} seconds of traffic hold no request, expected at least one")
-    ends = np.array([line["time"] for line in lines], dtype=np.float64)
-    starts = np.concatenate([[ends[0] - 1.0], ends])
-    rows = max(1, round(sum(line["rows"] for line in lines) / sent.sum()))
-    return Trace(starts - starts[0], sent / np.diff(starts), np.full(len(lines), rows), "the demo's traffic")
 
 
 def journal_events(store: Path) -> list[dict[str, Any]]:

@@ -5,17 +5,14 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import raw_rows
-from components.runtime.errors import ContractError
 from components.store import promotion_journal
 from components.store.promotion_journal import Promotion, append_promotion
 from components.store.runs import RunOutcome, run_folder, write_outcome
-from k8s.scaling.traces import read_trace
 from pipelines.local import summary as numbers
 from pipelines.local.plan import DemoSettings, plan_for_world
 from pipelines.local.report import fold_repeated, headline_sentence
@@ -349,21 +346,6 @@ def test_a_run_that_was_not_asked_for_is_no_doubt_of_a_policy_that_was_sure():
 def test_where_no_policy_was_sure_the_page_says_so():
     unsure = replace(WITHOUT_A_RUN, policies={"sequential": None, "data_drift": None})
     assert "saw nothing that it could be sure of" in headline_sentence(unsure)
-
-
-def test_every_request_of_the_trace_is_in_the_second_in_which_it_was_sent(tmp_path):
-    lines = [
-        {"time": 1000.5, "requests_sent": 30, "rows": 1920},
-        {"time": 1001.5, "requests_sent": 0, "rows": 0},
-        {"time": 1003.5, "requests_sent": 70, "rows": 4480},
-    ]
-    trace = numbers.recorded_trace(lines)
-    assert list(trace.rates) == [30.0, 0.0, 35.0]
-    assert list(trace.rows) == [64, 64, 64]
-    (tmp_path / "requests.csv").write_text(trace.as_csv())
-    np.testing.assert_allclose(read_trace(tmp_path / "requests.csv").starts, [0, 1, 2, 4])
-    with pytest.raises(ContractError, match="expected at least one"):
-        numbers.recorded_trace(lines[1:2])
 
 
 def event(second, kind, text):
