@@ -4,7 +4,6 @@ import argparse
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +14,12 @@ from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 from k8s.scaling.cluster import StartTimes
 from k8s.scaling.hpa import (
-    PENDING_METRIC,
     QUEUE_METRIC,
     SHIPPED_AUTOSCALER,
     SYNC_SECONDS,
     Autoscaler,
     read_autoscaler,
-    with_targets,
+    with_queue_target,
 )
 from k8s.scaling.queueing import PodSettings, read_service_times, shipped_or_file
 from k8s.scaling.simulation import Settings, SimulatedRun, Simulation
@@ -35,7 +33,7 @@ def describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
 
     `objective_ms` is the queue time that is still in time.
     """
-    waits = np.concatenate([each for _, each in outcome.waits])
+    waits = np.concatenate(outcome.waits)
     counters, wanted = outcome.counters, [moment.wanted for moment in outcome.moments]
     num_dropped = counters.refused + counters.timed_out + outcome.num_homeless
     num_late = int((waits > objective_ms / 1e3).sum()) + num_dropped
@@ -50,8 +48,7 @@ def describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
         f"queue time p50 {_quantile_ms(waits, 0.5)} ms, p99 {_quantile_ms(waits, 0.99)} ms; "
         f"{num_late / max(1, outcome.num_arrived):.3%} later than {objective_ms:g} ms or dropped",
         f"replicas {mean:.2f} in the mean, {max(wanted)} at most, changed {num_changes} times",
-        f"{outcome.pod_hours:.1f} pod hours (of a GPU or slice each, where pods have one), {outcome.node_hours:.1f} "
-        "node hours",
+        f"{outcome.pod_hours:.1f} pod hours (of a GPU or slice each, where pods have one)",
     ])  # fmt: skip
 
 
@@ -61,7 +58,7 @@ def _time_line(outcome: SimulatedRun) -> Iterator[str]:
     size = -(-len(outcome.moments) // _MOST_LINES)
     for start in range(0, len(outcome.moments), size):
         moments = outcome.moments[start : start + size]
-        waits = np.concatenate([each for _, each in outcome.waits[start : start + size]])
+        waits = np.concatenate(outcome.waits[start : start + size])
         seconds = int(moments[-1].seconds)
         yield (
             f"{seconds // 3600:3d}:{seconds // 60 % 60:02d}  {np.mean([each.ready for each in moments]):5.1f}  "
@@ -76,14 +73,6 @@ def _quantile_ms(waits: NDArray[np.float32], quantile: float) -> str:
 
 _INITIAL_LOAD = 0.6
 """Share of their capacity at which the pods are loaded when a simulation begins."""
-_START_HELP = {
-    "node": "start of a node (default: %(default)g, an assumption)",
-    "image": "pull of the image onto a fresh node (default: %(default)g, an assumption)",
-    "pod": "from the container's start to a loaded model (default: %(default)g, an assumption)",
-    "readiness": "from a loaded model to the first request: probe period and endpoints",
-    "idle_node": "until a node without pods goes (default: %(default)g, Cluster Autoscaler's default)",
-    "stop": "between leaving the Service and stopping: the preStop pause",
-}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -112,9 +101,8 @@ def build_parser() -> argparse.ArgumentParser:
     trace.add_argument("--seed", type=int, default=0, help="of arrivals, choices and service times (default: 0)")
 
     scaler = simulate.add_argument_group("autoscaler (default: as the manifests ship it)")
-    scaler.add_argument("--manifest", type=Path, default=SHIPPED_AUTOSCALER, help="another ScaledObject or HPA")
+    scaler.add_argument("--manifest", type=Path, default=SHIPPED_AUTOSCALER, help="another ScaledObject")
     scaler.add_argument("--target-queue-microseconds", type=_positive, metavar="N", help="instead of the manifest's")
-    scaler.add_argument("--target-pending", type=_positive, metavar="N", help="instead of the manifest's")
 
     pods = simulate.add_argument_group("pods and nodes")
     pods.add_argument(
@@ -126,12 +114,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--instances", type=int, choices=range(1, 65), default=PodSettings.instances, metavar="N",
         help="model instances of a pod",
     )  # fmt: skip
-    for field in fields(StartTimes):
-        name = field.name.replace("_", "-")
-        pods.add_argument(f"--{name}-seconds", type=_not_negative, default=field.default, help=_START_HELP[field.name])
     pods.add_argument(
-        "--pods-per-node", type=int, choices=range(1, 65), default=1, metavar="N",
-        help="GPUs, or slices, of a node (default: 1)",
+        "--node-seconds", type=_not_negative, default=StartTimes.node,
+        help="start of a node and pull of the image onto it; 0 = one is free (default: %(default)g, an assumption)",
+    )  # fmt: skip
+    pods.add_argument(
+        "--pod-seconds", type=_not_negative, default=StartTimes.pod,
+        help="from the container's start to a loaded model (default: %(default)g, an assumption)",
     )  # fmt: skip
 
     out = simulate.add_argument_group("results")
@@ -160,8 +149,7 @@ def _settings(arguments: argparse.Namespace, trace: Trace, spec: Autoscaler) -> 
     return Settings(
         service_times=times,
         pod=PodSettings(instances=arguments.instances),
-        starts=StartTimes(**{f.name: getattr(arguments, f"{f.name}_seconds") for f in fields(StartTimes)}),
-        pods_per_node=arguments.pods_per_node,
+        starts=StartTimes(node=arguments.node_seconds, pod=arguments.pod_seconds),
         initial_replicas=min(max(math.ceil(busy / _INITIAL_LOAD), spec.least), spec.most),
         seed=arguments.seed,
     )
@@ -191,9 +179,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         trace = read_trace(Path(arguments.trace))
     else:
         trace = generate(arguments.peak_rate, arguments.seed, arguments.rows)
-    given = {QUEUE_METRIC: arguments.target_queue_microseconds, PENDING_METRIC: arguments.target_pending}
-    targets = {name: target for name, target in given.items() if target is not None}
-    spec = with_targets(read_autoscaler(arguments.manifest), targets)
+    spec = read_autoscaler(arguments.manifest)
+    if arguments.target_queue_microseconds is not None:
+        spec = with_queue_target(spec, arguments.target_queue_microseconds)
     settings = _settings(arguments, trace, spec)
     _introduce(trace, settings, spec)
     outcome = Simulation(trace, spec, settings).run()

@@ -1,13 +1,12 @@
 """Kubernetes' HorizontalPodAutoscaler: how many replicas it asks for at each of its syncs, by the shipped manifests.
 
 The algorithm is the controller's of Kubernetes 1.29 and later (pkg/controller/podautoscaler: `replica_calculator.go`,
-`horizontal.go`), for metrics of type External, which KEDA and prometheus-adapter serve. The manifests in k8s/ are the
-autoscaler's only home, be it KEDA's or Kubernetes' own; they are read here, so that no copy can differ from what a
-cluster runs. Pods and metrics are `simulation`'s.
+`horizontal.go`), for metrics of type External, which KEDA and prometheus-adapter serve. The shipped ScaledObject is
+read here, so that no copy can differ from what a cluster runs. Pods and metrics are `simulation`'s.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ class Rules:
     stabilization_seconds: float
     policies: tuple[ScalingPolicy, ...]
     select: str = "Max"
-    tolerance: float = TOLERANCE
 
 
 DEFAULT_UP = Rules(stabilization_seconds=0, policies=(ScalingPolicy("Percent", 100, 15), ScalingPolicy("Pods", 4, 15)))
@@ -120,7 +118,7 @@ class Controller:
         return current if self._is_within(ratio) else math.ceil(ratio * pods.ready)
 
     def _is_within(self, ratio: float) -> bool:
-        return 1 - self.spec.down.tolerance <= ratio <= 1 + self.spec.up.tolerance
+        return 1 - TOLERANCE <= ratio <= 1 + TOLERANCE
 
     def _stabilised(self, now: float, current: int, proposal: int) -> int:
         """The current number, moved only as far as every recent recommendation agrees."""
@@ -170,91 +168,45 @@ def _thousandths(value: float) -> int:
 QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_pending_requests"
 """What Triton is scaled by; the manifests' rules publish them under these names."""
 SHIPPED_AUTOSCALER = Path(__file__).resolve().parents[1] / "components" / "keda" / "scaled-object.yaml"
-_SUFFIXES = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
-
-Document = dict[str, Any]
-"""One YAML document of a manifest."""
 
 
 def read_autoscaler(path: Path) -> Autoscaler:
-    """The one ScaledObject or HorizontalPodAutoscaler of a manifest or a folder of manifests.
+    """What the HPA says that KEDA makes of the ScaledObject in `path`, whose one document it is.
 
     What it leaves out has the default.
 
     Raises:
-        ContractError: there is not exactly one, or it cannot be simulated; names what.
+        ContractError: it is none, or cannot be simulated; names what.
     """
-    readers = {"ScaledObject": _scaled_object, "HorizontalPodAutoscaler": _autoscaler}
-    scalers = [each for each in _read_documents(path) if each.get("kind") in readers]
-    if len(scalers) != 1:
-        raise ContractError(f"{path} holds {len(scalers)} of {', '.join(readers)}, expected 1")
-    kind = scalers[0]["kind"]
     try:
-        return readers[kind](scalers[0]["spec"])
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise ContractError(f"{path} is no {kind} that can be simulated: {error!r}") from error
+        document = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ContractError(f"{path} is no manifest: {error}") from error
+    try:
+        spec = document["spec"]
+        if unknown := [each["type"] for each in spec["triggers"] if each["type"] != "prometheus"]:
+            raise ContractError(f"a trigger of {path} is of type {unknown[0]}, expected prometheus")
+        behavior = spec.get("advanced", {}).get("horizontalPodAutoscalerConfig", {}).get("behavior", {})
+        return Autoscaler(
+            metrics=tuple(
+                Metric(
+                    name=each["name"],
+                    target=float(each["metadata"]["threshold"]),
+                    is_average=each.get("metricType") != "Value",
+                )
+                for each in spec["triggers"]
+            ),
+            least=int(spec.get("minReplicaCount", 1)),
+            most=int(spec.get("maxReplicaCount", 100)),
+            up=_rules(behavior.get("scaleUp", {}), DEFAULT_UP),
+            down=_rules(behavior.get("scaleDown", {}), DEFAULT_DOWN),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ContractError(f"{path} is no ScaledObject that can be simulated: {error!r}") from error
 
 
-def with_targets(spec: Autoscaler, targets: Mapping[str, float]) -> Autoscaler:
-    """The same autoscaler with other targets.
-
-    Raises:
-        ContractError: a metric that the autoscaler does not have.
-    """
-    if unknown := targets.keys() - {metric.name for metric in spec.metrics}:
-        known = ", ".join(metric.name for metric in spec.metrics)
-        raise ContractError(f"metric is {sorted(unknown)[0]}, expected one of {known}")
-    return replace(spec, metrics=tuple(replace(m, target=targets.get(m.name, m.target)) for m in spec.metrics))
-
-
-def quantity(given: object) -> float:
-    """The number of a Kubernetes quantity.
-
-    Raises:
-        ValueError: it is none.
-
-    >>> quantity("1500m"), quantity("2k")
-    (1.5, 2000.0)
-    """
-    text = str(given)
-    digits = text.rstrip("".join(_SUFFIXES))
-    return float(digits) * _SUFFIXES[text[len(digits) :] or ""]
-
-
-def _scaled_object(spec: Document) -> Autoscaler:
-    """What the HPA says that KEDA makes of a ScaledObject; a schedule's trigger is not simulated."""
-    metrics = []
-    for trigger in spec["triggers"]:
-        if trigger["type"] != "prometheus":
-            raise ContractError(f"a trigger is of type {trigger['type']}, expected prometheus")
-        target, is_average = float(trigger["metadata"]["threshold"]), trigger.get("metricType") != "Value"
-        metrics.append(Metric(name=trigger["name"], target=target, is_average=is_average))
-    least, most = int(spec.get("minReplicaCount", 1)), int(spec.get("maxReplicaCount", 100))
-    behavior = spec.get("advanced", {}).get("horizontalPodAutoscalerConfig", {}).get("behavior", {})
-    return _with_behavior(behavior, metrics=metrics, least=least, most=most)
-
-
-def _autoscaler(spec: Document) -> Autoscaler:
-    metrics = []
-    for metric in spec["metrics"]:
-        if metric["type"] != "External":
-            raise ContractError(f"a metric is of type {metric['type']}, expected External")
-        target = metric["external"]["target"]
-        is_average = target["type"] == "AverageValue"
-        value = quantity(target["averageValue" if is_average else "value"])
-        metrics.append(Metric(name=metric["external"]["metric"]["name"], target=value, is_average=is_average))
-    least, most = int(spec.get("minReplicas", 1)), int(spec["maxReplicas"])
-    return _with_behavior(spec.get("behavior", {}), metrics=metrics, least=least, most=most)
-
-
-def _with_behavior(behavior: Document, *, metrics: list[Metric], least: int, most: int) -> Autoscaler:
-    up, down = _rules(behavior.get("scaleUp"), DEFAULT_UP), _rules(behavior.get("scaleDown"), DEFAULT_DOWN)
-    return Autoscaler(metrics=tuple(metrics), least=least, most=most, up=up, down=down)
-
-
-def _rules(given: Mapping[str, Any] | None, default: Rules) -> Rules:
+def _rules(given: Mapping[str, Any], default: Rules) -> Rules:
     """Rules of one direction; what is not given is Kubernetes' default."""
-    given = given or {}
     policies = [
         ScalingPolicy(p["type"], int(p["value"]), float(p["periodSeconds"])) for p in given.get("policies") or ()
     ]
@@ -262,15 +214,16 @@ def _rules(given: Mapping[str, Any] | None, default: Rules) -> Rules:
         stabilization_seconds=float(given.get("stabilizationWindowSeconds", default.stabilization_seconds)),
         policies=tuple(policies) or default.policies,
         select=given.get("selectPolicy", default.select),
-        tolerance=quantity(given.get("tolerance", default.tolerance)),
     )
 
 
-def _read_documents(path: Path) -> Iterator[Document]:
-    files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
-    for file in files:
-        try:
-            documents = list(yaml.safe_load_all(file.read_text()))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ContractError(f"{file} is no manifest: {error}") from error
-        yield from (document for document in documents if isinstance(document, dict))
+def with_queue_target(spec: Autoscaler, target: float) -> Autoscaler:
+    """The same autoscaler with another target of queue time, in microseconds.
+
+    Raises:
+        ContractError: it does not scale by queue time.
+    """
+    if QUEUE_METRIC not in [each.name for each in spec.metrics]:
+        raise ContractError(f"the autoscaler has no metric {QUEUE_METRIC}, expected it where its target is given")
+    metrics = (replace(each, target=target) if each.name == QUEUE_METRIC else each for each in spec.metrics)
+    return replace(spec, metrics=tuple(metrics))

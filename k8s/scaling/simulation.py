@@ -9,31 +9,26 @@ floor of one request in the minute; pending requests are the sum of the pods' me
 shipped queries say: a test holds this file to a real Prometheus that answers them.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.runtime.errors import ContractError
-from k8s.scaling.cluster import Cluster, Pod, StartTimes
+from k8s.scaling.cluster import SCRAPE_SECONDS, Cluster, Pod, StartTimes
 from k8s.scaling.hpa import PENDING_METRIC, QUEUE_METRIC, SYNC_SECONDS, Autoscaler, Controller
 from k8s.scaling.queueing import Counters, PodQueue, PodSettings, ServiceTimes
 from k8s.scaling.traces import Trace, TraceRequests
 
 WINDOW_SECONDS = 60
 """The range of the shipped queries."""
-SCRAPE_SECONDS = 15.0
-"""Between two scrapes of a pod: the PodMonitor's."""
 _LAG_SECONDS = 1.0
 """From a scrape until a query sees its samples."""
 _LOWEST_RATE = 1 / WINDOW_SECONDS
-
-PodSamples = Mapping[str, Sequence["Sample"]]
-"""Samples by the pod's name, ascending in time."""
 
 
 class Sample(NamedTuple):
@@ -45,32 +40,36 @@ class Sample(NamedTuple):
     pending: float
 
 
-def fleet_metrics(samples: PodSamples, now: float) -> dict[str, float | None]:
+def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[str, float | None]:
     """Each metric of all pods together; None where no pod has enough samples in the window.
 
-    `samples` are of every pod that Prometheus has scraped in the window, those that are gone by now included.
+    `samples` are of every pod that Prometheus has scraped in the window, those that are gone by now included; by the
+    pod's name, ascending in time.
     """
-    queue = _rates(samples, now, lambda sample: sample.queue_microseconds)
-    answered = _rates(samples, now, lambda sample: sample.answered)
-    pending = _mean_pending(samples, now)
+    last = round(now * 1000)
+    first = last - WINDOW_SECONDS * 1000
+    within = [[each for each in of_pod if first <= each.milliseconds <= last] for of_pod in samples.values()]
+    queue, answered = (
+        sum(counter_rate([(each[0], each[place]) for each in of_pod], first, last) for of_pod in within if of_pod[1:])
+        for place in (1, 2)
+    )
+    pending = [sum(each.pending for each in of_pod) / len(of_pod) for of_pod in within if of_pod]
     return {
-        QUEUE_METRIC: sum(queue) / max(sum(answered), _LOWEST_RATE) if queue else None,
+        QUEUE_METRIC: queue / max(answered, _LOWEST_RATE) if any(of_pod[1:] for of_pod in within) else None,
         PENDING_METRIC: sum(pending) if pending else None,
     }
 
 
-def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -> float | None:
-    """PromQL's `rate`: a counter's growth per second, extrapolated to the window's ends; None = fewer than two samples.
+def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -> float:
+    """PromQL's `rate`: a counter's growth per second, extrapolated to the window's ends.
 
     As Prometheus 2.42 computes it. Prometheus 3 leaves the window's left end open, which matters only where a sample
-    falls on it to the millisecond. `samples` are milliseconds and values within the window from `first` to `last`,
-    ascending.
+    falls on it to the millisecond. `samples`, at least two, are milliseconds and values within the window from `first`
+    to `last`, ascending.
 
     >>> counter_rate([(0, 0.0), (30_000, 60.0), (60_000, 120.0)], 0, 60_000)
     2.0
     """
-    if len(samples) < 2:
-        return None
     (start, start_value), (end, end_value) = samples[0], samples[-1]
     # A counter that fell was reset: it counted up to its last value, and then again from 0.
     growth = end_value - start_value + sum(a for (_, a), (_, b) in pairwise(samples) if b < a)
@@ -85,69 +84,6 @@ def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) ->
     return growth * covered / sampled / ((last - first) / 1000)
 
 
-class Scraper:
-    """Prometheus' side: when each pod is scraped, and which samples a query sees."""
-
-    def __init__(self) -> None:
-        self._samples: dict[str, list[Sample]] = {}
-
-    def next_after(self, pod: Pod, now: float) -> float:
-        """When the pod is scraped next."""
-        first = max(now, pod.serving_at)
-        number = math.floor((first - pod.scrape_offset) / SCRAPE_SECONDS)
-        while (at := pod.scrape_offset + number * SCRAPE_SECONDS) <= first:
-            number += 1
-        return at
-
-    def is_due(self, pod: Pod, now: float) -> bool:
-        """Whether the pod is scraped now."""
-        turns = (now - pod.scrape_offset) / SCRAPE_SECONDS
-        return now > pod.serving_at and abs(turns - round(turns)) * SCRAPE_SECONDS < 1e-6
-
-    def scrape(self, pod: Pod, now: float) -> None:
-        """Takes the pod's counters; durations are whole microseconds, as Triton's are."""
-        counters = pod.queue.counters
-        queue = float(round(counters.queue_seconds * 1e6))
-        sample = Sample(round(now * 1000), queue, float(counters.answered), float(pod.queue.num_queued))
-        self._samples.setdefault(pod.name, []).append(sample)
-
-    def visible(self, now: float) -> dict[str, list[Sample]]:
-        """The samples of the window that a query sees now, by pod; older ones are forgotten."""
-        oldest = round((now - WINDOW_SECONDS) * 1000)
-        for pod, samples in list(self._samples.items()):
-            self._samples[pod] = [sample for sample in samples if sample.milliseconds >= oldest]
-            if not self._samples[pod]:
-                del self._samples[pod]
-        newest = (now - _LAG_SECONDS) * 1000
-        return {
-            pod: [sample for sample in samples if sample.milliseconds <= newest]
-            for pod, samples in self._samples.items()
-        }
-
-
-def _rates(samples: PodSamples, now: float, counter: Callable[[Sample], float]) -> list[float]:
-    first, last = _window(now)
-    rates = (
-        counter_rate([(each.milliseconds, counter(each)) for each in _within(found, first, last)], first, last)
-        for found in samples.values()
-    )
-    return [rate for rate in rates if rate is not None]
-
-
-def _mean_pending(samples: PodSamples, now: float) -> list[float]:
-    pending = ([each.pending for each in _within(found, *_window(now))] for found in samples.values())
-    return [sum(values) / len(values) for values in pending if values]
-
-
-def _window(now: float) -> tuple[int, int]:
-    last = round(now * 1000)
-    return last - WINDOW_SECONDS * 1000, last
-
-
-def _within(samples: Iterable[Sample], first: int, last: int) -> list[Sample]:
-    return [sample for sample in samples if first <= sample.milliseconds <= last]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What is simulated, beside trace and autoscaler."""
@@ -155,7 +91,6 @@ class Settings:
     service_times: ServiceTimes
     pod: PodSettings = PodSettings()
     starts: StartTimes = StartTimes()
-    pods_per_node: int = 1
     initial_replicas: int | None = None
     """None = the autoscaler's least."""
     seed: int = 0
@@ -177,8 +112,8 @@ class SimulatedRun:
     """What happened."""
 
     moments: list[SyncState] = field(default_factory=list)
-    waits: list[tuple[float, NDArray[np.float32]]] = field(default_factory=list)
-    """Queue seconds of the requests whose batch began before each of these times, since the one before."""
+    waits: list[NDArray[np.float32]] = field(default_factory=list)
+    """Queue seconds of the requests whose batch began before each of the syncs, since the one before; then the rest."""
     num_arrived: int = 0
     num_homeless: int = 0
     """Requests that came while no pod was ready."""
@@ -187,7 +122,6 @@ class SimulatedRun:
     """Requests that still waited or ran at the end."""
     seconds: float = 0.0
     pod_hours: float = 0.0
-    node_hours: float = 0.0
 
 
 class Simulation:
@@ -211,12 +145,12 @@ class Simulation:
         offsets = np.random.default_rng([settings.seed, 1]).random(100_003) * SCRAPE_SECONDS
         self._cluster = Cluster(
             settings.starts,
-            settings.pods_per_node,
             lambda now: PodQueue(settings.pod, settings.service_times.of_rows, now),
             lambda number: float(offsets[number % len(offsets)]),
         )
         self._wanted = spec.least if settings.initial_replicas is None else settings.initial_replicas
-        self._scraper = Scraper()
+        self._samples: dict[str, deque[Sample]] = {}
+        """The newest of each pod, as many as a query may see."""
         self.outcome = SimulatedRun()
 
     def run(self) -> SimulatedRun:
@@ -229,9 +163,8 @@ class Simulation:
             taken = 0
             outcome.num_arrived += len(requests.arrivals)
             while now < end:
-                ready_times = (pod.ready_at for pod in cluster.pods if pod.ready_at > now)
-                scrape_times = (self._scraper.next_after(pod, now) for pod in cluster.pods)
-                upcoming = min(chain([end, sync_at], ready_times, scrape_times))
+                ready_times = [pod.ready_at for pod in cluster.pods if pod.ready_at > now]
+                upcoming = min([end, sync_at, *ready_times, *(pod.scrape_at for pod in cluster.pods)])
                 taken = self._dispatch_requests(requests, taken, now=now, until=upcoming)
                 now = upcoming
                 self._scrape_pods(now)
@@ -242,7 +175,7 @@ class Simulation:
         outcome.seconds = now
         for pod in cluster.pods:
             self._add_to_outcome(pod)
-        outcome.pod_hours, outcome.node_hours = cluster.pod_hours(now), cluster.node_hours(now)
+        outcome.pod_hours = cluster.pod_hours(now)
         return outcome
 
     def _dispatch_requests(self, requests: TraceRequests, taken: int, *, now: float, until: float) -> int:
@@ -263,17 +196,23 @@ class Simulation:
         return last
 
     def _scrape_pods(self, now: float) -> None:
+        """Takes the counters of the pods whose time it is; durations are whole microseconds, as Triton's are."""
         for pod in self._cluster.pods:
-            if self._scraper.is_due(pod, now):
+            if pod.scrape_at <= now:
                 pod.queue.advance(now)
-                self._scraper.scrape(pod, now)
+                pod.scrape_at += SCRAPE_SECONDS
+                counters = pod.queue.counters
+                queue = float(round(counters.queue_seconds * 1e6))
+                sample = Sample(round(now * 1000), queue, float(counters.answered), float(pod.queue.num_queued))
+                kept = int((WINDOW_SECONDS + _LAG_SECONDS) / SCRAPE_SECONDS) + 2
+                self._samples.setdefault(pod.name, deque(maxlen=kept)).append(sample)
 
     def _advance_pods(self, now: float) -> None:
         for pod in self._cluster.pods:
             if pod.queue.now < now:
                 pod.queue.advance(now)
         waits = [wait for pod in self._cluster.pods for wait in pod.queue.waits]
-        self.outcome.waits.append((now, np.array(waits, np.float32)))
+        self.outcome.waits.append(np.array(waits, np.float32))
         for pod in self._cluster.pods:
             pod.queue.waits.clear()
 
@@ -282,7 +221,9 @@ class Simulation:
         self._advance_pods(now)
         for pod in cluster.settle(now):
             self._add_to_outcome(pod)
-        readings = fleet_metrics(self._scraper.visible(now), now)
+        newest = (now - _LAG_SECONDS) * 1000
+        seen = {pod: [each for each in kept if each.milliseconds <= newest] for pod, kept in self._samples.items()}
+        readings = fleet_metrics(seen, now)
         self._wanted = self._controller.sync(now, self._wanted, pods=cluster.counted(now), readings=readings)
         self.outcome.moments.append(SyncState(now, self._wanted, len(cluster.ready(now)), readings))
         cluster.scale(now, self._wanted)

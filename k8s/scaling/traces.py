@@ -58,12 +58,6 @@ class Trace:
             rows=int(self.rows[step]),
         )
 
-    def as_csv(self) -> str:
-        """The trace as `read_trace` reads it."""
-        lines = [",".join(COLUMNS)]
-        lines += [f"{float(s)!r},{float(r)!r},{n}" for s, r, n in zip(self.starts, self.rates, self.rows)]
-        return "\n".join([*lines, f"{self.seconds!r},0,{self.rows[-1]}", ""])
-
 
 @dataclass(frozen=True, eq=False)
 class TraceRequests:

@@ -27,7 +27,7 @@ from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.servers import Triton
 from inference_client.scoring import ClientSettings, ScoringClient
-from k8s.scaling.cluster import StartTimes
+from k8s.scaling.cluster import STOP_SECONDS
 from pipelines.local.stack import LOOPBACK
 from pipelines.local.triton import DEFAULT_VENV, prepare
 from tests.k8s.pod import TritonPod, expanded, flag, triton_container, variables
@@ -216,7 +216,7 @@ def test_a_pod_waits_longer_than_any_connection_lives_and_has_time_left_to_end(v
     age = int(flag(container, "grpc-max-connection-age")) / 1000
     assert not any("connection-age-grace" in argument for argument in container["args"]), "it would cut calls off"
     waits, drains = pre_stop_seconds(container), int(flag(container, "exit-timeout-secs"))
-    assert waits == StartTimes().stop, "the autoscaler's simulator knows it"
+    assert waits == STOP_SECONDS, "the autoscaler's simulator knows it"
     assert waits >= age * JITTER + SECONDS_TO_FORGET
     assert drains >= QUEUE_SECONDS + 10
     assert spec_of_triton(variant)["terminationGracePeriodSeconds"] >= waits + drains + 5
