@@ -57,7 +57,6 @@ from pipelines.local.summary import (
     VerifiedVersion,
     decision_sentences,
     failed_promises,
-    memory_sentences,
     retrain_decision,
     serving_sentences,
     summarize,
@@ -686,8 +685,6 @@ def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int
     write_report(observed, summary)
     numbers = ", ".join(f"{name} {value:.4f}" for name, value in asdict(summary.auc).items() if value is not None)
     screen.print(f"auc: {numbers}", "bold")
-    for sentence in memory_sentences(summary):
-        screen.print(sentence)
     training = [run.step_seconds.get("training") for run in summary.runs]
     seconds = ", ".join("none" if each is None else f"{each:.1f} s" for each in training)
     screen.print(f"training, run by run: {seconds}")

@@ -12,18 +12,15 @@ from typing import Any
 from urllib.parse import quote
 
 from components.charts.page import Line, Mark, html_page, line_chart, number, text_table, utc_time
-from components.contracts.manifests import ValidationReport
 from components.runtime.durable import write_whole
 from components.store.runs import RunOutcome, read_outcomes
 from pipelines.local.plan import NOTIFY_ONLY
-from pipelines.local.runner import LocalFolders
 from pipelines.local.summary import (
     DemoSummary,
     Lines,
     Observations,
     decision_sentences,
     journal_events,
-    memory_sentences,
     serving_sentences,
 )
 
@@ -51,11 +48,10 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
         sections={
             "AUC over time, as the monitor saw it": _auc_chart(observed, events, summary, start=start),
             "Events": text_table(["after", "time", "what", "details"], happened, caption="What happened, in order"),
-            "Versions and the gate": _version_table(summary) + _sentences(memory_sentences(summary)),
+            "Versions and the gate": _version_table(summary),
             "Runs": "".join(map(_run_links, read_outcomes(observed.folders.store))),
             "What was served": _sentences(serving_sentences(summary)),
             "How it was decided": _sentences(decision_sentences(summary)),
-            "What validation found": _validation_findings(observed.folders),
             "Where the time went": text_table(["stage", "seconds"], stages, caption="Seconds of each stage"),
             "Afterwards": f"<p>This serves the live version and the monitor's page until Ctrl-C:</p><pre>{again}</pre>"
             f"<p>Meanwhile this goes back to the version before it:</p><pre>{back}</pre>",
@@ -210,19 +206,3 @@ def _version_table(summary: DemoSummary) -> str:
     old = "AUC on older rows, and of the version it replaced"
     head = ["version", "rows learned from", "rows judged by", "parent", "gate", "because", old, "parity"]
     return text_table(head, rows, caption="Released versions and what the gate said of them")
-
-
-def _validation_findings(folders: LocalFolders) -> str:
-    parts = []
-    for path in sorted(folders.artifacts.glob("*/validation/report")):
-        report = ValidationReport.read(path)
-        parts.append(f"<p>{report.num_rows:,} rows: <b>{escape(report.decision)}</b></p>")
-        shown = [f for f in report.findings if f["severity"] != "info"][:15]
-        rows = [[f["severity"], f["feature"], f["kind"], f["description"]] for f in shown]
-        if rows:
-            parts.append(
-                text_table(["severity", "feature", "kind", "finding"], rows, caption="What is more than a note")
-            )
-        if len(report.findings) > len(shown):
-            parts.append(f"<p>{len(report.findings) - len(shown)} more in the step's own report.</p>")
-    return "".join(parts)

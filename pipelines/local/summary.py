@@ -18,7 +18,7 @@ from components.contracts.manifests import Model, Release, Verdict
 from components.storage.uris import local_path
 from components.store.models import learned_later, release_path
 from components.store.promotion_journal import INTENT, LIVE_ACTIONS, RELEASE, moment_of, read_entries, read_journal
-from components.store.runs import read_notes, read_outcomes
+from components.store.runs import RunOutcome, read_notes, read_outcomes
 from pipelines.local.plan import DemoPlan, read_verdicts
 from pipelines.local.runner import LocalFolders
 
@@ -138,8 +138,8 @@ class VersionNumbers:
     parent: str | None
     gate: str
     reason: str
-    old_rows: int = 0
     old_auc: float | None = None
+    """On held-out rows from before its window."""
     replaced_old_auc: float | None = None
     """Of the version that it replaced, on the same rows."""
     parity_max_abs_diff: float
@@ -193,8 +193,6 @@ class TriggerNumbers:
 
     reason: str | None
     runs: int
-    policies: list[dict[str, str]] = field(default_factory=list)
-    """What each policy (`policy`) found (`action`, `reason`) at the decision point at which the run was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,15 +208,10 @@ class FeatureDriftNumbers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunNumbers:
+class RunNumbers(RunOutcome):
     """How one pipeline run ended, and how long each of its steps worked."""
 
-    trigger_id: str | None
-    state: str
-    step: str
-    reason: str
-    version: int | None
-    step_seconds: dict[str, float | None]
+    step_seconds: dict[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +253,6 @@ def summarize(observed: Observations) -> DemoSummary:
     trigger = TriggerNumbers(
         reason=decision["text"] if decision else None,
         runs=sum(1 for event in observed.events if event["kind"] == "run_started"),
-        policies=policy_words(observed.decisions, decision),
     )
     last: Mapping[str, Any] = observed.timeline[-1] if observed.timeline else {}
     summary = DemoSummary(
@@ -325,17 +317,6 @@ def _held_to(decisions: Lines) -> float | None:
 def retrain_decision(events: Lines) -> Mapping[str, Any] | None:
     """The event of the first decision that asked for a run; a decision that only notified people names no request."""
     return next((e for e in events if e["kind"] == "decision" and "request_id" in e), None)
-
-
-def policy_words(decisions: Lines, decision: Mapping[str, Any] | None) -> list[dict[str, str]]:
-    """Every policy's own word at the decision point at which the run was asked for; empty where none was."""
-    if decision is None:
-        return []
-    for line in reversed(decisions):
-        own = next((each for each in line["decisions"] if each["policy"] == decision.get("policy")), None)
-        if line["time"] <= decision["time"] and own and decision["text"].startswith(own["reason"]):
-            return [{n: each[n] for n in ("policy", "action", "reason")} for each in line["decisions"]]
-    return []
 
 
 def first_sure(decisions: Lines, drift_time: float | None) -> dict[str, float | None]:
@@ -443,29 +424,8 @@ def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]
         yield "the rows ran out before version 2 could be measured"
 
 
-def memory_sentences(summary: DemoSummary) -> Iterator[str]:
-    """How each version does on rows from before its window, and what that means."""
-    for version in summary.versions:
-        if version.old_auc is None:
-            continue
-        sentence = (
-            f"on {version.old_rows:,} rows from before its window, version {version.version} has an auc of "
-            f"{version.old_auc:.3f}"
-        )
-        if (replaced := version.replaced_old_auc) is not None:
-            sentence += f", the version it replaced {replaced:.3f}"
-            if version.old_auc < replaced:
-                sentence += (
-                    ": expected where the world changed, since what is true now was not then, and no part of the gate; "
-                    "where the old world may come back, replay_share keeps more of it"
-                )
-        yield sentence
-
-
 def decision_sentences(summary: DemoSummary) -> Iterator[str]:
     """How it was decided, a sentence per number."""
-    for word in summary.trigger.policies:
-        yield f"{word['policy']} said {word['action']}: {word['reason']}"
     sure = [f"{name} {seconds:.1f} s" for name, seconds in summary.policies.items() if seconds is not None]
     if sure:
         yield f"from the change to the rows by which a policy was sure: {', '.join(sure)}"
@@ -585,7 +545,6 @@ def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -
                 parent=model.parent_model_id,
                 gate=verdict.decision if verdict else "",
                 reason=verdict.reason if verdict else "",
-                old_rows=old.num_rows if old else 0,
                 old_auc=old.candidate.auc if old else None,
                 replaced_old_auc=old.champion.auc if old and old.champion else None,
                 parity_max_abs_diff=release.parity_max_abs_diff,
@@ -596,15 +555,8 @@ def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -
 
 def _run_numbers(store: Path) -> list[RunNumbers]:
     return [
-        RunNumbers(
-            trigger_id=outcome.trigger_id,
-            state=outcome.state,
-            step=outcome.step,
-            reason=outcome.reason,
-            version=outcome.version,
-            step_seconds={note.step: note.seconds for note in read_notes(store, outcome.run)},
-        )
-        for outcome in read_outcomes(store)
+        RunNumbers(**vars(each), step_seconds={note.step: note.seconds for note in read_notes(store, each.run)})
+        for each in read_outcomes(store)
     ]
 
 

@@ -96,13 +96,10 @@ def test_every_decision_was_made_again_from_the_lake_and_is_the_one_that_was_mad
         assert found["digest"] == hashlib.sha256(written).hexdigest()
 
 
-def test_every_policys_say_is_kept_and_only_one_of_them_asked_for_a_run(turned):
+def test_every_policy_is_sure_of_the_change_alone_and_only_one_of_them_asked_for_a_run(turned):
     _, _, summary = turned
-    said = {each["policy"]: each for each in summary["trigger"]["policies"]}
-    assert list(said) == ["sequential", "data_drift", "baking"]
-    assert said["sequential"]["action"] == "retrain"
-    assert any(summary["trigger"]["reason"].startswith(each["reason"]) for each in said.values())
-    # Sure of the change, and of nothing before it.
+    assert list(summary["policies"]) == ["sequential", "data_drift", "baking"]
+    assert re.match(r"evidence .* that the auc is below", summary["trigger"]["reason"])
     assert all(seconds is None or seconds > 0 for seconds in summary["policies"].values())
 
 
@@ -113,7 +110,7 @@ def test_report_needs_no_network(turned):
     assert "taken back" in page
     assert "logged scores recomputed offline" in page
     assert "decisions replayed from the lake, " in page
-    assert "rows from before its window, version 2 has an auc of" in page
+    assert "AUC on older rows" in page
     assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page) == []
     assert re.findall(r"<(?:script|link|img|iframe)\b", page) == []
 

@@ -59,7 +59,7 @@ VERIFIED = [
     for n in (1, 2)
 ]
 RUNS = [
-    RunNumbers(trigger_id=name, state="released", step="deployment", reason="", version=1, step_seconds={})
+    RunNumbers(run=name, trigger_id=name, state="released", step="deployment", reason="", version=1, ended_at="")
     for name in ("first", "drift-1")
 ]
 VERSIONS = [
@@ -184,25 +184,6 @@ def test_each_doubt_is_one_sentence_with_its_numbers(path, value, timeline, word
     assert words in sentence
 
 
-def memory(auc, replaced):
-    version = replace(VERSIONS[1], old_rows=4979, old_auc=auc, replaced_old_auc=replaced)
-    return list(numbers.memory_sentences(changed("versions", [version])))
-
-
-def test_a_lower_auc_on_rows_from_before_the_change_comes_with_what_it_means():
-    (sentence,) = memory(0.6209, 0.8197)
-    assert "on 4,979 rows from before its window, version 2 has an auc of 0.621, the version it replaced 0.820" in (
-        sentence
-    )
-    assert "expected" in sentence
-    assert "replay_share" in sentence
-    (higher,) = memory(0.83, 0.8197)
-    assert "expected" not in higher
-    assert memory(None, None) == []
-    (alone,) = memory(0.7, None)
-    assert alone.endswith("has an auc of 0.700")
-
-
 def test_served_rows_are_counted_by_identity(tmp_path, raw_table):
     day = tmp_path / "day=2026-01-01"
     day.mkdir()
@@ -227,19 +208,6 @@ DECISIONS = [
     decision_line(112.0, threshold="retrain", sequential="retrain", data_drift="retrain"),
 ]
 NOTICE = {"time": 108.0, "kind": "decision", "policy": "data_drift", "text": "data_drift at 104.5"}
-REQUEST = {
-    "time": 113.5, "kind": "decision", "policy": "threshold", "text": "threshold at 110.0 (incremental run)",
-    "request_id": "drift-1",
-}  # fmt: skip
-
-
-def test_every_policys_word_is_that_of_the_point_at_which_the_run_was_asked_for():
-    words = numbers.policy_words(DECISIONS, REQUEST)
-    assert [(each["policy"], each["action"]) for each in words] == [
-        ("threshold", "retrain"), ("sequential", "breach"), ("data_drift", "retrain"),
-    ]  # fmt: skip
-    assert words[0]["reason"] == "threshold at 110.0"
-    assert numbers.policy_words(DECISIONS, None) == []
 
 
 def test_each_policy_is_sure_when_it_says_so_first_and_never_where_nothing_changed():
