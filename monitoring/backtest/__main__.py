@@ -108,10 +108,8 @@ def _figures(each: Backtest) -> dict[str, str]:
         "fires": str(len(each.fires)),
         "first fire": f"{first:%Y-%m-%d %H:%M:%S UTC}" if first else "-",
         "delay": "-" if each.delay_seconds is None else f"{each.delay_seconds:.0f} s",
-        "rows to fire": "-" if each.delay_rows is None else f"{each.delay_rows:,}",
         "false alarms": "-" if each.false_alarms is None else str(each.false_alarms),
         "held": str(each.held),
-        "AUC hours lost": "-" if each.auc_hours_lost is None else f"{each.auc_hours_lost:.3g}",
     }
 
 

@@ -1,4 +1,4 @@
-"""The live judge over archived requests, and what its policies would have done: fires, delay, false alarms, cost.
+"""The live judge over archived requests, and what its policies would have done: fires, delay, false alarms.
 
 In: the files that `monitoring.memory.archive` wrote, in a folder or a bucket, read as the live judge saw their
 requests: matured, in order of event time, day by day. Rows that no model of ours served are passed over. Labels are
@@ -300,19 +300,6 @@ class Fire:
     version: int
     policy: str
     reason: str
-    rows: int
-    """Matured when it fired, since the archive's first."""
-
-
-class _Point(NamedTuple):
-    """The serving version's window at one decision point."""
-
-    time: float
-    """One attribution window after the decision point: when the monitor judged it."""
-    rows: int
-    """Matured since the archive's first."""
-    auc_loss: float | None
-    """How far the AUC lay below the gate's; None where either does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,11 +317,6 @@ class Backtest:
     """Fires before the drift; None where it is not known when the world changed."""
     delay_seconds: float | None
     """From the drift to the first fire after it; None where either is unknown or absent."""
-    delay_rows: int | None
-    """Rows that matured meanwhile."""
-    auc_hours_lost: float | None
-    """Integral over time, in hours, of how far the AUC lay below the gate's, from the drift (or the first point) to the
-    first fire after it (or the last point); None without a gate's AUC."""
 
 
 def backtest(
@@ -347,59 +329,29 @@ def backtest(
     """
     memory = RunMemory()
     running_until = -math.inf
-    held = 0
+    held = decision_points = rows = 0
     fires: list[Fire] = []
-    points: list[_Point] = []
     for judgement in judgements:
-        point = _point(judgement, settings)
-        points.append(point)
-        if point.time < running_until:
+        decision_points += 1
+        rows = int(judgement.memory["matured_total"])
+        # When the monitor judged it.
+        now = judgement.time + settings.judge.attribution_window_seconds
+        if now < running_until:
             held += judgement.decision.action is Action.RETRAIN
             continue
-        decision = restrain(judgement.decision, memory, settings.restraint, now=point.time)
+        decision = restrain(judgement.decision, memory, settings.restraint, now=now)
         held += decision.action is Action.HELD
         if decision.action is Action.RETRAIN:
-            fires.append(
-                Fire(
-                    time=point.time,
-                    version=judgement.version,
-                    policy=decision.policy,
-                    reason=decision.reason,
-                    rows=point.rows,
-                )
-            )
-            running_until = point.time + run_seconds
-            memory = ended(requested(memory, now=point.time), "released", settings.restraint, now=running_until)
-    start = -math.inf if drift_at is None else drift_at
-    found = next((fire for fire in fires if fire.time >= start), None)
-    is_delay_known = found is not None and drift_at is not None
-    rows_before = max((point.rows for point in points if point.time < start), default=0)
+            fires.append(Fire(time=now, version=judgement.version, policy=decision.policy, reason=decision.reason))
+            running_until = now + run_seconds
+            memory = ended(requested(memory, now=now), "released", settings.restraint, now=running_until)
+    found = None if drift_at is None else next((fire for fire in fires if fire.time >= drift_at), None)
     return Backtest(
         policies=settings.policies.policies,
-        decision_points=len(points),
-        rows=points[-1].rows if points else 0,
+        decision_points=decision_points,
+        rows=rows,
         fires=tuple(fires),
         held=held,
-        false_alarms=None if drift_at is None else sum(fire.time < start for fire in fires),
-        delay_seconds=found.time - start if found and is_delay_known else None,
-        delay_rows=found.rows - rows_before if found and is_delay_known else None,
-        auc_hours_lost=_auc_hours_lost(points, start=start, end=found.time if found else math.inf),
+        false_alarms=None if drift_at is None else sum(fire.time < drift_at for fire in fires),
+        delay_seconds=found.time - drift_at if found and drift_at is not None else None,
     )
-
-
-def _point(judgement: DecisionPoint, settings: JudgingSettings) -> _Point:
-    auc, gate = judgement.kpis.auc, judgement.memory["baselines"].get(str(judgement.version))
-    return _Point(
-        judgement.time + settings.judge.attribution_window_seconds,
-        int(judgement.memory["matured_total"]),
-        None if gate is None or auc is None else max(0.0, float(gate["auc"]) - auc),
-    )
-
-
-def _auc_hours_lost(points: list[_Point], *, start: float, end: float) -> float | None:
-    losses = [
-        point.auc_loss * (point.time - before.time) / 3600.0
-        for before, point in zip(points, points[1:])
-        if start <= point.time <= end and point.auc_loss is not None
-    ]
-    return sum(losses) if losses else None

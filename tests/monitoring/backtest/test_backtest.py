@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,8 +19,8 @@ from tests.support.monitors import WINDOW
 SETTINGS_10 = make_settings(JudgingSettings, attribution_window_seconds=10.0, cooldown_seconds=100.0, daily_budget=2)
 
 
-def judged(actions: str, *, every: float = 50.0, auc: float = 0.7, baseline: float | None = 0.8) -> list[DecisionPoint]:
-    """A judgement every `every` seconds: `.` all is well, `!` retrain."""
+def judged(actions: str) -> list[DecisionPoint]:
+    """A judgement every 50 s: `.` all is well, `!` retrain."""
     made = []
     for number, sign in enumerate(actions):
         decision = Decision(
@@ -31,13 +30,12 @@ def judged(actions: str, *, every: float = 50.0, auc: float = 0.7, baseline: flo
             numbers={"version": 1.0},
         )
         kpis = Kpis(
-            version=1, rows=10, clicks=5, auc=auc, auc_low=None, auc_high=None, log_loss=None, calibration=None, ctr=0.5
+            version=1, rows=10, clicks=5, auc=0.7, auc_low=None, auc_high=None, log_loss=None, calibration=None, ctr=0.5
         )
-        known = None if baseline is None else {"auc": baseline, "low": baseline, "high": baseline}
-        memory = {"matured_total": 100 * (number + 1), "baselines": {"1": known}}
+        memory = {"matured_total": 100 * (number + 1)}
         made.append(
             DecisionPoint(
-                time=every * number, version=1, decision=decision, decisions=(decision,), kpis=kpis, memory=memory
+                time=50.0 * number, version=1, decision=decision, decisions=(decision,), kpis=kpis, memory=memory
             )
         )
     return made
@@ -52,23 +50,9 @@ def test_fires_are_what_the_live_restraint_lets_through():
 
 def test_delay_and_false_alarms_need_the_time_of_the_change():
     unknown = backtest(judged("!...!"), SETTINGS_10, run_seconds=0.0)
-    assert (unknown.false_alarms, unknown.delay_seconds, unknown.delay_rows) == (None, None, None)
+    assert (unknown.false_alarms, unknown.delay_seconds) == (None, None)
     known = backtest(judged("!...!"), SETTINGS_10, run_seconds=0.0, drift_at=100.0)
     assert (known.false_alarms, known.delay_seconds) == (1, 110.0)
-    assert known.delay_rows == 300, "matured up to the fire's point, less those up to the last one before the change"
-
-
-def test_auc_lost_is_the_area_below_the_baseline_until_the_fire():
-    found = backtest(judged("....!..", auc=0.7), SETTINGS_10, run_seconds=600.0, drift_at=65.0)
-    # From the point at 110 s (the first after 65 s) to the fire at 210 s, 0.1 below.
-    times = np.array([60.0, 110.0, 160.0, 210.0])
-    assert found.auc_hours_lost == pytest.approx(0.1 * (times[-1] - times[0]) / 3600)
-    assert backtest(judged(".....", auc=0.9), SETTINGS_10, run_seconds=0.0).auc_hours_lost == 0.0
-
-
-def test_without_a_baseline_no_loss_is_named():
-    assert backtest(judged("....", baseline=None), SETTINGS_10, run_seconds=0.0).auc_hours_lost is None
-    assert backtest([], SETTINGS_10, run_seconds=0.0).auc_hours_lost is None
 
 
 FLAGS = [
