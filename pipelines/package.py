@@ -61,6 +61,22 @@ def read_parameters(package: Path, pairs: Sequence[str], settings: Sequence[str]
     return parameters
 
 
+def run_outcome_pod(package: Path) -> tuple[str, str, str]:
+    """Image, volume claim and mount path of the exit handler: what a pod beside the pipeline's needs for the store.
+
+    Raises:
+        ContractError: the package is absent or no compiled pipeline of ours.
+    """
+    pipeline, platform = _read_documents(package, 2)
+    try:
+        executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+        (volume,) = executors["exec-run-outcome"]["pvcMount"]
+        image = pipeline["deploymentSpec"]["executors"]["exec-run-outcome"]["container"]["image"]
+        return image, volume["constant"], volume["mountPath"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _not_a_package(package) from error
+
+
 def image_tag(package: Path) -> str:
     """The tag that all images of the compiled pipeline have: the git revision that they were built from.
 
@@ -96,9 +112,13 @@ def _parameters(package: Path) -> dict[str, Any]:
 
 
 def _read_document(package: Path) -> Any:
-    """The first of the file's documents; the second is the platform's."""
+    return _read_documents(package, 1)[0]
+
+
+def _read_documents(package: Path, count: int) -> list[Any]:
     try:
-        return next(yaml.load_all(package.read_text(), _LOADER))
+        documents = yaml.load_all(package.read_text(), _LOADER)
+        return [next(documents) for _ in range(count)]
     except OSError as error:
         raise ContractError(f"package {package} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, StopIteration, ValueError) as error:

@@ -1,8 +1,9 @@
 """`evergreen search`: tries settings of the recommender and says which judged best on the same held-out rows.
 
-A trial is one run of the whole pipeline with `release.rollout=none`: judged by the gate, kept, released to nobody.
-Optuna chooses the values and each trial is an `evergreen run` in the driver's environment; the study is a SQLite file,
-so that the same command goes on with one that was stopped. Which settings there are is their rooms' business.
+A trial is one run of the whole pipeline with `release.rollout=none`: judged by the gate, kept, released to nobody. On a
+laptop Optuna chooses the values and each trial is an `evergreen run` in the driver's environment; the study is a SQLite
+file, so that the same command goes on with one that was stopped. `--katib` writes the same search as a manifest for
+Katib, whose trials are `components.run_outcome.trial`. Which settings there are is their rooms' business.
 """
 
 import argparse
@@ -16,8 +17,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from components.contracts.manifests import CURRENT
 from components.contracts.recommender import Recommender, parse_settings, settings_of
+from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
@@ -26,9 +30,10 @@ from components.store.recommenders import accepted
 from components.store.runs import find_outcome, new_run_name
 from pipelines.local.environments import REPOSITORY, python_of
 from pipelines.local.runner import LocalFolders
-from pipelines.package import read_parameters
+from pipelines.package import read_parameters, run_outcome_pod
 from pipelines.recommender import check_run, check_settings
 from pipelines.recommender_file.document import load_document
+from pipelines.recommender_file.form import read_recommender
 
 RUNNER = (str(python_of("driver")), "-m", "pipelines", "run")
 SECTIONS = ("preprocessing", "model", "training")
@@ -61,7 +66,7 @@ class Dimension:
 
     @property
     def kind(self) -> str:
-        """As Optuna calls it."""
+        """As Optuna and Katib call it."""
         whole = isinstance(self.low, int) and isinstance(self.high, int)
         return "categorical" if self.choices else "int" if whole else "float"
 
@@ -74,17 +79,28 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=int, default=10, help="of the study, the earlier ones included")
     parser.add_argument("--objective", choices=list(DIRECTIONS), default="auc", help="default: %(default)s")
     parser.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
-    parser.add_argument("--folder", type=Path, required=True, help="holds lake and store, as for `run`")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--folder", type=Path, help="search on this machine: holds lake and store, as for `run`")
+    where.add_argument("--katib", type=Path, metavar="OUTPUT", help="write a Katib Experiment instead; runs nothing")
+    parser.add_argument("--recommender", type=Path, help="with --katib: the recommender's file")
+    parser.add_argument("--host", default="http://ml-pipeline:8888", help="with --katib: the KFP API")
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Searches; 0."""
+    """Searches, or writes the manifest; 0."""
     arguments = build_parser().parse_args(argv)
-    if arguments.trials < 1:
-        raise ContractError(f"--trials is {arguments.trials}, expected at least 1")
+    if arguments.trials < 1 or (arguments.katib is None) != (arguments.recommender is None):
+        raise ContractError(f"--trials is {arguments.trials} and --recommender {arguments.recommender}, expected at "
+                            "least 1, and the recommender's file with --katib alone")  # fmt: skip
     given = read_parameters(arguments.package, arguments.parameter)
+    if arguments.katib:
+        recommender = read_recommender(arguments.recommender)
+        space = read_space(arguments.space, recommender)
+        experiment = katib_experiment(arguments, space, given, name=recommender.name)
+        write_whole(arguments.katib, yaml.safe_dump(experiment, sort_keys=False))
+        return 0
     folders = LocalFolders(root=arguments.folder.resolve())
     given = {"recommender": accepted(folders.store, CURRENT).digest, **given}
     recommender = check_run(folders.store, reference=given["recommender"], settings=given.get("settings", ""))
@@ -185,6 +201,42 @@ def run_trial(
     interval = f"[{found.auc_low or 0:.4f}, {found.auc_high or 0:.4f}]"
     numbers = {name: value for name in DIRECTIONS if (value := getattr(found, name)) is not None}
     return {"reason": judged[0].reason, "rows": judged[1].digest, "interval": interval, **numbers}
+
+
+def katib_experiment(
+    arguments: argparse.Namespace, space: Mapping[str, Dimension], given: Mapping[str, str], *, name: str
+) -> dict[str, Any]:
+    """The search as an Experiment; image and volume are those of the pipeline's exit handler.
+
+    Raises:
+        ContractError: a choice holds what Katib, which puts values into JSON as they are, cannot pass on.
+    """
+    if broken := [word for each in space.values() for word in each.words if {'"', "\\"} & set(word)]:
+        raise ContractError(f"choice {broken[0]} holds a quote or a backslash, which Katib puts into JSON as it is")
+    made: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("katib_experiment.yaml").read_text())
+    made["metadata"]["name"] = f"search-{name.replace('_', '-')}"[:40].rstrip("-")
+    spec, metric = made["spec"], arguments.objective
+    spec["objective"] = {"type": DIRECTIONS[metric], "objectiveMetricName": metric}
+    spec["maxTrialCount"] = spec["maxFailedTrialCount"] = arguments.trials
+    spec["parameters"] = [_katib_parameter(setting, each) for setting, each in space.items()]
+    spec["trialTemplate"]["trialParameters"] += [{"name": setting, "reference": setting} for setting in space]
+    changes = " ".join(f"{setting}=${{trialParameters.{setting}}}" for setting in space)
+    run = {**given, "settings": _unreleased(given, changes), "trigger_id": "${trialParameters.trial}"}
+    image, claim, mount_path = run_outcome_pod(arguments.package)
+    pod = spec["trialTemplate"]["trialSpec"]["spec"]["template"]["spec"]
+    pod["volumes"][0]["persistentVolumeClaim"]["claimName"] = claim
+    (container,) = pod["containers"]
+    container["image"], container["env"][0]["value"] = image, json.dumps(run)
+    container["args"] = [f"--host={arguments.host}", f"--store={given.get('store', f'{mount_path}/store')}"]
+    container["volumeMounts"][0]["mountPath"] = mount_path
+    return made
+
+
+def _katib_parameter(name: str, each: Dimension) -> dict[str, Any]:
+    space: dict[str, Any] = {"list": [shlex.quote(word) for word in each.words]}
+    if not each.choices:
+        space = {"min": str(each.low), "max": str(each.high), "distribution": "logUniform" if each.log else "uniform"}
+    return {"name": name, "parameterType": each.kind.replace("float", "double"), "feasibleSpace": space}
 
 
 def _suggested(trial: Any, name: str, each: Dimension) -> str:

@@ -1,25 +1,31 @@
-"""A search: what may be searched, which trials there are and who wins.
+"""A search: what may be searched, which trials there are and who wins, and that Katib is given the same search.
 
 Trials are runs of a program that leaves in the store what a run does, with an AUC that is a known function of the
 settings; the slow test's are real.
 """
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
+import kubernetes_validate
 import pytest
+import yaml
 
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import ModelQuality
 from components.contracts.recommender import parse_settings
+from components.run_outcome import trial
 from components.runtime.errors import ContractError
 from components.store.models import keep_verdict
 from components.store.runs import RunOutcome, noted, write_outcome
 from pipelines import search
 from pipelines.local.environments import python_of
 from pipelines.runs import read_runs
+from tests.k8s.crds import validate_crd
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into
 from tests.support.releases import keep_model, passing_verdict
@@ -121,3 +127,33 @@ def test_a_wrong_space_is_refused_by_setting_and_value(text, expected, tmp_path)
     (path := tmp_path / "space.yaml").write_text(text)
     with pytest.raises(ContractError, match=re.escape(expected)):
         search.read_space(path, CRITEO_RECOMMENDER)
+
+
+def test_katib_is_given_an_experiment_whose_trials_run_the_uploaded_pipeline(tmp_path, kubeflow, monkeypatch, capsys):
+    (tmp_path / "space.yaml").write_text(SPACE)
+    line = [f"--package={GOLDEN}", f"--space={tmp_path}/space.yaml", f"--katib={tmp_path}/katib.yaml"]
+    line += ["--recommender=examples/criteo/recommender.yaml", f"--host={kubeflow.url}", f"-pstore={tmp_path}"]
+    assert search.main(line) == 0
+    experiment = yaml.safe_load((tmp_path / "katib.yaml").read_text())
+    validate_crd(experiment)
+    # As Katib does: every value in the template's JSON, and its words joined for a shell.
+    spec, values = experiment["spec"], {"trial": "search-x7"}
+    for each in spec["parameters"]:
+        values[each["name"]] = each["feasibleSpace"].get("list", [each["feasibleSpace"].get("min")])[0]
+    template = json.dumps(spec["trialTemplate"]["trialSpec"])
+    for each in spec["trialTemplate"]["trialParameters"]:
+        template = template.replace(f"${{trialParameters.{each['name']}}}", values[each["name"]])
+    job = json.loads(template)
+    kubernetes_validate.validate({**job, "metadata": {"name": "t"}}, "1.30", strict=True)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    words = shlex.split(" ".join([*container["command"], *container["args"]]))
+    assert words[:3] == ["python", "-m", trial.__spec__.name]
+    monkeypatch.setenv(*container["env"][0].values())
+    monkeypatch.setattr(trial, "wait", lambda *_, **__: leave_run(tmp_path, "search-x7", 0.75))
+    kubeflow.pipelines[0]["display_name"] = trial.PIPELINE_NAME
+    assert trial.main(words[3:]) == 0
+    assert capsys.readouterr().out == "auc=0.75\nlog_loss=0.25\n"
+    parameters = kubeflow.runs[0]["body"]["runtime_config"]["parameters"]
+    tried = {"training.learning_rate": 0.001, "training.min_steps": 10, "model.tower": [64, 32]}
+    assert parse_settings(parameters.pop("settings")) == {**tried, "release.rollout": "none"}
+    assert parameters == {"store": str(tmp_path), "trigger_id": "search-x7"}

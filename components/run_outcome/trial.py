@@ -1,0 +1,54 @@
+"""One trial of a hyper-parameter search on a cluster: starts a run of the uploaded pipeline, waits, prints its figures.
+
+Katib's collector reads them from standard output, such as `auc=0.78`. Which settings are tried is Katib's choice, by
+the manifest of `evergreen search --katib`, whose runs release nothing.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from components.runtime.errors import ContractError, PermanentError
+from components.runtime.exit_codes import exits_with_code
+from components.runtime.flags import CommandParser
+from components.runtime.kubeflow import PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, wait
+from components.store.models import judged_run
+from components.store.runs import find_outcome
+
+VARIABLE = "EVERGREEN_TRIAL_PARAMETERS"
+"""Holds the pipeline's parameters as JSON; `trigger_id` among them names the trial."""
+EXPERIMENT = "evergreen-search"
+"""In KFP: not the monitor's, which starts no run while another of its experiment is active."""
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the newest version of the pipeline and prints AUC and log loss of its model; 0."""
+    parser = CommandParser(prog="python -m components.run_outcome.trial", description=__doc__)
+    parser.add_argument("--host", required=True, help="address of the KFP API")
+    parser.add_argument("--store", type=Path, required=True, help="folder of the model store")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    parameters, server = json.loads(os.environ[VARIABLE]), KubeflowServer(arguments.host)
+    trial = parameters["trigger_id"]
+    pipeline_id = server.find_pipeline(PIPELINE_NAME)
+    version = server.newest_version(pipeline_id) if pipeline_id else None
+    if version is None:
+        raise ContractError(
+            f"KFP at {arguments.host} has no pipeline {PIPELINE_NAME}, expected one of `submit --upload`"
+        )
+    experiment = server.experiment_id(EXPERIMENT)
+    run_id = server.start_run(experiment, trial, source=version, parameters=parameters, service_account=SERVICE_ACCOUNT)
+    wait(server, run_id, seconds=24 * 3600.0)
+    outcome = find_outcome(arguments.store, trial)
+    judged = judged_run(arguments.store, outcome.run) if outcome else None
+    if judged is None:
+        raise PermanentError(f"run {run_id} was not judged: {outcome.reason if outcome else 'it left no outcome'}")
+    print(f"auc={judged[0].candidate.auc}\nlog_loss={judged[0].candidate.log_loss}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
