@@ -19,9 +19,6 @@ class NetworkConfig:
 
     network: ClassVar[str]
     """Name in `NETWORKS`, and the module of `components.models` that has the `nn.Module`."""
-    logit_weights: ClassVar[tuple[str, ...]] = ()
-    """The parameters, by `state_dict` name, that multiply the logit where they are all multiplied; without `bias`.
-    Empty where the logit is not linear in parameters of its own."""
     takes_widths: ClassVar[bool] = False
     """Whether the vectors of a row may have different widths."""
     takes_new_vectors_at_zero: ClassVar[bool] = False
@@ -85,7 +82,6 @@ class DcnConfig(NetworkConfig):
     """Deep & Cross Network (`dcn`)."""
 
     network = "dcn"
-    logit_weights = ("final_tower", "final_cross")
     takes_widths = True
     num_cross_layers: int = 3
     """Number of cross layers."""
@@ -132,7 +128,6 @@ class DlrmConfig(NetworkConfig):
     """Deep Learning Recommendation Model (`dlrm`)."""
 
     network = "dlrm"
-    logit_weights = ("final.weight",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -155,17 +155,6 @@ def add_to_bias(folder: Path, amount: float) -> None:
     tensors["bias"][:] = tensors["bias"].astype(np.float64) + amount
 
 
-def multiply(folder: Path, names: Sequence[str], factor: float) -> None:
-    """Multiplies the dense parameters `names` by `factor` in the weights of `folder`.
-
-    Raises:
-        ContractError: the weights file is absent or damaged.
-    """
-    tensors, _ = _open_tensors(folder / WEIGHTS_FILE, mode="r+")
-    for name in names:
-        tensors[name][:] = tensors[name].astype(np.float64) * factor
-
-
 def chunks(start: int, stop: int) -> Iterator[slice]:
     """Slices of at most `ROWS_PER_CHUNK` rows that cover `start` to `stop`."""
     for at in range(start, stop, ROWS_PER_CHUNK):

@@ -1,10 +1,8 @@
-"""The last step of a fit: the final logit's bias, and where it is asked for its slope (Platt 1999).
+"""The last step of a fit: the final logit's bias.
 
 What an optimizer learned last leaves a model's mean prediction several percent off, in either direction. The bias alone
-corrects it: the predictions' mean becomes the click rate of the newest learned rows. The slope corrects a model that is
-too sure, or not sure enough, of which rows are clicked; rows that it learned cannot tell that, rows that it scored
-before it learned them can. No ranking changes by either. The correction for thinned rows is `start`'s, that for
-features which are served as one value is `fit`'s.
+corrects it: the predictions' mean becomes the click rate of the newest learned rows. No ranking changes by it. The
+correction for thinned rows is `start`'s, that for features which are served as one value is `fit`'s.
 
 Rows may have weights, which count relative to each other: weights of 3 give what weights of 1 give.
 """
@@ -14,21 +12,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.metrics import grouped_deviation
-from components.training.checkpoint import time_blocks
-
 _PRIOR_DEVIATION = 0.1
 """Standard deviation of the shift, as fits without the correction showed it. A few dozen clicks, whose rate is known to
 some ten percent, then hardly move a parent that many more had calibrated."""
 _CLIPPED = 1e-7
 _NEWEST_PARTS = (1, 3, 10)
 """The rows by which the bias is set: all, their newest third, or their newest tenth."""
-_MIN_CLASS_ROWS = 200
-"""Clicks, and rows without one, below which no slope is fitted."""
-_MOST_SLOPE = 2.0
-"""A model that is further off is better learned anew than bent."""
-_WORST_CONDITION = 1e10
-"""Of the information matrix, beyond which the slope cannot be told: all logits are alike, or one tells every click."""
 _CONTRADICTED = 3.0
 """Standard errors by which the newest tenth's clicks must differ from what is expected before fewer rows are taken."""
 
@@ -104,59 +93,13 @@ def _total(values: NDArray[np.floating], weights: NDArray[np.floating] | None) -
     return float((values if weights is None else values * weights.astype(np.float64)).sum(dtype=np.float64))
 
 
-def sure_slope(
-    labels: NDArray[np.float32], probabilities: NDArray[np.float32], weights: NDArray[np.float32] | None = None
-) -> float:
-    """By what to multiply every logit: the most likely slope, with a free intercept; 1 where the rows leave 1 possible.
+def corrected(probabilities: NDArray[np.float32], shift: float) -> NDArray[np.float32]:
+    """The probabilities after every logit is moved by `shift`, [n].
 
-    The 95 % interval that has to exclude 1 is one of `time_blocks`, since rows of a request depend on each other. With
-    fewer than 200 clicks or other rows, and where no finite slope is the most likely, the slope is 1; it is never less
-    than 1/2 or more than 2. Labels are 0 or 1, in order of time, the probabilities those of a model that had not
-    learned these rows; without weights all rows count alike. All are [n].
-
-    >>> random = np.random.default_rng(0)
-    >>> truth = random.normal(-1.0, 1.0, 20_000)
-    >>> labels = (random.random(20_000) < 1 / (1 + np.exp(-truth))).astype(np.float32)
-    >>> sure_slope(labels, 1 / (1 + np.exp(-truth)))
-    1.0
-    >>> round(sure_slope(labels, 1 / (1 + np.exp(-1.5 * truth))), 1)
-    0.7
+    >>> corrected(np.array([0.2, 0.5], np.float32), math.log(4)).tolist()  # odds of 1/4 and 1 become 1 and 4
+    [0.5, 0.800000011920929]
     """
-    counted = labels if weights is None else labels[weights > 0]
-    clicks = float(counted.sum(dtype=np.float64))
-    if min(clicks, len(counted) - clicks) < _MIN_CLASS_ROWS:
-        return 1.0
-    logits = _logits(probabilities)
-    inputs = np.stack([logits - logits.mean(), np.ones(len(labels))])
-    found = np.array([1.0, logits.mean()])
-    for _ in range(50):
-        expected = 1 / (1 + np.exp(-found @ inputs))
-        errors, variances = labels - expected, expected * (1 - expected)
-        if weights is not None:
-            errors, variances = errors * weights, variances * weights
-        information = (inputs * variances) @ inputs.T
-        if np.linalg.cond(information) > _WORST_CONDITION:
-            return 1.0
-        steps = np.linalg.inv(information) @ (inputs * errors)
-        step = steps.sum(axis=1)
-        if float(abs(step).max()) < 1e-9:
-            break
-        found += np.clip(step, -1.0, 1.0)
-    # What each row adds to the slope, times n, so that its mean has the slope's standard error.
-    deviation = grouped_deviation((len(labels) * steps[0], time_blocks(len(labels))))
-    slope = float(found[0])
-    if deviation is None or abs(slope - 1.0) <= deviation.half_width:
-        return 1.0
-    return min(max(slope, 1 / _MOST_SLOPE), _MOST_SLOPE)
-
-
-def corrected(probabilities: NDArray[np.float32], *, slope: float = 1.0, shift: float = 0.0) -> NDArray[np.float32]:
-    """The probabilities after every logit is multiplied by `slope` and moved by `shift`, [n].
-
-    >>> corrected(np.array([0.2, 0.5], np.float32), slope=2.0).round(3).tolist()  # 0.2 has odds of 1/4
-    [0.05900000035762787, 0.5]
-    """
-    return (1 / (1 + np.exp(-slope * _logits(probabilities) - shift))).astype(np.float32)
+    return (1 / (1 + np.exp(-_logits(probabilities) - shift))).astype(np.float32)
 
 
 def _logits(probabilities: NDArray[np.float32]) -> NDArray[np.float64]:

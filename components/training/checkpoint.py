@@ -59,8 +59,6 @@ class Judgement:
     row_losses: NDArray[np.float64]
     """Log loss of each of the rows after its logit was corrected as at the end of a fit, times its weight where rows
     have some; the same rows in every trial, none where the trial diverged."""
-    slope: float = 1.0
-    """By what the logits are to be multiplied; see `calibration.sure_slope`."""
 
 
 DIVERGED = Judgement(scores={"auc": None, "log_loss": None}, row_losses=np.empty(0))
@@ -139,7 +137,7 @@ class CheckpointFolder:
         described = {
             "now": asdict(checkpoint.now),
             "best": asdict(checkpoint.best) if checkpoint.best else None,
-            "judged": [{"scores": each.scores, "slope": each.slope} for each in checkpoint.judged],
+            "judged": [each.scores for each in checkpoint.judged],
             "final_step": checkpoint.final_step,
             "served_shift": checkpoint.served_shift,
         }
@@ -153,8 +151,8 @@ class CheckpointFolder:
         except FileNotFoundError:
             return None
         judged = tuple(
-            Judgement(row_losses=np.load(self.path / _LOSSES.format(number)), **judged)
-            for number, judged in enumerate(described["judged"])
+            Judgement(row_losses=np.load(self.path / _LOSSES.format(number)), scores=scores)
+            for number, scores in enumerate(described["judged"])
         )
         self._losses_on_disk = dict(enumerate(judged))
         now, best = Position(**described["now"]), described["best"]

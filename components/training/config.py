@@ -11,8 +11,6 @@ from components.runtime.errors import ContractError, expect
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 """Values of `TrainingSettings.precision`."""
-BIAS, PLATT = "bias", "platt"
-"""Values of `TrainingSettings.calibration`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +66,6 @@ class TrainingSettings:
     precision: str = "float32"
     """Arithmetic of the matrix products: float32, tf32 (a GPU's shortened float32) or bfloat16. Weights, sums and the
     optimizer are float32 in all three."""
-    calibration: str = BIAS
-    """What is corrected last: the bias of the final logit, or with `platt` its slope too, by the rows that were scored
-    before they were learned. `platt` needs a single pass, and a network whose logit is linear in its last layer."""
     checkpoint_minutes: float = 5.0
     """Time between saves within a fit: what a kill loses at most. A save writes the table with its optimizer state
     (2 GB for 10 million rows of width 16)."""
@@ -84,12 +79,6 @@ class TrainingSettings:
         expect(self, "at least 1", lambda value: value >= 1, "batch_size", "min_batch_size", "min_steps", "passes")
         expect(self, "at least 0", lambda value: value >= 0, "seed")
         expect(self, f"one of {', '.join(PRECISIONS)}", lambda value: value in PRECISIONS, "precision")
-        expect(self, f"{BIAS} or {PLATT}", lambda value: value in (BIAS, PLATT), "calibration")
-        if self.calibration == PLATT and self.passes > 1:
-            raise ContractError(
-                f"passes is {self.passes} with calibration {PLATT}, expected 1: a second pass makes a model surer than "
-                "the rows show that it scored before the first"
-            )
         if not self.round_rates or not all(0.0 < share < float("inf") for share in self.round_rates):
             raise ContractError(f"round_rates is {self.round_rates}, expected at least one positive number")
 

@@ -7,7 +7,7 @@ is known, a high one learns a change. Just before a fit learns the last tenth of
 validation: Blum, Kalai and Langford 1999); that chooses the rate, and no row has to be held back for it.
 `benchmarks.quality` has the measurements.
 
-Rows may have sample weights: they count in every step, in the choice of the rate and in the corrections of the logit,
+Rows may have sample weights: they count in every step, in the choice of the rate and in the correction of the bias,
 but not in an AUC. A model's weights lie in folders, which the engine restores and saves; none are held here. The order
 of the rows within a pass is `row_order`'s, the weights that a fit starts from are `start`'s, the correction of the
 logit is `calibration`'s, what a model in the store consists of is `step`'s.
@@ -27,10 +27,10 @@ from components.contracts.manifests import TrainingSet
 from components.contracts.metrics import log_loss, roc_auc, row_log_losses, row_weighted
 from components.contracts.workflow import FeatureWorkflow
 from components.models.configs import NetworkConfig
-from components.models.files import add_to_bias, multiply
+from components.models.files import add_to_bias
 from components.runtime.errors import ContractError, PermanentError, Preempted
 from components.storage.uris import local_path
-from components.training.calibration import corrected, newest_bias_shift, sure_slope
+from components.training.calibration import corrected, newest_bias_shift
 from components.training.checkpoint import (
     DIVERGED,
     FINAL,
@@ -41,7 +41,7 @@ from components.training.checkpoint import (
     Position,
     best_of,
 )
-from components.training.config import BIAS, PLATT, TrainingSettings
+from components.training.config import TrainingSettings
 from components.training.engine import Engine, Rate
 from components.training.row_order import PassOrder, PassRows, derived_seed, replayed
 from components.training.rows import RowFolder
@@ -114,8 +114,7 @@ def fit(
     some within it; `should_stop`, asked between segments, says whether to save and end.
 
     Raises:
-        ContractError: the training set is not what its manifest says, or has labels of one class; or `platt` is asked
-            for with a network that has no layer to multiply.
+        ContractError: the training set is not what its manifest says, or has labels of one class.
         PermanentError: a loss or a score is not finite at the first of the rates; a later one is given up instead.
         Preempted: `should_stop` was true; the fit is saved, and goes on where it is called again.
     """
@@ -169,7 +168,6 @@ class _Fit:
     def run(self) -> FitResult:
         """Makes the passes at each rate, then corrects the bias of the best weights."""
         self._check_labels()
-        self._check_calibration()
         found = self._folder.load()
         self._on_disk = self._state = found or self._begin()
         if self._state.final_step is not None:
@@ -207,14 +205,6 @@ class _Fit:
     def _weights(self, which: slice | NDArray[np.int64]) -> NDArray[np.float32] | None:
         """The sample weights of some rows; None where each counts 1."""
         return None if self._rows.weights is None else self._rows.weights[which]
-
-    def _check_calibration(self) -> None:
-        config = self._job.config
-        if self._settings.calibration == PLATT and not config.logit_weights:
-            raise ContractError(
-                f"calibration is {PLATT} for network {config.network!r}, whose logit no layer multiplies as a whole; "
-                f"expected {BIAS}, or another network"
-            )
 
     def _begin(self) -> Checkpoint:
         job = self._job
@@ -285,33 +275,27 @@ class _Fit:
         self._commit(replace(self._state, now=now))
 
     def _finish(self) -> None:
-        """Keeps the best weights with their final logit corrected."""
+        """Keeps the best weights with their bias corrected."""
         numbers = np.arange(0, self._num_new, -(-self._num_new // _MOST_SCORED_ROWS))
-        slope, probabilities = self._chosen.slope, self._scores(numbers)
-        if slope != 1.0:
-            probabilities = corrected(probabilities, slope=slope)
         labels, weights = self._rows.labels[numbers], self._weights(numbers)
-        shift = newest_bias_shift(labels, probabilities, weights)
+        shift = newest_bias_shift(labels, self._scores(numbers), weights)
         served_shift = 0.0
         if served_ids := self._served_ids():
-            as_served = corrected(self._scores(numbers, ids=served_ids), slope=slope, shift=shift)
+            as_served = corrected(self._scores(numbers, ids=served_ids), shift)
             served_shift = newest_bias_shift(labels, as_served, weights)
         # Weights of thinned rows become those of all rows: once, on the way to the final folder.
         shift += log_odds_correction(self._job.training_set.negative_rate)
 
         def save(folder: Path) -> None:
             self._engine.save(folder)
-            if slope != 1.0:
-                multiply(folder, (*self._job.config.logit_weights, "bias"), slope)
             add_to_bias(folder, shift + served_shift)
 
         self._folder.keep_weights(FINAL, save)
         # The position stays that of the weights on disk, should the final ones be taken away and wanted again.
         self._commit(replace(self._on_disk, final_step=self._engine.num_steps, served_shift=served_shift))
         logger.info(
-            "fit ends: learning rate %g, logits times %.4f, bias moved by %+.4f and %+.4f more as served",
+            "fit ends: learning rate %g, bias moved by %+.4f and %+.4f more as served",
             self._chosen_rate,
-            slope,
             shift,
             served_shift,
         )
@@ -363,7 +347,7 @@ class _Fit:
     def _judge(self, order: PassOrder) -> None:
         """Scores the rows of the pass that are still to be learned; replayed ones, learned long ago, do not count.
 
-        Trials are compared after the correction of the logit that `_finish` makes anyway. At a high rate the bias
+        Trials are compared after the correction of the bias that `_finish` makes anyway. At a high rate the bias
         wanders from step to step, and would hide what was learned.
         """
         first, pieces = self._judged_at * self._batch_size, []
@@ -372,14 +356,11 @@ class _Fit:
             pieces.append(piece[piece < self._num_new][:: -(-(len(order) - first) // _MOST_SCORED_ROWS)])
         numbers = np.sort(np.concatenate(pieces))
         labels, weights, probabilities = self._rows.labels[numbers], self._weights(numbers), self._scores(numbers)
-        slope = sure_slope(labels, probabilities, weights) if self._settings.calibration == PLATT else 1.0
-        final = corrected(probabilities, slope=slope)
-        final = corrected(final, shift=newest_bias_shift(labels, final, weights))
+        final = corrected(probabilities, newest_bias_shift(labels, probabilities, weights))
         loss = log_loss(labels, probabilities, weights=weights)
         judgement = Judgement(
             scores={"auc": roc_auc(labels, probabilities), "log_loss": loss},
             row_losses=row_weighted(row_log_losses(labels, final), weights),
-            slope=slope,
         )
         state = self._state
         self._state = replace(state, judged=(*state.judged, judgement))

@@ -79,20 +79,6 @@ def test_logits_are_the_papers(config):
 
 
 @every_network
-def test_the_logit_is_multiplied_by_what_multiplies_the_weights_that_the_configuration_names(config):
-    network = network_of(config)
-    dense, embeddings = inputs(config)
-    before = logits(network, dense, embeddings)
-    with torch.no_grad():
-        for name in config.logit_weights:
-            network.get_parameter(name).mul_(0.7)
-    assert (config.logit_weights == ()) == (config.network == "deepfm")
-    np.testing.assert_allclose(
-        logits(network, dense, embeddings), (0.7 if config.logit_weights else 1.0) * before, rtol=1e-5, atol=1e-6
-    )
-
-
-@every_network
 def test_dropout_is_off_outside_training_and_the_seed_decides_the_weights(config):
     dense, embeddings = inputs(config)
     one, again, other = (logits(network_of(config, seed), dense, embeddings) for seed in (1, 1, 2))
