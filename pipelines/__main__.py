@@ -39,11 +39,7 @@ ROOMS = {
     "score": ("inference_client", ("score",), "score rows of a file"),
     "recommender": ("pipelines.recommender_file", (), "draft, check and accept the file that describes a recommender"),
     "schema": ("components.validation.schema_versions", (), "show, compare and accept schemas of the rows"),
-    "quarantine": (
-        "components.validation.quarantine_store",
-        (),
-        "list quarantined rows; return them to the next round",
-    ),
+    "quarantine": ("components.validation.quarantine_store", (), "list quarantined rows"),
     "ingest": ("components.extraction.ingest", (), "convert click logs to a lake"),
     "backfill": ("components.extraction.backfill", (), "replace a past day of the lake by a new version of it"),
     "lineage": ("components.extraction.lineage", (), "which model saw which version of which day"),

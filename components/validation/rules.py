@@ -172,7 +172,6 @@ RULES: dict[str, Rule] = {
     "quarantined_share": Rule(
         BLOCK, "rules quarantined more than this share of the rows", ("max_quarantined_fraction",)
     ),
-    "quarantine_replayed": Rule(INFO, "rows of an earlier quarantine came back, as people asked"),
     "domain": Rule(OFF, "a row with a value outside the schema's domain, including NaN and infinity", of_rows=True),
     "named_rows": Rule(
         OFF, "rows of the named requests, or of the named UTC days", ("request_ids", "days"), of_rows=True

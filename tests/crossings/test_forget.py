@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions, category_of
-from components.contracts.manifests import Model, RawDataset, ServingPlace
+from components.contracts.manifests import Model, ServingPlace
 from components.contracts.raw_rows import ColumnNames
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
@@ -161,8 +161,7 @@ def made(tmp_path_factory):
     rows = pq.read_table(folder / "work" / "r1" / "extraction" / "train" / "part-00000.parquet").slice(0, 9)
     (gone / "rows").mkdir()
     pq.write_table(rows.append_column("quarantine_rule", pa.array(["domain"] * 9)), gone / "rows" / "part.parquet")
-    dataset = RawDataset.read(gone / "r1.json")
-    keep_quarantined(store, "r1", gone / "rows", num_by_rule={"domain": 9}, dataset=dataset)
+    keep_quarantined(store, "r1", gone / "rows", num_by_rule={"domain": 9})
     run_monitor(folder)
     keep_learnt(store, "m1", USER, day="2026-03-01")
     keep_learnt(store, "m2", "bob", parent_model_id="m1")
