@@ -71,7 +71,7 @@ class Measured:
 
 
 def measure(round_: Round, folder: Path) -> Measured:
-    """Measures the rows that pass the rules about rows.
+    """Measures the rows that pass the rule about rows.
 
     `folder` is the step's while it is made.
 
@@ -127,7 +127,7 @@ def measure(round_: Round, folder: Path) -> Measured:
 
 
 def judge(measured: Measured, rules: RuleSet) -> list[Finding]:
-    """The findings of every rule, those about single rows included."""
+    """The findings of every rule, that about single rows included."""
     findings = [
         *_judge_structure(measured, rules),
         *measured.rows.findings,

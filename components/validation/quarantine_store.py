@@ -1,9 +1,9 @@
 """Quarantined rows in the model store, and `evergreen quarantine`, which lists them.
 
 The step's own folder goes with the work folder's retention; the store stays. Each run that quarantined rows has a
-folder `<store>/quarantine/runs/<run>`: `quarantine.json` and `rows/*.parquet` (raw columns, `quarantine_rule`,
-`quarantine_reason`). Nothing is removed but the rows of a user who is forgotten (`pipelines.forget`), which stay
-counted. The lake is never changed: a quarantined row stays there as it was.
+folder `<store>/quarantine/runs/<run>`: `quarantine.json` and `rows/*.parquet` (raw columns, and `quarantine_reason`).
+Nothing is removed but the rows of a user who is forgotten (`pipelines.forget`), which stay counted. The lake is never
+changed: a quarantined row stays there as it was.
 """
 
 import argparse
@@ -32,7 +32,6 @@ class QuarantinedRun:
     run: str
     time: str
     num_rows: int
-    num_by_rule: dict[str, int]
 
 
 def quarantine_folder(store: Path) -> Path:
@@ -45,11 +44,10 @@ def rows_folder(store: Path, run: str) -> Path:
     return quarantine_folder(store) / "runs" / run_folder(store, run).name / "rows"
 
 
-def keep_quarantined(store: Path, run: str, rows: Path, *, num_by_rule: dict[str, int]) -> Path:
+def keep_quarantined(store: Path, run: str, rows: Path, *, num_rows: int) -> Path:
     """Copies the Parquet files in `rows`, replacing those of an earlier try of the run; returns their folder."""
     final = rows_folder(store, run)
-    time, num_rows = datetime.now(timezone.utc).isoformat(), sum(num_by_rule.values())
-    kept = QuarantinedRun(run=run, time=time, num_rows=num_rows, num_by_rule=num_by_rule)
+    kept = QuarantinedRun(run=run, time=datetime.now(timezone.utc).isoformat(), num_rows=num_rows)
     with whole_directory(final.parent, replace=True) as folder:
         shutil.copytree(rows, folder / final.name)
         (folder / MANIFEST).write_text(json.dumps(asdict(kept), indent=2) + "\n", encoding="utf-8")
@@ -57,7 +55,7 @@ def keep_quarantined(store: Path, run: str, rows: Path, *, num_by_rule: dict[str
 
 
 def forget_quarantined(store: Path, run: str) -> None:
-    """Removes what an earlier try of `run` quarantined: this try quarantined nothing."""
+    """Removes what an earlier try of `run` quarantined."""
     shutil.rmtree(rows_folder(store, run).parent, ignore_errors=True)
 
 
@@ -81,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
     parser = CommandParser(prog="evergreen quarantine", description="Lists quarantined rows.")
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="list what each run quarantined, by rule, and where it lies")
+    listing = commands.add_parser("list", help="list how many rows each run quarantined, and where they lie")
     listing.add_argument("--store", required=True, help="model store, folder or its URI")
     listing.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -98,8 +96,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.DONE
     for kept in runs:
         print(f"{kept.run}  {kept.time}  {kept.num_rows} rows  {rows_folder(store, kept.run)}")
-        for rule, num_rows in kept.num_by_rule.items():
-            print(f"    {rule}: {num_rows} rows")
     print(f"{sum(kept.num_rows for kept in runs)} rows of {len(runs)} runs are quarantined")
     return ExitCode.DONE
 

@@ -2,17 +2,16 @@
 
 Actions:
 - `block`: the run ends here, because training on such rows would be wrong;
-- `quarantine`: the offending rows are stored apart with their reason and the rest goes on; for rules about single rows;
+- `quarantine`: the offending rows are stored apart with their reason and the rest goes on; for `domain` alone;
 - `warn`: reported, and the run goes on; retraining is the answer, or people should know;
 - `notify`: as `warn`, and the message about the run's end repeats it;
 - `info`: reported, and the decision stays `pass`;
 - `off`: the rule is not applied.
 
-Applying the rules is left to `judge` and, for single rows, `quarantine`. Importing this module loads nothing heavy.
+Applying the rules is left to `judge` and, for `domain`, `quarantine`. Importing this module loads nothing heavy.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -20,7 +19,6 @@ from typing import Any
 from components.runtime.errors import ContractError
 
 _LEAST_ONE = ("click_rate_factor", "range_factor")
-_LISTS = ("request_ids", "days")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +57,6 @@ class ValidationSettings:
     with a heavy tail a window's largest value is one request's: 86 of 400 pairs of windows exceeded 10 times it."""
     max_quarantined_fraction: float = 0.05
     """Largest share of the rows that may be quarantined."""
-    request_ids: tuple[str, ...] = ()
-    """Requests whose rows offend `named_rows`."""
-    days: tuple[str, ...] = ()
-    """UTC days (YYYY-MM-DD) whose rows offend `named_rows`."""
 
     def __post_init__(self) -> None:
         for rule, action in self.actions.items():
@@ -71,18 +65,12 @@ class ValidationSettings:
             name, value = each.name, getattr(self, each.name)
             if name == "actions":
                 continue
-            if name in _LISTS:
-                if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
-                    raise ContractError(f"{name} is {value!r}, expected a list of texts")
-                continue
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
             if name in _LEAST_ONE and not (is_number and value >= 1):
                 raise ContractError(f"{name} is {value!r}, expected a finite number of at least 1")
             may_be_zero = name == "max_quarantined_fraction"
             if name not in _LEAST_ONE and not (is_number and 0 <= value <= 1 and (value or may_be_zero)):
                 raise ContractError(f"{name} is {value!r}, expected a number in (0, 1]")
-        if wrong := [day for day in self.days if not re.fullmatch(r"\d{4}-\d\d-\d\d", day)]:
-            raise ContractError(f"days name {wrong[0]!r}, expected YYYY-MM-DD")
 
 
 BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF = "block", "quarantine", "warn", "notify", "info", "off"
@@ -93,6 +81,8 @@ SEVERITIES = {BLOCK: BLOCK, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: IN
 
 DATASET = "dataset"
 """The `feature` of a finding that concerns all columns."""
+DOMAIN = "domain"
+"""The rule that looks at single rows, so that it can quarantine them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +123,6 @@ class Rule:
     about: str
     settings: tuple[str, ...] = ()
     """The fields of `ValidationSettings` that belong to it."""
-    of_rows: bool = False
-    """Whether it looks at single rows, so that it can quarantine them."""
 
 
 RULES: dict[str, Rule] = {
@@ -169,13 +157,8 @@ RULES: dict[str, Rule] = {
     ),
     "new_categories": Rule(WARN, "many rows with a category that is certainly new", ("new_value_share",)),
     "skew": Rule(WARN, "a feature differs between training rows and served rows", ("skew_share",)),
-    "quarantined_share": Rule(
-        BLOCK, "rules quarantined more than this share of the rows", ("max_quarantined_fraction",)
-    ),
-    "domain": Rule(OFF, "a row with a value outside the schema's domain, including NaN and infinity", of_rows=True),
-    "named_rows": Rule(
-        OFF, "rows of the named requests, or of the named UTC days", ("request_ids", "days"), of_rows=True
-    ),
+    "quarantined_share": Rule(BLOCK, "more than this share of the rows is quarantined", ("max_quarantined_fraction",)),
+    DOMAIN: Rule(OFF, "a row with a value outside the schema's domain, including NaN and infinity"),
 }
 
 
@@ -206,16 +189,11 @@ class RuleSet:
             Finding(feature=feature, kind=kind, rule=rule, action=action, severity=severity, description=description)
         ]
 
-    def row_rules(self) -> list[str]:
-        """The rules about single rows that are not off, in the order of `RULES`."""
-        return [name for name, rule in RULES.items() if rule.of_rows and self.actions[name] != OFF]
-
 
 def _check_action(rule: str, value: Any) -> None:
     if rule not in RULES:
         raise ContractError(f"actions: rule {rule!r} is unknown, expected one of {', '.join(RULES)}")
     if value not in ACTIONS:
         raise ContractError(f"actions: rule {rule} has action {value!r}, expected one of {', '.join(ACTIONS)}")
-    if value == QUARANTINE and not RULES[rule].of_rows:
-        can = ", ".join(name for name, each in RULES.items() if each.of_rows)
-        raise ContractError(f"actions: rule {rule} is not about single rows and cannot quarantine; these can: {can}")
+    if value == QUARANTINE and rule != DOMAIN:
+        raise ContractError(f"actions: rule {rule} is not about single rows and cannot quarantine; {DOMAIN} can")

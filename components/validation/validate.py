@@ -7,7 +7,7 @@ drawn too. Keys of the JSON object:
 - `kind` ("ValidationReportDocument"), `format_version`, `run`, `decision` (`pass`, `warn` or `block`);
 - `num_rows`, `num_rows_before` (null without a champion), `champion` (URI of its folder, or null);
 - `findings`, `drift`, `label`, `skew`, `served`: as in `manifests.ValidationReport`;
-- `quarantine`: `num_rows`, `num_by_rule` (quarantined rows, by rule), `uri` (null if there are none);
+- `quarantine`: `num_rows`, `uri` (null if there are none);
 - `schema`: `uri`, and `differences` between the schema in force and what these rows would make of it, each `feature`,
   `rule`, `kind` (which way it goes), `old`, `new`;
 - `columns`: per judged column, in column order: `column`, `kind` (`label`, `number` or `category`), `num_values`,
@@ -154,8 +154,7 @@ def make_document(round_: Round, measured: Measured, report: ValidationReport) -
         "champion": champion.folder.as_uri() if champion else None,
         **{name: getattr(report, name) for name in ("findings", "drift", "label", "skew", "served")},
         "quarantine": {
-            "num_rows": sum(measured.rows.num_by_rule.values()),
-            "num_by_rule": dict(measured.rows.num_by_rule),
+            "num_rows": measured.rows.dataset.num_quarantined,
             "uri": measured.rows.dataset.quarantine_uri,
         },
         "schema": {

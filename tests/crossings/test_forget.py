@@ -160,8 +160,8 @@ def made(tmp_path_factory):
         assert extraction([f"--{name}={value}" for name, value in flags.items()]) == 0
     rows = pq.read_table(folder / "work" / "r1" / "extraction" / "train" / "part-00000.parquet").slice(0, 9)
     (gone / "rows").mkdir()
-    pq.write_table(rows.append_column("quarantine_rule", pa.array(["domain"] * 9)), gone / "rows" / "part.parquet")
-    keep_quarantined(store, "r1", gone / "rows", num_by_rule={"domain": 9})
+    pq.write_table(rows.append_column("quarantine_reason", pa.array(["a reason"] * 9)), gone / "rows" / "part.parquet")
+    keep_quarantined(store, "r1", gone / "rows", num_rows=9)
     run_monitor(folder)
     keep_learnt(store, "m1", USER, day="2026-03-01")
     keep_learnt(store, "m2", "bob", parent_model_id="m1")

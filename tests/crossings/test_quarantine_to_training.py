@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from datetime import date
 from functools import partial
 
+import numpy as np
+
 from components.contracts.manifests import RawDataset
+from components.storage.uris import local_path
 from inference_client.simulation.world import World, write_lake
 from tests.crossings.conftest import Chain
 from tests.support.lakes import table_in
@@ -25,8 +29,8 @@ def learn(chain, run, *, turn=Chain.turn, **rules):
     return this.extraction, RawDataset.read(this.paths["valid"]), this.preprocessing, this.training
 
 
-def request_ids(uri):
-    return table_in(uri, "request_id")["request_id"].to_pylist()
+def column(uri, name):
+    return table_in(uri, name)[name].to_numpy()
 
 
 def evergreen(*words):
@@ -45,29 +49,34 @@ def test_later_steps_learn_from_the_rest_and_a_round_from_the_same_parent_withou
     own = chain.copied_to(tmp_path / "own")
     world = World.create(seed=3)
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=11)
-    # Which requests a window's training rows hold is not known before the first look.
-    raw, _ = own.step("extraction", "look", {"lake": own.uri("lake")})
-    before = request_ids(raw.train_uri)
-    named = sorted(set(before))[:2]
-    num_named = sum(name in named for name in before)
+    last = own.rounds[-1]
+    bound = float(np.nanquantile(column(last.extraction.train_uri, "I2"), 0.9, method="lower"))
+    head, name, rest = local_path(last.validation.schema_uri).read_text().partition('name: "I2"')
+    bounded = re.sub(r"(float_domain \{\s+min: \S+\s+max: )\S+", rf"\g<1>{bound}", rest, count=1)
+    (own.root / "bounded.pbtxt").write_text(head + name + bounded)
+    accept = ["accept", own.root / "bounded.pbtxt", "--store", own.root / "store", "--reason", "a test"]
+    assert evergreen("schema", *accept).returncode == 0
 
-    actions = {"named_rows": "quarantine", "quarantined_share": "warn"}
-    raw, valid, encoded, model = learn(own, "round-3", actions=actions, request_ids=named)
-    assert 0 < num_named < len(before)
-    assert (valid.num_quarantined, encoded.num_train_rows) == (num_named, len(before) - num_named)
-    assert request_ids(valid.train_uri) == [name for name in before if name not in named]
-    assert sorted(request_ids(valid.quarantine_uri)) == sorted(name for name in before if name in named)
+    actions = {"domain": "quarantine", "quarantined_share": "warn"}
+    raw, valid, encoded, model = learn(own, "round-3", actions=actions)
+    before, is_odd = column(raw.train_uri, "request_id"), column(raw.train_uri, "I2") > bound
+    num_odd = int(is_odd.sum())
+    assert 0 < num_odd < len(before)
+    assert (valid.num_quarantined, encoded.num_train_rows) == (num_odd, len(before) - num_odd)
+    assert column(valid.train_uri, "request_id").tolist() == before[~is_odd].tolist()
+    assert column(valid.quarantine_uri, "request_id").tolist() == before[is_odd].tolist()
     assert encoded.raw_digest == model.raw_digest == valid.digest != raw.digest
     assert encoded.num_holdout_rows == raw.num_holdout_rows
 
     store = ["--store", own.root / "store"]
     listed = evergreen("quarantine", "list", "--json", *store)
     (batch,) = json.loads(listed.stdout)
-    assert (batch["run"], batch["num_by_rule"]) == ("round-3", {"named_rows": num_named})
+    assert (batch["run"], batch["num_rows"]) == ("round-3", num_odd)
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 7), seed=12)
     again = partial(Chain.turn_to_training, parent=model.parent_model_id)
     raw, valid, encoded, model = learn(own, "round-4", turn=again)
-    assert [name for name in request_ids(valid.train_uri) if name in set(before)] == before
+    learned = column(valid.train_uri, "request_id")
+    assert learned[np.isin(learned, before)].tolist() == before.tolist()
     assert encoded.num_train_rows == raw.num_train_rows
     assert model.raw_digest == valid.digest == raw.digest
 

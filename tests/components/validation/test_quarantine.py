@@ -1,6 +1,5 @@
 import json
 import shutil
-from datetime import datetime, timezone
 
 import pandas as pd
 import pyarrow as pa
@@ -14,18 +13,15 @@ from components.validation.__main__ import metric_values
 from components.validation.quarantine import screen_rows
 from components.validation.quarantine_store import main as quarantine
 from components.validation.round import Round
-from components.validation.rules import RULES, RuleSet, ValidationSettings
+from components.validation.rules import RuleSet, ValidationSettings
 from components.validation.schema_versions import format_schema, read_schema
 from components.validation.schema_versions import main as schema_command
 from tests.support.validation_models import make_dataset, release_validated
 
-START = 1_760_000_000.0
-NAMED = {"named_rows": "quarantine", "request_ids": ["bad", "worse"]}
-
 
 @pytest.fixture
 def world(tmp_path, store, step, raw_table):
-    """Windows of rows, one after the other, and the step over them."""
+    """Rows of one window, some of them odd, the step over them, and a champion that learned the sound ones."""
     return QuarantineWorld(tmp_path, store, step, raw_table)
 
 
@@ -33,15 +29,15 @@ class QuarantineWorld:
     def __init__(self, folder, store, step, raw_table):
         self.folder, self.store, self._step, self._raw_table = folder, store, step, raw_table
 
-    def window(self, number, *, rows=600, files=2, **replaced):
-        """The rows of one window as a table, and its manifest's path; request ids are its own."""
-        table = self._raw_table(rows, seed=number, start=START + number * 86_400.0)
-        for name, change in replaced.items():
-            values = table[name].to_pylist()
+    def window(self, name="raw", *, rows=600, files=2, **odd):
+        """The rows as a table, and their manifest's path; `odd` are other values by column and place."""
+        table = self._raw_table(rows)
+        for column, change in odd.items():
+            values = table[column].to_pylist()
             for at, value in change.items():
                 values[at] = value
-            table = table.set_column(table.schema.get_field_index(name), name, pa.array(values, table[name].type))
-        return table, self.write(table, f"window {number}", files)
+            table = table.set_column(table.schema.get_field_index(column), column, pa.array(values, table[column].type))
+        return table, self.write(table, name, files)
 
     def write(self, table, name, files):
         folder = self.folder / name / "train"
@@ -49,23 +45,21 @@ class QuarantineWorld:
         size = -(-table.num_rows // files)
         for i in range(files):
             pq.write_table(table.slice(i * size, size), folder / f"part-{i:05d}.parquet")
-        times = table[raw_rows.EVENT_TIME].to_pylist()
         manifest = self.folder / name / "raw.json"
-        make_dataset(
-            folder,
-            table.num_rows,
-            digest=(name.encode().hex() * 64)[:64],
-            first_event_time=times[0].isoformat(),
-            last_event_time=times[-1].isoformat(),
-        ).write(manifest)
+        make_dataset(folder, table.num_rows).write(manifest)
         return manifest
 
-    def judge(self, manifest, run, **asked):
-        """Actions by rule, and settings."""
-        actions = {name: asked.pop(name) for name in list(asked) if name in RULES}
-        code, report = self._step(manifest, run=run, actions=actions, **asked)
+    def judge(self, manifest, run, action="quarantine", *, actions=(), **asked):
+        """Exit code, report and the dataset that is handed on; the rule `domain` has this action."""
+        code, report = self._step(manifest, run=run, actions={"domain": action, **dict(actions)}, **asked)
         valid = self.folder / "out" / f"{run}.valid.json"
         return code, report, RawDataset.read(valid) if valid.exists() else None
+
+    def release(self):
+        """The sound rows' model becomes the champion; its report."""
+        report = self.judge(self.window("sound")[1], "r0", "off")[1]
+        release_validated(self.store, "m1", report)
+        return report
 
 
 def rows_of(uri):
@@ -77,30 +71,27 @@ def keys_of(frame):
     return list(zip(frame[raw_rows.REQUEST_ID], frame[raw_rows.ROW]))
 
 
-def test_without_a_rule_about_rows_the_valid_dataset_is_the_raw_one(world):
-    _, manifest = world.window(0, label={5: 7})
-    _, _, valid = world.judge(manifest, "r1")
+def test_without_the_rule_the_valid_dataset_is_the_raw_one(world):
+    _, manifest = world.window(label={5: 7})
+    _, _, valid = world.judge(manifest, "r1", "off")
     assert valid == RawDataset.read(manifest)
     assert not (world.store / "quarantine").exists()
 
 
-def test_offending_rows_are_quarantined_with_rule_and_reason_and_the_rest_is_judged_and_handed_on(world):
-    table, manifest = world.window(0, request_id={3: "bad", 500: "worse"}, I4={10: 5.0})
-    code, report, valid = world.judge(manifest, "r1", **NAMED)
+def test_offending_rows_are_quarantined_with_their_reason_and_the_rest_is_judged_and_handed_on(world):
+    world.release()
+    table, manifest = world.window(I2={3: 1e9, 500: -1e9}, I4={10: 5.0})
+    code, report, valid = world.judge(manifest, "r1")
     assert (code, report.decision, report.num_rows) == (0, "warn", 598)
     (finding,) = report.findings
     assert metric_values(report)["num_quarantined"] == finding["num_quarantined"] == 2
-    assert metric_values(report)["quarantine_named_rows"] == 1
-    assert (finding["rule"], finding["action"], finding["severity"]) == ("named_rows", "quarantine", "warn")
-    assert (
-        "broken by 2 of 600 rows, 2 of them quarantined by it; first: request 'bad' is named by the rule"
-        in report.reasons[0]
-    )
+    assert metric_values(report)["quarantine_domain"] == 1
+    assert (finding["rule"], finding["action"], finding["severity"]) == ("domain", "quarantine", "warn")
+    assert "broken by 2 of 600 rows, 2 of them quarantined by it; first: I2 is 1e+09, expected" in report.reasons[0]
     gone = rows_of(valid.quarantine_uri)
     assert keys_of(gone) == [keys_of(table.to_pandas())[at] for at in (3, 500)]
-    assert list(gone["quarantine_rule"]) == ["named_rows"] * 2
-    assert list(gone["quarantine_reason"]) == [f"request {name!r} is named by the rule" for name in ("bad", "worse")]
-    assert gone.drop(columns=["quarantine_rule", "quarantine_reason"]).columns.tolist() == list(criteo.RAW_TYPES)
+    assert [reason.split(",")[0] for reason in gone.pop("quarantine_reason")] == ["I2 is 1e+09", "I2 is -1e+09"]
+    assert gone.columns.tolist() == list(criteo.RAW_TYPES)
     rest = pa.concat_tables([pq.read_table(path) for path in sorted(local_path(valid.train_uri).iterdir())])
     assert rest == pa.concat_tables([table.slice(0, 3), table.slice(4, 496), table.slice(501)])
     raw = RawDataset.read(manifest)
@@ -112,54 +103,50 @@ def test_offending_rows_are_quarantined_with_rule_and_reason_and_the_rest_is_jud
 
 
 def test_quarantined_rows_outlive_the_work_folder_and_a_retry_replaces_them(world, capsys):
-    _, manifest = world.window(0, request_id={3: "bad"})
-    world.judge(manifest, "r1", **NAMED)
-    _, _, valid = world.judge(manifest, "r1", **NAMED)
+    world.release()
+    _, manifest = world.window(I2={3: 1e9})
+    world.judge(manifest, "r1")
+    _, _, valid = world.judge(manifest, "r1")
     shutil.rmtree(world.folder / "work place")
     assert local_path(valid.quarantine_uri).is_relative_to(world.store)
     assert len(rows_of(valid.quarantine_uri)) == 1
     assert quarantine(["list", "--store", str(world.store)]) == 0
-    assert "named_rows: 1 rows\n1 rows of 1 runs are quarantined" in capsys.readouterr().out
-    _, clean = world.window(0)
-    world.judge(clean, "r1", **NAMED)
+    said = capsys.readouterr().out
+    assert f"1 rows  {local_path(valid.quarantine_uri)}\n1 rows of 1 runs are quarantined" in said
+    world.judge(world.window("clean")[1], "r1")
     assert quarantine(["list", "--store", str(world.store), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 
 
 def test_more_quarantined_rows_than_the_share_allows_block(world):
-    _, manifest = world.window(0, request_id=dict.fromkeys(range(31), "bad"))
-    assert world.judge(manifest, "r1", **NAMED)[0] == 1
-    code, report, _ = world.judge(manifest, "r2", **NAMED, max_quarantined_fraction=31 / 600)
-    assert (code, report.decision) == (0, "warn")
-    report = world.judge(manifest, "r3", **NAMED, quarantined_share="notify")[1]
+    world.release()
+    _, manifest = world.window(I2=dict.fromkeys(range(31), 1e9))
+    assert world.judge(manifest, "r1")[0] == 1
+    assert world.judge(manifest, "r2", max_quarantined_fraction=31 / 600)[:1] == (0,)
+    report = world.judge(manifest, "r3", actions={"quarantined_share": "notify"})[1]
     assert {f["rule"]: f["action"] for f in report.findings}["quarantined_share"] == "notify"
 
 
-def test_a_rule_about_rows_that_only_reports_counts_them_and_moves_none(world):
-    days = [datetime.fromtimestamp(START, timezone.utc).strftime("%Y-%m-%d")]
-    table, manifest = world.window(0)
-    answer = world.judge(manifest, "r1", named_rows="block", days=days)
-    on_day = sum(time.strftime("%Y-%m-%d") == days[0] for time in table[raw_rows.EVENT_TIME].to_pylist())
-    assert 0 < on_day < 600
-    assert (answer[0], answer[1].decision, answer[2]) == (1, "block", RawDataset.read(manifest))
-    assert (
-        f"rule named_rows is broken by {on_day} of 600 rows; first: day {days[0]!r}"
-        in answer[1].findings[0]["description"]
-    )
+def test_a_rule_that_only_reports_counts_the_rows_and_moves_none(world):
+    world.release()
+    _, manifest = world.window(I2=dict.fromkeys(range(40), 1e9))
+    code, report, valid = world.judge(manifest, "r1", "block")
+    assert (code, report.decision, valid) == (1, "block", RawDataset.read(manifest))
+    (finding,) = [each for each in report.findings if each["rule"] == "domain"]
+    assert "broken by 40 of 600 rows; first: I2 is 1e+09" in finding["description"]
+    assert not (world.store / "quarantine").exists()
 
 
 def test_a_rule_with_nothing_to_compare_with_is_reported_in_a_first_run(world):
-    _, manifest = world.window(0)
-    _, report, valid = world.judge(manifest, "r1", domain="quarantine")
+    _, manifest = world.window()
+    _, report, valid = world.judge(manifest, "r1")
     assert [(f["rule"], f["severity"]) for f in report.findings] == [("domain", "info")]
     assert valid == RawDataset.read(manifest)
 
 
-def test_rows_out_of_the_schemas_domain_are_quarantined(world):
-    table, manifest = world.window(0)
-    _, report, _ = world.judge(manifest, "r1")
-    release_validated(world.store, "m1", report)
-    schema = read_schema(local_path(report.schema_uri))
+def test_rows_out_of_any_domain_of_the_schema_are_quarantined(world):
+    schema = read_schema(local_path(world.release().schema_uri))
+    table, _ = world.window("once more")
     c1 = next(feature for feature in schema.feature if feature.name == "C1")
     next(feature for feature in schema.feature if feature.name == "I6").float_domain.min = 0
     c1.string_domain.value.extend(sorted({str(v) for v in table["C1"].to_pylist() if v is not None}))
@@ -167,8 +154,8 @@ def test_rows_out_of_the_schemas_domain_are_quarantined(world):
     edited.write_text(format_schema(schema))
     assert schema_command(["accept", str(edited), "--store", str(world.store), "--reason", "few shops"]) == 0
     odd = {"I2": {4: 1e9}, "I3": {5: float("inf")}, "I6": {6: -1.0}, "C1": {7: 123}, "C2": {8: 123}}
-    rows, manifest = world.window(1, **odd, label={9: 2})
-    _, _, valid = world.judge(manifest, "r2", domain="quarantine")
+    rows, manifest = world.window(**odd, label={9: 2})
+    _, _, valid = world.judge(manifest, "r2")
     gone = rows_of(valid.quarantine_uri)
     assert keys_of(gone) == [keys_of(rows.to_pandas())[at] for at in (4, 5, 6, 7, 9)]
     assert [reason.split(",")[0] for reason in gone["quarantine_reason"]] == [
@@ -178,10 +165,9 @@ def test_rows_out_of_the_schemas_domain_are_quarantined(world):
 
 def test_memory_is_flat_in_rows(world, tmp_path):
     """Rows of many files pass one batch at a time: eight times the rows cost no more Arrow memory."""
-    settings = ValidationSettings(actions={"named_rows": "quarantine"}, request_ids=("bad", "worse"))
-    rules = RuleSet(settings=settings)
-    peaks = []
-    table, _ = world.window(0, rows=40_000, files=1, request_id={3: "bad"})
+    rules = RuleSet(settings=ValidationSettings(actions={"domain": "quarantine"}))
+    schema, peaks = read_schema(local_path(world.release().schema_uri)), []
+    table, _ = world.window(rows=40_000, files=1, I2={3: 1e9})
     for files in (1, 8):
         raw = RawDataset.read(world.write(pa.concat_tables([table] * files), f"{files} files", files))
         folder = tmp_path / f"step {files}"
@@ -190,7 +176,7 @@ def test_memory_is_flat_in_rows(world, tmp_path):
         pool, before = pa.system_memory_pool(), pa.default_memory_pool()
         pa.set_memory_pool(pool)
         try:
-            screen_rows(round_, None, folder)
+            screen_rows(round_, schema, folder)
         finally:
             pa.set_memory_pool(before)
         peaks.append(pool.max_memory())
