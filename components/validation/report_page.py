@@ -183,13 +183,12 @@ def _skew(skew: Sequence[Entry], served: Entry | None) -> str:
     return text + _entries_table(ranked, cells, caption="joined rows, value by value")
 
 
-def _schema(differences: Sequence[Entry]) -> str:
+def _schema(differences: Mapping[str, str]) -> str:
     if not differences:
         return "<p>These rows ask for no change of the schema.</p>"
-    keys = {"column": "feature", "rule": "rule", "direction": "kind", "in force": "old", "these rows": "new"}
-    rows = [[escape(each[key]) for key in keys.values()] for each in differences]
     text = "What the schema would have to say for these rows to fit; nothing changes until people accept it."
-    return html_table(list(keys), rows, caption=text)
+    lines = "\n".join(differences.values())
+    return f"<p>{text}</p><pre>{escape(lines)}</pre>"
 
 
 def _quarantine(quarantine: Entry) -> str:

@@ -1,11 +1,11 @@
-"""Schema files: read, checked, compared rule by rule, and the versions that people accepted by `evergreen schema`.
+"""Schema files: read, checked, compared, and the versions that people accepted by `evergreen schema`.
 
 Needs protobuf, not TFDV: runs in the validation environment, or on a cluster in its image
 (`python -m components.validation.schema_versions`). Every schema says what holds in training and in serving
 (`TRAINING`, `SERVING`).
 
-A difference of two schemas is `stricter` only if that is certain: whatever the old schema refuses, the new one refuses
-too. Any other is `looser` and must be accepted by name, except a `note`, by which TFDV does not judge.
+Two schemas are compared feature by feature, as text. A version is accepted only if every feature in which it differs
+from the one before is named, so no rule is loosened unnoticed.
 
 Accepted versions are stored as `<store>/schemas/<n>.pbtxt`, numbered from 1, with who accepted which and why in
 `<store>/schemas/journal.jsonl`. A version counts from its line in the journal on: a file without one was left by an
@@ -13,14 +13,16 @@ accept that was killed, and the next accept overwrites it.
 """
 
 import argparse
+import difflib
 import json
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
@@ -35,22 +37,9 @@ from components.store import models as model_store
 from components.store.runs import run_folder
 
 TRAINING, SERVING = "TRAINING", "SERVING"
-LOOSER, STRICTER, NOTE = "looser", "stricter", "note"
 JOURNAL = "journal.jsonl"
-
-_STRICTER_IF_MORE = {"min_fraction", "min_count", "min_domain_mass", "min", "disallow_nan", "disallow_inf"}
-_STRICTER_IF_LESS = {"max", "values"}
-"""Rules that become stricter by a larger value, and by a smaller one or a part of a set."""
-_FITTING = {("INT", "int_domain"), ("FLOAT", "float_domain"), ("BYTES", "values")}
-"""Types and the domains that refuse more values of them; with any other domain TFDV drops other checks."""
-_OWN_RULE = {
-    *("name", "type", "presence", "in_environment", "not_in_environment", "distribution_constraints", "domain"),
-    *("int_domain", "float_domain", "string_domain"),
-}
-"""Fields of a feature that are compared as rules of their own."""
-_REMARK = "annotation"
-_Rules = dict[str, Any]
-"""Values by the rule's name."""
+SCHEMA_WIDE = "schema"
+"""Names what belongs to no feature: environments, and lists of values that features share."""
 
 
 def read_schema(path: Path) -> Any:
@@ -66,7 +55,7 @@ def read_schema(path: Path) -> Any:
 
 
 def format_schema(schema: Any) -> str:
-    """The schema as text, one file's content."""
+    """The schema, or a part of it, as text, one file's content."""
     return str(text_format.MessageToString(schema))
 
 
@@ -101,115 +90,29 @@ def _faults_of(feature: Any, lists: set[str]) -> Iterator[str]:
         yield f"domain {feature.domain!r}, which is not in the schema"
     if not 0 <= feature.presence.min_fraction <= 1:
         yield f"min_fraction {feature.presence.min_fraction}, expected 0 to 1"
-    if feature.HasField("distribution_constraints"):
-        if kind not in ("string_domain", "domain"):
-            yield "distribution_constraints without a list of values"
-        if not 0 <= feature.distribution_constraints.min_domain_mass <= 1:
-            yield f"min_domain_mass {feature.distribution_constraints.min_domain_mass}, expected 0 to 1"
 
 
 # -- differences
 
 
-class SchemaDifference(NamedTuple):
-    """One rule of one feature in which two schemas differ."""
-
-    feature: str
-    rule: str
-    kind: str
-    old: str
-    new: str
-
-    @property
-    def name(self) -> str:
-        """What `--loosen` calls it."""
-        return f"{self.feature}.{self.rule}"
-
-
-def compare_schemas(old: Any, new: Any) -> list[SchemaDifference]:
-    """Every difference, by feature in the old schema's order, new features last."""
-    features_old, features_new = ({f.name: f for f in schema.feature} for schema in (old, new))
-    found = list(_differences("schema", _rules_of_schema(old), _rules_of_schema(new)))
-    for name in [*features_old, *(name for name in features_new if name not in features_old)]:
-        before, after = features_old.get(name), features_new.get(name)
-        if before is None:
-            found.append(SchemaDifference(name, "column", LOOSER, "unknown, so refused", "known"))
-        elif after is None:
-            # If it was required, rows without it pass now; rows with it do not.
-            found.append(SchemaDifference(name, "column", LOOSER, "known", "unknown, so its rules are gone"))
-        else:
-            found += _differences(name, _rules_of_feature(before, old), _rules_of_feature(after, new))
-    return found
-
-
-def _differences(feature: str, old: _Rules, new: _Rules) -> Iterator[SchemaDifference]:
-    """Of the rules that both have: those of two kinds of domains cannot be compared, but the kind is a rule too."""
-    for rule, before in old.items():
-        if rule in new and before != (after := new[rule]):
-            is_stricter = (
-                (rule in _STRICTER_IF_MORE and after > before)
-                or (rule in _STRICTER_IF_LESS and after < before)
-                or (rule == "domain" and before == "none" and (new["type"], after) in _FITTING)
-            )
-            kind = NOTE if rule == _REMARK else STRICTER if is_stricter else LOOSER
-            texts = (_format_rule(before), _format_rule(after))
-            if isinstance(before, frozenset):
-                texts = (f"without {_format_rule(after - before)}", f"without {_format_rule(before - after)}")
-            yield SchemaDifference(feature, rule, kind, *texts)
-
-
-def _rules_of_schema(schema: Any) -> _Rules:
-    others = [f.name for f in schema.DESCRIPTOR.fields if f.name not in ("feature", "string_domain")]
-    return {name: getattr(schema, name) for name in others}
-
-
-def _rules_of_feature(feature: Any, schema: Any) -> _Rules:
-    required_in = {*schema.default_environment, *feature.in_environment} - set(feature.not_in_environment)
-    rules = {
-        "type": schema_pb2.FeatureType.Name(feature.type),
-        "min_fraction": feature.presence.min_fraction,
-        "min_count": feature.presence.min_count,
-        # Where it is required, rows without it are refused; elsewhere TFDV refuses rows with it.
-        "environments": frozenset(required_in),
-        "min_domain_mass": feature.distribution_constraints.min_domain_mass,  # 1 if it is not set
-    }
-    for field in feature.DESCRIPTOR.fields:
-        if field.name not in _OWN_RULE:
-            value = getattr(feature, field.name)
-            is_set = bool(value) if field.label == field.LABEL_REPEATED else feature.HasField(field.name)
-            rules[field.name] = (value, is_set)
-    return rules | _rules_of_domain(feature, schema)
-
-
-def _rules_of_domain(feature: Any, schema: Any) -> _Rules:
-    """The kind of the feature's domain as the rule `domain`, and the domain's own rules."""
-    kind = feature.WhichOneof("domain_info")
-    if kind is None:
-        return {"domain": "none"}
-    domain = getattr(feature, kind)
-    if kind in ("domain", "string_domain"):
-        if kind == "domain":
-            (domain,) = (each for each in schema.string_domain if each.name == domain)
-        return {"domain": "values", "values": frozenset(domain.value), "is_categorical": domain.is_categorical}
-    if kind not in ("int_domain", "float_domain"):
-        return {"domain": kind, kind: domain}
-    fields = [field.name for field in domain.DESCRIPTOR.fields if field.name not in ("name", "min", "max")]
+def compare_schemas(old: Any, new: Any) -> dict[str, str]:
+    """How each feature that is not the same has changed, and `SCHEMA_WIDE`, as a unified diff of its text."""
+    before, after = _texts(old), _texts(new)
+    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return {
-        "domain": kind,
-        "min": domain.min if domain.HasField("min") else -math.inf,
-        "max": domain.max if domain.HasField("max") else math.inf,
-        **{name: getattr(domain, name) for name in fields},
+        name: "\n".join(difflib.unified_diff(before.get(name, []), after.get(name, []), name, name, lineterm=""))
+        for name in changed
     }
 
 
-def _format_rule(value: Any) -> str:
-    if isinstance(value, frozenset):
-        shown = sorted(value)[:5]
-        return ", ".join(shown) + (f" and {len(value) - 5} more" if len(value) > 5 else "") if value else "none"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = " ".join(str(value[0] if isinstance(value, tuple) else value).split())
-    return (text[:60] + "...") if len(text) > 60 else text or "unset"
+def _texts(schema: Any) -> dict[str, list[str]]:
+    """The lines of each feature, and of the rest."""
+    texts, rest = defaultdict[str, list[str]](list), schema_pb2.Schema()
+    rest.CopyFrom(schema)
+    del rest.feature[:]
+    for name, part in [*((feature.name, feature) for feature in schema.feature), (SCHEMA_WIDE, rest)]:
+        texts[name] += format_schema(part).splitlines()
+    return texts
 
 
 # -- accepted versions
@@ -232,7 +135,7 @@ class AcceptedSchema:
     base: str
     """What it was compared with: `version <n>`, `model <id>`, or `none`."""
     loosened: list[str]
-    """Rules that it loosens, each `FEATURE.rule`, as named by who accepted it."""
+    """Features in which it differs from `base`, as named by who accepted it."""
 
 
 def schemas_folder(store: Path) -> Path:
@@ -282,16 +185,15 @@ def accept_schema(
     who: str,
     reason: str,
     run: str | None = None,
-    loosen: Sequence[str] = (),
+    change: Sequence[str] = (),
 ) -> AcceptedSchema:
     """Makes the schema in `source` the store's newest version: all of it, or nothing.
 
-    `of_champion`, id and schema of the live model, is the base if no version was accepted yet; `loosen` names the rules
-    that it may loosen, each `FEATURE.rule`.
+    `of_champion`, id and schema of the live model, is the base if no version was accepted yet; `change` names the
+    features in which it may differ from the base.
 
     Raises:
-        ContractError: it cannot be used; changes nothing; loosens a rule that `loosen` does not name; or `loosen` names
-            a rule that it does not loosen.
+        ContractError: it cannot be used; changes nothing; or `change` does not name exactly what it changes.
     """
     schema = read_schema(source)
     expect_sound(schema, f"schema {source}")
@@ -301,7 +203,6 @@ def accept_schema(
     base, path = (f"version {before.version}", version_path(store, before.version)) if before else ("none", None)
     if path is None and of_champion is not None:
         base, path = f"model {of_champion[0]}", of_champion[1]
-    loosened = _check_loosened(path, schema, loosen)
     line = AcceptedSchema(
         version=before.version + 1 if before else 1,
         time=datetime.now(timezone.utc).isoformat(),
@@ -311,25 +212,23 @@ def accept_schema(
         run=run,
         sha256=sha256_file(source),
         base=base,
-        loosened=loosened,
+        loosened=_check_changed(path, schema, change),
     )
     write_whole(version_path(store, line.version), source.read_bytes())
     append_line(schemas_folder(store) / JOURNAL, json.dumps(asdict(line)))
     return line
 
 
-def _check_loosened(base: Path | None, schema: Any, loosen: Sequence[str]) -> list[str]:
-    differences = compare_schemas(read_schema(base), schema) if base else []
-    if base and not differences:
+def _check_changed(base: Path | None, schema: Any, change: Sequence[str]) -> list[str]:
+    changed = list(compare_schemas(read_schema(base), schema)) if base else []
+    if base and not changed:
         raise ContractError(f"the schema equals {base}: there is nothing to accept")
-    loosened = [each for each in differences if each.kind == LOOSER]
-    if unnamed := [each for each in loosened if each.name not in loosen]:
-        listed = "; ".join(f"{each.name} ({each.old} -> {each.new})" for each in unnamed)
-        flags = " ".join(f"--loosen {each.name}" for each in unnamed)
-        raise ContractError(f"the schema would loosen {listed}. If that is intended: {flags}")
-    if wrong := sorted(set(loosen) - {each.name for each in loosened}):
-        raise ContractError(f"--loosen names {', '.join(wrong)}, which the schema does not loosen")
-    return [each.name for each in loosened]
+    if unnamed := [name for name in changed if name not in change]:
+        flags = " ".join(f"--change {name}" for name in unnamed)
+        raise ContractError(f"the schema changes {', '.join(unnamed)} (`diff` shows how). If that is intended: {flags}")
+    if wrong := sorted(set(change) - set(changed)):
+        raise ContractError(f"--change names {', '.join(wrong)}, which the schema does not change")
+    return changed
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -338,17 +237,15 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="print the schema in force: the newest accepted one, else the live model's")
     show.add_argument("which", nargs="?", default="force", help="force (default), live, a version, run:NAME or a file")
-    diff = commands.add_parser("diff", help="compare two schemas; each difference is looser, stricter or a note")
+    diff = commands.add_parser("diff", help="compare two schemas, feature by feature")
     diff.add_argument("old", help="force, live, a version, run:NAME (what the run proposes, --work) or a file")
     diff.add_argument("new", help="the same")
     accept = commands.add_parser("accept", help="put a proposed or an edited schema in force")
     accept.add_argument("which", help="run:NAME (what the run proposes, --work) or a file")
     accept.add_argument("--reason", required=True, help="why")
     accept.add_argument("--who", default=whoami(), help="who accepts it (%(default)s)")
-    accept.add_argument(
-        "--loosen", action="append", default=[], metavar="FEATURE.rule", help="may be loosened (repeatable)"
-    )
-    log = commands.add_parser("log", help="list the accepted versions: who, when, why, what they loosened")
+    accept.add_argument("--change", action="append", default=[], metavar="FEATURE", help="may change (repeatable)")
+    log = commands.add_parser("log", help="list the accepted versions: who, when, why, what they changed")
     for each in (show, diff, accept, log):
         each.add_argument("--store", required=True, help="model store, folder or its URI")
     for each in (show, diff, accept):
@@ -358,7 +255,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; `diff` ends with `REFUSED` if the schemas differ in more than notes."""
+    """Runs one command; `diff` ends with `REFUSED` if the schemas differ."""
     arguments = build_parser().parse_args(argv)
     store = typed_folder(arguments.store, "--store")
     command = {"show": _show, "diff": _diff, "accept": _accept, "log": _log}[arguments.command]
@@ -374,10 +271,10 @@ def _show(store: Path, arguments: argparse.Namespace) -> int:
 def _diff(store: Path, arguments: argparse.Namespace) -> int:
     paths = [_find_schema(store, which, arguments.work) for which in (arguments.old, arguments.new)]
     differences = compare_schemas(*map(read_schema, paths))
-    for each in differences:
-        print(f"{each.kind:<9}{each.name}: {each.old} -> {each.new}")
-    print(f"{len(differences)} differences")
-    return ExitCode.REFUSED if any(each.kind != NOTE for each in differences) else ExitCode.DONE
+    for text in differences.values():
+        print(text)
+    print(f"differing features: {len(differences)}")
+    return ExitCode.REFUSED if differences else ExitCode.DONE
 
 
 def _accept(store: Path, arguments: argparse.Namespace) -> int:
@@ -389,7 +286,7 @@ def _accept(store: Path, arguments: argparse.Namespace) -> int:
         who=arguments.who,
         reason=arguments.reason,
         run=which.removeprefix("run:") if which.startswith("run:") else None,
-        loosen=arguments.loosen,
+        change=arguments.change,
     )
     print(f"version {line.version} is in force from the next round on: {version_path(store, line.version)}")
     return ExitCode.DONE
@@ -400,8 +297,8 @@ def _log(store: Path, _arguments: argparse.Namespace) -> int:
     if not lines:
         print("no schema was accepted yet: rounds are judged by their champion's")
     for line in lines:
-        loosened = f"; loosened {', '.join(line.loosened)}" if line.loosened else ""
-        print(f"{line.version}  {line.time}  {line.who}  from {line.source} over {line.base}: {line.reason}{loosened}")
+        changed = f"; changed {', '.join(line.loosened)}" if line.loosened else ""
+        print(f"{line.version}  {line.time}  {line.who}  from {line.source} over {line.base}: {line.reason}{changed}")
     return ExitCode.DONE
 
 

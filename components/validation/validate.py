@@ -8,8 +8,8 @@ drawn too. Keys of the JSON object:
 - `num_rows`, `num_rows_before` (null without a champion), `champion` (URI of its folder, or null);
 - `findings`, `drift`, `label`, `skew`, `served`: as in `manifests.ValidationReport`;
 - `quarantine`: `num_rows`, `uri` (null if there are none);
-- `schema`: `uri`, and `differences` between the schema in force and what these rows would make of it, each `feature`,
-  `rule`, `kind` (which way it goes), `old`, `new`;
+- `schema`: `uri`, and `differences` between the schema in force and what these rows would make of it, a unified diff of
+  each feature;
 - `columns`: per judged column, in column order: `column`, `kind` (`label`, `number` or `category`), `num_values`,
   `missing`, `missing_before` (shares of rows), `distinct` (about; categories), `least`, `most`, `median`, `mean`,
   `std` (numbers), and `bars`: `label`, `now` and `before` as shares of the rows that have a value; none of a column
@@ -143,7 +143,7 @@ def make_document(round_: Round, measured: Measured, report: ValidationReport) -
     now, features_before = by_feature(measured.statistics), by_feature(before)
     windows = (measured.window, champion.windows.newest if champion is not None else None)
     names = [name for name in judged_columns(measured.counter.features) if name in now]
-    differences = compare_schemas(measured.schema, measured.proposal) if measured.proposal is not None else []
+    differences = compare_schemas(measured.schema, measured.proposal) if measured.proposal is not None else {}
     return {
         "kind": KIND,
         "format_version": FORMAT_VERSION,
@@ -157,10 +157,7 @@ def make_document(round_: Round, measured: Measured, report: ValidationReport) -
             "num_rows": measured.rows.dataset.num_quarantined,
             "uri": measured.rows.dataset.quarantine_uri,
         },
-        "schema": {
-            "uri": report.schema_uri,
-            "differences": [difference._asdict() for difference in differences],
-        },
+        "schema": {"uri": report.schema_uri, "differences": differences},
         "columns": [
             _describe_column(name, now[name], features_before.get(name), windows=windows, shown=measured.shown)
             for name in names

@@ -54,7 +54,7 @@ def test_later_steps_learn_from_the_rest_and_a_round_from_the_same_parent_withou
     head, name, rest = local_path(last.validation.schema_uri).read_text().partition('name: "I2"')
     bounded = re.sub(r"(float_domain \{\s+min: \S+\s+max: )\S+", rf"\g<1>{bound}", rest, count=1)
     (own.root / "bounded.pbtxt").write_text(head + name + bounded)
-    accept = ["accept", own.root / "bounded.pbtxt", "--store", own.root / "store", "--reason", "a test"]
+    accept = ["accept", own.root / "bounded.pbtxt", "--store", own.root / "store", "--reason", "a test", "--change=I2"]
     assert evergreen("schema", *accept).returncode == 0
 
     actions = {"domain": "quarantine", "quarantined_share": "warn"}

@@ -100,9 +100,7 @@ def document_of(
     round_ = Round(run=run, raw=measured.rows.dataset, folder=folder, store=folder, rules=rules, champion=champion)
     findings = [*judge_drift(measured.drift, rules), *rules.find("anomaly", HOSTILE, HOSTILE)]
     document = make_document(round_, measured, make_report(round_, measured, findings))
-    document["schema"]["differences"] = [
-        {"feature": "I1", "rule": "max", "kind": "looser", "old": "10", "new": HOSTILE}
-    ]
+    document["schema"]["differences"] = {"I1": f"--- I1\n+++ I1\n-    max: 10\n+    max: {HOSTILE}"}
     return document
 
 

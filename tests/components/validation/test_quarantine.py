@@ -152,7 +152,8 @@ def test_rows_out_of_any_domain_of_the_schema_are_quarantined(world):
     c1.string_domain.value.extend(sorted({str(v) for v in table["C1"].to_pylist() if v is not None}))
     edited = world.folder / "edited.pbtxt"
     edited.write_text(format_schema(schema))
-    assert schema_command(["accept", str(edited), "--store", str(world.store), "--reason", "few shops"]) == 0
+    accept = ["accept", str(edited), "--store", str(world.store), "--reason", "few shops"]
+    assert schema_command([*accept, "--change=I6", "--change=C1"]) == 0
     odd = {"I2": {4: 1e9}, "I3": {5: float("inf")}, "I6": {6: -1.0}, "C1": {7: 123}, "C2": {8: 123}}
     rows, manifest = world.window(**odd, label={9: 2})
     _, _, valid = world.judge(manifest, "r2")

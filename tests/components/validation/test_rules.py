@@ -94,7 +94,7 @@ def test_a_column_that_people_accepted_is_new_no_more_and_its_absence_is_no_faul
     release_model(step(write_rows(raw_table(300)))[1])
     step(write_with_price("raw2"), run="r2")
     accept = ["accept", "--store", str(store), "--work", str(tmp_path / "work place"), "run:r2", "--reason", "agreed"]
-    assert main([*accept, "--loosen", "price.column"]) == 0
+    assert main([*accept, "--change", "price"]) == 0
     for name, manifest in (("r3", write_with_price("r3")), ("r4", write_rows(raw_table(300, seed=2), name="r4"))):
         _, report = step(manifest, run=name)
         assert [f for f in report.findings if f["feature"] == "price"] == []
@@ -137,8 +137,8 @@ def test_new_values_are_proposed_and_the_schema_in_force_is_used_until_people_ac
     _, third = step(manifest, run="r3")
     assert [f for f in third.findings if f["rule"] == "range"]
     assert main(accept) == 2
-    assert "--loosen I2.max" in capsys.readouterr().err
-    assert main([*accept, "--loosen", "I2.max"]) == 0
+    assert "--change I2" in capsys.readouterr().err
+    assert main([*accept, "--change", "I2"]) == 0
     _, fourth = step(manifest, run="r4")
     assert [f for f in fourth.findings if f["rule"] == "range"] == []
     schema = tmp_path / "work place/r4/validation/schema.pbtxt"
