@@ -322,8 +322,8 @@ def judge_skew(skew: Skew | None, rules: RuleSet) -> list[Finding]:
 
 def _describe_skew(entry: SkewEntry) -> str:
     text = (
-        f"{entry.feature} is not what was served in {entry.differing:,} of {entry.num_rows:,} joined rows: "
-        f"{entry.effect:.2%} (95 %: {entry.effect_low:.2%} to {entry.effect_high:.2%})"
+        f"{entry.feature} is not what was served in {entry.differing:,} of {entry.num_rows:,} joined rows, "
+        f"{entry.effect:.2%}"
     )
     if entry.factor is not None:
         text += f"; training has {entry.factor:.4g} times the served value"

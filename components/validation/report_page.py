@@ -106,17 +106,14 @@ def _state_badge(entry: Entry | None) -> str:
 def _describe_effect(entry: Entry | None) -> str:
     if entry is None or entry["effect"] is None:
         return ""
-    text = f"change {number(entry['effect'])} ({_interval(entry, number)}), matters from {number(entry['threshold'])}"
+    interval = f"{number(entry['effect_low'])} to {number(entry['effect_high'])}"
+    text = f"change {number(entry['effect'])} ({interval}), matters from {number(entry['threshold'])}"
     if entry["q_value"] is not None:
         text += f", q {probability(entry['q_value'])}"
     text += f"; detectable from {number(entry['detectable'])} on"
     if moved := entry["moved_value"]:
         text += f"; {moved['value'] or 'a user'}: {percent(moved['share_before'])} to {percent(moved['share_now'])}"
     return text
-
-
-def _interval(entry: Entry, show: Callable[[float | None], str]) -> str:
-    return f"{show(entry['effect_low'])} to {show(entry['effect_high'])}"
 
 
 def _describe_values(column: Entry, entry: Entry | None) -> str:
@@ -174,7 +171,6 @@ def _skew(skew: Sequence[Entry], served: Entry | None) -> str:
         "column": lambda e: f"{escape(e['feature'])} {_state_badge(e)}",
         "rows that differ": lambda e: f"{e['differing']:,}",
         "share": lambda e: percent(e["effect"]),
-        "95 %": lambda e: _interval(e, percent),
         "value in training only": lambda e: f"{e['only_training']:,}",
         "as served only": lambda e: f"{e['only_served']:,}",
         "factor": lambda e: number(e["factor"]),

@@ -28,14 +28,12 @@ from numpy.typing import NDArray
 from components.contracts import raw_rows
 from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
 from components.contracts.words import ShownValues
-from components.drift_statistics import Clustered, correlations, own_designs, wilson_interval
 from components.runtime.errors import ContractError
 from components.storage.objects import Objects
 from components.storage.uris import is_bucket_uri, local_path, open_objects
 from components.store.archived_rows import archived_files, arrow_schema, is_alike, reading_parquet
 from components.validation.rows import BATCH_ROWS
 from components.validation.rules import ValidationSettings
-from components.validation.windows import Ints
 
 MIN_JOINED = 100
 """Fewest joined rows that are judged."""
@@ -86,9 +84,6 @@ class SkewEntry:
     """Whether `effect` is above `threshold`."""
     effect: float
     """Share of the joined rows that differ."""
-    effect_low: float
-    effect_high: float
-    """95 % interval, in which rows of a request count as alike."""
     threshold: float
     num_rows: int
     """Joined rows."""
@@ -154,7 +149,7 @@ def measure_skew(
         span = EventSpan(ends["min"], ends["max"])
         words = [name for name in compared if name in features.words]
         theirs = _sample_requests(read_served(archive, span, types, words=words), one_in)
-    joined = JoinedRows.of(mine, theirs) if mine.num_rows and theirs.num_rows else None
+    joined = join_rows(mine, theirs) if mine.num_rows and theirs.num_rows else None
     num_joined = joined.training.num_rows if joined else 0
     facts = ServedRowFacts(
         served_uri=archive.uri,
@@ -168,7 +163,7 @@ def measure_skew(
     if joined is None or num_joined < MIN_JOINED:
         return Skew(facts=facts)
     options = {name: features.list_options_of(name) for name in features.lists}
-    entries = (joined.compare(name, settings.skew_share, options=options.get(name), shown=shown) for name in compared)
+    entries = (compare(joined, name, settings.skew_share, options=options.get(name), shown=shown) for name in compared)
     return Skew(facts=facts, entries=tuple(entries))
 
 
@@ -227,93 +222,60 @@ def _sample_requests(batches: Iterable[pa.RecordBatch], one_in: int) -> pa.Table
 # -- comparing
 
 
-@dataclass(frozen=True, kw_only=True)
-class JoinedRows:
+class JoinedRows(NamedTuple):
     """The rows that both sides have, in the same order. A name that appears twice on a side counts once."""
 
     training: pa.Table
     served: pa.Table
-    request: Ints
-    """[n] number of each row's request."""
-    sizes: Ints
-    """[g] joined rows of each request."""
 
-    @classmethod
-    def of(cls, training: pa.Table, served: pa.Table) -> "JoinedRows":
-        """Joins by request id and row, in the order of the training rows."""
-        ids = pa.concat_arrays(
-            [chunk for table in (training, served) for chunk in table.column(raw_rows.REQUEST_ID).chunks]
-        ).dictionary_encode()
-        requests = ids.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        rows = np.concatenate([table.column(raw_rows.ROW).to_numpy() for table in (training, served)]).astype(np.int64)
-        names = (requests << 32) | rows.astype(np.uint32).astype(np.int64)
-        mine, first_mine = np.unique(names[: training.num_rows], return_index=True)
-        theirs, first_theirs = np.unique(names[training.num_rows :], return_index=True)
-        both, at_mine, at_theirs = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
-        order = np.argsort(first_mine[at_mine])
-        _, request = np.unique((both >> 32)[order], return_inverse=True)
-        return cls(
-            training=training.take(pa.array(first_mine[at_mine][order])),
-            served=served.take(pa.array(first_theirs[at_theirs][order])),
-            request=request,
-            sizes=np.bincount(request),
-        )
 
-    def compare(
-        self, name: str, threshold: float, *, shown: ShownValues, options: ListOptions | None = None
-    ) -> SkewEntry:
-        """What differs of the feature, which is a list where it has options of one; there must be rows.
+def join_rows(training: pa.Table, served: pa.Table) -> JoinedRows:
+    """Joins by request id and row, in the order of the training rows."""
+    ids = pa.concat_arrays(
+        [chunk for table in (training, served) for chunk in table.column(raw_rows.REQUEST_ID).chunks]
+    ).dictionary_encode()
+    requests = ids.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    rows = np.concatenate([table.column(raw_rows.ROW).to_numpy() for table in (training, served)]).astype(np.int64)
+    names = (requests << 32) | rows.astype(np.uint32).astype(np.int64)
+    mine, first_mine = np.unique(names[: training.num_rows], return_index=True)
+    theirs, first_theirs = np.unique(names[training.num_rows :], return_index=True)
+    _, at_mine, at_theirs = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
+    order = np.argsort(first_mine[at_mine])
+    return JoinedRows(
+        training.take(pa.array(first_mine[at_mine][order])), served.take(pa.array(first_theirs[at_theirs][order]))
+    )
 
-        Lists differ where an element that counts does.
-        """
-        mine, theirs = (_column_values(table, name, options) for table in (self.training, self.served))
-        is_number = mine.dtype == np.float32
-        missing = [np.isnan(v) if is_number else v == MISSING_CATEGORY for v in (mine, theirs)]
-        differs = (mine != theirs) & ~(missing[0] & missing[1])
-        if options:
-            differs, missing = differs.any(axis=1), [each.all(axis=1) for each in missing]
-        low, high = self.interval(differs)
-        return SkewEntry(
-            feature=name,
-            drifted=bool(differs.mean() > threshold),
-            effect=float(differs.mean()),
-            effect_low=low,
-            effect_high=high,
-            threshold=threshold,
-            num_rows=len(differs),
-            differing=int(differs.sum()),
-            only_training=int((differs & missing[1]).sum()),
-            only_served=int((differs & missing[0]).sum()),
-            factor=_common_factor(mine[differs], theirs[differs]) if is_number else None,
-            example=self._describe_row(int(differs.argmax()), mine, theirs, text_of=partial(shown.text, name))
-            if differs.any() and name not in shown.hidden
-            else None,
-        )
 
-    def interval(self, differs: NDArray[np.bool_]) -> tuple[float, float]:
-        """95 % interval of the share of rows [n] that differ.
+def compare(
+    joined: JoinedRows, name: str, threshold: float, *, shown: ShownValues, options: ListOptions | None = None
+) -> SkewEntry:
+    """What differs of the feature, which is a list where it has options of one; there must be rows.
 
-        Wilson's, for as many independent rows as the joined ones are worth, whose requests may differ together (Korn
-        and Graubard, Confidence intervals for proportions with small expected number of positive counts, 1998).
-        """
-        of_request = np.bincount(self.request, weights=differs, minlength=len(self.sizes))
-        sample = Clustered(
-            counts=np.array([differs.sum()]),
-            squares=np.array([(of_request**2).sum()]),
-            products=np.array([(of_request * self.sizes).sum()]),
-            rows=len(differs),
-            sizes=int((self.sizes**2).sum()),
-            requests=len(self.sizes),
-        )
-        correlation, _ = correlations((sample,))
-        design, _ = own_designs(correlation, sample, sample)
-        return wilson_interval(float(differs.mean()), len(differs) / float(design[0]))
-
-    def _describe_row(
-        self, at: int, mine: NDArray[Any], theirs: NDArray[Any], *, text_of: Callable[[int], str | None]
-    ) -> dict[str, Any]:
-        names = {column: self.training.column(column)[at].as_py() for column in (raw_rows.REQUEST_ID, raw_rows.ROW)}
-        return {**names, "training": _plain_value(mine[at], text_of), "served": _plain_value(theirs[at], text_of)}
+    Lists differ where an element that counts does.
+    """
+    mine, theirs = (_column_values(table, name, options) for table in joined)
+    is_number = mine.dtype == np.float32
+    missing = [np.isnan(v) if is_number else v == MISSING_CATEGORY for v in (mine, theirs)]
+    differs = (mine != theirs) & ~(missing[0] & missing[1])
+    if options:
+        differs, missing = differs.any(axis=1), [each.all(axis=1) for each in missing]
+    example = None
+    if differs.any() and name not in shown.hidden:
+        at, text_of = int(differs.argmax()), partial(shown.text, name)
+        example = {column: joined.training.column(column)[at].as_py() for column in (raw_rows.REQUEST_ID, raw_rows.ROW)}
+        example |= {"training": _plain_value(mine[at], text_of), "served": _plain_value(theirs[at], text_of)}
+    return SkewEntry(
+        feature=name,
+        drifted=bool(differs.mean() > threshold),
+        effect=float(differs.mean()),
+        threshold=threshold,
+        num_rows=len(differs),
+        differing=int(differs.sum()),
+        only_training=int((differs & missing[1]).sum()),
+        only_served=int((differs & missing[0]).sum()),
+        factor=_common_factor(mine[differs], theirs[differs]) if is_number else None,
+        example=example,
+    )
 
 
 def _column_values(table: pa.Table, name: str, options: ListOptions | None) -> NDArray[Any]:
