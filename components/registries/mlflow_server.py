@@ -12,7 +12,7 @@ from typing import Any
 import mlflow
 import numpy as np
 from mlflow import MlflowClient, pyfunc
-from mlflow.entities import Metric, Param
+from mlflow.entities import Metric, Param, Run
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import Schema, TensorSpec
@@ -31,13 +31,15 @@ from components.store.promotion_journal import moment_of
 
 VERSION_TAG = "evergreen.version"
 """The store's number of a model version; of a run the tag `model_id` says what is there already."""
+_MOST_RUNS = 50_000
+"""Of an experiment that a server names in one answer: those of five years of hourly rounds."""
 _TYPES = {"FP32": np.dtype(np.float32), "INT64": np.dtype(np.int64)}
 
 logger = logging.getLogger(__name__)
 
 
-def export(uri: str, runs: dict[str, str], exported: Exported) -> None:
-    """Brings the server at `uri` up to date; `runs`, each model's run, is kept for the next export.
+def export(uri: str, exported: Exported) -> None:
+    """Brings the server at `uri` up to date.
 
     Raises:
         TemporaryError: the server is away, or refuses.
@@ -45,9 +47,12 @@ def export(uri: str, runs: dict[str, str], exported: Exported) -> None:
     try:
         mlflow.set_tracking_uri(uri)
         client, experiment = MlflowClient(), mlflow.set_experiment(exported.name).experiment_id
-        for card in exported.rounds:
-            if card.model_id not in runs:
-                runs[card.model_id] = _run_of(client, experiment, card)
+        known = {
+            each.data.tags.get("model_id"): each for each in client.search_runs([experiment], max_results=_MOST_RUNS)
+        }
+        runs = {
+            card.model_id: _run_of(client, experiment, card, found=known.get(card.model_id)) for card in exported.rounds
+        }
         numbers = {
             each.version: _number_of(client, each, card, run_id=runs[card.model_id]) for each, card in exported.versions
         }
@@ -81,14 +86,13 @@ class Graph:
         mlflow_model.save(str(folder / "MLmodel"))
 
 
-def _run_of(client: MlflowClient, experiment: str, card: ModelCard) -> str:
-    """The id of the round's run, which is made where it is not there."""
-    found = client.search_runs([experiment], f"tags.model_id = '{card.model_id}'", max_results=1)
-    if found and found[0].info.status == "FINISHED":
-        return str(found[0].info.run_id)
+def _run_of(client: MlflowClient, experiment: str, card: ModelCard, *, found: Run | None) -> str:
+    """The id of the round's run, which is made where it was not `found`."""
+    if found and found.info.status == "FINISHED":
+        return str(found.info.run_id)
     made = int(moment_of(card.model.created_at).timestamp() * 1000)
     tags = {"mlflow.note.content": card.verdict.reason, **tags_of(card)}
-    run = found[0] if found else client.create_run(experiment, start_time=made, tags=tags, run_name=card.run)
+    run = found or client.create_run(experiment, start_time=made, tags=tags, run_name=card.run)
     run_id = str(run.info.run_id)
     metrics = [Metric(name, value, made, 0) for name, value in metrics_of(card).items()]
     client.log_batch(run_id, metrics=metrics, params=[Param(*each) for each in parameters_of(card).items()])
