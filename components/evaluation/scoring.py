@@ -264,22 +264,26 @@ def _raw_parts(
     folder: Path, features: Features, *, named: ColumnNames, score_champion: ScoreRaw | None
 ) -> dict[str, Any]:
     """What `ScoredHoldout` holds of the raw rows."""
-    batches = raw_batches(folder, features, weighted=named.has_weights)
-    labels, event_seconds, requests, positions, champion, categories, weights = _raw_columns(
-        batches, features, score_champion
-    )
-    categories = categories.reshape(len(labels), len(features.place_names))  # of no batches as well
-    return {
-        "labels": labels,
-        "event_seconds": event_seconds,
-        "requests": requests,
-        "users": None if named.user is None else categories[:, features.categorical.index(named.user)],
-        "positions": positions,
-        "champion": champion if score_champion else None,
-        "categories": categories,
-        "columns": features.place_features,
-        "weights": weights if named.has_weights else None,
+    types: dict[str, type[Any]] = {
+        **{"labels": np.int8, "event_seconds": np.float64, "requests": np.int64, "positions": np.int32},
+        **{"categories": np.int64, "weights": np.float32, "champion": np.float32},
     }
+    rows = (
+        (
+            *(batch.labels, batch.event_seconds, batch.requests, batch.positions, batch.categorical, batch.weights),
+            score_champion(batch) if score_champion else np.zeros(0, np.float32),
+        )
+        for batch in raw_batches(folder, features, weighted=named.has_weights)
+    )
+    parts: dict[str, Any] = dict(zip(types, _columns(rows, tuple(types.values()))))
+    # Of no batches as well.
+    parts["categories"] = parts["categories"].reshape(len(parts["labels"]), len(features.place_names))
+    if not score_champion:
+        parts["champion"] = None
+    if not named.has_weights:
+        parts["weights"] = None
+    users = None if named.user is None else parts["categories"][:, features.categorical.index(named.user)]
+    return {**parts, "users": users, "columns": features.place_features}
 
 
 def _newness(
@@ -293,27 +297,6 @@ def _newness(
         of_item[is_new[item][ids[:, item]]] = NEW_ITEM
         of_item[ids[:, item] == OOV_ID] = UNKNOWN_ITEM
     return found, (ids == OOV_ID).any(axis=1), of_item
-
-
-def _raw_columns(
-    batches: Iterable[RawBatch], features: Features, score_champion: ScoreRaw | None
-) -> list[NDArray[Any]]:
-    """Labels, times, requests, positions, the champion's scores (empty without one), categories, weights."""
-    return _columns(
-        (
-            (
-                batch.labels,
-                batch.event_seconds,
-                batch.requests,
-                batch.positions,
-                score_champion(batch) if score_champion else np.zeros(0, np.float32),
-                batch.categorical,
-                batch.weights,
-            )
-            for batch in batches
-        ),
-        (np.int8, np.float64, np.int64, np.int32, np.float32, np.int64, np.float32),
-    )
 
 
 def _columns(batches: Iterable[tuple[NDArray[Any], ...]], dtypes: tuple[type[Any], ...]) -> list[NDArray[Any]]:
