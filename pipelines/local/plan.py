@@ -60,7 +60,6 @@ class DemoSettings:
     """Kind of the record log, see `log_server.LOG_KINDS`."""
     drift_columns: tuple[str, ...] = ()
     """With `data`: columns whose values change (`inference_client.traffic`); empty = `columns_to_change`."""
-    training_threads: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,9 @@ REFUSED_EXIT_CODE = 2
 """A step's code where no try can succeed: wrong flags, or input that is not what was agreed."""
 STEP_NICENESS = 10
 """Of a step, while the server beside it has 0."""
+STEP_THREADS = "1"
+"""Of a step's library, where OMP_NUM_THREADS says nothing else. At low priority, threads that wait for each other wait
+for whatever else runs, too: beside a server, a training step of two threads took 25 s and one of a single thread 9."""
 STOP_SECONDS = 5.0
 """How long an interrupted step may take to end by itself."""
 _YIELD = 'level=$1; shift; { echo "$level" > /proc/self/autogroup; } 2> /dev/null; exec nice -n "$level" "$@"'
@@ -119,6 +122,7 @@ def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temp
                 return status.Status.FAILURE
             interpreter = pythons[ENVIRONMENT_OF_STEP[self._step]]
             environment = {
+                "OMP_NUM_THREADS": STEP_THREADS,
                 **os.environ,
                 "PATH": f"{interpreter.parent}{os.pathsep}{os.environ.get('PATH', '')}",
                 "VIRTUAL_ENV": str(interpreter.parent.parent),
