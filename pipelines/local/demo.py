@@ -304,7 +304,6 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
                     planted = _plant_bad_release(demo)
         with screen.stage("drain", "stop and account for every record"):
             traffic = _stop_and_account(demo)
-        triton.ask_to_stop()  # it takes seconds, in which the scores are recomputed
         with screen.stage("verify", "recompute every logged score offline, make every decision again"):
             versions = _start_verifying(demo)
             replayed = _replay_decisions(demo)
@@ -568,6 +567,7 @@ def _stop_and_account(demo: Demo) -> dict[str, Any]:
     demo.stack.stop("monitor")
     demo.watch()
     demo.stack.stop("uploader", seconds=60)
+    demo.triton.ask_to_stop()  # it takes seconds, in which the scores are recomputed
     summary: dict[str, Any] = json.loads((demo.folders.root / "traffic_summary.json").read_text())
     return summary
 
