@@ -71,9 +71,10 @@ def test_acknowledged_message_never_comes_back(bench, publisher, subscriber):
     publisher.publish([("a", b"1"), ("b", b"2")])
     subscriber.acknowledge([d.token for d in pull(subscriber, count=2) if d.message_id == "a"])
     bench.expire_leases()
-    assert names(pull(subscriber, count=1)) == ["b"]
-    bench.expire_leases()
-    assert names(bench.rest(subscriber)) == ["b"]
+    for _ in range(2):
+        assert names(pull(subscriber, count=1)) == ["b"]
+        bench.expire_leases()
+    assert "a" not in names(bench.rest(subscriber))
 
 
 def test_unacknowledged_message_is_delivered_again_with_its_bytes(bench, publisher, subscriber):
