@@ -26,6 +26,10 @@ class ServerFault(TemporaryError):
     """The server failed inside; the message is its own."""
 
 
+class VersionsMixed(TemporaryError):
+    """The parts of one large request were answered by different versions again and again."""
+
+
 class ModelAbsent(PermanentError):
     """The server does not serve this model."""
 

@@ -369,7 +369,8 @@ class RecommenderClient:
         try:
             return await self._scorer.score(features.dense, features.categorical, request_id=request_id, key=key)
         except UnusableScores as error:
-            if logs:
+            # Of a request that was split, only a part's scores are known.
+            if logs and len(error.scores) == len(features):
                 failed = Scored(error.scores, error.model_version)
                 self._record(features, failed, request_id=request_id, time=self._timing.clock())
             raise

@@ -1,10 +1,11 @@
 """Scores matrices of features on a Triton server: one connection, its line of callers, and what is asked again.
 
-A version says in its configuration which columns it takes, and gets those. Scoring changes nothing, so a request may be
-repeated; repeated is what time may heal: no server, a full queue, a version switch (`ServerUnavailable`), and a model
-that answered this client before and is being loaded again. What another try would meet again is raised at once, and so
-is an expired deadline. Calls on the wire are `transport`'s job; which of several models is asked is `routing`'s;
-logging is `recommender`'s.
+A request that is too large is split; where its parts met a version switch, the parts that another version answered are
+asked again until one version has answered all of them. A version says in its configuration which columns it takes, and
+gets those. Scoring changes nothing, so a request may be repeated; repeated is what time may heal: no server, a full
+queue, a version switch (`ServerUnavailable`), and a model that answered this client before and is being loaded again.
+What another try would meet again is raised at once, and so is an expired deadline. Calls on the wire are `transport`'s
+job; which of several models is asked is `routing`'s; logging is `recommender`'s.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ from inference_client.errors import (
     Overloaded,
     ServerUnavailable,
     UnusableScores,
+    VersionsMixed,
 )
 from inference_client.timing import Timing
 from inference_client.transport import GrpcTransport
@@ -218,14 +220,14 @@ class ScoringClient:
             deadline_seconds: See `ClientSettings`.
 
         Raises:
-            BadRequest: Shapes or dtypes differ from these, there are more than `MAX_BATCH_ROWS` rows, or the server
-                refused them.
+            BadRequest: Shapes or dtypes differ from these, or the server refused them.
             ServerUnavailable: Still unavailable after every attempt, or no time is left for another.
             Overloaded: Too many callers wait already, or no turn came before the deadline; nothing was sent.
             DeadlineExpired: No answer in time.
             ModelAbsent: The server does not serve the model.
             BadReply: The answer is not a probability per row.
             ServerFault: The server failed inside.
+            VersionsMixed: The versions kept changing under a split request.
         """
         settings = self._settings
         _check_rows(dense, categorical)
@@ -241,11 +243,41 @@ class ScoringClient:
         )
         self._callers += 1
         try:
-            return await self._first_answer(request, dense, categorical)
+            if len(dense) <= MAX_BATCH_ROWS:
+                return await self._score_part(request, dense, categorical)
+            return await self._score_in_parts(request, dense, categorical)
         finally:
             self._callers -= 1
 
-    async def _first_answer(
+    async def _score_in_parts(
+        self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
+    ) -> Scored:
+        parts: dict[int, Scored] = {}
+        """By first row, in the order in which they were answered: after a rollback the newest is not the highest."""
+        stale = list(range(0, len(dense), MAX_BATCH_ROWS))
+        backoff = self._settings.first_backoff_seconds
+
+        async def ask_part(start: int) -> None:
+            rows = slice(start, start + MAX_BATCH_ROWS)
+            parts[start] = await self._score_part(request, dense[rows], categorical[rows])
+
+        for attempt in range(request.max_attempts):
+            if attempt:
+                await self._timing.sleep(min(self._timing.jitter(backoff), self._seconds_left(request)))
+                backoff = min(2 * backoff, self._settings.max_backoff_seconds)
+            parts = {start: part for start, part in parts.items() if start not in stale}
+            # Let every part end before the first failure is raised: nobody would wait for the others.
+            for outcome in await asyncio.gather(*map(ask_part, stale), return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            newest = next(reversed(parts.values())).model_version
+            stale = [start for start, part in parts.items() if part.model_version != newest]
+            if not stale:
+                return Scored(np.concatenate([parts[start].scores for start in sorted(parts)]), newest)
+        versions = sorted({part.model_version for part in parts.values()})
+        raise VersionsMixed(f"server {self.server} answered one request of {len(dense)} rows by versions {versions}")
+
+    async def _score_part(
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
         """The first answer; an unavailable server is asked again, with growing waits."""
@@ -326,8 +358,6 @@ def _check_rows(dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> N
             )
     if len(dense) != len(categorical):
         raise BadRequest(f"dense has {len(dense)} rows and categorical {len(categorical)}, expected the same number")
-    if len(dense) > MAX_BATCH_ROWS:
-        raise BadRequest(f"the request has {len(dense)} rows, expected at most {MAX_BATCH_ROWS}")
 
 
 def _input_tensors(dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> list[Any]:

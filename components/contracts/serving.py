@@ -27,7 +27,7 @@ CONFIG_FILE = "config.pbtxt"
 CODE_FILE = "model.py"
 """Code of the python backend, in a version's folder."""
 MAX_BATCH_ROWS = 4096
-"""Most rows in one request."""
+"""Most rows in one request; the client splits what is larger."""
 
 
 GRPC_OPTIONS: tuple[tuple[str, int], ...] = (

@@ -224,7 +224,7 @@ def test_a_ranked_list_is_one_arms_and_its_record_holds_the_shadows_scores_of_wh
     served, objects, publish, make_rows, score_rows, read_log, tmp_path
 ):
     publish(make_plan(share=1.0, shadow=1.0))
-    dense, categorical = make_rows(4000, seed=1)
+    dense, categorical = make_rows(9000, seed=1)
     log = f"sqlite:///{tmp_path}/log.db"
 
     async def talk(planned):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from components.contracts.criteo import CRITEO
+from components.contracts.serving import MAX_BATCH_ROWS
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from inference_client.errors import BadReply, BadRequest, ModelAbsent, ServerFault, ServerUnavailable
+from inference_client.errors import BadReply, BadRequest, ModelAbsent, ServerFault, ServerUnavailable, VersionsMixed
 from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing
 from tests.support.served_names import MODEL_NAME
@@ -35,6 +36,13 @@ def refusing_url():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def test_more_rows_than_a_batch_are_split_and_put_together_in_order(server, make_rows, score_rows):
+    rows = make_rows(2 * MAX_BATCH_ROWS + 5)
+    scored = score(server.url, rows)
+    np.testing.assert_array_equal(scored.scores, score_rows(*rows))
+    assert sorted(server.scoring.requests) == [5, MAX_BATCH_ROWS, MAX_BATCH_ROWS]
 
 
 def test_one_connection_serves_many_requests_and_no_more_than_the_bound_are_in_flight(server, make_rows):
@@ -142,14 +150,29 @@ def test_a_reply_that_is_no_probability_per_row_is_an_error(server, make_rows, c
         (lambda d, c: (d, c.astype(np.int32)), "categorical is int32"),
         (lambda d, c: (d, c[:3]), "dense has 4 rows and categorical 3"),
         (lambda d, c: (d[:0], c[:0]), "n >= 1"),
-        (lambda d, c: (np.resize(d, (4097, 13)), np.resize(c, (4097, 26))), "has 4097 rows, expected at most 4096"),
     ],
-    ids=["width", "dense-type", "category-type", "lengths", "no-rows", "rows"],
+    ids=["width", "dense-type", "category-type", "lengths", "no-rows"],
 )
 def test_wrong_rows_are_refused_before_they_travel(server, make_rows, change, text):
     with pytest.raises(BadRequest, match=text):
         score(server.url, change(*make_rows(4)))
     assert server.scoring.requests == []
+
+
+@pytest.mark.parametrize("first", [1, 3], ids=["release", "rollback"])
+def test_a_split_request_over_a_version_switch_ends_with_the_later_version(server, make_rows, score_rows, first):
+    server.scoring.versions, server.scoring.version = [first], 2
+    rows = make_rows(2 * MAX_BATCH_ROWS)
+    scored = score(server.url, rows, max_in_flight=1)
+    assert scored.model_version == 2
+    np.testing.assert_array_equal(scored.scores, score_rows(*rows))
+    assert len(server.scoring.requests) == 3
+
+
+def test_versions_that_never_settle_are_an_error(server, make_rows):
+    server.scoring.versions = list(range(1, 100))
+    with pytest.raises(VersionsMixed, match=r"versions \["):
+        score(server.url, make_rows(2 * MAX_BATCH_ROWS), max_attempts=3)
 
 
 def test_each_version_gets_the_columns_that_it_takes_by_their_names(server, make_rows, score_rows):

@@ -25,6 +25,8 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __init__(self) -> None:
         self.version = 1
+        self.versions: list[int] = []
+        """Versions of the next answers; then `version`."""
         self.failures: list[tuple[grpc.StatusCode, str]] = []
         self.always: tuple[grpc.StatusCode, str] | None = None
         self.canary_version: int | None = None
@@ -47,7 +49,7 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         """What a version takes, where it is not Criteo's columns."""
 
     async def ModelConfig(self, request, context):  # noqa: N802 the protocol's name
-        version = self.canary_version if request.name == CANARY_NAME else self.version
+        version = self.canary_version if request.name == CANARY_NAME else (self.versions or [self.version])[0]
         reply = service_pb2.ModelConfigResponse()
         reply.config.version_policy.specific.versions.append(version or 0)
         reply.config.parameters[COLUMNS].string_value = json.dumps(self.columns_of(version))
@@ -77,7 +79,7 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             text = f"Request for unknown model: '{request.model_name}' is not found"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
         try:
-            version = self.canary_version if is_canary else self.version
+            version = self.canary_version if is_canary else (self.versions or [self.version])[0]
             dense, categorical = self._parse(request, self.columns_of(version))
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -93,7 +95,7 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             scores = 1 - scores
         if self.reply_scores is not None:
             scores = self.reply_scores(scores)
-        version = self.canary_version if is_canary else self.version
+        version = self.canary_version if is_canary else self.versions.pop(0) if self.versions else self.version
         reply = service_pb2.ModelInferResponse(model_name=request.model_name, model_version=str(version))
         reply.outputs.add(name=PROBABILITY_OUTPUT.name, datatype="FP32", shape=list(scores.shape))
         reply.raw_output_contents.append(scores.astype("<f4").tobytes())
