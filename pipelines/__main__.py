@@ -49,6 +49,7 @@ ROOMS = {
     "restore": ("pipelines.backup", ("restore",), "bring a backup back, with all programs stopped"),
     "compare": ("components.evaluation.compare", (), "what differs between two models, on rows that neither learned"),
     "search": ("pipelines.search", (), "try settings on the same held-out rows; say which are best"),
+    "reproduce": ("pipelines.reproduce", (), "train a model again from the lake and its parent; compare step by step"),
     "export": ("components.registries", (), "bring MLflow or Kubeflow's Model Registry up to date with the store"),
     "verify": ("components.deployment.verify", (), "prove offline that a version answered as it was released"),
     "canary": ("components.deployment.canary", (), "give a new version a growing share of traffic, or take it back"),

@@ -24,7 +24,7 @@ def test_paths_with_spaces_and_uris_are_served(flags, tmp_path, run_main):
 def test_the_window_starts_after_the_last_row_that_the_parent_learned(flags, released, run_main, tmp_path):
     assert run_main(flags, window_end="2026-03-02T00:00:00Z") == 0
     facts = read_notes(tmp_path / "my store", "run 1")[0].facts
-    assert (facts["window_start"], facts["window_end"]) == ("", "2026-03-02T00:00:00Z")
+    assert (facts["window_start"], facts["window_end"]) == ("", "2026-03-02T00:00:00Z"), "what `reproduce` asks again"
     first = RawDataset.read(flags["--output"])
     judged_by = rows_in(first.holdout_uri)
     assert (first.num_train_rows, first.num_holdout_rows) == (450, 50)

@@ -1,0 +1,135 @@
+"""`evergreen reproduce`: the same bytes where nothing changed; else the first step that differs, and by how much."""
+
+import os
+import shutil
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.contracts.manifests import Model, RawDataset
+from components.models.files import add_to_bias
+from components.runtime.durable import sha256_tree
+from components.storage.uris import local_path
+from inference_client.simulation.world import World, write_lake
+from pipelines.reproduce import RUN, Reproduction, find, main
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS = ["extraction", "validation", "preprocessing", "training", "graph"]
+EDITED = Path("lake", "day=2026-01-04", "part-00000.parquet")
+
+
+@pytest.fixture
+def copy(chain, tmp_path):
+    """The chain, to be changed."""
+    return chain.copied_to(tmp_path / "a copy")
+
+
+@pytest.fixture
+def second(copy, tmp_path):
+    """The reproduction of the second round's model."""
+    return find(copy.root / "store", copy.rounds[1].training.model_id, work=tmp_path)
+
+
+def state(folder):
+    return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in folder.rglob("*")}
+
+
+def test_a_round_is_trained_again_to_the_same_bytes_and_the_store_stays_as_it_was(chain, tmp_path, capsys):
+    store, model = chain.root / "store", chain.rounds[1].training
+    before = state(store)
+    assert main(["2", "--store", str(store), "--work", str(tmp_path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == [*(f"same     {step}" for step in STEPS), f"model {model.model_id}: the same bytes"]
+    manifests = (tmp_path / f"{RUN}-{model.model_id}" / "store" / "models").glob("*/model.json")
+    (made,) = (path.parent for path in manifests if not path.is_symlink())
+    assert sha256_tree(made / "weights") == sha256_tree(local_path(model.uri) / "weights")
+    assert state(store) == before
+
+
+def test_what_came_to_the_lake_after_the_run_is_not_read(copy, second):
+    write_lake(World.create(seed=9), str(copy.root / "aside"), rows=500, days=3, last_day=date(2026, 1, 6), seed=9)
+    for path in (copy.root / "aside").rglob("*.parquet"):
+        (copy.root / "lake" / path.parent.name).mkdir(exist_ok=True)
+        path.rename(copy.root / "lake" / path.parent.name / "later.parquet")
+    assert next(second.steps()) == ("extraction", [])
+
+
+@pytest.mark.parametrize("keeps_time", [True, False])
+def test_an_edited_file_of_the_lake_is_the_first_difference(copy, second, keeps_time):
+    path = copy.root / EDITED
+    status, table = path.stat(), pq.ParquetFile(path).read()
+    labels = table["label"].to_numpy().copy()
+    labels[0] = 1 - labels[0]
+    pq.write_table(table.set_column(table.schema.get_field_index("label"), "label", pa.array(labels)), path)
+    if keeps_time:
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    step, found = next(second.steps())
+    assert step == "extraction"
+    assert any(
+        line.startswith("days 2026-01-04 digest is " if keeps_time else "days 2026-01-04 is None") for line in found
+    )
+    is_named = found[-1].startswith("not read, because written after ") and found[-1].endswith(str(EDITED)[5:])
+    assert is_named is not keeps_time
+
+
+def test_lost_days_of_the_lake_and_collected_weights_of_the_parent_are_named(copy, tmp_path, capsys):
+    line = ["2", "--store", str(copy.root / "store"), "--work", str(tmp_path)]
+    shutil.rmtree((copy.root / EDITED).parent)
+    assert main(line) == 2
+    assert "holds no rows of 2026-01-04, expected those that model" in capsys.readouterr().err
+    parent = copy.rounds[0].training.model_id
+    shutil.rmtree(copy.root / "store" / "models" / parent / "weights")
+    assert main(line) == 2
+    assert f"weights of parent {parent} are absent" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("step", "line"),
+    [
+        ("extraction", "num_malformed is 3, expected 0"),
+        ("validation", "reference.json is "),
+        ("preprocessing", "admission.npz is "),
+        ("training", "weights: 1 of "),
+    ],
+)
+def test_a_difference_that_was_planted_in_a_step_is_the_first(copy, second, monkeypatch, step, line):
+    """The other steps hand over what the round itself made."""
+    this = copy.rounds[1]
+    own_work = local_path(this.extraction.train_uri).parents[1]
+
+    def hand_over(self, name, **inputs):
+        made, manifest = self.folder / RUN / name, self.folder / f"{name}.json"
+        shutil.copytree(own_work / name, made)
+        shutil.copyfile(this.paths[name], manifest)
+        if name == "validation":
+            shutil.copyfile(this.paths["valid"], inputs["valid_dataset"])
+        if name == step:
+            plant(name, made, manifest)
+        return manifest
+
+    def plant(name, made, manifest):
+        if name == "extraction":
+            replace(RawDataset.read(manifest), num_malformed=3).write(manifest)
+        elif name == "training":
+            model = Model.read(manifest)
+            shutil.copytree(local_path(model.uri), made / "model")
+            add_to_bias(made / "model" / "weights", 0.25)
+            sha256 = {**model.sha256, "weights": sha256_tree(made / "model" / "weights")}
+            replace(model, uri=(made / "model").as_uri(), sha256=sha256).write(manifest)
+        else:
+            with open(
+                made / {"validation": "reference.json", "preprocessing": "workflow/admission.npz"}[name], "ab"
+            ) as file:
+                file.write(b" ")
+
+    monkeypatch.setattr(Reproduction, "_run", hand_over)
+    found = dict(second.steps())
+    assert list(found) == STEPS
+    assert next(name for name in STEPS if found[name]) == step
+    (said,) = [each for each in found[step] if each.startswith(line)]
+    assert step != "training" or said.endswith(" tensors, by 0.25 at most")
