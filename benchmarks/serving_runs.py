@@ -111,7 +111,7 @@ class Alone:
         with ThreadPoolExecutor(threads) as pool:
             runs = list(pool.map(lambda _: self._run_on(batch, began + seconds), range(threads)))
         due, latencies = (np.concatenate(parts) for parts in zip(*runs))
-        return Answers(due, latencies, time.monotonic() - began, {}, {}, 0.0)
+        return Answers(due, latencies, time.monotonic() - began, {}, {})
 
     def _run_on(self, batch: int, end: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         asked, latencies = [], []
