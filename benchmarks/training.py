@@ -90,16 +90,18 @@ def figures_of(result: dict[str, Any], *, ratio_target: float) -> list[Figure]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs all cases; 0 = all figures are there, whether or not they meet their targets."""
     parser = benchmark_parser("training", __doc__, quick="a minute or two: fewer rounds, AUCs without meaning")
+    parser.add_argument("--table", choices=list(_TABLES), help="rows of the table (default: each)")
     flags = parser.parse_args(argv)
+    tables = [flags.table] if flags.table else list(_TABLES)
     with documented(flags) as document:
         print(f"batches of {_BATCH_SIZE} rows; median (least to most) of rounds", flush=True)
         results = document["results"] = {}
-        for name in CASES:
+        for name in (case for case in CASES if case.split("-")[1] in tables):
             with tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
                 results[name] = measure_case(name, Path(scratch), is_quick=flags.quick)
             print_case(results[name])
             document["figures"] += figures_of(results[name], ratio_target=_RATIO_TARGETS[name.split("-")[1]])
-        document["figures"] += [values_read(results, table) for table in _TABLES]
+        document["figures"] += [values_read(results, table) for table in tables]
     return 0
 
 
