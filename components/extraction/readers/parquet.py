@@ -65,20 +65,19 @@ class RawParquet:
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """See `Reader.batches`."""
         file = open_parquet(self.path)
-        optional = (*SERVED_BY, WEIGHT)
-        absent = [name for name in self._names if name not in file.schema_arrow.names and name not in optional]
+        schema = file.schema_arrow  # made anew at each access, as are its names
+        not_asked = {*schema.names, *SERVED_BY, WEIGHT}
+        absent = [name for name in self._names if name not in not_asked]
         if missing := [name for name in absent if name not in self.features.names]:
             raise ContractError(
                 f"{self.path} lacks the columns {missing}, expected the raw schema: {', '.join(self._schema.names)}"
             )
         malformed.add_absent(self.path, absent, day=self.day)
         malformed.add_mismatches(
-            find_schema_mismatches(
-                file.schema_arrow, self.path, self.features, unread=self.unread, weighted=self.weighted
-            )
+            find_schema_mismatches(schema, self.path, self.features, unread=self.unread, weighted=self.weighted)
         )
         # Arrow would cast any integer to a time.
-        if not pa.types.is_timestamp(found := file.schema_arrow.field(EVENT_TIME).type):
+        if not pa.types.is_timestamp(found := schema.field(EVENT_TIME).type):
             raise ContractError(f"{self.path} has {EVENT_TIME} of type {found}, expected a timestamp")
         first_row = 1
         for group in range(file.num_row_groups):
@@ -97,7 +96,8 @@ class RawParquet:
 
     def _group_batches(self, file: Any, group: int, malformed: MalformedRows, *, first_row: int) -> Iterator[Any]:
         with reading_parquet(self.path):
-            names = [name for name in self._names if name in file.schema_arrow.names]
+            present = set(file.schema_arrow.names)
+            names = [name for name in self._names if name in present]
             for found in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=names):
                 batch = self._conform(found)
                 times = batch.column(EVENT_TIME)
