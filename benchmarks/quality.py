@@ -100,8 +100,8 @@ def shop(num_rows: int, seed: int) -> Split:
     dense = feature_matrix(log, features.numeric, "float32", missing=np.nan)
     label = log.column(recommender.data.label).to_numpy(zero_copy_only=False).astype(np.int32)
     rows = WorldRows(dense, category_matrix(log, features), probability, label)
-    parts = (WorldRows(*(column[part] for column in rows)) for part in (slice(num_rows), slice(num_rows, None)))
-    return Split(*parts, recommender)
+    learned, judging = (WorldRows(*(column[of] for column in rows)) for of in (slice(num_rows), slice(num_rows, None)))
+    return Split(learned, judging, recommender)
 
 
 def criteo_file(path: Path) -> WorldRows:
