@@ -150,7 +150,7 @@ class Simulation:
         )
         self._wanted = spec.least if settings.initial_replicas is None else settings.initial_replicas
         self._samples: dict[str, deque[Sample]] = {}
-        """The newest of each pod, as many as a query may see."""
+        """The newest of each pod that has any in the window, as many as a query may see."""
         self.outcome = SimulatedRun()
 
     def run(self) -> SimulatedRun:
@@ -221,7 +221,8 @@ class Simulation:
         self._advance_pods(now)
         for pod in cluster.settle(now):
             self._add_to_outcome(pod)
-        newest = (now - _LAG_SECONDS) * 1000
+        oldest, newest = round((now - WINDOW_SECONDS) * 1000), (now - _LAG_SECONDS) * 1000
+        self._samples = {pod: kept for pod, kept in self._samples.items() if kept[-1].milliseconds >= oldest}
         seen = {pod: [each for each in kept if each.milliseconds <= newest] for pod, kept in self._samples.items()}
         readings = fleet_metrics(seen, now)
         self._wanted = self._controller.sync(now, self._wanted, pods=cluster.counted(now), readings=readings)

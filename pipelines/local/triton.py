@@ -255,8 +255,8 @@ class TritonServer:
 
     def ask_to_stop(self) -> None:
         """Sends SIGTERM and does not wait; `stop` does."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
+        if self._process is not None:
+            self._process.terminate()  # of one that has ended: nothing
 
     def stop(self) -> int | None:
         """Ends the server and sweeps what it left; answers its exit status, None if it never ran."""
@@ -264,16 +264,13 @@ class TritonServer:
         if process is None or self._is_swept:
             return self.returncode
         atexit.unregister(self.stop)
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(self.settings.stop_seconds)
-            except subprocess.TimeoutExpired:
-                logger.warning(
-                    "triton %d ignored SIGTERM for %s s, killing it", process.pid, self.settings.stop_seconds
-                )
-                process.kill()
-                process.wait()
+        self.ask_to_stop()
+        try:
+            process.wait(self.settings.stop_seconds)
+        except subprocess.TimeoutExpired:
+            logger.warning("triton %d ignored SIGTERM for %s s, killing it", process.pid, self.settings.stop_seconds)
+            process.kill()
+            process.wait()
         # A stub whose server crashed can outlive it and ignore SIGTERM; all are in the group that we started.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
