@@ -416,12 +416,12 @@ def find_malformed(
 
 
 def record_malformed(
-    batch: Any, reasons: dict[int, str], *, path: Path, first_row: int, malformed: MalformedRows
+    batch: Any, reasons: dict[int, str], *, path: Path, numbers: Sequence[int], malformed: MalformedRows
 ) -> None:
-    """Records the rows of `batch` that `reasons` names as malformed, under their row number in `path`."""
+    """Records the rows of `batch` that `reasons` names as malformed; `numbers` are those of its rows in `path`."""
     for at, reason in sorted(reasons.items()):
         text = json.dumps(batch.slice(at, 1).to_pylist()[0], default=str)
-        malformed.add(path, first_row + at, reason, text=text)
+        malformed.add(path, numbers[at], reason, text=text)
 
 
 def without_rows(batch: Any, positions: Iterable[int]) -> Any:

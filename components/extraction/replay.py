@@ -2,11 +2,12 @@
 
 Rows are drawn by a hash of their identity, so that a repeated task draws the same and another window others. Every
 request belongs to one side in every round: what is held out here is never replayed, in any round. (It may have been
-learned when it was new.) Reading is bounded twice: one piece is in memory at a time, and of long days only as many
-pieces are read as the wanted rows need, spread evenly over the rows before the window.
+learned when it was new.) Reading is bounded twice: one piece is in memory at a time, and of long days only as much is
+read as the wanted rows need, from pieces that are spread evenly over the rows before the window.
 """
 
 import logging
+import math
 import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from components.contracts.raw_rows import REQUEST_ID, ROW
 from components.contracts.row_hash import mix, row_identities
 from components.extraction.lake import Lake, Piece
 from components.extraction.raw_schema import BATCH_ROWS, MalformedRows, PartWriter
+from components.extraction.times import TimeSpan
 from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,8 @@ FEW_PIECES = 8
 """The same where so few rows are wanted that 32 pieces would give fewer than `ROWS_OF_PIECE` each. A piece costs 0.1 s
 of a core however few of its rows are taken: 32 of them took a fifth of a round of 1,000 rows."""
 ROWS_OF_PIECE = 25
+STRETCH_ROWS = BATCH_ROWS // 4
+"""Rows read of a piece at least, next to each other: several requests, also where one has hundreds of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +132,7 @@ def _copy_drawn(
 def _spread(pieces: list[Piece], wanted: dict[str, int], salt: np.uint64) -> list[tuple[Piece, float]]:
     """The pieces to read, in order, each with the share of all rows that lies before its successor.
 
-    One of each stretch of pieces is read, at a place that the salt decides: a fixed step would meet the same hour of
+    A stretch of one of several pieces is read, both where the salt decides: a fixed step would meet the same hour of
     every day.
     """
     if not pieces or not any(wanted.values()):
@@ -137,11 +141,24 @@ def _spread(pieces: list[Piece], wanted: dict[str, int], salt: np.uint64) -> lis
     at_least = min(MIN_PIECES, max(FEW_PIECES, sum(wanted.values()) // ROWS_OF_PIECE))
     num_read = min(len(pieces), max(at_least, -int(-to_read // BATCH_ROWS)))
     edges = np.arange(num_read + 1) * len(pieces) // num_read
-    places = edges[:-1] + (mix(np.arange(num_read, dtype=np.uint64) ^ salt) % np.diff(edges).astype(np.uint64)).astype(
-        int
-    )
+    hashes = mix(np.arange(num_read, dtype=np.uint64) ^ salt)
+    places = edges[:-1] + (hashes % np.diff(edges).astype(np.uint64)).astype(int)
     ends = np.cumsum([piece.num_rows for piece in pieces])[edges[1:] - 1]
-    return [(pieces[place], end) for place, end in zip(places, (ends / ends[-1]).tolist())]
+    stretches = [
+        _stretch(pieces[place], max(to_read / num_read, STRETCH_ROWS), at=at)
+        for place, at in zip(places, (mix(hashes) / 2**64).tolist())
+    ]
+    return list(zip(stretches, (ends / ends[-1]).tolist()))
+
+
+def _stretch(piece: Piece, num_rows: float, *, at: float) -> Piece:
+    """The part of a piece's span with about `num_rows` rows, or all of it, that begins at `at` (0 to 1) of the rest."""
+    assert piece.span.start is not None
+    assert piece.span.end is not None
+    duration = piece.span.end - piece.span.start
+    length = math.ceil(min(1.0, num_rows / piece.num_rows) * duration)
+    start = piece.span.start + int(at * (duration - length))
+    return piece._replace(span=TimeSpan(start, start + length))
 
 
 def _smallest(hashes: NDArray[np.uint64], candidates: NDArray[np.int64], num: int) -> NDArray[np.int64]:

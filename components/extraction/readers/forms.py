@@ -262,7 +262,8 @@ class NamedParquet:
                     {raw: self._conform(raw, found.column(self.columns[raw])) for raw in self.columns}, schema
                 )
                 reasons = find_malformed(batch, self.features, keys=keys, names=self.columns)
-                record_malformed(found, reasons, path=self.path, first_row=first_row, malformed=malformed)
+                numbers = range(first_row, first_row + found.num_rows)
+                record_malformed(found, reasons, path=self.path, numbers=numbers, malformed=malformed)
                 first_row += found.num_rows
                 malformed.count(self.path, found.num_rows)
                 yield without_rows(batch, reasons)

@@ -99,43 +99,38 @@ class RawParquet:
             present = set(file.schema_arrow.names)
             names = [name for name in self._names if name in present]
             for found in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=names):
-                batch = self._conform(found)
-                times = batch.column(EVENT_TIME)
+                times = self._conform_column(EVENT_TIME, found.column(EVENT_TIME))
                 strays = pc.invert(within(times, self.day))
                 ours = pc.and_not(within(times, self.span), strays)
+                rows = pc.indices_nonzero(pc.or_(ours, strays) if self.with_strays else ours)
+                batch = self._conform(found if len(rows) == found.num_rows else found.take(rows))
                 reasons = find_malformed(batch, self.features, keys=KEY_COLUMNS)
-                for at in pc.indices_nonzero(strays).to_pylist():
-                    time = times[at].as_py()
+                for at in pc.indices_nonzero(strays.take(rows)).to_pylist():
+                    time = batch.column(EVENT_TIME)[at].as_py()
                     reasons.setdefault(at, f"event_time {time} is outside the file's day, expected {self.day}")
-                if self.with_strays:
-                    ours = pc.or_(ours, strays)
-                others = set(pc.indices_nonzero(pc.invert(ours)).to_pylist())
-                reasons = {at: reason for at, reason in reasons.items() if at not in others}
-                record_malformed(batch, reasons, path=self.path, first_row=first_row, malformed=malformed)
-                malformed.count(self.path, found.num_rows - len(others))
-                kept = without_rows(batch, others | reasons.keys())
+                numbers = (first_row + rows.to_numpy()).tolist()
+                record_malformed(batch, reasons, path=self.path, numbers=numbers, malformed=malformed)
+                malformed.count(self.path, batch.num_rows)
+                kept = without_rows(batch, reasons)
                 first_row += found.num_rows
                 if kept.num_rows:
                     yield kept
 
     def _conform(self, found: Any) -> Any:
         """The batch in the exact types of the schema."""
-        columns = {}
-        for field in [self._schema.field(name) for name in found.schema.names]:
-            values, name = found.column(field.name), field.name
-            try:
-                if name in self.features.lists:
-                    convert = partial(self._conform_values, name, field.type.value_type)
-                    columns[name] = in_lists(values, convert)
-                else:
-                    columns[name] = self._conform_values(name, field.type, values)
-            except pa.ArrowException as error:
-                raise ContractError(
-                    f"{self.path} has {name} of type {values.type}, expected {field.type}: {error}"
-                ) from error
+        columns = {name: self._conform_column(name, found.column(name)) for name in found.schema.names}
         if self.weighted and WEIGHT not in columns:
             columns[WEIGHT] = pa.array(np.ones(found.num_rows, np.float32))
         return raw_batch(columns, self._schema)
+
+    def _conform_column(self, name: str, values: Any) -> Any:
+        wanted = self._schema.field(name).type
+        try:
+            if name in self.features.lists:
+                return in_lists(values, partial(self._conform_values, name, wanted.value_type))
+            return self._conform_values(name, wanted, values)
+        except pa.ArrowException as error:
+            raise ContractError(f"{self.path} has {name} of type {values.type}, expected {wanted}: {error}") from error
 
     def _conform_values(self, name: str, wanted: Any, values: Any) -> Any:
         """The values of a column, or the elements of a list, in the type `wanted` of the schema."""

@@ -25,7 +25,7 @@ from components.extraction.lake_files import LakeFiles
 from components.extraction.raw_schema import MalformedRows, excluded_columns, raw_schema
 from components.extraction.readers.forms import find_reader
 from components.extraction.readers.parquet import RawParquet
-from components.extraction.times import TimeSpan
+from components.extraction.times import TimeSpan, to_micros
 from components.runtime.errors import ContractError
 from components.storage.folder import FolderObjects
 from components.storage.uris import local_path
@@ -455,7 +455,7 @@ def test_a_lake_and_a_client_make_the_same_categories_of_values_of_any_type(tmp_
     assert in_client.max() >= 0
 
 
-def test_extraction_notes_the_words_of_a_lake_but_no_users(tmp_path):
+def test_extraction_notes_the_words_of_the_windows_rows_but_no_users(tmp_path):
     features = replace(
         WORDS,
         lists=("tags", "friends"),
@@ -468,6 +468,7 @@ def test_extraction_notes_the_words_of_a_lake_but_no_users(tmp_path):
         | {"request_id": f"q{i}", "row": 0, "event_time": DAY + timedelta(minutes=i)}
         for i in range(60)
     ]
+    rows.append(rows[0] | {"item": "newer", "request_id": "q60", "event_time": DAY + timedelta(minutes=60)})
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "clicks.parquet")
     described = recommender(features, data=ColumnNames(user="user"))
     lake = tmp_path / "lake"
@@ -475,7 +476,8 @@ def test_extraction_notes_the_words_of_a_lake_but_no_users(tmp_path):
         [tmp_path / "clicks.parquet"], described, lake=str(lake), replay=tmp_path / "replay", settings=IngestSettings()
     )
     opened = Lake(files=LakeFiles(FolderObjects(lake)), features=features)
-    dataset = extract(opened, TimeSpan(), folder=tmp_path / "out", recommender=described)
+    window = TimeSpan(None, to_micros(rows[-1]["event_time"]))
+    dataset = extract(opened, window, folder=tmp_path / "out", recommender=described)
     assert read_words(local_path(dataset.words_uri)) == {
         "item": {hashed("red shoe"): "red shoe", hashed("hat"): "hat"},
         "tags": {hashed("new"): "new", hashed("hat"): "hat"},

@@ -157,11 +157,12 @@ def test_old_rows_delivered_twice_are_drawn_once_and_malformed_ones_never(tmp_pa
     assert dataset.num_malformed == 0, "the round that learned from that day has told"
 
 
-def test_long_days_are_entered_in_places_not_read_whole(tmp_path, ten_days, write_lake, run_step, monkeypatch):
+def test_of_long_days_places_are_read_and_of_each_what_is_needed(tmp_path, ten_days, write_lake, run_step, monkeypatch):
     lake = write_lake(tmp_path / "lake", ten_days, row_group_size=100)
     monkeypatch.setattr(replay, "BATCH_ROWS", 100)
     monkeypatch.setattr(replay, "MIN_PIECES", 14)
     monkeypatch.setattr(replay, "ROWS_OF_PIECE", 1)
+    monkeypatch.setattr(replay, "STRETCH_ROWS", 20)
     read = []
 
     def counted(self, piece, *others, **of_the_window):
@@ -176,7 +177,7 @@ def test_long_days_are_entered_in_places_not_read_whole(tmp_path, ten_days, writ
     assert (dataset.num_replay_holdout_rows, dataset.num_replay_rows) == (60, 60)
     assert len(dataset.replay_days) == 7
     assert len(read) == 14
-    assert sum(read) < 2000, "of the 5,200 rows of those days"
+    assert sum(read) == pytest.approx(2 * 8 * 60, rel=0.02), "of the 5,200 rows of those days"
 
 
 @pytest.mark.parametrize(
