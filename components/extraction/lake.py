@@ -185,6 +185,8 @@ def may_hold_rows(path: Path, span: TimeSpan) -> bool:
 def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int) -> list[Piece]:
     """Pieces whose spans together are `span`, in order, each with about `piece_rows` rows of the files; at least one.
 
+    A piece has at most half as many rows more, as far as the statistics tell.
+
     Rows are taken to lie evenly within their row group, and within `span` where a group has no statistics. Traffic
     that comes in bursts is thus cut where it is, not by the clock.
 
@@ -210,7 +212,11 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
         before += count * np.clip((edges - first) / max(last - first, 1), 0, 1)
     num_pieces = max(1, int(-(-(before[-1] - before[0]) // piece_rows)))
     wanted = before[0] + (before[-1] - before[0]) * np.arange(1, num_pieces) / num_pieces
-    inner = np.interp(wanted, before, edges).astype(np.int64).tolist()
+    after = np.searchsorted(before, wanted)
+    nearest = after - (wanted - before[after - 1] < before[after] - wanted)
+    # Between row groups where they follow each other: one that two pieces share is decoded twice.
+    is_near = np.abs(before[nearest] - wanted) <= piece_rows / 4
+    inner = np.where(is_near, edges[nearest], np.interp(wanted, before, edges).astype(np.int64)).tolist()
     bounds = sorted({span.start, *inner, span.end})
     sizes = np.diff(np.interp(bounds, edges, before)).tolist()
     return [Piece(day, files, TimeSpan(a, b), size) for a, b, size in zip(bounds, bounds[1:], sizes)]

@@ -132,6 +132,14 @@ def test_row_groups_outside_the_window_are_not_read(tmp_path, four_days, write_l
     assert len(read_lake(folder_lake(lake), TimeSpan(FIRST + DAY // 2, FIRST + DAY))[0]) == 250
 
 
+def test_pieces_hold_whole_row_groups_where_these_follow_each_other(tmp_path, four_days, write_lake):
+    lake = folder_lake(write_lake(tmp_path / "lake", four_days, row_group_size=50), piece_rows=130)
+    sizes = [round(piece.num_rows) for piece, _ in lake.pieces(ALL)]
+    assert len(sizes) == 4 * 4
+    assert {size % 50 for size in sizes} == {0}
+    assert max(sizes) <= 1.5 * 130
+
+
 def test_a_file_that_lacks_columns_is_refused_by_name(tmp_path, four_days, write_lake, read_lake):
     lake = write_lake(tmp_path / "lake", four_days.drop_columns(["label", "row"]))
     with pytest.raises(ContractError, match=r"part-0.parquet lacks the columns \['label', 'row'\]"):
