@@ -22,6 +22,8 @@ RESULTS = REPOSITORY / "benchmarks" / "results"
 PAGE = REPOSITORY / "docs" / "performance.md"
 CHARTS = ("freshness", "growth")
 """Benchmarks whose modules draw their charts."""
+COUNTS = ("policies", "gate", "validation")
+"""Benchmarks whose figures are counts of decisions: how busy the machine was changes nothing."""
 NAMES = [*PLANS, "gpu"]
 _LIMITS = {
     "product_gflop_s": "products of float32 matrices {:g} GFLOP/s",
@@ -97,6 +99,8 @@ def charts(document: dict[str, Any]) -> dict[str, str]:
 
 def doubts(document: dict[str, Any]) -> str:
     """Why the figures of a document are not to be relied on; empty where they are."""
+    if document["benchmark"] in COUNTS:
+        return ""
     if (share := document["other_work_share"]) is None:
         return "To be measured again: how busy the machine was is not known."
     return f"To be measured again: other work took {share:.0%} of the machine." if share >= 0.1 else ""
