@@ -5,7 +5,7 @@ Needs protobuf, not TFDV: runs in the validation environment, or on a cluster in
 (`TRAINING`, `SERVING`).
 
 Two schemas are compared feature by feature, as text. A version is accepted only if every feature in which it differs
-from the one before is named, so no rule is loosened unnoticed.
+from the one before is named, so no rule changes unnoticed.
 
 Accepted versions are stored as `<store>/schemas/<n>.pbtxt`, numbered from 1, with who accepted which and why in
 `<store>/schemas/journal.jsonl`. A version counts from its line in the journal on: a file without one was left by an
@@ -134,7 +134,7 @@ class AcceptedSchema:
     """Of the version's bytes."""
     base: str
     """What it was compared with: `version <n>`, `model <id>`, or `none`."""
-    loosened: list[str]
+    changed: list[str]
     """Features in which it differs from `base`, as named by who accepted it."""
 
 
@@ -212,7 +212,7 @@ def accept_schema(
         run=run,
         sha256=sha256_file(source),
         base=base,
-        loosened=_check_changed(path, schema, change),
+        changed=_check_changed(path, schema, change),
     )
     write_whole(version_path(store, line.version), source.read_bytes())
     append_line(schemas_folder(store) / JOURNAL, json.dumps(asdict(line)))
@@ -297,7 +297,7 @@ def _log(store: Path, _arguments: argparse.Namespace) -> int:
     if not lines:
         print("no schema was accepted yet: rounds are judged by their champion's")
     for line in lines:
-        changed = f"; changed {', '.join(line.loosened)}" if line.loosened else ""
+        changed = f"; changed {', '.join(line.changed)}" if line.changed else ""
         print(f"{line.version}  {line.time}  {line.who}  from {line.source} over {line.base}: {line.reason}{changed}")
     return ExitCode.DONE
 

@@ -76,7 +76,7 @@ def test_whatever_a_schema_changes_has_to_be_named_by_its_feature(schema, write,
     line = schema_versions.accept_schema(
         tmp_path, edited, of_champion=live, who="ann", reason="x", change=sorted(names)
     )
-    assert set(line.loosened) == names
+    assert set(line.changed) == names
 
 
 def test_environments_and_shared_lists_of_values_have_to_be_named_too(schema, write, tmp_path):
