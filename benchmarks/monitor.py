@@ -296,8 +296,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             partitioned.append(measure_partitions(rows_of_each, rows_per_message=64, partitions=number))
             run = partitioned[-1]
             print(
-                f"{number} partitions of {rows_of_each:,} rows: {run['cpu_seconds_per_million_rows']:.2f} s of a core per"
-                f" million rows; on a core each {run['rows_per_second_on_a_core_each']:,.0f} rows/s",
+                f"{number} partitions of {rows_of_each:,} rows: {run['cpu_seconds_per_million_rows']:.2f} s of a core"
+                f" per million rows; on a core each {run['rows_per_second_on_a_core_each']:,.0f} rows/s",
                 flush=True,
             )
         for number in (1, 2, 4):

@@ -1,9 +1,9 @@
 """What each step of a round needs by the size of its window, and what a key of a vocabulary costs: docs/scale.md.
 
-`python -m benchmarks.scale` writes lakes of 100,000 to 20 million rows and runs extraction, validation and
-preprocessing on each, as whole processes: processor seconds, peak anonymous memory of the step and its children, bytes
-that stay on disk. The rows are narrow, two numbers and three categories, of which `user` has a key for each 20 rows. A
-line through the figures of the two largest windows is followed to a billion rows.
+`python -m benchmarks.scale` writes lakes of 100,000 to 20 million rows and runs extraction, validation, preprocessing
+and the training of a first model on each, as whole processes: processor seconds, peak anonymous memory of the step and
+its children, bytes that stay on disk. The rows are narrow, two numbers and three categories, of which `user` has a key
+for each 20 rows. A line through the figures of the two largest windows is followed to a billion rows.
 
 What a key costs is measured apart: in counting and admitting, in encoding, in the served graph's look-up table.
 
@@ -13,7 +13,7 @@ Prints tables, and writes all of it as JSON.
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.command import benchmark_parser, documented, measure
 from benchmarks.full_window import write_days
+from benchmarks.spread import Figure, spread
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.features import Features
 from components.contracts.manifests import TrainingSet
@@ -40,7 +41,12 @@ WIDE_ROWS = 2_000_000
 """Of Criteo's columns."""
 DAY_ROWS, FILE_ROWS, REQUEST_ROWS, USER_ROWS, NUM_ITEMS = 2_000_000, 250_000, 10, 20, 100_000
 FEATURES = Features(numeric=("price", "age"), categorical=("user", "item", "device"))
-STEPS = {"extraction": "driver", "validation": "validation", "preprocessing": "preprocessing"}
+STEPS = {
+    "extraction": "driver",
+    "validation": "validation",
+    "preprocessing": "preprocessing",
+    "training": "training",
+}
 """Each step's environment."""
 _FIRST_DAY = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -121,6 +127,10 @@ def measure_steps(folder: Path, rows: int, *, wide: bool = False) -> tuple[dict[
         "extraction": [f"--lake={folder / 'lake'}", "--parent=none", "--champion=none"],
         "validation": [f"--raw-dataset={folder / 'extraction.json'}", "--champion=none"],
         "preprocessing": [f"--raw-dataset={folder / 'extraction.json'}"],
+        "training": [
+            f"--training-set={folder / 'preprocessing.json'}",
+            f"--validation-report={folder / 'validation.json'}",
+        ],
     }
     found = {}
     for step, environment in STEPS.items():
@@ -204,6 +214,20 @@ def print_needs(needs: dict[str, list[StepNeeds]]) -> dict[str, dict[str, Fitted
     return lines
 
 
+def figures(needs: Mapping[str, Sequence[StepNeeds]], keys: Mapping[str, float]) -> list[Figure]:
+    """A row for each step and size, and for each use of a key."""
+    found = []
+    for step, measured in needs.items():
+        for each in measured:
+            name = f"{step} of {each.rows:,} rows"
+            found += [
+                Figure(f"{name}, processor time", spread([each.processor_seconds]), "s"),
+                Figure(f"{name}, peak memory", spread([each.peak / 1e6]), "MB"),
+                Figure(f"{name}, on disk", spread([each.disk / 1e6]), "MB"),
+            ]
+    return found + [Figure(f"{use}, a key", spread([size]), "bytes") for use, size in keys.items()]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures windows and keys."""
     parser = benchmark_parser("scale", __doc__, quick="small windows and few keys (two minutes)")
@@ -225,6 +249,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = print_needs(needs)
         wide, _ = measure_steps(Path(scratch) / "wide", min(WIDE_ROWS, max(sizes)), wide=True)
         document["wide"] = {step: each._asdict() for step, each in wide.items()}
+        document["figures"] = figures(needs, document["keys"])
+        document["figures"] += [
+            figure._replace(name=f"39 columns, {figure.name}")
+            for figure in figures({step: [each] for step, each in wide.items()}, {})
+        ]
         document["steps"] = {step: [each._asdict() for each in measured] for step, measured in needs.items()}
         document["lines"] = {
             step: {name: line._asdict() for name, line in of_step.items()} for step, of_step in lines.items()
