@@ -96,6 +96,7 @@ class KafkaDeadLetters:
         except KafkaException as error:
             raise sorted_error(error, f"reading {self._location.dead_letter_topic}") from error
         finally:
+            consumer.unassign()  # it is in no group, which would end that: closing would wait for it
             close_consumer(consumer)
 
     def _read_letters(self, consumer: Consumer) -> tuple[list[DeadLetter], list[TopicPartition]]:

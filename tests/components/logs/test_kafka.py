@@ -295,6 +295,12 @@ def test_a_reader_beside_a_broker_that_hangs_closes_within_its_bound(frozen_clus
 # -- dead letters
 
 
+@pytest.mark.timeout(30)
+def test_a_reader_of_dead_letters_has_no_group_to_leave_and_closes_at_once(ends, monkeypatch):
+    monkeypatch.setattr(offsets, "CLOSE_SECONDS", 300)
+    assert ends.reader().list_dead_letters() == []
+
+
 def test_message_dead_lettered_twice_by_a_crash_in_between_is_listed_and_replayed_once(ends):
     ends.publisher().publish([("a", b"1")])
     reader = ends.reader()
