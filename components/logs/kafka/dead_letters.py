@@ -96,7 +96,7 @@ class KafkaDeadLetters:
         except KafkaException as error:
             raise sorted_error(error, f"reading {self._location.dead_letter_topic}") from error
         finally:
-            consumer.unassign()  # it is in no group, which would end that: closing would wait for it
+            consumer.unassign()  # assigned by hand: no group revokes it, and closing waits for that
             close_consumer(consumer)
 
     def _read_letters(self, consumer: Consumer) -> tuple[list[DeadLetter], list[TopicPartition]]:
