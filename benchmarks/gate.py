@@ -7,7 +7,7 @@ shipped policy.
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -15,8 +15,9 @@ import numpy as np
 from numpy.random import Generator
 
 from benchmarks.command import benchmark_parser, documented
-from benchmarks.spread import Figure, spread
+from benchmarks.spread import Figure, Spread
 from components.deployment.canary.policy import ABORT, GROW, CanaryPolicy, Pairs, judge_pairs
+from components.drift_statistics import wilson_interval
 from components.evaluation.gate import SLICE_ALPHA, holm, judge
 from components.evaluation.settings import GateSettings
 from tests.support.planted_models import (
@@ -29,6 +30,8 @@ from tests.support.planted_models import (
 )
 
 MARGIN = GateSettings.max_auc_loss
+MARGIN_ALPHA = 0.025
+"""How often the gate may pass a loss of the margin: one side of its 95 % interval."""
 LOSSES = {"better": -MARGIN, "equal": 0.0, "at the margin": MARGIN, "worse": 2 * MARGIN}
 RATES, REQUEST_ROWS = (0.003, 0.03, 0.25), (1, 10)
 REPEATS = {2_000: 200, 20_000: 200, 100_000: 60, 1_000_000: 10}
@@ -47,18 +50,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         document["rounds"] = rounds(100 // share, seed=flags.seed)
         document["slices"] = slices(ROUND_ROWS, ROUND_RATE, 1_000 // share, seed=flags.seed)
         document["canaries"] = [each for rate in RATES for each in canaries(rate, 200 // share, seed=flags.seed)]
-        document["figures"] = [
-            Figure(
-                f"canary {each['candidate']}, clicks {each['rate']:.1%}, requests of {each['rows_per_request']}, grown",
-                spread([each["grown"]]),
-                "of canaries",
-                target=CanaryPolicy.growth_alpha if each["candidate"] == "at the margin" else None,
-            )
-            for each in document["canaries"]
-        ]
+        document["figures"] = figures(document, repeats, num_canaries=200 // share)
     edge = [case["grown"] for case in document["canaries"] if case["candidate"] == "at the margin"]
     bound = CanaryPolicy.growth_alpha + 3 * (CanaryPolicy.growth_alpha * share / 200) ** 0.5
     return int(any(found > bound for found in edge))
+
+
+def figures(document: Mapping[str, Any], repeats: Mapping[int, int], *, num_canaries: int) -> list[Figure]:
+    """Shares with their 95 % intervals: what bounds are stated for, and each canary; `repeats` by a hold-out's rows."""
+
+    def share(name: str, value: float, count: int, target: float | None) -> Figure:
+        within = Spread(value, *wilson_interval(value, count))
+        return Figure(name, within, f"of {count:,} [95 %]", target=target)
+
+    found = []
+    for case in (each for each in document["holdouts"] if each["candidate"] == "at the margin"):
+        name = f"hold-out of {case['rows']:,} rows, {_traffic(case)}, a loss of the margin passes"
+        found.append(share(name, case["pass"], repeats[case["rows"]], MARGIN_ALPHA))
+    for case in document["slices"]:
+        is_bound = case["harmed"] not in HARMED
+        loss = f"{case['harmed']} loses {case['loss']:g}, {_traffic(case)}, refused"
+        found.append(share(loss, case["refused"], case["rounds"], SLICE_ALPHA if is_bound else None))
+    for case in document["canaries"]:
+        target = CanaryPolicy.growth_alpha if case["candidate"] == "at the margin" else None
+        found.append(share(f"canary {case['candidate']}, {_traffic(case)}, grown", case["grown"], num_canaries, target))
+    return found
+
+
+def _traffic(case: Mapping[str, Any]) -> str:
+    return f"clicks {case['rate']:.1%}, requests of {case['rows_per_request']}"
 
 
 def holdouts(rate: float, repeats: dict[int, int], *, seed: int) -> list[dict[str, Any]]:

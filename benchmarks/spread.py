@@ -71,6 +71,8 @@ class Figure(NamedTuple):
         if self.target is None:
             return ""
         verdict = "met" if self.is_met else "**missed**"
+        if not self.is_met and self.unit.endswith("[95 %]") and self.value.least <= self.target <= self.value.most:
+            verdict = "cannot be told by so few"
         return f"{'at least' if self.is_least else 'at most'} {short(self.target)}: {verdict}"
 
     def print(self) -> None:

@@ -57,13 +57,14 @@ class Year:
         """
         shutil.copytree(source, store)
         self.store = store
+        self._source = source  # of which nothing is collected
         self._last = promotion_journal.read_journal(store)[-1]
         outcomes = [
             path
             for path in (store / "runs").glob("*/outcome.json")
             if f'"version": {self._last.version},' in path.read_text()
         ]
-        self._run = outcomes[0].parent
+        self._run = outcomes[0].parent.name
         entries = promotion_journal.read_entries(store)
         self._newest_version = max(line.version for line in entries)
         of_version = [line for line in entries if line.version == self._last.version]
@@ -73,7 +74,7 @@ class Year:
         """Adds round `number` from 1 with all that it leaves; when that was."""
         version, model_id = self._newest_version + number, f"{self._last.model_id}-{number:05d}"
         moment = BEGIN + timedelta(hours=number)
-        renamed = {self._last.model_id: model_id, self._run.name: f"{self._run.name}-{number:05d}"}
+        renamed = {self._last.model_id: model_id, self._run: f"{self._run}-{number:05d}"}
 
         def aged(value: Any, key: str = "") -> Any:
             if isinstance(value, dict):
@@ -98,12 +99,12 @@ class Year:
             else:
                 os.link(source, target)
 
-        store, last = self.store, self._last
-        repeat(model_folder(store, last.model_id), model_folder(store, model_id))
-        repeat(store / "verdicts" / last.model_id, store / "verdicts" / model_id)
-        repeat(release_path(store, last.version), release_path(store, version))
-        repeat(graph_folder(store, last.version), graph_folder(store, version))
-        repeat(self._run, self._run.with_name(renamed[self._run.name]))
+        source, store, last = self._source, self.store, self._last
+        repeat(model_folder(source, last.model_id), model_folder(store, model_id))
+        repeat(source / "verdicts" / last.model_id, store / "verdicts" / model_id)
+        repeat(release_path(source, last.version), release_path(store, version))
+        repeat(graph_folder(source, last.version), graph_folder(store, version))
+        repeat(source / "runs" / self._run, store / "runs" / renamed[self._run])
         for line in self._lines:
             append_line(store / promotion_journal.JOURNAL_FILE, json.dumps(aged(vars(line))))
         return moment

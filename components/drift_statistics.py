@@ -363,7 +363,7 @@ def wilson_interval(share: float, rows: float, *, z: float = _Z) -> tuple[float,
     scale = 1 + z**2 / rows
     middle = (share + z**2 / (2 * rows)) / scale
     half = z / scale * math.sqrt(share * (1 - share) / rows + z**2 / (4 * rows**2))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return max(0.0, middle - half) if share else 0.0, min(1.0, middle + half)
 
 
 def detectable_share(share: float, *, n: int, m: int, design: float, level: float) -> float:
