@@ -1,9 +1,9 @@
 """Cost as work grows, with slopes on logarithmic axes: `make benchmark-growth`.
 
 Steps by rows are `benchmarks.scale`'s, a store by rounds `benchmarks.year`'s: their documents are read. Measured here
-is the monitor's processor time by requests per second, one second of traffic a turn; from it follow the replicas that
-the rate needs, each with partitions of its own. A slope of 1 says that twice the work costs twice as much; where the
-last one of a curve is over `STEEP`, the figure is missed.
+is the monitor's processor time by requests per second, a second of traffic a turn or less; from it follow the replicas
+that the rate needs, each with partitions of its own. A slope of 1 says that twice the work costs twice as much; where
+the last one of a curve is over `STEEP`, the figure is missed.
 """
 
 import json
@@ -22,6 +22,8 @@ from components.charts.page import Line
 RATES, QUICK_RATES = (1, 10, 100, 1_000, 10_000), (10, 100, 1_000)
 """Requests per second, of `ROWS_PER_REQUEST` rows each."""
 ROWS_PER_REQUEST, LEAST_ROWS = 10, 100_000
+MOST_A_TURN = 5_000
+"""Requests, of the 10,000 messages that a turn pulls."""
 BUSY = 0.7
 """Share of a core that a replica may use, so that it catches up after a pause."""
 STEEP = 1.05
@@ -45,8 +47,15 @@ def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
     curve = []
     for rate in rates:
         rows = max(least_rows, 5 * rate * ROWS_PER_REQUEST) if rate >= 100 else rate * ROWS_PER_REQUEST * 100
-        run = measure(rows, rows_per_message=ROWS_PER_REQUEST, log="memory", messages_a_tick=rate)
-        curve.append((float(rate), run["cpu_seconds"] / run["turns"]))
+        turns = -(-rate // MOST_A_TURN)  # in each second of traffic
+        run = measure(
+            rows,
+            rows_per_message=ROWS_PER_REQUEST,
+            log="memory",
+            messages_a_tick=rate // turns,
+            tick_seconds=1 / turns,
+        )
+        curve.append((float(rate), run["cpu_seconds"] / run["turns"] * turns))
         print(f"{rate:,} requests/s: {curve[-1][1]:.4f} of a core", flush=True)
     return curve
 
