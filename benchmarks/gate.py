@@ -59,21 +59,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def figures(document: Mapping[str, Any], repeats: Mapping[int, int], *, num_canaries: int) -> list[Figure]:
     """Shares with their 95 % intervals: what bounds are stated for, and each canary; `repeats` by a hold-out's rows."""
 
-    def share(name: str, value: float, count: int, target: float | None) -> Figure:
+    def share(name: str, value: float, *, count: int, target: float | None) -> Figure:
         within = Spread(value, *wilson_interval(value, count))
         return Figure(name, within, f"of {count:,} [95 %]", target=target)
 
     found = []
     for case in (each for each in document["holdouts"] if each["candidate"] == "at the margin"):
         name = f"hold-out of {case['rows']:,} rows, {_traffic(case)}, a loss of the margin passes"
-        found.append(share(name, case["pass"], repeats[case["rows"]], MARGIN_ALPHA))
+        found.append(share(name, case["pass"], count=repeats[case["rows"]], target=MARGIN_ALPHA))
     for case in document["slices"]:
         is_bound = case["harmed"] not in HARMED
         loss = f"{case['harmed']} loses {case['loss']:g}, {_traffic(case)}, refused"
-        found.append(share(loss, case["refused"], case["rounds"], SLICE_ALPHA if is_bound else None))
+        target = SLICE_ALPHA if is_bound else None
+        found.append(share(loss, case["refused"], count=case["rounds"], target=target))
     for case in document["canaries"]:
         target = CanaryPolicy.growth_alpha if case["candidate"] == "at the margin" else None
-        found.append(share(f"canary {case['candidate']}, {_traffic(case)}, grown", case["grown"], num_canaries, target))
+        name = f"canary {case['candidate']}, {_traffic(case)}, grown"
+        found.append(share(name, case["grown"], count=num_canaries, target=target))
     return found
 
 
