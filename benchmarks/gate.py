@@ -15,7 +15,7 @@ import numpy as np
 from numpy.random import Generator
 
 from benchmarks.command import benchmark_parser, documented
-from benchmarks.spread import Figure, Spread
+from benchmarks.spread import INTERVAL, Figure, Spread
 from components.deployment.canary.policy import ABORT, GROW, CanaryPolicy, Pairs, judge_pairs
 from components.drift_statistics import wilson_interval
 from components.evaluation.gate import SLICE_ALPHA, holm, judge
@@ -44,15 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of all rows (default: %(default)s)")
     flags = parser.parse_args(argv)
     share = 20 if flags.quick else 1
+    num_canaries = 200 // share
     with documented(flags) as document:
         repeats = {rows: count // share for rows, count in REPEATS.items() if count > share}
         document["holdouts"] = [each for rate in RATES for each in holdouts(rate, repeats, seed=flags.seed)]
         document["rounds"] = rounds(100 // share, seed=flags.seed)
         document["slices"] = slices(ROUND_ROWS, ROUND_RATE, 1_000 // share, seed=flags.seed)
-        document["canaries"] = [each for rate in RATES for each in canaries(rate, 200 // share, seed=flags.seed)]
-        document["figures"] = figures(document, repeats, num_canaries=200 // share)
+        document["canaries"] = [each for rate in RATES for each in canaries(rate, num_canaries, seed=flags.seed)]
+        document["figures"] = figures(document, repeats, num_canaries=num_canaries)
     edge = [case["grown"] for case in document["canaries"] if case["candidate"] == "at the margin"]
-    bound = CanaryPolicy.growth_alpha + 3 * (CanaryPolicy.growth_alpha * share / 200) ** 0.5
+    bound = CanaryPolicy.growth_alpha + 3 * (CanaryPolicy.growth_alpha / num_canaries) ** 0.5
     return int(any(found > bound for found in edge))
 
 
@@ -61,17 +62,16 @@ def figures(document: Mapping[str, Any], repeats: Mapping[int, int], *, num_cana
 
     def share(name: str, value: float, *, count: int, target: float | None) -> Figure:
         within = Spread(value, *wilson_interval(value, count))
-        return Figure(name, within, f"of {count:,} [95 %]", target=target)
+        return Figure(name, within, f"of {count:,} {INTERVAL}", target=target)
 
     found = []
     for case in (each for each in document["holdouts"] if each["candidate"] == "at the margin"):
         name = f"hold-out of {case['rows']:,} rows, {_traffic(case)}, a loss of the margin passes"
         found.append(share(name, case["pass"], count=repeats[case["rows"]], target=MARGIN_ALPHA))
     for case in document["slices"]:
-        is_bound = case["harmed"] not in HARMED
-        loss = f"{case['harmed']} loses {case['loss']:g}, {_traffic(case)}, refused"
-        target = SLICE_ALPHA if is_bound else None
-        found.append(share(loss, case["refused"], count=case["rounds"], target=target))
+        target = None if case["harmed"] in HARMED else SLICE_ALPHA
+        name = f"{case['harmed']} loses {case['loss']:g}, {_traffic(case)}, refused"
+        found.append(share(name, case["refused"], count=case["rounds"], target=target))
     for case in document["canaries"]:
         target = CanaryPolicy.growth_alpha if case["candidate"] == "at the margin" else None
         name = f"canary {case['candidate']}, {_traffic(case)}, grown"

@@ -18,12 +18,14 @@ from benchmarks.command import MEASURED, benchmark_parser, documented
 from benchmarks.monitor import measure
 from benchmarks.spread import Figure, short, spread
 from components.charts.page import Line
+from monitoring.monitor import TICK_PULLS
+from monitoring.settings import RecordSettings
 
 RATES, QUICK_RATES = (1, 10, 100, 1_000, 10_000), (10, 100, 1_000)
 """Requests per second, of `ROWS_PER_REQUEST` rows each."""
 ROWS_PER_REQUEST, LEAST_ROWS = 10, 100_000
-MOST_A_TURN = 5_000
-"""Requests, of the 10,000 messages that a turn pulls."""
+MOST_A_TURN = TICK_PULLS * RecordSettings.pull_messages // 2
+"""Requests: half of the messages that a turn pulls, so that there is room for the clicks."""
 BUSY = 0.7
 """Share of a core that a replica may use, so that it catches up after a pause."""
 STEEP = 1.05

@@ -175,7 +175,7 @@ def measure(
 ) -> dict[str, Any]:
     """Runs one monitor in this process until `rows` rows are archived; what it took.
 
-    A turn pulls 10,000 messages at most: with more predictions and clicks in each, the backlog grows without end.
+    A turn pulls `TICK_PULLS` times: with more predictions and clicks in each turn the backlog grows without end.
     """
     clock = {"time": START}
     traffic = RecordTraffic(rows_per_message)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.command import benchmark_parser, documented
-from benchmarks.spread import Figure, Spread
+from benchmarks.spread import INTERVAL, Figure, Spread
 from components.contracts.metrics import auc_estimate, roc_auc
 from components.drift_statistics import wilson_interval
 from monitoring.deciding.policies import PolicySettings, SequentialPolicy, ThresholdPolicy
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 Figure(
                     f"clicks {rate}, {name}, false alarms",
                     Spread(each["false_alarms"] / each["streams"], each["low"], each["high"]),
-                    f"of {each['streams']} streams [95 %]",
+                    f"of {each['streams']} streams {INTERVAL}",
                     target=each["bound"],
                 )
                 for name, each in found.items()

@@ -40,6 +40,10 @@ def named(value: Any) -> Any:
     return [named(each) for each in value] if isinstance(value, list) else value
 
 
+INTERVAL = "[95 %]"
+"""The end of a unit says so: least and most are the 95 % interval of a share, not those of rounds."""
+
+
 class Figure(NamedTuple):
     """A measured figure, beside what it should be: a row of `docs/performance.md`."""
 
@@ -67,11 +71,13 @@ class Figure(NamedTuple):
 
         >>> Figure("start", spread([0.5]), "s", target=1.0).aim()
         'at most 1: met'
+        >>> Figure("alarms", Spread(0.03, 0.014, 0.064), f"of 200 {INTERVAL}", target=0.025).aim()
+        'at most 0.025: cannot be told by so few'
         """
         if self.target is None:
             return ""
         verdict = "met" if self.is_met else "**missed**"
-        if not self.is_met and self.unit.endswith("[95 %]") and self.value.least <= self.target <= self.value.most:
+        if not self.is_met and self.unit.endswith(INTERVAL) and self.value.least <= self.target <= self.value.most:
             verdict = "cannot be told by so few"
         return f"{'at least' if self.is_least else 'at most'} {short(self.target)}: {verdict}"
 

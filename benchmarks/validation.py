@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.command import benchmark_parser, documented
-from benchmarks.spread import Figure, Spread
+from benchmarks.spread import INTERVAL, Figure, Spread
 from benchmarks.validation_study.contestants import JUDGES, OURS
 from benchmarks.validation_study.plan import StudyCase, make_plan, show
 from components.drift_statistics import wilson_interval
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             Figure(
                 f"{case}, {'false alarms' if count.is_stationary else 'named'}",
                 Spread(*(count.figures()[key] for key in ("share", "low", "high"))),
-                f"of {count.windows} windows [95 %]",
+                f"of {count.windows} windows {INTERVAL}",
                 target=FALSE_ALARM_RATE if count.is_stationary else FOUND_TARGET,
                 is_least=not count.is_stationary,
             )

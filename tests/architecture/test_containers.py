@@ -59,7 +59,8 @@ def test_images_are_no_larger_than_their_ceilings(podman, images):
 def test_entry_point_helps_in_a_confined_container(podman, images, image):
     command = ["podman", "run", "--rm", *CONFINED, "--network=none", images[image], "--help"]
     done = subprocess.run(command, env=podman("run"), capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout[:7]) == (0, "usage: "), done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith(("usage: python -m ", "usage: evergreen "))
 
 
 def turn(folder: Path, lake: Path) -> dict:

@@ -44,8 +44,8 @@ def test_few_thousand_rows_of_other_columns_need_no_description(few_rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["other columns", "Criteo's"])
-def test_the_loop_turns_on_a_persons_file(tmp_path, write_clicks, write_kaggle, run_to_end, form):
+@pytest.mark.parametrize(("form", "between"), [("other columns", 0.5), ("Criteo's", 0.6)])
+def test_the_loop_turns_on_a_persons_file(tmp_path, write_clicks, write_kaggle, run_to_end, form, between):
     write = write_clicks if form == "other columns" else write_kaggle
     folder, data = tmp_path / "a demo", write(tmp_path / "in put" / "my clicks.csv", 60_000)
     ended = run_to_end(["demo", "--data", str(data), "--folder", str(folder)], output=tmp_path / "screen.log")
@@ -55,7 +55,7 @@ def test_the_loop_turns_on_a_persons_file(tmp_path, write_clicks, write_kaggle, 
     assert summary["records"]["archived"] == summary["records"]["published"] > 0
     assert [(each["version"], each["gate"]) for each in summary["versions"]] == [(1, "pass"), (2, "pass")]
     # On a machine that does much else the rows may run out before the new version is measured.
-    assert summary["auc"]["at_detection"] < summary["auc"]["threshold"] < summary["auc"]["baseline"]
+    assert summary["auc"]["at_detection"] < between < summary["auc"]["threshold"] < summary["auc"]["baseline"]
 
 
 @pytest.mark.parametrize(
