@@ -153,8 +153,10 @@ class Placement:
     """Pods of the TrainJob, each with `training_gpus`; more than one only for `torchrec`."""
     served: str = ""
     """Default of the pipeline's parameter: archive of served rows that training rows are compared with."""
-    dask_scheduler: str = ""
-    """Address of a running Dask scheduler for preprocessing; empty = the step's own processes."""
+    extraction_dask_scheduler: str = ""
+    """Address of a running Dask scheduler whose workers have extraction's image; empty = the step's own processes."""
+    preprocessing_dask_scheduler: str = ""
+    """The same of preprocessing."""
     beam_options: str = ""
     """Beam pipeline options for statistics of very large windows, such as `--runner=DataflowRunner`; empty = the step's
     own process."""

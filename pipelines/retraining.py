@@ -85,6 +85,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 champion=champion,
                 recommender=recommender,
                 settings=settings,
+                dask_scheduler=placement.extraction_dask_scheduler,
             )
             place(extracted, "extraction", placement)
             validated = validation(
@@ -103,7 +104,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     run=run,
                     store=store,
                     work=work,
-                    dask_scheduler=placement.dask_scheduler,
+                    dask_scheduler=placement.preprocessing_dask_scheduler,
                     raw_dataset=raw_dataset,
                 )
                 place(preprocessed, "preprocessing", placement)

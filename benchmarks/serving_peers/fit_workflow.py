@@ -10,8 +10,8 @@ from pathlib import Path
 from components.contracts.criteo import CRITEO
 from components.contracts.raw_rows import LABEL
 from components.preprocessing import fitting, numpy_engine, nvtabular_engine, raw_partitions
-from components.preprocessing.dask_scheduler import THIS_PROCESS
 from components.preprocessing.settings import PreprocessingSettings
+from components.runtime.workers import THIS_PROCESS
 
 
 def fit(raw: Path, num_rows: int, output: Path) -> None:

@@ -43,12 +43,6 @@ class WordCounts:
         if len(counts) > _HELD_WORDS:
             self._counts[column] = Counter(dict(_ordered(counts)[: _HELD_WORDS // 2]))
 
-    def taken(self) -> "WordCounts":
-        """What was counted so far, which counts here no more."""
-        found = WordCounts()
-        found._counts, self._counts = self._counts, {}
-        return found
-
     def merge(self, newer: "WordCounts") -> None:
         """Adds what another counted in later rows."""
         for column, counts in newer._counts.items():

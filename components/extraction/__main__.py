@@ -49,6 +49,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lake-until", default="", help="ISO 8601 UTC: files that were written later are not read")
     parser.add_argument("--parent", default=CURRENT, help="model to continue: current, none, or a model's id")
     parser.add_argument("--champion", default=CURRENT, help="model to beat: current, none, or a released model's id")
+    parser.add_argument(
+        "--dask-scheduler",
+        default="",
+        help="address of a running Dask scheduler; without it processes of this machine share the work",
+    )
     parser.add_argument("--output", required=True, help="where the RawDataset manifest is written")
     return parser
 
@@ -97,7 +102,14 @@ def _extract_window(arguments: argparse.Namespace) -> None:
                 newest=lake.newest,
             )
             folder = work / arguments.run / STEP
-            dataset = extract(lake, window, folder=folder, recommender=recommender, rivals=rivals)
+            dataset = extract(
+                lake,
+                window,
+                folder=folder,
+                recommender=recommender,
+                rivals=rivals,
+                dask_scheduler=arguments.dask_scheduler,
+            )
         dataset.write(arguments.output)
         note.facts = {
             "recommender": recommender.digest,

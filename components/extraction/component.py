@@ -16,6 +16,7 @@ def extraction(
     champion: str,
     recommender: str,
     settings: str,
+    dask_scheduler: str,
     raw_dataset: Output[Dataset],
     metrics: Output[Metrics],
 ) -> None:
@@ -32,6 +33,7 @@ def extraction(
         champion: Model to beat: `current`, `none`, or a released model's id.
         recommender: Accepted description of the store: `current` (the newest), its number or its digest.
         settings: Changes of this run to it, such as `training.seed=7 model.tower=[64,32]`.
+        dask_scheduler: Address of a running Dask scheduler; empty = this machine.
         raw_dataset: RawDataset manifest of the rows.
         metrics: Counts of rows.
     """

@@ -15,8 +15,10 @@ was malformed, and `words.json` where a column holds words. A retried task repla
 import hashlib
 import logging
 import os
+import shutil
+import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
@@ -49,7 +51,7 @@ from components.extraction.window import NO_RIVALS, Rivals, days_asked, watermar
 from components.runtime import forked
 from components.runtime.durable import sha256_tree, whole_directory
 from components.runtime.errors import ContractError
-from components.runtime.forked import Item, Result
+from components.runtime.workers import Workers, workers_of
 
 
 class Cut(NamedTuple):
@@ -89,14 +91,14 @@ def find_cut(parts: Sequence[PartFile], num_wanted: int, *, learned: int | None)
     return Cut(num_older, _time_at(parts, num_older - 1)) if num_older < num_rows else None
 
 
-def remove_straddling(holdout: Path, learned: Sequence[Path]) -> int:
+def remove_straddling(holdout: Path, learned: Sequence[Path], workers: Workers) -> int:
     """Removes from `holdout` the rows of requests that have rows in the folders `learned`; returns how many.
 
-    In memory are a number of 8 bytes for each request of `holdout`, and for each process the request ids of one file.
+    In memory are a number of 4 bytes for each request of `holdout`, and for each worker the request ids of one file.
     """
     own = np.unique(np.concatenate([_hashes(_request_ids(path)) for path in sorted(holdout.glob("*.parquet"))]))
     files = [path for folder in learned for path in sorted(folder.glob("*.parquet"))]
-    found = _by_processes(partial(_ids_among, own), files)
+    found = workers.run_all(partial(_ids_among, own), files)
     shared, num_removed = pa.array(sorted(set().union(*found)), pa.string()), 0
     for path in sorted(holdout.glob("*.parquet")) if len(shared) else ():
         if not pc.any(pc.is_in(_request_ids(path), value_set=shared)).as_py():
@@ -118,12 +120,12 @@ def _request_ids(path: Path) -> Any:
     return pq.ParquetFile(path).read([REQUEST_ID]).column(0).unique()
 
 
-def _hashes(ids: Any) -> NDArray[np.int64]:
-    """The same in processes that were forked from this one, and no others."""
-    return np.fromiter(map(hash, ids.to_pylist()), np.int64, len(ids))
+def _hashes(ids: Any) -> NDArray[np.uint32]:
+    """CRC-32 of each, which is the same in every process, as Python's own hashes are not."""
+    return np.fromiter(map(zlib.crc32, ids.cast(pa.binary()).to_pylist()), np.uint32, len(ids))
 
 
-def _ids_among(hashes: NDArray[np.int64], path: Path) -> list[str]:
+def _ids_among(hashes: NDArray[np.uint32], path: Path) -> list[str]:
     """The request ids of a file that have one of these ascending hashes; different ids may have one hash."""
     ids = _request_ids(path)
     mine = _hashes(ids)
@@ -144,7 +146,7 @@ logger = logging.getLogger(__name__)
 
 MIN_ROWS = 10
 LOT_ROWS = 4 * FILE_ROWS
-"""Rows that a process copies at a time, about."""
+"""Rows that a worker copies at a time, about."""
 WINDOW, LATE = "all", "late"
 """Folders while the step works; the last is the beginning of late rows' file names, too, which sort before `part`."""
 MALFORMED_FILE, WORDS_FILE = "malformed.jsonl", "words.json"
@@ -178,18 +180,30 @@ class _CopiedRows:
 
 
 def extract(
-    lake: Lake, window: TimeSpan, *, folder: Path, recommender: Recommender, rivals: Rivals = NO_RIVALS
+    lake: Lake,
+    window: TimeSpan,
+    *,
+    folder: Path,
+    recommender: Recommender,
+    rivals: Rivals = NO_RIVALS,
+    dask_scheduler: str = "",
 ) -> RawDataset:
     """Writes the window's rows below `folder`, replacing what was there, and returns their manifest.
 
+    The workers of the Dask scheduler at that address copy them; empty = processes of this machine.
+
     Raises:
         ContractError: a setting is wrong, too few rows are there to learn or to judge by, or a file is unfit to read.
+        TemporaryError: see `runtime.workers.workers_of`.
     """
     settings = recommender.section("extraction", ExtractionSettings)
-    with whole_directory(folder, replace=True) as aside:
+    with (
+        whole_directory(folder, replace=True) as aside,
+        workers_of(dask_scheduler, processes=forked.usual_processes(), shared=aside) as workers,
+    ):
         limit, named = settings.max_malformed_fraction, lake.files.named
         with MalformedRows(aside / MALFORMED_FILE, max_fraction=limit, named=named) as malformed:
-            count, parts = _copy_window(lake, window, malformed, folder=aside)
+            count, parts = _copy_window(lake, window, malformed, folder=aside, workers=workers)
             late = _copy_late(lake, window, malformed, folder=aside)
             malformed.judge()
         num_late_clicks = lake.late.num_joined
@@ -198,7 +212,7 @@ def extract(
         split = _split(parts, cut, num_late=late.num_rows, folder=aside)
         num_drawn = {"num_rows": settings.num_replayed(split.num_train), "num_holdout_rows": split.num_newer}
         replay = draw_replay(lake, count.first, **num_drawn, num_days=settings.replay_days, folder=aside)
-        num_straddling = _remove_straddling(aside, split.num_newer, window)
+        num_straddling = _remove_straddling(aside, split.num_newer, window, workers=workers)
         has_words = lake.words.write(aside / WORDS_FILE, without=recommender.columns_of_users)
     last_learned = max(cut.last_learned, watermark(rivals.parent) if rivals.parent else 0)
     logger.info("%s: %d rows to learn, %d late; %d newer ones", window, split.num_train, late.num_rows, split.num_newer)
@@ -246,14 +260,14 @@ def data_digest(folder: Path) -> str:
 
 
 class _Lot(NamedTuple):
-    """Consecutive pieces that one process copies."""
+    """Consecutive pieces that one worker copies."""
 
     number: int
     pieces: list[WindowPiece]
 
 
 class _CopiedLot(NamedTuple):
-    """What a lot's copy hands back; of the lake, what it counted there."""
+    """What a lot's copy hands back."""
 
     rows: _CopiedRows
     parts: list[PartFile]
@@ -263,15 +277,15 @@ class _CopiedLot(NamedTuple):
 
 
 def _copy_window(
-    lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path
+    lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path, workers: Workers
 ) -> tuple[_CopiedRows, list[PartFile]]:
-    """The window's rows in `folder`: lot by lot, whose number follows from the rows and not from the processes."""
+    """The window's rows in `folder`: lot by lot, whose number follows from the rows and not from the workers."""
     pieces = lake.pieces(window)
     number = max(1, round(sum(each.piece.num_rows for each in pieces) / LOT_ROWS))
     divided = forked.shares(pieces, number, weight=lambda each: each.piece.num_rows + 1) if pieces else []
     lots = [_Lot(number, lot) for number, lot in enumerate(divided)]
     count, parts = _CopiedRows(), []
-    for copied in _by_processes(partial(_copy_lot, lake=lake, malformed=malformed, folder=folder), lots):
+    for copied in workers.run_all(partial(_copy_lot, lake=lake, malformed=malformed, folder=folder), lots):
         if copied.rows.num_rows:
             count.add_newer(copied.rows)
         parts += copied.parts
@@ -281,24 +295,18 @@ def _copy_window(
     return count, parts
 
 
-def _by_processes(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """See `forked.run_all`; no result of this step depends on how many processes there are."""
-    return forked.run_all(function, items, processes=forked.usual_processes())
-
-
 def _copy_lot(lot: _Lot, *, lake: Lake, malformed: MalformedRows, folder: Path) -> _CopiedLot:
     count = _CopiedRows()
-    own = malformed.of_part(lot.number)
+    own, part = malformed.of_part(lot.number), lake.of_part()
     with own, PartWriter(folder / WINDOW, prefix=f"lot-{lot.number:06d}") as writer:
-        for table, num_duplicates in lake.tables_of(lot.pieces, own):
+        for table, num_duplicates in part.tables_of(lot.pieces, own):
             times = table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
             assert times.min() >= count.last or not count.num_rows, "rows come in time order"
             count.first = count.first if count.num_rows else int(times[0])
             count.last = int(times[-1])
             count.add(table, num_duplicates)
             writer.write(table)
-    num_late_clicks, lake.late.num_joined = lake.late.num_joined, 0
-    return _CopiedLot(count, writer.parts, own, lake.words.taken(), num_late_clicks)
+    return _CopiedLot(count, writer.parts, own, part.words, part.late.num_joined)
 
 
 def _copy_late(lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path) -> _CopiedRows:
@@ -345,16 +353,16 @@ def _split(parts: list[PartFile], cut: Cut, *, num_late: int, folder: Path) -> _
     for path in sorted((folder / LATE).iterdir()):
         path.rename(folder / "train" / path.name)
     (folder / LATE).rmdir()
-    (folder / WINDOW).rmdir()
+    shutil.rmtree(folder / WINDOW)  # holds what killed workers were at
     days: Counter[int] = Counter()
     for path in (folder / "holdout").iterdir():
         days.update((event_times(path) // DAY_MICROS).tolist())
     return _Split(num_late + cut.num_older, num_newer, days)
 
 
-def _remove_straddling(folder: Path, num_newer: int, window: TimeSpan) -> int:
+def _remove_straddling(folder: Path, num_newer: int, window: TimeSpan, *, workers: Workers) -> int:
     """Removes the rows of requests of which rows are learned from `folder`/holdout; how many. Refuses to remove all."""
-    num_straddling = remove_straddling(folder / "holdout", [folder / "train", folder / REPLAYED])
+    num_straddling = remove_straddling(folder / "holdout", [folder / "train", folder / REPLAYED], workers)
     if num_straddling == num_newer:
         raise ContractError(
             f"window {window} has {num_newer} newest rows whose requests have older rows, too, expected a request "

@@ -364,6 +364,10 @@ class LakeFiles:
         self.of_day: Callable[[date], DayFiles] = functools.cache(self._files_of_day)
         """What is read of a day; see `files_of_day`."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker that reads files it is told: without the way to fetch another one."""
+        return {"uri": self.uri, "name": self.name, "outcomes": self.outcomes, "_objects": None, "_cache": None}
+
     @property
     def days(self) -> list[date]:
         """Days that have files of rows, in order."""

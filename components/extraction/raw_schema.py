@@ -19,6 +19,7 @@ Where rows are written, file order is row order, and folders are published as a 
 import json
 import logging
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,7 @@ from components.contracts.manifests import Model
 from components.contracts.workflow import FeatureWorkflow
 from components.extraction.settings import ExtractionSettings
 from components.extraction.times import TimeSpan
+from components.runtime.durable import whole_file
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store.archived_rows import arrow_schema, reading_parquet
@@ -456,6 +458,7 @@ class PartWriter:
         self._folder, self._prefix, self._number = folder, prefix, first_number
         self._pending: list[Any] = []
         self._num_pending = 0
+        self._open_file = ExitStack()
         self._writer: Any = None
         self._num_written = 0
 
@@ -466,7 +469,7 @@ class PartWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None and self._num_pending:
             self._write_group(self._num_pending)
-        self._finish_file()
+        self._open_file.__exit__(kind, error, at)
 
     def write(self, table: Any) -> None:
         """Adds the rows of a table or record batch in the raw schema."""
@@ -479,7 +482,10 @@ class PartWriter:
         pending = pa.Table.from_batches(self._pending)
         if self._writer is None:
             path = self._folder / f"{self._prefix}-{self._number:05d}.parquet"
-            self._writer = pq.ParquetWriter(path, pending.schema, dictionary_pagesize_limit=_DICTIONARY_BYTES)
+            # Whole or absent: a worker that was given up for lost may still write the same rows.
+            file = self._open_file.enter_context(whole_file(path))
+            options = {"dictionary_pagesize_limit": _DICTIONARY_BYTES}
+            self._writer = self._open_file.enter_context(pq.ParquetWriter(file, pending.schema, **options))
             self.parts.append(PartFile(path, 0))
             self._number += 1
         self._writer.write_table(pending.slice(0, num_rows).combine_chunks(), row_group_size=num_rows)
@@ -491,8 +497,7 @@ class PartWriter:
             self._finish_file()
 
     def _finish_file(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._open_file.close()
         self._writer, self._num_written = None, 0
 
 

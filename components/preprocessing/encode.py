@@ -23,12 +23,12 @@ from components.contracts.hugectr_folder import write_file_list
 from components.contracts.raw_rows import LABEL, WEIGHT
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing import numpy_engine
-from components.preprocessing.dask_scheduler import Workers
 from components.preprocessing.engines import Columns
 from components.preprocessing.raw_partitions import Partition, read_partition
 from components.runtime import forked
 from components.runtime.durable import whole_file, write_whole
 from components.runtime.errors import PermanentError
+from components.runtime.workers import Workers
 
 METADATA = "_metadata.json"
 ROW_GROUP_BYTES = 128_000_000

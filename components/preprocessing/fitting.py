@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from components.contracts.features import Features, NumericOptions
 from components.contracts.workflow import FeatureWorkflow
-from components.preprocessing.dask_scheduler import Pickled, Workers
 from components.preprocessing.engines import Columns
 from components.preprocessing.parent import ParentWorkflow
 from components.preprocessing.raw_partitions import Partition, read_partition
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import Column, next_column, unseen_column
 from components.preprocessing.window_statistics import Moments, Statistics, merged, statistics_of
+from components.runtime.workers import Pickled, Workers
 
 _MERGED_AT_A_TIME = 8
 

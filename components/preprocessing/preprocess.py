@@ -28,7 +28,6 @@ from components.contracts.raw_rows import LABEL, REQUEST_ID, ROW, WEIGHT
 from components.contracts.row_hash import row_identities, uniforms
 from components.contracts.workflow import FeatureWorkflow, VocabularyChange, vocabulary_changes
 from components.preprocessing import encode, fitting, raw_partitions
-from components.preprocessing.dask_scheduler import THIS_PROCESS, Workers, workers_of
 from components.preprocessing.engines import EncodingEngine, engine_of
 from components.preprocessing.parent import (
     ParentWorkflow,
@@ -41,6 +40,7 @@ from components.preprocessing.vocabularies import Column
 from components.runtime import forked
 from components.runtime.durable import whole_directory, whole_file
 from components.runtime.errors import ContractError, PermanentError
+from components.runtime.workers import THIS_PROCESS, Workers, workers_of
 from components.storage.uris import local_path
 from components.store.archived_rows import reading_parquet
 from components.store.promotion_journal import moment_of

@@ -48,6 +48,7 @@ OTHERS = {
     "broker": outsider("kafka", {"app.kubernetes.io/name": "kafka"}, "10.4.1.10"),
     "deployment step": step("deployment"),
     "training step": step("training"),
+    "extraction step": step("extraction"),
     "preprocessing step": step("preprocessing"),
     "internet": INTERNET,
     "private address": PRIVATE,
@@ -87,15 +88,17 @@ ON_GOOGLE = {
     for where in (("internet", 443), ("google privately", 443), ("metadata", 80), ("metadata by calico", 988))
 }
 ON_CPU = NEEDED | {Flow("monitor", "broker", 9092), Flow("monitor", "broker", 9093)}
+DASK_PODS = [f"{step}-dask-{part}" for step in ("extraction", "preprocessing") for part in ("scheduler", "worker")]
 DASK = {
-    *(Flow(each, "dask-scheduler", 8786) for each in ("dask-worker", "preprocessing step")),
-    Flow("dask-scheduler", "dask-worker", 8788),
-    *(Flow(each, "dns", 53, protocol) for each in ("dask-scheduler", "dask-worker") for protocol in (TCP, UDP)),
-    *(Flow(each, "node dns", 53, UDP) for each in ("dask-scheduler", "dask-worker")),
+    *(Flow(f"{each}-dask-worker", f"{each}-dask-scheduler", 8786) for each in ("extraction", "preprocessing")),
+    *(Flow(f"{each} step", f"{each}-dask-scheduler", 8786) for each in ("extraction", "preprocessing")),
+    *(Flow(f"{each}-dask-scheduler", f"{each}-dask-worker", 8788) for each in ("extraction", "preprocessing")),
+    *(Flow(each, "dns", 53, protocol) for each in DASK_PODS for protocol in (TCP, UDP)),
+    *(Flow(each, "node dns", 53, UDP) for each in DASK_PODS),
 }
 NEEDED_OF = {
     "cpu": ON_CPU,
-    "cpu+dask": ON_CPU | DASK,
+    "cpu+dask-extraction+dask-preprocessing": ON_CPU | DASK,
     "gke": NEEDED | ON_GOOGLE,
     "gke-mig": NEEDED | ON_GOOGLE,
     "cpu+webhook": ON_CPU | {Flow("monitor", "internet", 443)},
@@ -139,10 +142,7 @@ def test_every_flow_that_is_needed_is_let_through(case):
 
 
 TOLERATED = {
-    *(
-        Flow(each, "node dns", 53, TCP)
-        for each in ("triton", "monitor", "release-controller", "canary", "dask-scheduler", "dask-worker")
-    ),
+    *(Flow(each, "node dns", 53, TCP) for each in ("triton", "monitor", "release-controller", "canary", *DASK_PODS)),
     # What GKE's data planes listen on beside the ports that are needed everywhere: 8080 and Cloud DNS, 987.
     *(
         Flow(each, *where)

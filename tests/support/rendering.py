@@ -17,7 +17,8 @@ from tests.support.yaml_texts import documents
 
 K8S = REPOSITORY / "k8s"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir() if path.is_dir())
-VARIANTS = (*OVERLAYS, "cpu+simulation", "cpu+second-recommender", "cpu+archivers", "cpu+dask", "kind")
+_DASK = "cpu+dask-extraction+dask-preprocessing"
+VARIANTS = (*OVERLAYS, "cpu+simulation", "cpu+second-recommender", "cpu+archivers", _DASK, "kind")
 """What the manifests' tests judge: overlays, overlays with components that a user may switch on, and `make kind`'s."""
 RENDERED = REPOSITORY / "build" / "manifests"
 

@@ -122,7 +122,7 @@ def test_the_component_writes_the_manifest_and_counts(flags, tmp_path):
     arguments = {
         "run": "r", "store": flags["--store"], "work": flags["--work"], "lake": flags["--lake"], "window_start": "",
         "window_end": "", "parent": "current", "champion": "current", "recommender": "current",
-        "settings": "extraction.holdout_fraction=0.2",
+        "settings": "extraction.holdout_fraction=0.2", "dask_scheduler": "",
     }  # fmt: skip
     extraction.python_func(**arguments, raw_dataset=raw_dataset, metrics=metrics)
     assert RawDataset.read(raw_dataset.path).num_holdout_rows == 200

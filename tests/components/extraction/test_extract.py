@@ -3,13 +3,16 @@
 import json
 import os
 import signal
+from contextlib import suppress
 from datetime import datetime, timezone
 
+import distributed
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import raw_rows
+from components.contracts.records import CLICK
 from components.extraction import extract as extract_module
 from components.extraction.extract import data_digest
 from components.extraction.raw_schema import PartWriter
@@ -17,7 +20,7 @@ from components.extraction.times import TimeSpan, parse_time
 from components.runtime import forked
 from components.runtime.errors import ContractError, TemporaryError
 from components.storage.uris import local_path
-from tests.support.lakes import folder_lake, rows_in
+from tests.support.lakes import OUTCOMES, folder_lake, rows_in
 from tests.support.recommenders import criteo_with
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -109,7 +112,10 @@ def test_too_many_malformed_rows_leave_nothing_behind(spoilt, run_step, tmp_path
 
 @pytest.fixture
 def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
-    """Extracts a lake in many lots, of requests that lots and cut go through; the manifest and all files by name."""
+    """Extracts a lake in many lots, of requests that lots and cut go through, some rows with a late click.
+
+    Gives the manifest and all files by name.
+    """
     monkeypatch.setattr(extract_module, "LOT_ROWS", 150)
     table = raw_table(1000, start=START.timestamp(), seconds=2 * 86_400, request_rows=7)
     label = pa.array(
@@ -117,19 +123,26 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
     )
     table = table.set_column(table.column_names.index(raw_rows.LABEL), raw_rows.LABEL, label)
     folder = write_lake(tmp_path / "la ke", pa.concat_tables([table, table.slice(300, 50)]), num_files=3)
+    named = table.select([raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME]).to_pylist()[::9]
+    late = [(row["request_id"], row["row"], CLICK, row["event_time"], row["event_time"], 60.0) for row in named]
+    (outcomes := folder / raw_rows.OUTCOME_PARTITION.format(day="2026-03-02")).mkdir(parents=True)
+    pq.write_table(pa.table(list(map(list, zip(*late))), schema=OUTCOMES), outcomes / "part-0.parquet")
 
-    def run(processes):
+    def run(processes, scheduler=""):
         monkeypatch.setattr(forked, "available_cores", lambda: processes)
         dataset = extract_module.extract(
             folder_lake(folder, piece_rows=40),
             TimeSpan(),
             folder=tmp_path / "work",
             recommender=criteo_with(extraction={"max_malformed_fraction": 0.1}),
+            dask_scheduler=scheduler,
         )
         files = {path.relative_to(tmp_path): path.read_bytes() for path in (tmp_path / "work").rglob("*.*")}
         return dataset, files
 
-    run.rows = [row for row in table.to_pylist() if row[raw_rows.LABEL] is not None]
+    rows = [row | {raw_rows.LABEL: 1} if n % 9 == 0 else row for n, row in enumerate(table.to_pylist())]
+    run.rows = [row for row in rows if row[raw_rows.LABEL] is not None]
+    run.num_late_clicks = sum(row[raw_rows.LABEL] == 0 for row in table.to_pylist()[::9])
     return run
 
 
@@ -138,6 +151,7 @@ def test_processes_share_the_rows_and_leave_the_bytes_of_one(extract_lots):
     assert shared == (dataset, files)
     assert len([path for path in files if "train" in path.parts]) > 5
     assert (dataset.num_duplicates, dataset.num_malformed) == (50, 2)
+    assert dataset.num_late_clicks == extract_lots.num_late_clicks > 50
     learned, judging = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
     assert dataset.num_straddling_rows > 0
     assert learned == extract_lots.rows[: len(learned)]
@@ -164,3 +178,32 @@ def test_a_process_that_is_killed_in_the_middle_leaves_nothing_and_the_next_try_
         extract_lots(3)
     assert [path.name for path in tmp_path.glob("*work*")] == []
     assert extract_lots(3) == expected
+
+
+def die_once(folder):
+    """Has the first worker that copied a piece of a lot killed there."""
+    write = PartWriter.write
+
+    def write_or_die(self, table):
+        write(self, table)
+        with suppress(FileExistsError):
+            (folder / "died").touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    PartWriter.write = write_or_die
+
+
+def test_two_dask_workers_one_killed_in_the_middle_leave_the_bytes_of_one_process(extract_lots, tmp_path):
+    expected = extract_lots(1)
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        client.run(die_once, tmp_path)
+        assert extract_lots(1, cluster.scheduler_address) == expected
+    assert (tmp_path / "died").exists()
+
+
+def test_a_scheduler_whose_address_is_none_is_refused(run_main, flags, capsys):
+    assert run_main(flags, dask_scheduler="nowhere") == 2
+    assert "dask_scheduler is 'nowhere'" in capsys.readouterr().err

@@ -8,10 +8,11 @@ import dask
 import distributed
 import pytest
 
-from components.preprocessing import dask_scheduler, encode, fitting, preprocess
+from components.preprocessing import encode, fitting, preprocess
 from components.preprocessing.__main__ import main
-from components.preprocessing.dask_scheduler import workers_of
+from components.runtime import workers as dask_workers
 from components.runtime.errors import TemporaryError
+from components.runtime.workers import workers_of
 from components.storage.uris import local_path
 
 
@@ -31,7 +32,7 @@ def arguments(write_raw, run_step, raw_table):
 
 
 def test_a_scheduler_that_does_not_answer_is_told_by_its_address(arguments, run_step, monkeypatch, capsys):
-    monkeypatch.setattr(dask_scheduler, "CONNECT_SECONDS", "1s")
+    monkeypatch.setattr(dask_workers, "CONNECT_SECONDS", "1s")
     assert main([*arguments, "--dask-scheduler", "tcp://127.0.0.1:1"]) == 3
     assert "error: Dask scheduler tcp://127.0.0.1:1 does not answer" in capsys.readouterr().err
     assert not (run_step.store.parent / "r" / "preprocessing").exists()

@@ -21,7 +21,7 @@ from tests.support.paths import REPOSITORY
 
 CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")
 """What the next round, training and serving read. Beside them NVTabular notes when it saved its own form."""
-DASK = REPOSITORY / "k8s" / "components" / "dask"
+DASK = REPOSITORY / "k8s" / "components" / "dask" / "base"
 CLUSTER = "address of a cluster"
 ELSEWHERE = {
     "hash seed and locale": (

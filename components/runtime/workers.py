@@ -1,4 +1,8 @@
-"""Who does the work: processes of this machine, or the workers of a Dask scheduler, where a run names one."""
+"""Who does the work: processes of this machine, or the workers of a Dask scheduler, where a run names one.
+
+Extraction and preprocessing divide their rows so. What an item is, and that no result depends on who works on it, is
+theirs.
+"""
 
 import hashlib
 import pickle
