@@ -21,6 +21,9 @@ class NetworkConfig:
     """Name in `NETWORKS`, and the module of `components.models` that has the `nn.Module`."""
     takes_widths: ClassVar[bool] = False
     """Whether the vectors of a row may have different widths."""
+    fresh_vectors: ClassVar[float] = 1.0
+    """Bound of a fresh vector's numbers, in 1/sqrt(rows of its slot). 1 is HugeCTR's; where vectors are multiplied with
+    each other, products of such numbers are noise that a first model would have to unlearn."""
     takes_new_vectors_at_zero: ClassVar[bool] = False
     """Whether the vectors of a column that is added to a trained network must be zero for its logits to stay as they
     are. Where not, zero weights at the column's places do that, and its vectors start as in a fresh network."""
@@ -107,6 +110,7 @@ class DeepFmConfig(NetworkConfig):
     """Factorization machine beside a tower (`deepfm`)."""
 
     network = "deepfm"
+    fresh_vectors = 0.1
     takes_new_vectors_at_zero = True
 
     def __post_init__(self) -> None:
@@ -128,6 +132,7 @@ class DlrmConfig(NetworkConfig):
     """Deep Learning Recommendation Model (`dlrm`)."""
 
     network = "dlrm"
+    fresh_vectors = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -78,8 +78,8 @@ def write_initial(
     """Writes fresh weights into `folder`, without optimizer state; the same ones for the same seed.
 
     The dense parameters are the network's own initial ones; its bias is the log-odds of `click_rate` (a share in
-    (0, 1)), since small data would need hundreds of steps to get there. Vectors are U(+-1/sqrt(slot size)) per slot, as
-    HugeCTR initialises them. Without `places` each slot is looked up once.
+    (0, 1)), since small data would need hundreds of steps to get there. Vectors are U(+-f/sqrt(slot size)) per slot, f
+    the network's `fresh_vectors`. Without `places` each slot is looked up once.
     """
     dense = _fresh_dense(config, seed)
     tables = tables_of(places or one_each(slot_sizes), config.widths)
@@ -91,7 +91,7 @@ def write_initial(
             fresh.weights.dense[name][:] = values
         fresh.weights.dense["bias"][:] = np.log(click_rate / (1 - click_rate))
         for vectors in fresh.weights.slots(slot_sizes, tables):
-            _write_fresh_rows(vectors, random)
+            _write_fresh_rows(vectors, random, config)
 
 
 def read_parent(training_set: TrainingSet) -> Model | None:
@@ -253,13 +253,13 @@ def _carry_tables(
                 vectors[part] = kept[name][part]
             vectors[change.entered] = 0 if random is None else vectors[OOV_ID]
         elif random is not None and not now.network.takes_new_vectors_at_zero:
-            _write_fresh_rows(vectors, random)
+            _write_fresh_rows(vectors, random, now.network)
         vectors[FIRST_ID + np.flatnonzero(vocabulary == TOMBSTONE)] = 0
 
 
-def _write_fresh_rows(vectors: NDArray[np.float32], random: np.random.Generator) -> None:
-    """Writes the vectors of a slot, U(+-1/sqrt(rows))."""
-    bound = len(vectors) ** -0.5
+def _write_fresh_rows(vectors: NDArray[np.float32], random: np.random.Generator, network: NetworkConfig) -> None:
+    """Writes the vectors of a slot; see `write_initial`."""
+    bound = network.fresh_vectors * len(vectors) ** -0.5
     for part in chunks(0, len(vectors)):
         vectors[part] = random.uniform(-bound, bound, vectors[part].shape)
 

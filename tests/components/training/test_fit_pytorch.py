@@ -19,6 +19,7 @@ from components.runtime.flags import run_flags
 from components.store.runs import read_notes
 from components.training.config import TrainingSettings
 from components.training.pytorch.engine import PytorchEngine
+from tests.support.networks import shaped
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import criteo_with
 from tests.support.training_world import World, dcn, fit_by_pytorch, training_sets
@@ -79,6 +80,16 @@ def test_learns_the_planted_signal_and_an_incremental_round_regains_most_of_a_dr
     regained = roc_auc(labels, scores(second, world.slot_sizes, dense, ids)) - (learned - lost)
     assert lost > 0.08
     assert regained > 0.6 * lost
+
+
+@pytest.mark.parametrize(("network", "least"), [("deepfm", 0.77), ("dlrm", 0.71)])
+def test_a_first_model_of_few_rows_is_no_noise_where_vectors_multiply_each_other(
+    world, make_training_set, run, network, least
+):
+    config = shaped(network, {}, num_dense=13, num_categorical=26)
+    result, _ = run(make_training_set(*world.rows(3_000, seed=1)[:3]), TrainingSettings(), config=config)
+    labels, dense, ids, _ = world.rows(8_000, seed=9)
+    assert roc_auc(labels, scores(result, world.slot_sizes, dense, ids, config)) > least
 
 
 def test_a_round_in_an_unchanged_world_is_no_worse_than_its_parent(world, first, make_training_set, run):

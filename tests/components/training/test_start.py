@@ -35,11 +35,13 @@ NETWORKS = {
 SIZES = [1, 2, 3, *(50 * (i + 1) for i in range(23))]
 
 
-def test_a_fresh_table_is_uniform_within_one_over_the_root_of_its_slots_size(tmp_path):
-    write_initial(tmp_path, dcn(embedding_dim=16), SIZES, click_rate=0.25, seed=0)
+@pytest.mark.parametrize(("network", "share"), [("dcn", 1), ("deepfm", 0.1), ("dlrm", 0.1)])
+def test_a_fresh_table_is_uniform_within_a_share_of_one_over_the_root_of_its_slots_size(tmp_path, network, share):
+    config = shaped(network, {"embedding_dim": 16}, num_dense=13, num_categorical=26)
+    write_initial(tmp_path, config, SIZES, click_rate=0.25, seed=0)
     stored, at = open_model(tmp_path, SIZES), 0
     for name, size in zip(CATEGORICAL, SIZES):
-        values, bound = stored.weights.table[at : at + size].astype(np.float64), size**-0.5
+        values, bound = stored.weights.table[at : at + size].astype(np.float64), share * size**-0.5
         assert np.abs(values).max() <= bound, name
         assert np.abs(values).max() > bound * (1 - 20 / values.size), name
         assert values.std() == pytest.approx(bound / 3**0.5, rel=4 / values.size**0.5), name
