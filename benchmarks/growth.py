@@ -35,12 +35,15 @@ Curve = Sequence[tuple[float, float]]
 
 
 def last_slope(curve: Curve) -> float:
-    """The slope between the two largest sizes, on logarithmic axes: 1 = proportional, 2 = by the square.
+    """The slope up to the largest size, on logarithmic axes: 1 = proportional, 2 = by the square.
 
-    >>> last_slope([(10, 1), (100, 2), (1_000, 200)])
+    From the largest size of at most a third of it: between closer ones, chance decides.
+
+    >>> last_slope([(10, 1), (100, 2), (900, 170), (1_000, 200)])
     2.0
     """
-    (x, y), (larger, cost) = curve[-2:]
+    larger, cost = curve[-1]
+    x, y = max(each for each in curve if 3 * each[0] <= larger)
     return math.log(cost / y) / math.log(larger / x)
 
 

@@ -138,7 +138,7 @@ def measured(year: Year, folder: Path, now: datetime) -> dict[str, float]:
         "s, history for the status page": cpu_seconds(lambda: read_history(folder, store)),
         "s, outcome of one run": cpu_seconds(lambda: find_outcome(store, newest.parent.name)),
         "s, evergreen models": cpu_seconds(lambda: print_models(store)),
-        "s, evergreen runs": cpu_seconds(lambda: read_runs(store)),
+        "s, evergreen runs": cpu_seconds(lambda: read_runs(store, newest=50)),
         "s, evergreen collect": cpu_seconds(lambda: collect.main(["--store", str(store)], now=now)),
     }
 

@@ -167,10 +167,11 @@ def _add_journal(commands: Any) -> None:
     models = commands.add_parser("models", help="list every release, rollback and promotion: who, when, why, hashes")
     live_at = commands.add_parser("live-at", help="show which version was live at a time")
     live_at.add_argument("time", metavar="TIME", help="ISO 8601, UTC where it has no zone; or now")
-    runs = commands.add_parser("runs", help="list every run: how it ended, its rows, model, AUC and verdict")
+    runs = commands.add_parser("runs", help="list runs: how each ended, its rows, model, AUC and verdict")
     for parser in (models, live_at, runs):
         parser.add_argument("--store", required=True, help="model store, folder or its URI")
         parser.add_argument("--json", action="store_true", help="print JSON")
+    runs.add_argument("--newest", type=int, default=50, metavar="N", help="runs that began last, at most; 0 = all")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -350,7 +351,9 @@ def _run_journal(arguments: argparse.Namespace) -> int:
     if any(store.iterdir()) and not any((store / name).exists() for name in known):
         raise ContractError(f"--store {store} holds none of {', '.join(known)}, expected a model store")
     if arguments.command == "runs":
-        print_runs(store, as_json=arguments.json)
+        if arguments.newest < 0:
+            raise ContractError(f"--newest is {arguments.newest}, expected at least 0")
+        print_runs(store, newest=arguments.newest, as_json=arguments.json)
     elif arguments.command == "live-at":
         print_live_at(store, arguments.time, as_json=arguments.json)
     else:

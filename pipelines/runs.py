@@ -11,7 +11,7 @@ from pathlib import Path
 
 from components.contracts.manifests import Model, Verdict
 from components.store.models import stored_model, verdict_paths
-from components.store.runs import RunOutcome, StepNote, begun_at, read_notes, read_outcomes, trained_model
+from components.store.runs import STEPS, RunOutcome, StepNote, begun_at, find_outcome, read_notes, trained_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,38 +39,43 @@ class RunLine:
     reason: str
 
 
-def read_runs(store: Path) -> list[RunLine]:
-    """Every run of the store, oldest first.
+def read_runs(store: Path, *, newest: int | None = None) -> list[RunLine]:
+    """Runs of the store, oldest first: those that began last, or all.
 
     Raises:
         ContractError: a file in it is damaged.
     """
-    ended = {outcome.run: outcome for outcome in read_outcomes(store)}
-    lines = []
-    for folder in sorted((store / "runs").glob("*")):
-        notes, outcome = read_notes(store, folder.name), ended.get(folder.name)
-        begun, last = begun_at(notes), notes[-1] if notes else StepNote(step="none")
-        model, verdict = _model_and_verdict(store, notes)
-        candidate = verdict.candidate if verdict else None
-        seconds = (datetime.fromisoformat(outcome.ended_at) - begun).total_seconds() if outcome and begun else None
-        facts = {name: value for note in notes for name, value in note.facts.items()}
-        lines.append(
-            RunLine(
-                run=folder.name,
-                state=outcome.state if outcome else "running",
-                step=outcome.step if outcome else last.step,
-                started_at=begun.isoformat(timespec="seconds") if begun else None,
-                seconds=seconds,
-                rows=facts.get("train_rows"),
-                model_id=model.model_id if model else None,
-                version=outcome.version if outcome else None,
-                auc=candidate.auc if candidate else None,
-                verdict=verdict.decision if verdict else None,
-                settings={name: dict(values) for name, values in model.recommender.settings.items()} if model else {},
-                reason=outcome.reason if outcome else last.reason,
-            )
-        )
-    return sorted(lines, key=lambda line: line.started_at or "")
+    runs = sorted((_start_of(folder), folder.name) for folder in (store / "runs").glob("*"))
+    return [read_run(store, run) for _, run in runs[-newest if newest else None :]]
+
+
+def _start_of(folder: Path) -> str:
+    """When the first step of a run began; empty where none has."""
+    notes = (path for step in STEPS if (path := folder / f"{step}.json").exists())
+    return next((json.loads(path.read_text())["started_at"] for path in notes), "")
+
+
+def read_run(store: Path, run: str) -> RunLine:
+    """One run of the store; errors as `read_runs`."""
+    notes, outcome = read_notes(store, run), find_outcome(store, run)
+    begun, last = begun_at(notes), notes[-1] if notes else StepNote(step="none")
+    model, verdict = _model_and_verdict(store, notes)
+    candidate = verdict.candidate if verdict else None
+    facts = {name: value for note in notes for name, value in note.facts.items()}
+    return RunLine(
+        run=run,
+        state=outcome.state if outcome else "running",
+        step=outcome.step if outcome else last.step,
+        started_at=begun.isoformat(timespec="seconds") if begun else None,
+        seconds=(datetime.fromisoformat(outcome.ended_at) - begun).total_seconds() if outcome and begun else None,
+        rows=facts.get("train_rows"),
+        model_id=model.model_id if model else None,
+        version=outcome.version if outcome else None,
+        auc=candidate.auc if candidate else None,
+        verdict=verdict.decision if verdict else None,
+        settings={name: dict(values) for name, values in model.recommender.settings.items()} if model else {},
+        reason=outcome.reason if outcome else last.reason,
+    )
 
 
 def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None, Verdict | None]:
@@ -82,9 +87,9 @@ def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None
     return stored_model(store, name), Verdict.read(path) if path.exists() else None
 
 
-def print_runs(store: Path, *, as_json: bool = False) -> None:
-    """One line a run, oldest first; as JSON with the settings of each."""
-    lines = read_runs(store)
+def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False) -> None:
+    """One line a run, as `read_runs` gives them; as JSON with the settings of each."""
+    lines = read_runs(store, newest=newest)
     if as_json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
         return
@@ -96,11 +101,13 @@ def print_runs(store: Path, *, as_json: bool = False) -> None:
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    if len(lines) == newest:
+        print(f"the newest {newest}; --newest 0 lists all")
 
 
 def describe_run(store: Path, outcome: RunOutcome) -> str:
     """Where a run's reports are, what it made, and in the last line how it ended."""
-    made = next(line for line in read_runs(store) if line.run == outcome.run)
+    made = read_run(store, outcome.run)
     lines = [f"report of {step}: {uri}" for step, uri in outcome.reports.items()]
     if made.model_id is not None:
         auc = "unknown" if made.auc is None else f"{made.auc:.4f}"

@@ -6,6 +6,7 @@ from components.run_outcome.__main__ import record
 from components.runtime.errors import Preempted, Refused
 from components.store.promotion_journal import Promotion, append_promotion
 from components.store.runs import find_outcome, noted
+from pipelines.runs import print_runs, read_runs
 
 
 def promotion(action, *, version):
@@ -92,3 +93,14 @@ def test_run_that_stopped_between_steps_failed(tmp_path):
 def test_outcome_of_another_request_is_not_mistaken(tmp_path):
     _end(tmp_path, run="one", kfp_state="FAILED")
     assert find_outcome(tmp_path, "two") is None
+
+
+def test_the_newest_runs_are_listed_without_a_look_at_what_older_ones_left(tmp_path, capsys):
+    for run in ("last-by-name", "b", "a"):
+        with noted(tmp_path, run, "extraction"):
+            pass
+        _end(tmp_path, run)
+    (tmp_path / "runs" / "last-by-name" / "outcome.json").write_text("{")
+    assert [line.run for line in read_runs(tmp_path, newest=2)] == ["b", "a"]
+    print_runs(tmp_path, newest=2)
+    assert "the newest 2; --newest 0 lists all" in capsys.readouterr().out
