@@ -8,7 +8,9 @@ Which form a file has is decided by `forms`; what a column holds is said by `cri
 import csv
 import gzip
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ import pyarrow.csv as pv
 
 from components.extraction.raw_schema import MalformedRows, raw_batch, without_rows
 from components.runtime.errors import ContractError
+from components.runtime.forked import available_cores
 
 BLOCK_BYTES = 2 << 20
 """About 8,700 Criteo lines."""
@@ -82,13 +85,23 @@ class TextFile:
 
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """See `Reader.batches`. Empty lines do not count."""
-        for block in blocks(self.path):
-            parsed = self.parse(block)
+        for parsed in self._parsed_blocks():
             for line, reason, text in parsed.malformed:
                 malformed.add(self.path, line, reason, text=text)
             malformed.count(self.path, parsed.batch.num_rows + len(parsed.malformed))
             if parsed.batch.num_rows:
                 yield parsed.batch
+
+    def _parsed_blocks(self) -> Iterator["ParsedBlock"]:
+        """All blocks in order, as many at a time as there are cores: pyarrow lets other threads work meanwhile."""
+        waiting = deque[Future[ParsedBlock]]()
+        with ThreadPoolExecutor(cores := available_cores()) as pool:
+            for block in blocks(self.path):
+                waiting.append(pool.submit(self.parse, block))
+                if len(waiting) > cores:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
 
     def parse(self, block: "Block") -> "ParsedBlock":
         """The rows of a block."""
@@ -120,7 +133,7 @@ class TextFile:
         names = list(self.layout.fields)
         return pv.read_csv(
             pa.BufferReader(content),
-            # One thread: more of them save no time, since the distinct values are checked in one anyway.
+            # One thread: other blocks have the others.
             read_options=pv.ReadOptions(column_names=names, block_size=len(content) + 1, use_threads=False),
             parse_options=pv.ParseOptions(
                 delimiter=self.layout.delimiter, quote_char='"' if self.layout.has_quotes else False
