@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             document["figures"] += slopes(what, of)
         for rate, share in curve:
             name = f"monitor at {rate:,.0f} requests/s of {ROWS_PER_REQUEST} rows"
-            replicas = f"{math.ceil(share / BUSY)} replicas at {BUSY:.0%} of a core each"
+            replicas = f"replicas at {BUSY:.0%} of a core each: {math.ceil(share / BUSY)}"
             document["figures"].append(Figure(name, spread([share]), "cores", limit=replicas))
     return 0
 
