@@ -44,7 +44,7 @@ from components.extraction.raw_schema import (
     cut_newest,
     excluded_columns,
 )
-from components.extraction.replay import HELD_OUT, REPLAYED, draw_replay
+from components.extraction.replay import HELD_OUT, REPLAYED, DrawnReplay, draw_replay
 from components.extraction.settings import ExtractionSettings
 from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
 from components.extraction.window import NO_RIVALS, Rivals, days_asked, watermark
@@ -201,20 +201,9 @@ def extract(
         whole_directory(folder, replace=True) as aside,
         workers_of(dask_scheduler, processes=forked.usual_processes(), shared=aside) as workers,
     ):
-        limit, named = settings.max_malformed_fraction, lake.files.named
-        with MalformedRows(aside / MALFORMED_FILE, max_fraction=limit, named=named) as malformed:
-            count, parts = _copy_window(lake, window, malformed, folder=aside, workers=workers)
-            late = _copy_late(lake, window, malformed, folder=aside)
-            malformed.judge()
-        num_late_clicks = lake.late.num_joined
-        _expect_rows(count, window, lake)
-        cut = _cut(parts, window, lake=lake, settings=settings, rivals=rivals)
-        split = _split(parts, cut, num_late=late.num_rows, folder=aside)
-        num_drawn = {"num_rows": settings.num_replayed(split.num_train), "num_holdout_rows": split.num_newer}
-        replay = draw_replay(lake, count.first, **num_drawn, num_days=settings.replay_days, folder=aside)
-        num_straddling = _remove_straddling(aside, split.num_newer, window, workers=workers)
+        found = _write_rows(lake, window, folder=aside, settings=settings, rivals=rivals, workers=workers)
         has_words = lake.words.write(aside / WORDS_FILE, without=recommender.columns_of_users)
-    last_learned = max(cut.last_learned, watermark(rivals.parent) if rivals.parent else 0)
+    count, late, malformed, split, replay = found.copied, found.late, found.malformed, found.split, found.replay
     logger.info("%s: %d rows to learn, %d late; %d newer ones", window, split.num_train, late.num_rows, split.num_newer)
     return RawDataset(
         source_uri=lake.files.uri,
@@ -222,34 +211,68 @@ def extract(
         window_end=to_iso(window.end) if window.end is not None else None,
         first_event_time=to_iso(count.first),
         last_event_time=to_iso(count.last),
-        last_learned_time=to_iso(last_learned),
+        last_learned_time=to_iso(found.last_learned),
         train_uri=(folder / "train").as_uri(),
         holdout_uri=(folder / "holdout").as_uri(),
         num_train_rows=split.num_train,
-        num_holdout_rows=split.num_newer - num_straddling,
+        num_holdout_rows=split.num_newer - found.num_straddling,
         num_malformed=malformed.num_rows,
         malformed_uri=(folder / MALFORMED_FILE).as_uri() if malformed.num_rows else None,
         num_duplicates=count.num_duplicates + late.num_duplicates,
         digest=data_digest(folder),
         parent_model_id=rivals.parent.model_id if rivals.parent else None,
         champion_model_id=rivals.champion.model_id if rivals.champion else None,
-        num_straddling_rows=num_straddling,
+        num_straddling_rows=found.num_straddling,
         replay_uri=(folder / REPLAYED).as_uri() if replay.num_rows else None,
         num_replay_rows=replay.num_rows,
         replay_holdout_uri=(folder / HELD_OUT).as_uri() if replay.num_holdout_rows else None,
         num_replay_holdout_rows=replay.num_holdout_rows,
         replay_share=settings.replay_share,
         replay_days=replay.days,
-        num_late_clicks=num_late_clicks,
+        num_late_clicks=found.num_late_clicks,
         outcomes_digest=lake.late.digest(),
         excluded_columns=excluded_columns(settings.columns, recommender.features),
         days=_days_read(lake, window, num_rows=count.days, num_late=late.days, num_newer=split.newer_days),
         num_late_rows=late.num_rows,
-        files=_files_seen(lake, last_learned, settings.late_days),
+        files=_files_seen(lake, found.last_learned, settings.late_days),
         schema_mismatches=malformed.schema_mismatches,
         words_uri=(folder / WORDS_FILE).as_uri() if has_words else None,
         recommender=recommender,
     )
+
+
+class _Written(NamedTuple):
+    """What a window's rows became."""
+
+    copied: _CopiedRows
+    late: _CopiedRows
+    malformed: MalformedRows
+    num_late_clicks: int
+    """Of the window's and late rows; replayed ones have theirs, too."""
+    last_learned: int
+    split: "_Split"
+    replay: DrawnReplay
+    num_straddling: int
+
+
+def _write_rows(
+    lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionSettings, rivals: Rivals, workers: Workers
+) -> _Written:
+    """Writes the folders of the module's head into `folder`; errors as `extract`."""
+    limit, named = settings.max_malformed_fraction, lake.files.named
+    with MalformedRows(folder / MALFORMED_FILE, max_fraction=limit, named=named) as malformed:
+        count, parts = _copy_window(lake, window, malformed, folder=folder, workers=workers)
+        late = _copy_late(lake, window, malformed, folder=folder)
+        malformed.judge()
+    num_late_clicks = lake.late.num_joined
+    _expect_rows(count, window, lake)
+    cut = _cut(parts, window, lake=lake, settings=settings, rivals=rivals)
+    split = _split(parts, cut, num_late=late.num_rows, folder=folder)
+    num_drawn = {"num_rows": settings.num_replayed(split.num_train), "num_holdout_rows": split.num_newer}
+    replay = draw_replay(lake, count.first, **num_drawn, num_days=settings.replay_days, folder=folder)
+    num_straddling = _remove_straddling(folder, split.num_newer, window, workers=workers)
+    last_learned = max(cut.last_learned, watermark(rivals.parent) if rivals.parent else 0)
+    return _Written(count, late, malformed, num_late_clicks, last_learned, split, replay, num_straddling)
 
 
 def data_digest(folder: Path) -> str:
