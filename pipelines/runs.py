@@ -11,7 +11,16 @@ from pathlib import Path
 
 from components.contracts.manifests import Model, Verdict
 from components.store.models import stored_model, verdict_paths
-from components.store.runs import STEPS, RunOutcome, StepNote, begun_at, find_outcome, read_notes, trained_model
+from components.store.runs import (
+    OUTCOME_FILE,
+    STEPS,
+    RunOutcome,
+    StepNote,
+    begun_at,
+    find_outcome,
+    read_notes,
+    trained_model,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +59,10 @@ def read_runs(store: Path, *, newest: int | None = None) -> list[RunLine]:
 
 
 def _start_of(folder: Path) -> str:
-    """When the first step of a run began; empty where none has."""
-    notes = (path for step in STEPS if (path := folder / f"{step}.json").exists())
-    return next((json.loads(path.read_text())["started_at"] for path in notes), "")
+    """When the first step of a run began, or else the run ended; empty where neither is known."""
+    notes = [(f"{step}.json", "started_at") for step in STEPS] + [(OUTCOME_FILE, "ended_at")]
+    known = (json.loads((folder / name).read_text())[time] for name, time in notes if (folder / name).exists())
+    return next(known, "")
 
 
 def read_run(store: Path, run: str) -> RunLine:

@@ -15,7 +15,6 @@ was malformed, and `words.json` where a column holds words. A retried task repla
 import hashlib
 import logging
 import os
-import shutil
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -376,7 +375,9 @@ def _split(parts: list[PartFile], cut: Cut, *, num_late: int, folder: Path) -> _
     for path in sorted((folder / LATE).iterdir()):
         path.rename(folder / "train" / path.name)
     (folder / LATE).rmdir()
-    shutil.rmtree(folder / WINDOW)  # holds what killed workers were at
+    for torn in (folder / WINDOW).glob(".*"):  # of workers that were killed
+        torn.unlink()
+    (folder / WINDOW).rmdir()
     days: Counter[int] = Counter()
     for path in (folder / "holdout").iterdir():
         days.update((event_times(path) // DAY_MICROS).tolist())

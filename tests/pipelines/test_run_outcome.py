@@ -97,8 +97,9 @@ def test_outcome_of_another_request_is_not_mistaken(tmp_path):
 
 def test_the_newest_runs_are_listed_without_a_look_at_what_older_ones_left(tmp_path, capsys):
     for run in ("last-by-name", "b", "a"):
-        with noted(tmp_path, run, "extraction"):
-            pass
+        if run != "a":  # of which no step began
+            with noted(tmp_path, run, "extraction"):
+                pass
         _end(tmp_path, run)
     (tmp_path / "runs" / "last-by-name" / "outcome.json").write_text("{")
     assert [line.run for line in read_runs(tmp_path, newest=2)] == ["b", "a"]
