@@ -1,6 +1,7 @@
 """A number for each raw row that any step can make again: rows drawn by it are the same in every try.
 
-Joins extraction, which draws old rows to replay, and preprocessing, which keeps a share of the rows without a click.
+Joins extraction, which draws old rows to replay and finds requests again, and preprocessing, which keeps a share of the
+rows without a click.
 What is drawn, and by which salt, is theirs.
 """
 
@@ -11,6 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def request_hashes(request_ids: Any) -> NDArray[np.uint32]:
+    """CRC-32 of each text of an Arrow array, [n]: the same in every process, as Python's own hashes are not."""
+    return np.fromiter(map(zlib.crc32, request_ids.cast("binary").to_pylist()), np.uint32, len(request_ids))
+
+
 def row_identities(request_ids: Any, rows: NDArray[Any]) -> NDArray[np.uint64]:
     """CRC-32 of each row's request id in the upper half, its row in the lower.
 
@@ -19,7 +25,7 @@ def row_identities(request_ids: Any, rows: NDArray[Any]) -> NDArray[np.uint64]:
         rows: `row` of each, [n].
     """
     requests = request_ids.dictionary_encode()
-    hashes = np.array([zlib.crc32(text.encode()) for text in requests.dictionary.to_pylist()], np.uint64)
+    hashes = request_hashes(requests.dictionary).astype(np.uint64)
     places = requests.indices.to_numpy(zero_copy_only=False)
     identities: NDArray[np.uint64] = (hashes[places] << np.uint64(32)) | rows.astype(np.uint32).astype(np.uint64)
     return identities

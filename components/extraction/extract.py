@@ -15,7 +15,6 @@ was malformed, and `words.json` where a column holds words. A retried task repla
 import hashlib
 import logging
 import os
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from numpy.typing import NDArray
 from components.contracts.manifests import RawDataset
 from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID
 from components.contracts.recommender import Recommender
+from components.contracts.row_hash import request_hashes
 from components.contracts.words import WordCounts
 from components.extraction.lake import Lake, WindowPiece
 from components.extraction.raw_schema import (
@@ -95,7 +95,7 @@ def remove_straddling(holdout: Path, learned: Sequence[Path], workers: Workers) 
 
     In memory are a number of 4 bytes for each request of `holdout`, and for each worker the request ids of one file.
     """
-    own = np.unique(np.concatenate([_hashes(_request_ids(path)) for path in sorted(holdout.glob("*.parquet"))]))
+    own = np.unique(np.concatenate([request_hashes(_request_ids(path)) for path in sorted(holdout.glob("*.parquet"))]))
     files = [path for folder in learned for path in sorted(folder.glob("*.parquet"))]
     found = workers.run_all(partial(_ids_among, own), files)
     shared, num_removed = pa.array(sorted(set().union(*found)), pa.string()), 0
@@ -119,15 +119,10 @@ def _request_ids(path: Path) -> Any:
     return pq.ParquetFile(path).read([REQUEST_ID]).column(0).unique()
 
 
-def _hashes(ids: Any) -> NDArray[np.uint32]:
-    """CRC-32 of each, which is the same in every process, as Python's own hashes are not."""
-    return np.fromiter(map(zlib.crc32, ids.cast(pa.binary()).to_pylist()), np.uint32, len(ids))
-
-
 def _ids_among(hashes: NDArray[np.uint32], path: Path) -> list[str]:
     """The request ids of a file that have one of these ascending hashes; different ids may have one hash."""
     ids = _request_ids(path)
-    mine = _hashes(ids)
+    mine = request_hashes(ids)
     places = np.minimum(np.searchsorted(hashes, mine), len(hashes) - 1)
     found: list[str] = ids.filter(pa.array(hashes[places] == mine)).to_pylist()
     return found

@@ -1,8 +1,8 @@
 """Work divided among forked processes: each has what this one imported, and none of it is imported again.
 
-Used by the steps that divide their rows among the cores, preprocessing and validation: their imports take seconds of
-processor time, which a new interpreter per process would spend again. Which work is divided, and that results do not
-depend on how, is the callers' business.
+Used by the steps that divide their rows among the cores, extraction, validation and preprocessing: their imports take
+seconds of processor time, which a new interpreter per process would spend again. Which work is divided, and that
+results do not depend on how, is the callers' business.
 
 `concurrent.futures.ProcessPoolExecutor` will not do: where its caller is stopped it waits until the work that runs is
 done, longer than a cluster waits for a pod; and it waits for ever where a process is killed while it sends its result,

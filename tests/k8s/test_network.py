@@ -88,11 +88,11 @@ ON_GOOGLE = {
     for where in (("internet", 443), ("google privately", 443), ("metadata", 80), ("metadata by calico", 988))
 }
 ON_CPU = NEEDED | {Flow("monitor", "broker", 9092), Flow("monitor", "broker", 9093)}
-DASK_PODS = [f"{step}-dask-{part}" for step in ("extraction", "preprocessing") for part in ("scheduler", "worker")]
+DASK_STEPS = ("extraction", "preprocessing")
+DASK_PODS = [f"{step}-dask-{part}" for step in DASK_STEPS for part in ("scheduler", "worker")]
 DASK = {
-    *(Flow(f"{each}-dask-worker", f"{each}-dask-scheduler", 8786) for each in ("extraction", "preprocessing")),
-    *(Flow(f"{each} step", f"{each}-dask-scheduler", 8786) for each in ("extraction", "preprocessing")),
-    *(Flow(f"{each}-dask-scheduler", f"{each}-dask-worker", 8788) for each in ("extraction", "preprocessing")),
+    *(Flow(f"{step}{end}", f"{step}-dask-scheduler", 8786) for step in DASK_STEPS for end in ("-dask-worker", " step")),
+    *(Flow(f"{step}-dask-scheduler", f"{step}-dask-worker", 8788) for step in DASK_STEPS),
     *(Flow(each, "dns", 53, protocol) for each in DASK_PODS for protocol in (TCP, UDP)),
     *(Flow(each, "node dns", 53, UDP) for each in DASK_PODS),
 }
