@@ -4,7 +4,9 @@ A command's `main` carries the decorator and raises; it formats no error itself.
 decided where the error is found (`runtime.errors`). The table for users is in docs/pipeline.md.
 """
 
+import atexit
 import functools
+import gc
 import os
 import sys
 import traceback
@@ -15,6 +17,10 @@ from typing import ParamSpec
 from components.runtime.errors import ContractError, PermanentError, Preempted, Refused, TemporaryError
 
 P = ParamSpec("P")
+
+OBJECTS_PER_COLLECTION = 50_000
+"""New objects after which a command's process searches them for garbage. Python's own 700 cost validation 1.2 s in its
+imports, and a search through all objects at its end another 1.6 s, of 9.4 s in all."""
 
 
 class ExitCode(IntEnum):
@@ -42,15 +48,21 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     `head` does, is no error. Any other exception is a fault of the program: its traceback is printed, and the code
     differs from that of a refusal.
 
+    The process searches for garbage less often from then on, and not when it ends (`OBJECTS_PER_COLLECTION`).
+
     >>> @exits_with_code
     ... def main() -> int:
     ...     raise ContractError("num_rows is 0, expected at least 1")
     >>> main()
     2
+    >>> gc.get_threshold()[0]
+    50000
     """
 
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        gc.set_threshold(OBJECTS_PER_COLLECTION)
+        atexit.register(gc.freeze)
         try:
             try:
                 return main(*args, **kwargs)

@@ -104,7 +104,6 @@ def test_times_are_exact_at_any_scale(total, days, at, num_rows):
 def test_max_rows_stops_reading(tmp_path, criteo_rows, write_text, truth, run_ingest):
     path = write_text(tmp_path / "train.tsv", criteo_rows(300))
     _, summary, _ = run_ingest(path, max_rows=120, days=1)
-    assert summary is not None
     assert (summary["rows"], summary["lake_rows"], summary["replay_rows"]) == (120, 96, 24)
     assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == truth(criteo_rows(120))
 
@@ -127,7 +126,6 @@ def test_malformed_lines_are_kept_beside_the_replay(tmp_path, criteo_rows, write
     rows = criteo_rows(200)
     rows[150] = rows[150][:38]
     _, summary, _ = run_ingest(write_text(tmp_path / "day_0.gz", rows))
-    assert summary is not None
     assert (summary["rows"], summary["malformed"]) == (199, 1)
     (line,) = (tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl").read_text().splitlines()
     assert (json.loads(line)["line"], json.loads(line)["reason"]) == (151, "38 columns, expected 40")
