@@ -142,7 +142,7 @@ class Piece(NamedTuple):
 
     day: date
     files: list[Path]
-    """All of the day's files; each may hold rows of the span."""
+    """Those of the day that may hold rows of the span, by the row groups' statistics; the first piece has all."""
     span: TimeSpan
     num_rows: float
     """Rows that lie in the span, by the row groups' statistics: about."""
@@ -195,13 +195,14 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
     """
     assert span.start is not None
     assert span.end is not None
-    firsts, lasts, counts = [], [], []
+    paths, firsts, lasts, counts = [], [], [], []
     for path in files:
         file = open_parquet(path)
         is_time = EVENT_TIME in file.schema_arrow.names and str(file.schema_arrow.field(EVENT_TIME).type)[:4] == "time"
         for i in range(file.num_row_groups):
             group = file.metadata.row_group(i)
             times = group_times(group) if is_time else None
+            paths.append(path)
             firsts.append(times.first if times else span.start)
             lasts.append(times.last + 1 if times else span.end)
             counts.append(group.num_rows)
@@ -219,7 +220,12 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
     inner = np.where(is_near, edges[nearest], np.interp(wanted, before, edges).astype(np.int64)).tolist()
     bounds = sorted({span.start, *inner, span.end})
     sizes = np.diff(np.interp(bounds, edges, before)).tolist()
-    return [Piece(day, files, TimeSpan(a, b), size) for a, b, size in zip(bounds, bounds[1:], sizes)]
+    pieces = []
+    for start, end, size in zip(bounds, bounds[1:], sizes):
+        holding = {path for path, first, last in zip(paths, firsts, lasts) if first < end and last > start}
+        own = [path for path in files if path in holding] if pieces else files
+        pieces.append(Piece(day, own, TimeSpan(start, end), size))
+    return pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -440,7 +446,7 @@ def sorted_day(
                 with_strays=i == 0,
                 with_words=True,
             )
-            for path in files
+            for path in piece.files
         ]
         batches = [batch for reader in readers for batch in reader.batches(malformed)]
         yield sorted_once(pa.Table.from_batches(batches, lake_schema(features, weighted=weighted)))

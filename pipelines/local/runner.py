@@ -35,8 +35,8 @@ REFUSED_EXIT_CODE = 2
 """A step's code where no try can succeed: wrong flags, or input that is not what was agreed."""
 STEP_NICENESS = 10
 """Of a step, while the server beside it has 0."""
-STEP_THREADS = "1"
-"""Of a step's library, where OMP_NUM_THREADS says nothing else. At low priority, threads that wait for each other wait
+TORCH_THREADS = "1"
+"""Of a step of torch, where OMP_NUM_THREADS says nothing else. At low priority, threads that wait for each other wait
 for whatever else runs, too: beside a server, a training step of two threads took 25 s and one of a single thread 9."""
 STOP_SECONDS = 5.0
 """How long an interrupted step may take to end by itself."""
@@ -121,8 +121,9 @@ def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temp
             if self._step in refused:
                 return status.Status.FAILURE
             interpreter = pythons[ENVIRONMENT_OF_STEP[self._step]]
+            has_torch = ENVIRONMENT_OF_STEP[self._step] == "training"
             environment = {
-                "OMP_NUM_THREADS": STEP_THREADS,
+                **({"OMP_NUM_THREADS": TORCH_THREADS} if has_torch else {}),
                 **os.environ,
                 "PATH": f"{interpreter.parent}{os.pathsep}{os.environ.get('PATH', '')}",
                 "VIRTUAL_ENV": str(interpreter.parent.parent),

@@ -22,14 +22,16 @@ def first(folder: str, passes: bool) -> bool:
     from pathlib import Path
 
     Path(folder, "first").write_text(f"{sys.prefix}\n{os.environ['TMPDIR']}\n{os.environ['VIRTUAL_ENV']}")
-    print("word from first")
+    print("word from first, threads", os.environ.get("OMP_NUM_THREADS"))
     return passes
 
 
 @dsl.component(base_image="evergreen-training", install_kfp_package=False)
 def second(folder: str, fails: bool, preemptions: int, refuses: bool):
+    import os
     from pathlib import Path
 
+    print("threads", os.environ.get("OMP_NUM_THREADS"))
     tries = Path(folder, "second")
     tries.write_text(tries.read_text() + "ran\n" if tries.exists() else "ran\n")
     if refuses:

@@ -64,9 +64,7 @@ def test_a_folder_that_is_no_store_is_refused_and_an_empty_one_is_a_store_of_not
 
 
 def test_room_of_an_environment_that_was_not_built_says_which(tmp_path, monkeypatch, capsys):
-    from pipelines import __main__ as command
-
-    monkeypatch.setattr(command, "python_of", lambda environment: tmp_path / environment / "python")
+    monkeypatch.setattr("pipelines.__main__.python_of", lambda environment: tmp_path / environment / "python")
     assert main(["schema", "show", "--store", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
         f"error: schema needs {tmp_path}/validation/python, which is absent; "

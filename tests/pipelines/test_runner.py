@@ -11,9 +11,11 @@ from components.runtime.exit_codes import ExitCode
 from pipelines.local.runner import STEP_NICENESS, PipelineFailed, yielding
 
 
-def test_tasks_run_in_the_environment_of_their_image_and_leave_no_temporary_files(run_tiny, capfd):
+def test_tasks_run_in_the_environment_of_their_image_and_leave_no_temporary_files(run_tiny, capfd, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     folder = run_tiny(passes=True)
-    assert "word from first" in (folder / "logs" / "extraction.log").read_text()
+    assert "word from first, threads None" in (folder / "logs" / "extraction.log").read_text()
+    assert "threads 1" in (folder / "logs" / "training.log").read_text()
     assert capfd.readouterr().out == ""
     prefix, temporary, virtual_env = (folder / "first").read_text().splitlines()
     assert prefix == virtual_env == sys.prefix

@@ -140,6 +140,14 @@ def test_pieces_hold_whole_row_groups_where_these_follow_each_other(tmp_path, fo
     assert max(sizes) <= 1.5 * 130
 
 
+def test_a_piece_but_for_the_first_names_only_files_that_may_hold_its_rows(tmp_path, four_days):
+    (day := tmp_path / "lake" / "day=2026-03-01").mkdir(parents=True)
+    for k in range(10):
+        pq.write_table(four_days.slice(50 * k, 50), day / f"part-{k}.parquet")
+    pieces = folder_lake(tmp_path / "lake", piece_rows=100).pieces(ALL)
+    assert [len(piece.files) for piece, _ in pieces] == [10, 2, 2, 2, 2]
+
+
 def test_a_file_that_lacks_columns_is_refused_by_name(tmp_path, four_days, write_lake, read_lake):
     lake = write_lake(tmp_path / "lake", four_days.drop_columns(["label", "row"]))
     with pytest.raises(ContractError, match=r"part-0.parquet lacks the columns \['label', 'row'\]"):
