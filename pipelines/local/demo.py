@@ -48,7 +48,7 @@ from pipelines.local.plan import (
     read_verdicts,
 )
 from pipelines.local.report import write_report
-from pipelines.local.runner import TORCH_THREADS, LocalFolders
+from pipelines.local.runner import LocalFolders
 from pipelines.local.stack import DIRECT, LOOPBACK, JsonLines, ProcessDied, Stack, last_word, printed_json
 from pipelines.local.summary import (
     LiveChange,
@@ -247,8 +247,7 @@ def _run_in(settings: DemoSettings) -> int:
     for number in ENDING_SIGNALS:
         signal.signal(number, _interrupt)
     try:
-        # Triton, traffic, monitor and a training run share the machine.
-        with Stack(logs=folders.logs, variables={"OMP_NUM_THREADS": TORCH_THREADS}) as stack:
+        with Stack(logs=folders.logs, variables={}) as stack:
             return _run_stages(settings, folders, screen=screen, stack=stack)
     except KeyboardInterrupt:
         screen.print("stopped; nothing is left running", "red")
