@@ -25,7 +25,7 @@ from components.runtime.forked import run_all, shares, usual_processes
 from components.validation.rows import FilePart, judged_columns, read_part, row_groups
 from components.validation.windows import ReferenceCounter
 
-ROWS_PER_PROCESS = 50_000
+ROWS_PER_PROCESS = 25_000
 """Fewer are not worth another process."""
 
 
