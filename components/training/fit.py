@@ -4,7 +4,8 @@ Every row is learned once (`passes` = 1): a second pass overfits the rare catego
 shuffled, and its learning rate falls to zero over the second half. A round learns its rows in time order, since the
 world may have changed within its window, and tries several constant rates, each from the parent: a low one keeps what
 is known, a high one learns a change. Just before a fit learns the last tenth of its rows it scores them (progressive
-validation: Blum, Kalai and Langford 1999); that chooses the rate, and no row has to be held back for it.
+validation: Blum, Kalai and Langford 1999); that chooses the rate, and no row has to be held back for it. A rate that is
+not chosen then learns no more.
 `benchmarks.quality` has the measurements.
 
 Rows may have sample weights: they count in every step, in the choice of the rate and in the correction of the bias,
@@ -125,6 +126,10 @@ class _DivergedError(PermanentError):
     """A loss or a score is not finite."""
 
 
+class _TrialLost(Exception):  # noqa: N818 - no error
+    """The rate of this trial is not the best so far, and no later row can make it so."""
+
+
 class _Fit:
     """One fit under way."""
 
@@ -180,6 +185,8 @@ class _Fit:
                     now = self._learn_pass()
                     self._keep(replace(self._state, now=now))
                 self._end_trial()
+            except _TrialLost:
+                self._leave_trial()
             except _DivergedError as error:
                 self._give_up_trial(error)
         self._finish()
@@ -405,6 +412,8 @@ class _Fit:
         while now.batches < num_batches:
             if now.batches == self._judged_at and len(self._state.judged) == now.trial:
                 self._judge(order)
+                if best_of(self._state.judged) != now.trial:
+                    raise _TrialLost
             stop = min(now.batches + segment, num_batches if now.batches >= self._judged_at else self._judged_at)
             numbers = order.rows(now.batches * batch_size, stop * batch_size)
             loss = self._learn_segment(numbers, now, rate)
