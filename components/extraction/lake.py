@@ -220,7 +220,7 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
     inner = np.where(is_near, edges[nearest], np.interp(wanted, before, edges).astype(np.int64)).tolist()
     bounds = sorted({span.start, *inner, span.end})
     sizes = np.diff(np.interp(bounds, edges, before)).tolist()
-    pieces = []
+    pieces: list[Piece] = []
     for start, end, size in zip(bounds, bounds[1:], sizes):
         holding = {path for path, first, last in zip(paths, firsts, lasts) if first < end and last > start}
         own = [path for path in files if path in holding] if pieces else files

@@ -4,9 +4,8 @@ Every row is learned once (`passes` = 1): a second pass overfits the rare catego
 shuffled, and its learning rate falls to zero over the second half. A round learns its rows in time order, since the
 world may have changed within its window, and tries several constant rates, each from the parent: a low one keeps what
 is known, a high one learns a change. Just before a fit learns the last tenth of its rows it scores them (progressive
-validation: Blum, Kalai and Langford 1999); that chooses the rate, and no row has to be held back for it. A rate that is
-not chosen then learns no more.
-`benchmarks.quality` has the measurements.
+validation: Blum, Kalai and Langford 1999); that chooses the rate, and no row has to be held back for it. A later rate
+that loses learns no more. `benchmarks.quality` has the measurements.
 
 Rows may have sample weights: they count in every step, in the choice of the rate and in the correction of the bias,
 but not in an AUC. A model's weights lie in folders, which the engine restores and saves; none are held here. The order
