@@ -117,7 +117,7 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotio
                 f"expected one of {', '.join(ACTIONS)} of a number"
             )
     # A configuration is restored after the last line alone; a year's are most of the file.
-    return (*(replace(entry, config=None) for entry in entries[:-1]), *entries[-1:])
+    return (*(replace(entry, config=None) if entry.config else entry for entry in entries[:-1]), *entries[-1:])
 
 
 def read_standing(store: Path) -> list[Promotion]:
