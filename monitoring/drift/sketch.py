@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from components.contracts.features import MISSING_CATEGORY, Features
@@ -54,19 +56,15 @@ class Layout:
         self.missing = self.starts[1:] - 1
         """[d + c + 1] cell of each column's missing values; -1, no cell, for the score."""
         self.missing[-1] = -1
-        self.unlisted = self.starts[num_dense + 1 : len(self.columns)] - 2
-        """[c] cell of each categorical column's values that are not listed."""
         self.digest = _digest(reference)
         """Identifies the layout over restarts."""
-        self._listed = [self._sorted_values(name) for name in reference.categorical]
+        self._listed = [self._listed_values(name) for name in reference.categorical]
 
-    def _sorted_values(self, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The listed values of a categorical column and the missing one, ascending, and the cell of each."""
+    def _listed_values(self, column: str) -> tuple[Any, NDArray[np.int32]]:
+        """The listed values of a categorical column and the missing one (Arrow int64); each one's cell, and others'."""
         start, values = self.slice_of(column).start, self.reference.categorical[column].values
-        wanted = np.append(values, MISSING_CATEGORY)
-        cells = start + np.append(np.arange(len(values)), len(values) + 1)
-        order = np.argsort(wanted)
-        return wanted[order], cells[order]
+        cells = start + np.append(np.arange(len(values)), [len(values) + 1, len(values)])
+        return pa.array(np.append(values, MISSING_CATEGORY)), cells.astype(np.int32)
 
     def slice_of(self, column: str) -> slice:
         """The cells of `column`."""
@@ -115,8 +113,10 @@ class Layout:
 
     def _category_cells(self, number: int, values: NDArray[np.int64]) -> NDArray[np.int32]:
         listed, cells = self._listed[number]
-        nearest = np.minimum(np.searchsorted(listed, values), len(listed) - 1)
-        return np.where(listed[nearest] == values, cells[nearest], self.unlisted[number]).astype(np.int32)
+        # By a hash table: half the time of np.searchsorted, which was a fifth of the monitor's.
+        places = pc.index_in(pa.array(values), value_set=listed).fill_null(len(listed))
+        found: NDArray[np.int32] = cells[places.to_numpy()]
+        return found
 
 
 def _digest(reference: ReferenceStatistics) -> str:

@@ -44,8 +44,9 @@ def test_only_a_finished_demo_can_be_opened(tmp_path):
 
 @pytest.mark.parametrize(("clicks", "said"), [(0, "0 clicks in 4,000 rows"), (4000, "4,000 clicks in 4,000 rows")])
 def test_labels_of_one_class_are_refused_before_anything_is_trained(tmp_path, clicks, said):
+    settings = DemoSettings(folder=tmp_path)
     with pytest.raises(ContractError, match=said):
-        plan_for_data(DemoSettings(folder=tmp_path), CRITEO_RECOMMENDER, replay_rows=1600, lake_rows=2400, clicks=clicks)
+        plan_for_data(settings, CRITEO_RECOMMENDER, replay_rows=1600, lake_rows=2400, clicks=clicks)
 
 
 @pytest.mark.parametrize(
