@@ -142,7 +142,8 @@ class Piece(NamedTuple):
 
     day: date
     files: list[Path]
-    """Those of the day that may hold rows of the span, by the row groups' statistics; the first piece has all."""
+    """Those of the day that may hold rows of the span, by the row groups' statistics. The first piece has all of them,
+    so that a row whose time is absent or of another day is found."""
     span: TimeSpan
     num_rows: float
     """Rows that lie in the span, by the row groups' statistics: about."""

@@ -36,7 +36,7 @@ REFUSED_EXIT_CODE = 2
 STEP_NICENESS = 10
 """Of a step, while the server beside it has 0."""
 TORCH_THREADS = "1"
-"""Of a step of torch, where OMP_NUM_THREADS says nothing else. At low priority, threads that wait for each other wait
+"""Of a step that uses PyTorch, unless OMP_NUM_THREADS is set. At low priority, threads that wait for each other wait
 for whatever else runs, too: beside a server, a training step of two threads took 25 s and one of a single thread 9."""
 STOP_SECONDS = 5.0
 """How long an interrupted step may take to end by itself."""
