@@ -1,8 +1,7 @@
 """A number for each raw row that any step can make again: rows drawn by it are the same in every try.
 
 Joins extraction, which draws old rows to replay and finds requests again, and preprocessing, which keeps a share of the
-rows without a click.
-What is drawn, and by which salt, is theirs.
+rows without a click. What is drawn, and by which salt, is theirs.
 """
 
 import zlib

@@ -222,10 +222,10 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
     bounds = sorted({span.start, *inner, span.end})
     sizes = np.diff(np.interp(bounds, edges, before)).tolist()
     pieces: list[Piece] = []
-    for start, end, size in zip(bounds, bounds[1:], sizes):
-        holding = {path for path, first, last in zip(paths, firsts, lasts) if first < end and last > start}
+    for part, size in zip(map(TimeSpan, bounds, bounds[1:]), sizes):
+        holding = {path for path, first, last in zip(paths, firsts, lasts) if part.overlaps(first, last - 1)}
         own = [path for path in files if path in holding] if pieces else files
-        pieces.append(Piece(day, own, TimeSpan(start, end), size))
+        pieces.append(Piece(day, own, part, size))
     return pieces
 
 
