@@ -214,8 +214,8 @@ class SortedOnGpu(PytorchEngine):
         self._rate = rate or (lambda step: self._settings.learning_rate)
         dense, ids, labels = (each.to(DEVICE, non_blocking=True) for each in pinned(rows))
         numbers, losses = torch.from_numpy(order).to(DEVICE), []
-        offsets = [torch.from_numpy(each).to(DEVICE) for _, each in self._lookups]
-        columns = [torch.as_tensor(np.arange(ids.shape[1])[each], device=DEVICE) for each, _ in self._lookups]
+        offsets = [torch.from_numpy(each.offsets).to(DEVICE) for each in self._places]
+        columns = [torch.as_tensor(np.arange(ids.shape[1])[each.columns], device=DEVICE) for each in self._places]
         self._network.train()
         for part in numbers.split(batch_size):
             of_part = ids.index_select(0, part)
@@ -497,7 +497,7 @@ def loading(name: str, *, is_quick: bool) -> StepFigures:
 
         def sent(number: int, threads: int = threads) -> int:
             with ThreadPoolExecutor(threads) as pool:
-                for batch in pool.map(lambda part: assemble(rows, part, engine._lookups), parts):
+                for batch in pool.map(lambda part: assemble(rows, part, engine._places), parts):
                     engine._on_device(batch)
             return len(rows)
 

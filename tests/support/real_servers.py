@@ -98,15 +98,32 @@ def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
             client.close()
 
 
-class RetryingTraffic:
+class BackgroundTraffic:
+    """Asks from a thread of its own, by the subclass's coroutine `_ask`, until `_stop` is set at the block's end."""
+
+    def __init__(self):
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._ask()), daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+class RetryingTraffic(BackgroundTraffic):
     """A client that scores the same rows every few milliseconds, retries, and keeps answers and failures."""
 
     def __init__(self, url, rows, *, attempts=10):
+        super().__init__()
         self.answers, self.failures = [], []
-        self._url, self._rows, self._attempts, self._stop = url, rows, attempts, threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self._url, self._rows, self._attempts = url, rows, attempts
 
-    async def _run(self):
+    async def _ask(self):
         async with ScoringClient(self._url, MODEL_NAME, ClientSettings(max_attempts=self._attempts)) as client:
             while not self._stop.is_set():
                 try:
@@ -119,12 +136,3 @@ class RetryingTraffic:
         """Returns after `count` more answers."""
         wanted = len(self.answers) + count
         wait_for(lambda: len(self.answers) >= wanted)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._stop.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()

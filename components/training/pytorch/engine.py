@@ -11,8 +11,8 @@ divides sqrt(v) by sqrt(1 - b2^t) before it adds its epsilon, so it is this one 
 eps / sqrt(1 - b2^t) in step t. Rows of the table that a batch does not touch keep weights and moments: HugeCTR's
 `Update_t.Local`, and torch.optim.SparseAdam.
 
-Shape suffixes: as in `components.models.network`; P places of a table (`components.models.files.Table`), U distinct
-rows of it in a batch.
+Shape suffixes: as in `components.models.network`; P places of a table (`components.models.files.Table`), L look-ups
+that a batch makes there, U distinct rows of it among them.
 """
 
 from collections import deque
@@ -31,6 +31,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, embedding_bag
 from torch.optim.adam import adam
 
 from components.contracts.features import Places
+from components.contracts.workflow import PADDING_ID
 from components.models.configs import NetworkConfig
 from components.models.files import (
     Columns,
@@ -41,11 +42,12 @@ from components.models.files import (
     num_rows,
     one_each,
     open_model,
+    spans_of,
     table_shapes,
     tables_of,
 )
 from components.models.network import Network, build_network, load_dense
-from components.models.scoring import Scorer, pooled, side_by_side
+from components.models.scoring import Scorer, side_by_side
 from components.runtime.errors import ContractError
 from components.training.config import TrainingSettings
 from components.training.engine import Rate
@@ -69,39 +71,73 @@ class Batch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """The batch with `function` applied to each tensor."""
+
+        def mapped(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else function(tensor)
+
         return Batch(
             labels=function(self.labels),
             dense=function(self.dense),
-            lookups=tuple(Lookups(*map(function, each)) for each in self.lookups),
-            weights=None if self.weights is None else function(self.weights),
+            lookups=tuple(Lookups(*map(mapped, each)) for each in self.lookups),
+            weights=mapped(self.weights),
         )
 
 
 class Lookups(NamedTuple):
-    """Which rows of one table a batch looks up. P places that look up there, U distinct rows of the table."""
+    """Which rows of one table a batch looks up, and into which of its B * F vectors each goes."""
 
     table_rows: Tensor
     """Distinct rows of the table, ascending, int64 [U]."""
     taken: Tensor
-    """Which of `table_rows` each place looks up, int32 [B * P]."""
+    """Which of `table_rows` each look-up takes, int32 [L]; look-ups of the first vector first."""
     order: Tensor
-    """Positions in `taken`, those of the first of `table_rows` first, int32 [B * P]."""
+    """The vector of each look-up, int32 [L]; look-ups of the first of `table_rows` first."""
     starts: Tensor
-    """Where in `order` the positions of each of `table_rows` begin, int32 [U]."""
+    """Where in `order` the look-ups of each of `table_rows` begin, int32 [U]."""
+    bags: Tensor | None = None
+    """Where in `taken` the look-ups of each vector begin, int32 [B * F]; None = each vector is one look-up."""
+    shares: Tensor | None = None
+    """By what the sum of its look-ups is multiplied for each vector, float32 [B * F, 1]."""
 
 
-def assemble(rows: Rows, numbers: NDArray[np.int64], tables: Sequence[tuple[Columns, NDArray[np.int64]]]) -> Batch:
-    """The batch of the rows `numbers`, not all of weight 0.
+class TablePlaces(NamedTuple):
+    """The places that look up in one table."""
 
-    `tables` have, of each, the columns of ids that look up there and the first row of each one's slot.
-    """
+    columns: Columns
+    """Of ids."""
+    offsets: NDArray[np.int64]
+    """The first row of the slot of each, which is that of padding, [P]."""
+    places: Places
+
+    def lookups(self, ids: NDArray[np.int32]) -> Lookups:
+        """What a batch of `ids` [B, P] looks up; an element that a list does not have is not looked up."""
+        keys = ids + self.offsets
+        if not self.places.lists:
+            return lookups_of(keys.ravel())
+        spans = spans_of(self.places)
+        is_there = ids != PADDING_ID
+        is_there[:, [start for start, _, pool in spans if pool is None]] = True
+        counts = np.add.reduceat(is_there, [start for start, *_ in spans], axis=1, dtype=np.int32)
+        is_mean = np.array([pool == "mean" for *_, pool in spans])
+        shares = (1 / np.where(is_mean, np.maximum(counts, 1), 1)).astype(np.float32)
+        found, counts = lookups_of(keys[is_there]), counts.ravel()
+        vector_of_lookup = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        return found._replace(
+            order=torch.from_numpy(vector_of_lookup[found.order.numpy()]),
+            bags=torch.from_numpy(np.cumsum(counts, dtype=np.int32) - counts),
+            shares=torch.from_numpy(shares.reshape(-1, 1)),
+        )
+
+
+def assemble(rows: Rows, numbers: NDArray[np.int64], tables: Sequence[TablePlaces]) -> Batch:
+    """The batch of the rows `numbers`, not all of weight 0, which look up in `tables`."""
     # ndarray.take copies whole rows: 0.07 ms for 2048 of them, where indexing took 0.27.
     ids = rows.ids.take(numbers, axis=0)
     weights = None if rows.weights is None else rows.weights.take(numbers)
     return Batch(
         labels=torch.from_numpy(rows.labels.take(numbers)),
         dense=torch.from_numpy(rows.dense.take(numbers, axis=0)),
-        lookups=tuple(lookups_of((ids[:, columns] + offsets).ravel()) for columns, offsets in tables),
+        lookups=tuple(each.lookups(ids[:, each.columns]) for each in tables),
         weights=None if weights is None else torch.from_numpy(weights / weights.sum(dtype=np.float64)).float(),
     )
 
@@ -254,11 +290,10 @@ class PytorchEngine:
         ]
         """Vector, m and v of each row of each table. Side by side they are fetched and stored at once: 1.6 ms of one
         core for the 34,000 distinct rows of a batch from 10 million, where three tables took 3.2."""
-        self._lookups: list[tuple[Columns, NDArray[np.int64]]] = [
-            (columns, table.offsets(slot_sizes)) for table, columns in zip(self._tables, columns_of(self._tables))
+        self._places = [
+            TablePlaces(columns, table.offsets(slot_sizes), table.places)
+            for table, columns in zip(self._tables, columns_of(self._tables))
         ]
-        """Of each table the columns of ids, and the first row of each one's slot, which is that of padding."""
-        self._paddings = [torch.from_numpy(offsets).to(self._device) for _, offsets in self._lookups]
         self._rate: Rate = lambda step: settings.learning_rate
         vectors = [rows[:, 0] for rows in self._rows]
         self._scorer = Scorer(self._network, vectors, self._tables, slot_sizes=slot_sizes)
@@ -304,7 +339,7 @@ class PytorchEngine:
         if rows.weights is not None:
             weights = rows.weights
             parts = (part for part in parts if weights[part].any())
-        batches = (self._on_device(assemble(rows, part, self._lookups)) for part in parts)
+        batches = (self._on_device(assemble(rows, part, self._places)) for part in parts)
         self._network.train()
         # Dropout draws from torch's generators, which are the caller's again afterwards.
         with (
@@ -332,44 +367,43 @@ class PytorchEngine:
     def _step(self, batch: Batch) -> Tensor:
         """The batch's mean loss in nats (binary cross entropy), after a step against its gradient."""
         taken = [rows.index_select(0, of.table_rows) for rows, of in zip(self._rows, batch.lookups)]
-        vectors = [
-            taken_U3E[:, 0].index_select(0, of.taken).view(len(batch.labels), len(table.columns), rows.shape[2])
-            for taken_U3E, rows, of, table in zip(taken, self._rows, batch.lookups, self._tables)
-        ]
-        for each in vectors:
-            each.requires_grad_()
-        pooled_vectors = [self._pooled(number, each, batch) for number, each in enumerate(vectors)]
-        vectors_BFE = side_by_side(pooled_vectors, self._tables)
+        sums = [_sums(taken_U3E[:, 0], of).requires_grad_() for taken_U3E, of in zip(taken, batch.lookups)]
+        vectors_BFE = side_by_side(
+            [
+                (each if of.shares is None else each * of.shares).view(len(batch.labels), -1, rows.shape[2])
+                for each, of, rows in zip(sums, batch.lookups, self._rows)
+            ],
+            self._tables,
+        )
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._settings.precision == "bfloat16"):
             logits_B = self._network(batch.dense, vectors_BFE)
         if batch.weights is None:
             loss = binary_cross_entropy_with_logits(logits_B.float(), batch.labels)
         else:
             loss = binary_cross_entropy_with_logits(logits_B.float(), batch.labels, batch.weights, reduction="sum")
-        gradients = torch.autograd.grad(loss, [*vectors, *self._dense.weights.values()])
-        to_vectors, to_dense = gradients[: len(vectors)], list(gradients[len(vectors) :])
+        gradients = torch.autograd.grad(loss, [*sums, *self._dense.weights.values()])
+        to_sums, to_dense = gradients[: len(sums)], list(gradients[len(sums) :])
         self.num_steps += 1
         with torch.no_grad():
             adam = Adam(self._settings, self.num_steps, self._rate(self.num_steps))
             self._dense.step(adam, to_dense)
-            for rows, of, taken_U3E, to_vectors_BPE in zip(self._rows, batch.lookups, taken, to_vectors):
+            for rows, of, taken_U3E, to_sums_VE in zip(self._rows, batch.lookups, taken, to_sums):
                 if not len(of.table_rows):  # no categorical columns
                     continue
-                # Lookups sorted by row make each row's gradients one bag: 0.06 ms for 2048 x 26 lookups of width 16,
+                # Look-ups sorted by row make each row's gradients one bag: 0.06 ms for 2048 x 26 lookups of width 16,
                 # where index_add_ took 0.3.
-                gradient_UE = embedding_bag(of.order, to_vectors_BPE.flatten(0, 1), of.starts, mode="sum")
+                gradient_UE = embedding_bag(of.order, to_sums_VE, of.starts, mode="sum")
                 vectors_UE, m_UE, v_UE = (part.contiguous() for part in taken_U3E.unbind(1))
                 adam.step([vectors_UE], [gradient_UE], m=[m_UE], v=[v_UE])
                 rows.index_copy_(0, of.table_rows, torch.stack([vectors_UE, m_UE, v_UE], dim=1))
         return loss.detach()
 
-    def _pooled(self, number: int, vectors_BPE: Tensor, batch: Batch) -> Tensor:
-        """The vectors of one table's places, those of a list pooled."""
-        if not self._tables[number].places.lists:
-            return vectors_BPE
-        of = batch.lookups[number]
-        rows_BP = of.table_rows.index_select(0, of.taken).view(len(batch.labels), -1)
-        return pooled(vectors_BPE, rows_BP != self._paddings[number], self._tables[number].places)
+
+def _sums(vectors_UE: Tensor, of: Lookups) -> Tensor:
+    """The sum of each vector's look-ups, [B * F, E]."""
+    if of.bags is None:
+        return vectors_UE.index_select(0, of.taken)
+    return embedding_bag(of.taken, vectors_UE, of.bags, mode="sum")
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:

@@ -1,8 +1,6 @@
 """A canary on the real tritonserver under the real client's load: no request fails, and nobody meets it by accident."""
 
-import asyncio
 import json
-import threading
 import time
 from datetime import datetime, timezone
 
@@ -22,7 +20,7 @@ from components.store.traffic_plan import Arm
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.scoring import shadow_of
 from tests.support.processes import wait_for
-from tests.support.real_servers import under_load
+from tests.support.real_servers import BackgroundTraffic, under_load
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.shadow_rows import write_shadow_rows
 
@@ -36,30 +34,20 @@ ROWS = 10
 PATIENCE_SECONDS = 100.0
 
 
-class Load:
+class Load(BackgroundTraffic):
     """Users who ask by the plan, without pause, in the background.
 
     The rows that both arms scored go to the archive, with labels drawn from the scores of the version named `truth`.
     """
 
     def __init__(self, url, objects, archive, raw_rows, *, truth):
+        super().__init__()
         self._url, self._objects, self._archive, self._truth = url, objects, archive, truth
         self._rows = raw_rows(200)
-        self._stop = threading.Event()
         self.answered = self.files = 0
         self.versions, self.failures, self.fallbacks = [], [], {}
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._follow()), daemon=True)
 
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._stop.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-
-    async def _follow(self):
+    async def _ask(self):
         follower = PlanFollower(self._objects, MODEL_NAME, interval_seconds=0.1)
         async with PlannedClient(self._url, follower) as client:
             number, pairs = 0, []

@@ -3,6 +3,7 @@
 import json
 import random
 from datetime import datetime, timedelta, timezone
+from operator import itemgetter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -44,8 +45,11 @@ def read_lake(tmp_path):
     return run
 
 
+identity = itemgetter(raw_rows.EVENT_TIME, raw_rows.REQUEST_ID, raw_rows.ROW)
+
+
 def identities(rows: list[dict]) -> list[tuple]:
-    return [(r[raw_rows.EVENT_TIME], r[raw_rows.REQUEST_ID], r[raw_rows.ROW]) for r in rows]
+    return list(map(identity, rows))
 
 
 @pytest.fixture
@@ -60,9 +64,7 @@ def four_days_lake(tmp_path, four_days, write_lake):
 
 @pytest.fixture
 def four_days_in_order(four_days):
-    return sorted(
-        four_days.to_pylist(), key=lambda r: (r[raw_rows.EVENT_TIME], r[raw_rows.REQUEST_ID], r[raw_rows.ROW])
-    )
+    return sorted(four_days.to_pylist(), key=identity)
 
 
 @given(
