@@ -156,19 +156,24 @@ class FeatureWorkflow:
         Any other value without an id is out of vocabulary, a negative one (and so `TOMBSTONE`) too; but any value of an
         excluded column is missing, or padding. Of bucketed columns there are buckets, see `with_buckets`.
         """
-        in_list = np.isin(self.features.id_features, self.features.lists)
-        absent = np.where(in_list, PADDING_ID, MISSING_ID)
-        ids = np.full(categorical.shape, OOV_ID, dtype=np.int64)
-        for place, slot in enumerate(self.features.id_places.slots):
-            keys, positions = self._sorted[slot]
-            raw = categorical[:, place]
-            if len(keys):
-                found = np.minimum(np.searchsorted(keys, raw), len(keys) - 1)
-                known = keys[found] == raw
-                ids[known, place] = FIRST_ID + positions[found[known]]
-            ids[raw == MISSING_CATEGORY, place] = absent[place]
-        left_out = np.isin(self.features.id_features, self.excluded)
-        ids[:, left_out] = absent[left_out]
+        ids = np.empty(categorical.shape, np.int64)
+        for place in range(categorical.shape[1]):
+            ids[:, place] = self.encode_place(place, categorical[:, place])
+        return ids
+
+    def encode_place(self, place: int, categories: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids [n] of categories that stand at one of `features.id_places`, as in `encode_categorical`."""
+        feature = self.features.id_features[place]
+        absent = PADDING_ID if feature in self.features.lists else MISSING_ID
+        if feature in self.excluded:
+            return np.full(len(categories), absent)
+        keys, positions = self._sorted[self.features.id_places.slots[place]]
+        ids = np.full(len(categories), OOV_ID)
+        if len(keys):
+            found = np.minimum(np.searchsorted(keys, categories), len(keys) - 1)
+            known = keys[found] == categories
+            ids[known] = FIRST_ID + positions[found[known]]
+        ids[categories == MISSING_CATEGORY] = absent
         return ids
 
     def with_buckets(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -10,7 +10,6 @@ about them (`_metadata.json`, `_file_list.txt`).
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing import numpy_engine
 from components.preprocessing.engines import Columns
 from components.preprocessing.raw_partitions import Partition, read_partition
-from components.runtime import forked
 from components.runtime.durable import whole_file, write_whole
 from components.runtime.errors import PermanentError
 from components.runtime.workers import Workers
@@ -70,8 +68,7 @@ def encode_parts(
     ]
     for part in plans:
         (aside / part).mkdir()
-    shares = forked.shares(tasks, workers.num_shares, weight=lambda task: task.partition.num_rows)
-    found = chain.from_iterable(workers.run_all(partial(_encode_share, encoder, features), shares))
+    found = iter(workers.run_all(partial(_encode_task, encoder, features), tasks))
     num_rows = {part: [next(found) for _ in plan] for part, plan in plans.items()}
     for part, of_files in num_rows.items():
         for torn in (aside / part).glob(".*"):  # of workers that were killed
@@ -80,16 +77,15 @@ def encode_parts(
     return {part: sum(of_files) for part, of_files in num_rows.items()}
 
 
-def _encode_share(encoder: Callable[[Any], Columns], features: FeatureWorkflow, share: list[Task]) -> list[int]:
-    """Writes the files of a share and proves them; gives the number of rows of each."""
-    num_rows = []
-    for partition, path in share:
-        table = pa.table(encoder(read_partition(partition)))
-        row_group_size = -(-ROW_GROUP_BYTES * table.num_rows // table.nbytes)
-        with whole_file(path) as file:  # a worker that was given up for lost may still write the same rows
-            pq.write_table(table, file, compression="NONE", row_group_size=row_group_size)
-        num_rows.append(verify_file(path, features.features, features.slot_sizes, weighted=partition.weighted))
-        compare(features, partition, path)
+def _encode_task(encoder: Callable[[Any], Columns], features: FeatureWorkflow, task: Task) -> int:
+    """Writes one file and proves it; gives its number of rows."""
+    partition, path = task
+    table = pa.table(encoder(read_partition(partition)))
+    row_group_size = -(-ROW_GROUP_BYTES * table.num_rows // table.nbytes)
+    with whole_file(path) as file:  # a worker that was given up for lost may still write the same rows
+        pq.write_table(table, file, compression="NONE", row_group_size=row_group_size)
+    num_rows = verify_file(path, features.features, features.slot_sizes, weighted=partition.weighted)
+    compare(features, partition, path)
     return num_rows
 
 

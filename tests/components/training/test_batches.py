@@ -6,7 +6,6 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from components.contracts.features import Places, PooledPlaces
 from components.models.files import one_each
 from components.training.pytorch.engine import TablePlaces, assemble, made_ahead
 from components.training.rows import Rows
@@ -29,17 +28,6 @@ def test_keys_of_a_table_beyond_32_bits_do_not_collide(rows):
     offsets = OFFSETS + 2**40
     (found,) = assemble(rows, np.arange(50), [TablePlaces(slice(None), offsets, one_each(SIZES))]).lookups
     np.testing.assert_array_equal(found.table_rows, np.unique((rows.ids + offsets).ravel()))
-
-
-def test_a_list_looks_up_only_what_it_holds_and_its_mean_is_of_that():
-    places = Places((0, *[1] * 5), (PooledPlaces(1, 4, "mean"), PooledPlaces(4, 6, "sum")))
-    table = TablePlaces(slice(None), np.array([0, *[10] * 5]), places)
-    found = table.lookups(np.array([[3, 1, 0, 2, 0, 0], [0, 0, 0, 0, 4, 1]], np.int32))
-    looked_up = found.table_rows[found.taken].tensor_split(found.bags[1:].long())
-    assert [sorted(each.tolist()) for each in looked_up] == [[3], [11, 12], [], [0], [], [11, 14]]
-    assert found.shares.flatten().tolist() == [1, 0.5, 1, 1, 1, 1]
-    of_rows = found.order.tensor_split(found.starts[1:].long())
-    assert [sorted(each.tolist()) for each in of_rows] == [[3], [0], [1, 5], [1], [5]]
 
 
 def test_what_a_source_raises_comes_after_the_items_before_it():
