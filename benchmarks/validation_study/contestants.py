@@ -37,7 +37,7 @@ def judge_by_ours(before: Path, now: Path) -> dict[str, list[str]]:
 def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
     from components.contracts.manifests import Model
     from components.validation.round import Round, read_champion
-    from components.validation.rules import RuleSet
+    from components.validation.rules import ValidationSettings
     from components.validation.validate import validate
     from tests.support.validation_models import make_dataset
 
@@ -46,7 +46,7 @@ def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
         raw=make_dataset(rows, 1, digest=str(rows)),
         folder=folder,
         store=folder.parent / "store",
-        rules=RuleSet(),
+        rules=ValidationSettings(),
         champion=read_champion(model) if model else None,
         schema_path=model / Model.SCHEMA if model else None,
     )

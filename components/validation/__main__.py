@@ -21,7 +21,7 @@ from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store.runs import forget_report, keep_report, noted
-from components.validation.rules import BLOCK, NOTIFY, WARN, RuleSet, ValidationSettings
+from components.validation.rules import BLOCK, NOTIFY, WARN, ValidationSettings
 
 STEP = "validation"
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     # What a person wrote is checked before TFDV is imported, and before a row is read.
     raw = RawDataset.read(arguments.raw_dataset)
-    rules = RuleSet(settings=raw.recommender.section(STEP, ValidationSettings))
+    rules = raw.recommender.section(STEP, ValidationSettings)
     release = model_store.champion(store, arguments.champion)
 
     from components.validation.round import Round, read_champion

@@ -13,7 +13,7 @@ from components.storage.uris import local_path
 from components.validation.drift import DriftEntry, LabelShift, measure_drift, measure_label_shift
 from components.validation.quarantine import ScreenedRows, screen_rows
 from components.validation.round import Champion, Round
-from components.validation.rules import BLOCK, DATASET, INFO, WARN, Finding, RuleSet
+from components.validation.rules import BLOCK, DATASET, INFO, WARN, Finding, ValidationSettings
 from components.validation.schema import check_statistics, fitted_to, infer_schema, possible_shares, propose_schema
 from components.validation.schema_versions import read_schema
 from components.validation.skew import Skew, SkewEntry, measure_skew
@@ -80,7 +80,7 @@ def measure(round_: Round, folder: Path) -> Measured:
     """
     schema, proposal = read_schema(round_.schema_path) if round_.schema_path else None, None
     rows = screen_rows(round_, schema, folder)
-    raw, settings, champion = rows.dataset, round_.rules.settings, round_.champion
+    raw, settings, champion = rows.dataset, round_.rules, round_.champion
     features = raw.recommender.features
     counter = ReferenceCounter(features, raw.excluded_columns)
     statistics = round_.summarize(rows.files, counter)
@@ -126,7 +126,7 @@ def measure(round_: Round, folder: Path) -> Measured:
     )
 
 
-def judge(measured: Measured, rules: RuleSet) -> list[Finding]:
+def judge(measured: Measured, rules: ValidationSettings) -> list[Finding]:
     """The findings of every rule, that about single rows included."""
     findings = [
         *_judge_structure(measured, rules),
@@ -140,7 +140,7 @@ def judge(measured: Measured, rules: RuleSet) -> list[Finding]:
     return sorted(findings, key=lambda finding: (BLOCK, WARN, INFO).index(finding.severity))
 
 
-def _judge_structure(measured: Measured, rules: RuleSet) -> list[Finding]:
+def _judge_structure(measured: Measured, rules: ValidationSettings) -> list[Finding]:
     found = []
     if not num_rows(measured.statistics):
         found += rules.find("no_rows", DATASET, "there are no training rows, expected at least 1")
@@ -156,7 +156,7 @@ def _judge_structure(measured: Measured, rules: RuleSet) -> list[Finding]:
     return found
 
 
-def _judge_anomalies(measured: Measured, rules: RuleSet) -> list[Finding]:
+def _judge_anomalies(measured: Measured, rules: ValidationSettings) -> list[Finding]:
     """TFDV's anomalies, each under the rule that acts on it, except those that another rule explains better.
 
     Too few values in a column are `info` if the rows are so few that the column may have as many as the schema wants.
@@ -185,7 +185,7 @@ def _may_be_chance(feature: Any, min_fraction: float) -> bool:
 # -- values
 
 
-def _judge_values(measured: Measured, rules: RuleSet) -> list[Finding]:
+def _judge_values(measured: Measured, rules: ValidationSettings) -> list[Finding]:
     """One-class labels, columns without values, and jumps of the missing share."""
     rows = num_rows(measured.statistics)
     if not rows:
@@ -207,7 +207,7 @@ def _judge_values(measured: Measured, rules: RuleSet) -> list[Finding]:
     return found
 
 
-def _judge_label(label: Any, rows: int, rules: RuleSet) -> list[Finding]:
+def _judge_label(label: Any, rows: int, rules: ValidationSettings) -> list[Finding]:
     if not num_values(label):
         return rules.find("label_invalid", raw_rows.LABEL, f"label is missing in all {rows} rows")
     numbers = label.num_stats
@@ -217,7 +217,7 @@ def _judge_label(label: Any, rows: int, rules: RuleSet) -> list[Finding]:
     return []
 
 
-def _judge_empty_column(name: str, before: Any, rules: RuleSet, *, rows: int, schema: Any) -> list[Finding]:
+def _judge_empty_column(name: str, before: Any, rules: ValidationSettings, *, rows: int, schema: Any) -> list[Finding]:
     known, rows_before = num_values(before), num_values(before) + num_missing(before)
     text = f"{name} has no value in any of {rows} rows"
     if not known:
@@ -230,22 +230,22 @@ def _judge_empty_column(name: str, before: Any, rules: RuleSet, *, rows: int, sc
     return rules.find("column_empty" if expected >= CERTAIN_ROWS else "column_empty_by_chance", name, text)
 
 
-def _judge_missing_share(name: str, now: Any, before: Any, *, rules: RuleSet) -> list[Finding]:
+def _judge_missing_share(name: str, now: Any, before: Any, *, rules: ValidationSettings) -> list[Finding]:
     share_now, share_before = missing_share(now), missing_share(before)
     if share_now is None or share_before is None:
         return []
-    if abs(share_now - share_before) <= rules.settings.missing_share_jump:
+    if abs(share_now - share_before) <= rules.missing_share_jump:
         return []
     return rules.find(
         "missing_share", name, f"{name} is missing in {share_now:.1%} of the rows, was in {share_before:.1%}"
     )
 
 
-def judge_click_rate(label: LabelShift | None, rules: RuleSet) -> list[Finding]:
+def judge_click_rate(label: LabelShift | None, rules: ValidationSettings) -> list[Finding]:
     """A finding if the rate left both the merged windows' and the newest one's by more than the factor and chance."""
     if label is None:
         return []
-    factor, level = rules.settings.click_rate_factor, rules.settings.false_alarm_rate
+    factor, level = rules.click_rate_factor, rules.false_alarm_rate
     for side in (label, label.newest):
         if side is None:
             continue
@@ -262,7 +262,7 @@ def judge_click_rate(label: LabelShift | None, rules: RuleSet) -> list[Finding]:
 # -- drift and skew
 
 
-def judge_drift(drift: list[DriftEntry], rules: RuleSet) -> list[Finding]:
+def judge_drift(drift: list[DriftEntry], rules: ValidationSettings) -> list[Finding]:
     """Findings on drifted features and on many new categories; the surest first, then the largest."""
     found: list[Finding] = []
     for entry in sorted(drift, key=lambda each: (1.0 if each.q_value is None else each.q_value, -(each.effect or 0.0))):
@@ -272,7 +272,7 @@ def judge_drift(drift: list[DriftEntry], rules: RuleSet) -> list[Finding]:
         elif entry.learned:
             text = f"{name} differs from earlier windows as the champion's newest one does: {_describe_change(entry)}"
             found += rules.find("drift", name, text, kind="drift", at_most=INFO)
-        if new is not None and new > rules.settings.new_value_share:
+        if new is not None and new > rules.new_value_share:
             text = f"{name} has categories that the champion never saw in at least {new:.1%} of the rows"
             found += rules.find("new_categories", name, text, kind="drift")
     return found
@@ -306,7 +306,7 @@ def _describe_values(entry: DriftEntry) -> str:
     return f"divergence {effect:.4f} bits ({interval}, matters from {threshold:.4f})"
 
 
-def judge_skew(skew: Skew | None, rules: RuleSet) -> list[Finding]:
+def judge_skew(skew: Skew | None, rules: ValidationSettings) -> list[Finding]:
     """Findings on features that were not served as they are trained on; those with the largest difference first."""
     if skew is None:
         return []

@@ -58,7 +58,7 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
     below `folder`, the step's while it is made.
     """
     raw, rules = round_.raw, round_.rules
-    files, action = parquet_files(local_path(raw.train_uri)), rules.actions[DOMAIN]
+    files, action = parquet_files(local_path(raw.train_uri)), rules.action_of(DOMAIN)
     quarantine_store.forget_quarantined(round_.store, round_.run)
     if action == OFF:
         return ScreenedRows(dataset=raw, files=files)
@@ -83,7 +83,7 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
     if not num_gone:
         return ScreenedRows(dataset=raw, files=files, findings=findings)
     logger.info("%d rows are quarantined", num_gone)
-    if num_gone > (limit := rules.settings.max_quarantined_fraction) * num_rows:
+    if num_gone > (limit := rules.max_quarantined_fraction) * num_rows:
         text = f"{num_gone} of {num_rows} rows are quarantined, expected at most {limit:.2%}"
         findings += rules.find("quarantined_share", DATASET, text)
     kept = quarantine_store.keep_quarantined(round_.store, round_.run, folder / QUARANTINED, num_rows=num_gone)

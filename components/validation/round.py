@@ -7,7 +7,7 @@ from typing import Any
 
 from components.contracts.manifests import Model, RawDataset
 from components.storage.objects import Objects
-from components.validation.rules import RuleSet
+from components.validation.rules import ValidationSettings
 from components.validation.tfdv_statistics import read_statistics, summarize_files
 from components.validation.windows import KeptWindows, read_windows
 
@@ -43,7 +43,7 @@ class Round:
     """The step's folder; filled by validation, which replaces that of an earlier try."""
     store: Path
     """The model store, which keeps quarantined rows."""
-    rules: RuleSet
+    rules: ValidationSettings
     champion: Champion | None = None
     parent: Path | None = None
     """Folder of the model that the round continues; None = from scratch."""

@@ -72,6 +72,26 @@ class ValidationSettings:
             if name not in _LEAST_ONE and not (is_number and 0 <= value <= 1 and (value or may_be_zero)):
                 raise ContractError(f"{name} is {value!r}, expected a number in (0, 1]")
 
+    def action_of(self, rule: str) -> str:
+        """What the rule does."""
+        return self.actions.get(rule, RULES[rule].action)
+
+    def find(
+        self, rule: str, feature: str, description: str, *, kind: str = "rule", at_most: str | None = None
+    ) -> "list[Finding]":
+        """The finding of `rule` as a list of one; empty if the rule is off.
+
+        `feature` is a column or `DATASET`; `at_most` is `info` if the rule applies but there is nothing to act on.
+        """
+        action = self.action_of(rule)
+        if action == OFF:
+            return []
+        action = at_most or action
+        severity = SEVERITIES[action]
+        return [
+            Finding(feature=feature, kind=kind, rule=rule, action=action, severity=severity, description=description)
+        ]
+
 
 BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF = "block", "quarantine", "warn", "notify", "info", "off"
 ACTIONS = (BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF)
@@ -106,7 +126,7 @@ class Finding:
 def decide(findings: Sequence[Finding]) -> str:
     """`block`, `warn` or `pass`: the worst severity.
 
-    >>> decide(RuleSet().find("missing_share", "price", "price is missing in 80 % of the rows"))
+    >>> decide(ValidationSettings().find("missing_share", "price", "price is missing in 80 % of the rows"))
     'warn'
     >>> decide([])
     'pass'
@@ -160,34 +180,6 @@ RULES: dict[str, Rule] = {
     "quarantined_share": Rule(BLOCK, "more than this share of the rows is quarantined", ("max_quarantined_fraction",)),
     DOMAIN: Rule(OFF, "a row with a value outside the schema's domain, including NaN and infinity"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class RuleSet:
-    """The rules of one run: actions and thresholds."""
-
-    settings: ValidationSettings = field(default_factory=ValidationSettings)
-
-    @property
-    def actions(self) -> dict[str, str]:
-        """Action of every rule."""
-        return {**{name: rule.action for name, rule in RULES.items()}, **self.settings.actions}
-
-    def find(
-        self, rule: str, feature: str, description: str, *, kind: str = "rule", at_most: str | None = None
-    ) -> list[Finding]:
-        """The finding of `rule` as a list of one; empty if the rule is off.
-
-        `feature` is a column or `DATASET`; `at_most` is `info` if the rule applies but there is nothing to act on.
-        """
-        action = self.actions[rule]
-        if action == OFF:
-            return []
-        action = at_most or action
-        severity = SEVERITIES[action]
-        return [
-            Finding(feature=feature, kind=kind, rule=rule, action=action, severity=severity, description=description)
-        ]
 
 
 def _check_action(rule: str, value: Any) -> None:

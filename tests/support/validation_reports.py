@@ -13,7 +13,7 @@ from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import Measured, judge_drift
 from components.validation.quarantine import ScreenedRows
 from components.validation.round import Champion, Round
-from components.validation.rules import RuleSet
+from components.validation.rules import ValidationSettings
 from components.validation.schema import check_statistics, infer_schema
 from components.validation.skew import ServedRowFacts, Skew, SkewEntry
 from components.validation.validate import make_document, make_report
@@ -78,7 +78,7 @@ def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) 
         anomalies=check_statistics(statistics, schema),
         counter=counter,
         window=window,
-        drift=measure_drift(window, champion.windows, RuleSet().settings, shown=shown) if champion else [],
+        drift=measure_drift(window, champion.windows, ValidationSettings().settings, shown=shown) if champion else [],
         label=measure_label_shift(window, champion.windows) if champion else None,
         skew=SKEW,
         shown=shown,
@@ -89,7 +89,7 @@ def document_of(
     now: pa.Table, before: pa.Table | None, *, run: str = HOSTILE, shown: ShownValues = NUMBERS
 ) -> dict[str, Any]:
     """The document of `now` beside `before`, with a hostile finding and a hostile schema difference."""
-    rules, folder = RuleSet(), Path(tempfile.gettempdir())
+    rules, folder = ValidationSettings(), Path(tempfile.gettempdir())
     champion = None
     if before is not None:
         windows = KeptWindows((_count_rows(before).window(),))

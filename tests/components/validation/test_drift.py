@@ -12,11 +12,10 @@ from components.contracts import criteo, raw_rows
 from components.contracts.words import ShownValues
 from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import judge_click_rate
-from components.validation.rules import RuleSet, ValidationSettings
+from components.validation.rules import ValidationSettings
 from components.validation.windows import KeptWindows, ReferenceCounter
 
 SETTINGS = ValidationSettings()
-RULES = RuleSet(settings=SETTINGS)
 
 
 @pytest.fixture
@@ -306,7 +305,7 @@ def test_of_rates_that_stand_still_no_more_are_called_changed_than_the_level_say
 
 def test_a_halved_rate_is_reported_and_a_smaller_change_or_a_few_rows_are_not(clicked):
     def finding(now, before):
-        return judge_click_rate(measure_label_shift(clicked(now), KeptWindows((clicked(before),))), RULES)
+        return judge_click_rate(measure_label_shift(clicked(now), KeptWindows((clicked(before),))), SETTINGS)
 
     def rows(n, share):
         return np.random.default_rng(2).permutation(np.arange(n) < share * n)
@@ -324,5 +323,5 @@ def test_a_rate_that_the_newest_window_learned_is_not_reported_again(clicked):
     found = measure_label_shift(clicked(low), kept)
     assert found.newest.difference == 0
     assert found.p_value < 1e-6
-    assert judge_click_rate(found, RULES) == []
-    assert judge_click_rate(replace(found, newest=None), RULES) != []
+    assert judge_click_rate(found, SETTINGS) == []
+    assert judge_click_rate(replace(found, newest=None), SETTINGS) != []

@@ -13,7 +13,7 @@ from components.validation.__main__ import metric_values
 from components.validation.quarantine import screen_rows
 from components.validation.quarantine_store import main as quarantine
 from components.validation.round import Round
-from components.validation.rules import RuleSet, ValidationSettings
+from components.validation.rules import ValidationSettings
 from components.validation.schema_versions import format_schema, read_schema
 from components.validation.schema_versions import main as schema_command
 from tests.support.validation_models import make_dataset, release_validated
@@ -166,7 +166,7 @@ def test_rows_out_of_any_domain_of_the_schema_are_quarantined(world):
 
 def test_memory_is_flat_in_rows(world, tmp_path):
     """Rows of many files pass one batch at a time: eight times the rows cost no more Arrow memory."""
-    rules = RuleSet(settings=ValidationSettings(actions={"domain": "quarantine"}))
+    rules = ValidationSettings(actions={"domain": "quarantine"})
     schema, peaks = read_schema(local_path(world.release().schema_uri)), []
     table, _ = world.window(rows=40_000, files=1, I2={3: 1e9})
     for files in (1, 8):

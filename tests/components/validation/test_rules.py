@@ -5,13 +5,13 @@ import pytest
 
 from components.contracts.manifests import RawDataset
 from components.runtime.errors import ContractError
-from components.validation.rules import ACTIONS, RULES, RuleSet, ValidationSettings, decide
+from components.validation.rules import ACTIONS, RULES, ValidationSettings, decide
 from components.validation.schema_versions import main
 from tests.support.recommenders import criteo_with
 
 
 def rules_of(**settings):
-    return RuleSet(settings=criteo_with(validation=settings).section("validation", ValidationSettings))
+    return criteo_with(validation=settings).section("validation", ValidationSettings)
 
 
 def test_every_threshold_belongs_to_a_rule_and_every_rule_names_real_ones():
@@ -21,9 +21,9 @@ def test_every_threshold_belongs_to_a_rule_and_every_rule_names_real_ones():
 
 def test_actions_and_thresholds_of_a_recommender_stand_over_the_defaults():
     rules = rules_of(actions={"missing_share": "block", "domain": "quarantine"}, click_rate_factor=3)
-    assert (rules.actions["missing_share"], rules.actions["domain"]) == ("block", "quarantine")
-    assert rules.actions["click_rate"] == "warn"
-    assert (rules.settings.click_rate_factor, rules.settings.false_alarm_rate) == (3.0, 0.05)
+    assert (rules.action_of("missing_share"), rules.action_of("domain")) == ("block", "quarantine")
+    assert rules.action_of("click_rate") == "warn"
+    assert (rules.click_rate_factor, rules.false_alarm_rate) == (3.0, 0.05)
 
 
 @pytest.mark.parametrize(
