@@ -18,11 +18,11 @@ from tests.support.paths import REPOSITORY
 from tests.support.sources import PACKAGES
 
 PARTS = (
-    ("driver", "serving"),
     ("driver", "loop"),
+    ("training", ""),
+    ("driver", "serving"),
     ("driver", "monitor"),
     ("driver", "rest"),
-    ("training", ""),
     ("preprocessing", ""),
     ("validation", ""),
 )
