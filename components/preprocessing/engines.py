@@ -41,5 +41,5 @@ class EncodingEngine(Protocol):
 
 
 def engine_of(name: str) -> EncodingEngine:
-    """The engine `name` of `settings.ENGINES`; only its own libraries are imported."""
+    """The engine `name`, one of `PreprocessingSettings.engine`; only its own libraries are imported."""
     return cast(EncodingEngine, import_module(f"components.preprocessing.{name}_engine"))

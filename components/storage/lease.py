@@ -4,7 +4,7 @@ One object names the holder and when the lease ends. It is created where there i
 and taken over only after its end; each of these is a conditional write, so of two takers one wins. The holder counts by
 a clock that nobody sets: its own wall clock stepping back or forth neither shortens nor lengthens what others read. A
 holder that slept through its lease's end may still believe in it: what it writes last must be conditional too
-(`repository.write_config`), for a lease alone cannot stop a late writer.
+(`ModelRepository.write_config`), for a lease alone cannot stop a late writer.
 """
 
 import json

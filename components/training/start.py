@@ -1,7 +1,7 @@
 """The weights that a fit starts from: fresh ones, or a parent's laid out for this round's vocabularies.
 
 A parent's table is written piece by piece from one mapped file into another, so that no table is held in memory. Which
-model is the parent is extraction's choice, what changed in the vocabularies is `contracts.vocabulary_changes`'.
+model is the parent is extraction's choice, what changed in the vocabularies is `contracts.workflow`'.
 
 Here is also the correction for training rows of which only a share without a click was kept
 (`TrainingSet.negative_rate`). Rows without a click that are kept with probability r, whatever their features, have 1/r

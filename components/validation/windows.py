@@ -80,7 +80,7 @@ class ColumnSummary:
     values: Ints | None
     """[k] most frequent first, ties by value; None for a dense column."""
     sums: Ints
-    """[k, 3] per cell, as `reference.ValueCounts.sums`."""
+    """[k, 3] per cell, as `ValueCounts.sums`."""
     present: int
     """Rows with a value; those in no cell are the others."""
     present_sizes: int
