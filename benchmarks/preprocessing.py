@@ -194,13 +194,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     quick = "two minutes: 200,000 rows and one round, so start-up weighs more"
     parser = benchmark_parser("preprocessing", __doc__, quick=quick)
     flags = parser.parse_args(argv)
+    small, large = TARGETS
+    rounds = 1 if flags.quick else 5
+    parts = {small: (full, incremental, fixed, engines, memory)}
+    if not flags.quick:
+        parts = {small: (full, incremental), large: parts[small]}
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
-        bench = PreprocessingBench(Path(scratch), 200_000 if flags.quick else 1_000_000)
-        rounds = 1 if flags.quick else 5
-        results = document["results"] = {
-            part.__name__: part(bench, rounds) for part in (full, incremental, fixed, engines, memory)
-        }
-        document["figures"] = [figure for each in results.values() for figure in each.pop("figures", [])]
+        results: dict[str, Any] = {}
+        document["figures"], document["results"] = [], results
+        for num_rows, of_size in parts.items():
+            bench = PreprocessingBench(Path(scratch) / str(num_rows), num_rows)
+            found = results[f"{num_rows:,} rows"] = {part.__name__: part(bench, rounds) for part in of_size}
+            document["figures"] += [figure for each in found.values() for figure in each.pop("figures", [])]
     return 0
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from components.contracts.manifests import Model, Verdict
 from components.store.models import stored_model, verdict_paths
 from components.store.runs import (
-    OUTCOME_FILE,
-    STEPS,
     RunOutcome,
     StepNote,
     begun_at,
+    each_note,
     find_outcome,
     read_notes,
     trained_model,
@@ -54,15 +53,16 @@ def read_runs(store: Path, *, newest: int | None = None) -> list[RunLine]:
     Raises:
         ContractError: a file in it is damaged.
     """
-    runs = sorted((_start_of(folder), folder.name) for folder in (store / "runs").glob("*"))
+    runs = sorted((_start_of(store, folder.name), folder.name) for folder in (store / "runs").glob("*"))
     return [read_run(store, run) for _, run in runs[-newest if newest else None :]]
 
 
-def _start_of(folder: Path) -> str:
+def _start_of(store: Path, run: str) -> str:
     """When the first step of a run began, or else the run ended; empty where neither is known."""
-    notes = [(f"{step}.json", "started_at") for step in STEPS] + [(OUTCOME_FILE, "ended_at")]
-    known = (json.loads((folder / name).read_text())[time] for name, time in notes if (folder / name).exists())
-    return next(known, "")
+    if first := next(each_note(store, run), None):
+        return first.started_at
+    outcome = find_outcome(store, run)
+    return outcome.ended_at if outcome else ""
 
 
 def read_run(store: Path, run: str) -> RunLine:

@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, Preempted, Refused
 from components.store.promotion_journal import moment_of
 
+T = TypeVar("T")
 OUTCOME_FILE = "outcome.json"
 HTML, JSON = "html", "json"
 """Kinds of reports: for people and for machines."""
@@ -134,10 +135,15 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
         _write_note(path, note)
 
 
+def each_note(store: Path, run: str) -> Iterator[StepNote]:
+    """The notes of a run in step order, each read when it is asked for; errors as `find_outcome`."""
+    folder = run_folder(store, run)
+    return (note for step in STEPS if (note := _read(folder / f"{step}.json", StepNote)))
+
+
 def read_notes(store: Path, run: str) -> list[StepNote]:
-    """The notes of a run in step order; a step that never started has none."""
-    paths = [run_folder(store, run) / f"{step}.json" for step in STEPS]
-    return [StepNote(**json.loads(path.read_text())) for path in paths if path.exists()]
+    """What `each_note` gives, all at once."""
+    return list(each_note(store, run))
 
 
 def trained_model(notes: Iterable[StepNote]) -> str | None:
@@ -156,15 +162,18 @@ def write_outcome(store: Path, outcome: RunOutcome) -> None:
 
 
 def read_outcomes(store: Path) -> list[RunOutcome]:
-    """How each run of the store ended, oldest first."""
-    outcomes = [RunOutcome(**json.loads(p.read_text())) for p in (store / "runs").glob(f"*/{OUTCOME_FILE}")]
-    return sorted(outcomes, key=lambda outcome: outcome.ended_at)
+    """How each run of the store ended, oldest first; errors as `find_outcome`."""
+    found = (_read(path, RunOutcome) for path in (store / "runs").glob(f"*/{OUTCOME_FILE}"))
+    return sorted((each for each in found if each), key=lambda outcome: outcome.ended_at)
 
 
 def find_outcome(store: Path, run: str) -> RunOutcome | None:
-    """How the run of that name ended; None while it has not."""
-    path = run_folder(store, run) / OUTCOME_FILE
-    return RunOutcome(**json.loads(path.read_text())) if path.exists() else None
+    """How the run of that name ended; None while it has not.
+
+    Raises:
+        ContractError: what it left is damaged.
+    """
+    return _read(run_folder(store, run) / OUTCOME_FILE, RunOutcome)
 
 
 def report_path(store: Path, run: str, step: str, *, kind: str = HTML) -> Path:
@@ -197,3 +206,12 @@ def reports_of(store: Path, run: str) -> dict[str, str]:
 
 def _write_note(path: Path, note: StepNote) -> None:
     write_whole(path, json.dumps(asdict(note), indent=2, default=str) + "\n")
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    try:
+        return kind(**json.loads(path.read_bytes()))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, TypeError) as error:
+        raise ContractError(f"{path} cannot be read: {error}, expected a {kind.__name__}") from error

@@ -9,7 +9,6 @@ lake, work folders, model repository. A lake or repository in a bucket has no di
 removed, and when, is `components.store.collect`'s concern.
 """
 
-import json
 import logging
 import shutil
 from collections import Counter
@@ -176,7 +175,7 @@ class RunCounter:
         names = {path.name for path in folder.iterdir()} if folder.exists() else set()
         ended = {name: at for name, at in self._ended.items() if name in names}
         settled = {name for name, at in ended.items() if abs(now - _seconds_of(at)) >= REPEAT_SECONDS}
-        outcomes = (_read_outcome(self._store, name) for name in names - settled)
+        outcomes = (runs.find_outcome(self._store, name) for name in names - settled)
         new = [each for each in outcomes if each and ended.get(each.run) != each.ended_at]
         counted: Counter[str] = Counter()
         refusals, last = self._counts.gate_refusals, self._counts.last_run
@@ -225,18 +224,6 @@ def verdict_of(store: Path, outcome: runs.RunOutcome) -> str:
         note = notes.get("evaluation")
         return GATE_INCONCLUSIVE if note and note.facts.get("decision") == "inconclusive" else GATE_FAILED
     return BLOCKED_BY_DATA if outcome.step == "validation" else REFUSED_AT_DEPLOYMENT
-
-
-def _read_outcome(store: Path, run: str) -> runs.RunOutcome | None:
-    """How the run ended; None while it has not."""
-    try:
-        text = (runs.run_folder(store, run) / runs.OUTCOME_FILE).read_text()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        return runs.RunOutcome(**json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise ContractError(f"the outcome of run {run} cannot be read: {error}") from error
 
 
 def _last_run(store: Path, outcome: runs.RunOutcome) -> LastRun:

@@ -63,7 +63,7 @@ def test_the_loop_turns_on_a_persons_file(tmp_path, write_clicks, write_kaggle, 
     [
         (lambda folder, kaggle: folder / "absent.csv", "does not exist"),
         (lambda folder, kaggle: folder, "holds no file of rows"),
-        (lambda folder, kaggle: _written(folder / "letter.csv", "Dear all,\nno clicks today.\n"), "is no Criteo file"),
+        (lambda folder, kaggle: (at := folder / "letter.csv").write_text("Dear all,\n...") and at, "is no Criteo file"),
         (lambda folder, kaggle: kaggle(folder / "train.csv", 200), "holds 200 rows, expected at least 1,000"),
     ],
     ids=["absent", "empty folder", "a letter", "200 rows"],
@@ -89,8 +89,3 @@ def test_data_inside_the_demos_own_folder_is_refused_and_kept(tmp_path, run_to_e
     assert ended.code == 2
     assert "which the demo empties" in ended.output
     assert data.exists()
-
-
-def _written(path, text):
-    path.write_text(text)
-    return path

@@ -63,6 +63,14 @@ def test_a_folder_that_is_no_store_is_refused_and_an_empty_one_is_a_store_of_not
     assert "holds none of models, runs, recommender, journal.jsonl, expected a model store" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["validation.json", "outcome.json"])
+def test_a_damaged_note_of_a_run_is_named(name, tmp_path, capsys):
+    (path := tmp_path / "runs" / "r1" / name).parent.mkdir(parents=True)
+    path.write_text('{"step": "val')
+    assert main(["runs", "--store", str(tmp_path)]) == 2
+    assert f"{path} cannot be read" in capsys.readouterr().err
+
+
 def test_room_of_an_environment_that_was_not_built_says_which(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("pipelines.__main__.python_of", lambda environment: tmp_path / environment / "python")
     assert main(["schema", "show", "--store", str(tmp_path)]) == 2

@@ -48,10 +48,6 @@ def read_lake(tmp_path):
 identity = itemgetter(raw_rows.EVENT_TIME, raw_rows.REQUEST_ID, raw_rows.ROW)
 
 
-def identities(rows: list[dict]) -> list[tuple]:
-    return list(map(identity, rows))
-
-
 @pytest.fixture
 def four_days(raw_table):
     return raw_table(2000, start=START.timestamp(), seconds=4 * 86_400)
@@ -110,7 +106,7 @@ def test_the_earliest_of_rows_with_one_identity_stays(tmp_path, raw_table, write
     lake = write_lake(tmp_path / "lake", pa.concat_tables([moved, table]))
     rows, num_duplicates, _ = read_lake(folder_lake(lake))
     assert num_duplicates == 20
-    assert identities(rows) == identities(table.to_pylist())
+    assert [*map(identity, rows)] == [*map(identity, table.to_pylist())]
 
 
 def test_unfinished_files_are_not_read(tmp_path, four_days, write_lake, read_lake):
