@@ -138,7 +138,7 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
 def each_note(store: Path, run: str) -> Iterator[StepNote]:
     """The notes of a run in step order, each read when it is asked for; errors as `find_outcome`."""
     folder = run_folder(store, run)
-    return (note for step in STEPS if (note := _read(folder / f"{step}.json", StepNote)))
+    return (note for step in STEPS if (note := _read_record(folder / f"{step}.json", StepNote)))
 
 
 def read_notes(store: Path, run: str) -> list[StepNote]:
@@ -163,7 +163,7 @@ def write_outcome(store: Path, outcome: RunOutcome) -> None:
 
 def read_outcomes(store: Path) -> list[RunOutcome]:
     """How each run of the store ended, oldest first; errors as `find_outcome`."""
-    found = (_read(path, RunOutcome) for path in (store / "runs").glob(f"*/{OUTCOME_FILE}"))
+    found = (_read_record(path, RunOutcome) for path in (store / "runs").glob(f"*/{OUTCOME_FILE}"))
     return sorted((each for each in found if each), key=lambda outcome: outcome.ended_at)
 
 
@@ -173,7 +173,7 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
     Raises:
         ContractError: what it left is damaged.
     """
-    return _read(run_folder(store, run) / OUTCOME_FILE, RunOutcome)
+    return _read_record(run_folder(store, run) / OUTCOME_FILE, RunOutcome)
 
 
 def report_path(store: Path, run: str, step: str, *, kind: str = HTML) -> Path:
@@ -208,7 +208,7 @@ def _write_note(path: Path, note: StepNote) -> None:
     write_whole(path, json.dumps(asdict(note), indent=2, default=str) + "\n")
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
+def _read_record(path: Path, kind: type[T]) -> T | None:
     try:
         return kind(**json.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError):

@@ -367,7 +367,7 @@ class PytorchEngine:
     def _step(self, batch: Batch) -> Tensor:
         """The batch's mean loss in nats (binary cross entropy), after a step against its gradient."""
         taken = [rows.index_select(0, of.table_rows) for rows, of in zip(self._rows, batch.lookups)]
-        sums = [_sums(taken_U3E[:, 0], of).requires_grad_() for taken_U3E, of in zip(taken, batch.lookups)]
+        sums = [_summed_lookups(taken_U3E[:, 0], of).requires_grad_() for taken_U3E, of in zip(taken, batch.lookups)]
         vectors_BFE = side_by_side(
             [
                 (each if of.shares is None else each * of.shares).view(len(batch.labels), -1, rows.shape[2])
@@ -399,7 +399,7 @@ class PytorchEngine:
         return loss.detach()
 
 
-def _sums(vectors_UE: Tensor, of: Lookups) -> Tensor:
+def _summed_lookups(vectors_UE: Tensor, of: Lookups) -> Tensor:
     """The sum of each vector's look-ups, [B * F, E]."""
     if of.bags is None:
         return vectors_UE.index_select(0, of.taken)
