@@ -196,9 +196,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = parser.parse_args(argv)
     small, large = TARGETS
     rounds = 1 if flags.quick else 5
-    parts = {small: (full, incremental, fixed, engines, memory)}
-    if not flags.quick:
-        parts = {small: (full, incremental), large: parts[small]}
+    every: tuple[Callable[..., dict[str, Any]], ...] = (full, incremental, fixed, engines, memory)
+    parts = {small: every} if flags.quick else {small: every[:2], large: every}
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
         results: dict[str, Any] = {}
         document["figures"], document["results"] = [], results
