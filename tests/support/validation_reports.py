@@ -78,7 +78,7 @@ def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) 
         anomalies=check_statistics(statistics, schema),
         counter=counter,
         window=window,
-        drift=measure_drift(window, champion.windows, ValidationSettings().settings, shown=shown) if champion else [],
+        drift=measure_drift(window, champion.windows, ValidationSettings(), shown=shown) if champion else [],
         label=measure_label_shift(window, champion.windows) if champion else None,
         skew=SKEW,
         shown=shown,
