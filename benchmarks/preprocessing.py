@@ -3,6 +3,7 @@
 1. A first round: fit, transform, verification and publishing, against the script's fit, transform and to_parquet. The
    run checks that both say the same (`same_encoding`), or the figures would be of different work.
 2. An incremental round: vocabularies are extended, nothing is refitted; the script cannot do so and fits again.
+   Both of 200,000 rows and of a million; all else of a million.
 3. Fixed cost: an incremental round of few rows, interpreter and imports included.
 4. The engines beside each other: seconds, processor time and memory of each of these rounds.
 5. Memory at two sizes of the window: the proportional share of anonymous memory (Linux `Pss_Anon`), summed over the

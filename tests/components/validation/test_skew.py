@@ -141,7 +141,8 @@ def test_the_row_that_differs_is_shown_in_words_and_no_user_is(training, archive
     found = {entry.feature: entry for entry in skew.entries if entry.drifted}
     assert found["C7"].example["served"] == "'red'"
     assert found["C8"].example is None
-    assert "served was 'red'" in "".join(each.description for each in judge_skew(skew, ValidationSettings()))
+    first, second, *_ = judge_skew(skew, ValidationSettings())
+    assert "served was 'red'" in first.description + second.description
 
 
 def test_equal_rows_give_no_skew_whatever_their_order_and_labels(training, archive, tmp_path):
