@@ -403,7 +403,8 @@ def in_windows(state: Path, user: User) -> Iterator[Found]:
             store.forget_user(user.category)
 
     with _reading_memory(state) as connection:
-        held = b"".join(blob for (blob,) in connection.execute("SELECT users FROM matured WHERE users IS NOT NULL"))
+        query = "SELECT users FROM predictions WHERE matured > 0 AND users IS NOT NULL"
+        held = b"".join(blob for (blob,) in connection.execute(query))
     if num_rows := int((np.frombuffer(held, np.int64) == user.category).sum()):
         yield Found(f"{state / STORE_FILE}: {num_rows} rows of the windows", remove)
 

@@ -22,7 +22,7 @@ from monitoring.rows import ArchiveOutcome, ArchiveRow, LateOutcome, Unarchived
 
 M = TypeVar("M")
 
-VERSION = 5
+VERSION = 6
 """Kept as SQLite's `user_version`. A state folder of another version is refused: its monitor must drain it."""
 PAGE_BYTES = 16_384
 """Of new files. A message of 64 rows takes 17 kB: on SQLite's 4 kB pages it lies on a chain of five, and the whole
@@ -31,21 +31,19 @@ monitor takes 18 % more processor time (138k rows/s against 163k; 64 kB: 168k, a
 _TABLES = """
 CREATE TABLE predictions (
     request_id TEXT PRIMARY KEY, time REAL NOT NULL, model_version INTEGER NOT NULL, num_rows INTEGER NOT NULL,
-    stored_at REAL NOT NULL, matured INTEGER NOT NULL DEFAULT 0,
-    canary INTEGER NOT NULL DEFAULT 0, scores BLOB, positions BLOB, users BLOB);
+    stored_at REAL NOT NULL, canary INTEGER NOT NULL, scores BLOB, positions BLOB, users BLOB,
+    matured INTEGER, matured_at REAL, labels BLOB, delays BLOB, file TEXT);
 CREATE TABLE messages (number INTEGER PRIMARY KEY, payload BLOB NOT NULL);
-CREATE INDEX waiting ON predictions (time) WHERE matured = 0;
+CREATE INDEX waiting ON predictions (time) WHERE matured IS NULL;
+CREATE INDEX unarchived ON predictions (matured) WHERE matured > 0 AND file IS NULL;
+CREATE INDEX archived_in ON predictions (file) WHERE file IS NOT NULL;
+CREATE INDEX of_version ON predictions (model_version, matured, num_rows) WHERE matured > 0;
+CREATE INDEX predicted ON predictions (time, model_version, canary);
 CREATE TABLE outcome_batches (batch_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
 CREATE TABLE dead_letters (message_id TEXT PRIMARY KEY, reason TEXT NOT NULL);
 CREATE TABLE clicks (
     request_id TEXT NOT NULL, row INTEGER NOT NULL, time REAL NOT NULL, stored_at REAL NOT NULL,
     PRIMARY KEY (request_id, row));
-CREATE TABLE matured (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL UNIQUE, time REAL NOT NULL,
-    model_version INTEGER NOT NULL, num_rows INTEGER NOT NULL, matured_at REAL NOT NULL,
-    labels BLOB NOT NULL, scores BLOB NOT NULL, file TEXT, positions BLOB, delays BLOB, users BLOB);
-CREATE INDEX unarchived ON matured (number) WHERE file IS NULL;
-CREATE INDEX archived_in ON matured (file);
 CREATE TABLE late_outcomes (
     number INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL, row INTEGER NOT NULL, event TEXT NOT NULL,
     time REAL NOT NULL, predicted_at REAL, stored_at REAL NOT NULL, file TEXT,
@@ -58,9 +56,9 @@ CREATE TABLE files (
 CREATE INDEX unfinished ON files (state) WHERE state != 'uploaded';
 CREATE TABLE counters (name TEXT PRIMARY KEY, value REAL NOT NULL);
 CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
-CREATE INDEX predicted ON predictions (time, model_version, canary);
-CREATE INDEX of_version ON matured (model_version, number, num_rows);
 """
+"""`predictions.matured`: NULL until the labels are final; then the request's place in the order of maturing, from 1; and
+0 once its id alone is held. A message has the number of its prediction's row."""
 
 
 class Database:
@@ -193,6 +191,7 @@ def read_memory(documents: Database, name: str, kind: type[M]) -> M:
 
 OUTCOME_FOLDER = OUTCOME_PARTITION.split("/")[0]
 _AFTER_ALL = 2**63 - 1
+_UNARCHIVED = "matured > 0 AND file IS NULL ORDER BY matured"
 
 
 def holds_outcomes(name: str) -> bool:
@@ -216,13 +215,13 @@ class FileTables(Database):
 
     def oldest_unarchived_at(self) -> float | None:
         """When the first matured row that is in no file matured; None where all are in files."""
-        return self._first_number("SELECT matured_at FROM matured WHERE file IS NULL ORDER BY number LIMIT 1")
+        return self._first_number(f"SELECT matured_at FROM predictions WHERE {_UNARCHIVED} LIMIT 1")
 
     def oldest_unarchived(self, max_rows: int) -> list[Unarchived]:
         """Matured requests in no file yet, oldest first: at least one, then as many as fit into `max_rows` rows."""
         chosen: list[Unarchived] = []
         num_rows = 0
-        query = "SELECT number, time, num_rows FROM matured WHERE file IS NULL ORDER BY number"
+        query = f"SELECT rowid, time, num_rows FROM predictions WHERE {_UNARCHIVED}"
         for request in map(Unarchived._make, self._connection.execute(query)):
             num_rows += request.num_rows
             if chosen and num_rows > max_rows:
@@ -249,17 +248,16 @@ class FileTables(Database):
 
     def intend_file(self, name: str, numbers: Iterable[int]) -> None:
         """Gives these matured requests, or late outcomes, to the file `name`, which is written next."""
-        table = "late_outcomes" if holds_outcomes(name) else "matured"
+        table = "late_outcomes" if holds_outcomes(name) else "predictions"
         with self._transaction({}) as connection:
             connection.execute("INSERT INTO files (name) VALUES (?)", (name,))
-            connection.executemany(f"UPDATE {table} SET file = ? WHERE number = ?", [(name, n) for n in numbers])
+            connection.executemany(f"UPDATE {table} SET file = ? WHERE rowid = ?", [(name, n) for n in numbers])
 
     def rows_of_file(self, name: str) -> list[ArchiveRow]:
         """The requests that were given to the file `name`."""
         query = (
-            "SELECT x.payload, m.labels FROM matured m"
-            " JOIN predictions p USING (request_id) JOIN messages x ON x.number = p.rowid"
-            " WHERE m.file = ? ORDER BY m.number"
+            "SELECT x.payload, p.labels FROM predictions p JOIN messages x ON x.number = p.rowid"
+            " WHERE p.file = ? ORDER BY p.matured"
         )
         found = self._connection.execute(query, (name,))
         return [ArchiveRow(payload, np.frombuffer(labels, np.uint8)) for payload, labels in found]
@@ -276,40 +274,38 @@ class FileTables(Database):
         The outcomes in a sealed file are let go by `Store.forget`. The newest `keep_rows` matured rows of a version are
         held on, and requests predicted after `keep_after`.
         """
-        kind, count = ("archived", "SELECT sum(num_rows) FROM matured WHERE file = ?")
+        kind, count = ("archived", "SELECT sum(num_rows) FROM predictions WHERE file = ?")
         if holds_outcomes(name):
             kind, count = ("archived_outcome", "SELECT count(*) FROM late_outcomes WHERE file = ?")
         with self._transaction({}) as connection:
             connection.execute("UPDATE files SET state = 'sealed' WHERE name = ?", (name,))
             (num_rows,) = connection.execute(count, (name,)).fetchone()
             if not holds_outcomes(name):
-                self._delete_payloads(connection, name)
-                self._delete_old_matured(connection, keep_rows, keep_after)
+                sealed = "SELECT rowid FROM predictions WHERE file = ?"
+                connection.execute(f"DELETE FROM messages WHERE number IN ({sealed})", (name,))
+                self._let_old_matured_go(connection, keep_rows, keep_after)
             self._add_counts(connection, {kind: num_rows, "archived_file": 1})
 
-    @staticmethod
-    def _delete_payloads(connection: sqlite3.Connection, name: str) -> None:
-        sealed = "SELECT p.rowid FROM matured m JOIN predictions p USING (request_id) WHERE m.file = ?"
-        connection.execute(f"DELETE FROM messages WHERE number IN ({sealed})", (name,))
-        connection.execute(
-            f"UPDATE predictions SET scores = NULL, positions = NULL, users = NULL WHERE rowid IN ({sealed})", (name,)
+    def _let_old_matured_go(self, connection: sqlite3.Connection, keep_rows: int, keep_after: float) -> None:
+        """Holds only the ids of archived requests beyond the newest rows of each of the newest versions."""
+        newest = (
+            "SELECT model_version FROM predictions WHERE matured > 0 GROUP BY model_version ORDER BY max(matured) DESC"
         )
-
-    def _delete_old_matured(self, connection: sqlite3.Connection, keep_rows: int, keep_after: float) -> None:
-        """Deletes archived requests beyond the newest rows of each of the newest versions."""
-        newest = "SELECT model_version FROM matured GROUP BY model_version ORDER BY max(number) DESC"
         for place, (version,) in enumerate(connection.execute(newest).fetchall()):
             connection.execute(
-                "DELETE FROM matured WHERE model_version = ? AND number < ? AND time <= ?"
+                "UPDATE predictions SET matured = 0, scores = NULL, positions = NULL, users = NULL, labels = NULL,"
+                " delays = NULL, file = NULL WHERE model_version = ? AND matured > 0 AND matured < ? AND time <= ?"
                 " AND file IN (SELECT name FROM files WHERE state != 'intended')",
                 (version, self._first_kept(connection, version, keep_rows if place < MAX_VERSIONS else 0), keep_after),
             )
 
     @staticmethod
     def _first_kept(connection: sqlite3.Connection, version: int, keep_rows: int) -> int:
-        """Number of the oldest request among the newest `keep_rows` rows of `version`."""
+        """Place of the oldest request among the newest `keep_rows` rows of `version`."""
         first, num_rows = _AFTER_ALL, 0
-        query = "SELECT number, num_rows FROM matured WHERE model_version = ? ORDER BY number DESC"
+        query = (
+            "SELECT matured, num_rows FROM predictions WHERE model_version = ? AND matured > 0 ORDER BY matured DESC"
+        )
         newest = connection.execute(query, (version,))
         while num_rows < keep_rows and (found := newest.fetchone()):
             first, num_rows = found[0], num_rows + found[1]

@@ -128,7 +128,7 @@ class Store(FileTables):
         """Keeps each click where its request is waited for; every other outcome goes among the late ones."""
         is_click = outcome.event == CLICK
         add_to(counts, "outcome" if is_click else "conversion", len(outcome))
-        query = "SELECT request_id, time, matured FROM predictions WHERE request_id IN ({ids})"
+        query = "SELECT request_id, time, matured IS NOT NULL FROM predictions WHERE request_id IN ({ids})"
         known = {name: (time, matured) for name, time, matured in self._select_by_id(query, {*outcome.request_ids})}
         waiting, late = [], []
         for request_id, row, time in zip(outcome.request_ids, outcome.rows.tolist(), outcome.times.tolist()):
@@ -150,7 +150,7 @@ class Store(FileTables):
         """Up to `limit` predictions made at or before this time and not matured, oldest first, with their outcomes."""
         rows = self._connection.execute(
             "SELECT request_id, time, model_version, scores, positions, users FROM predictions"
-            " WHERE matured = 0 AND time <= ? ORDER BY time, request_id LIMIT ?",
+            " WHERE matured IS NULL AND time <= ? ORDER BY time, request_id LIMIT ?",
             (predicted_before, limit),
         ).fetchall()
         clicks = self._clicks_on([row[0] for row in rows])
@@ -214,7 +214,7 @@ class Store(FileTables):
         taken: dict[int, list[tuple[str, float, bytes]]] = {}
         num_rows = 0
         for request_id, time, version, n, scores in self._connection.execute(
-            "SELECT request_id, time, model_version, num_rows, scores FROM predictions WHERE matured = 0"
+            "SELECT request_id, time, model_version, num_rows, scores FROM predictions WHERE matured IS NULL"
             " ORDER BY time DESC, request_id"
         ):
             if num_rows + n > limit:
@@ -239,27 +239,31 @@ class Store(FileTables):
 
         `requests` are in the order in which they are to be archived; `late` are outcomes of them that made no label.
         """
-        ids = [r.request_id for r in requests]
+        ids, mark = [r.request_id for r in requests], self.matured_mark()
+        add_to(counts, "matured_request", len(requests))
         add_to(counts, "matured", sum(len(r.labels) for r in requests))
         add_to(counts, "matured_click", sum(int(r.labels.sum()) for r in requests))
         with self._transaction(counts) as connection:
             connection.executemany(
-                "INSERT INTO matured (request_id, time, model_version, num_rows, matured_at, labels, scores, positions,"
-                " delays, users) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [_matured_row(request, now) for request in requests],
+                "UPDATE predictions SET matured = ?, matured_at = ?, labels = ?, delays = ? WHERE request_id = ?",
+                [
+                    (place, now, request.labels.tobytes(), _delays(request), request.request_id)
+                    for place, request in enumerate(requests, start=mark + 1)
+                ],
             )
-            connection.executemany("UPDATE predictions SET matured = 1 WHERE request_id = ?", zip(ids))
             clicked = self._select_by_id("SELECT DISTINCT request_id FROM clicks WHERE request_id IN ({ids})", ids)
             connection.executemany("DELETE FROM clicks WHERE request_id = ?", list(clicked))
             self._keep_late(connection, late, now)
 
     def matured_mark(self) -> int:
-        """Number of the request that matured last; 0 = none. Numbers only grow, and the newest one is held on."""
-        return int(self._connection.execute("SELECT coalesce(max(number), 0) FROM matured").fetchone()[0])
+        """Place of the request that matured last in the order of maturing, from 1; 0 = none has."""
+        return int(self.counters.get("matured_request", 0))
 
     def num_matured_after(self, mark: int) -> int:
-        """Requests held that matured after the one numbered `mark`."""
-        return int(self._connection.execute("SELECT count(*) FROM matured WHERE number > ?", (mark,)).fetchone()[0])
+        """Requests held that matured after the one at the place `mark`."""
+        return int(
+            self._connection.execute("SELECT count(*) FROM predictions WHERE matured > ?", (mark,)).fetchone()[0]
+        )
 
     @property
     def num_pending_rows(self) -> int:
@@ -269,7 +273,7 @@ class Store(FileTables):
     def newest_rows(self) -> Iterator[MaturedRequest]:
         """The matured requests still held, oldest first: enough to fill the window of the version that serves."""
         columns = "request_id, time, model_version, labels, scores, positions, delays, users"
-        rows = self._connection.execute(f"SELECT {columns} FROM matured ORDER BY number")
+        rows = self._connection.execute(f"SELECT {columns} FROM predictions WHERE matured > 0 ORDER BY matured")
         for request_id, time, version, labels, scores, positions, delays, users in rows:
             clicked = np.frombuffer(labels, np.uint8)
             yield MaturedRequest(
@@ -322,26 +326,28 @@ class Store(FileTables):
     def forget_user(self, category: int) -> None:
         """Makes the user of this category an unknown one in the rows that are held for the windows."""
         with self._transaction({}) as connection:
-            held = connection.execute("SELECT number, users FROM matured WHERE users IS NOT NULL").fetchall()
+            held = connection.execute(
+                "SELECT rowid, users FROM predictions WHERE matured > 0 AND users IS NOT NULL"
+            ).fetchall()
             for number, blob in held:
                 users = np.frombuffer(blob, np.int64)
                 if (users == category).any():
                     left = np.where(users == category, MISSING_CATEGORY, users)
-                    connection.execute("UPDATE matured SET users = ? WHERE number = ?", (left.tobytes(), number))
+                    connection.execute("UPDATE predictions SET users = ? WHERE rowid = ?", (left.tobytes(), number))
 
     def forget(self, *, before: float, orphans_before: float | None = None) -> None:
         """Lets go of what was stored before this time and has no use any more.
 
-        These are ids of archived requests and of outcome batches, and outcomes in sealed files. Clicks on requests that
-        stayed unknown become late outcomes. `orphans_before` is the same for clicks on unknown requests; None =
-        `before`.
+        These are ids of archived requests and of outcome batches, and outcomes in sealed files, unless the windows hold
+        the rows of their request. Clicks on requests that stayed unknown become late outcomes. `orphans_before` is the
+        same for clicks on unknown requests; None = `before`.
         """
         orphaned = before if orphans_before is None else orphans_before
         is_orphan = "stored_at < ? AND request_id NOT IN (SELECT request_id FROM predictions)"
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
             connection.execute(
-                "DELETE FROM predictions WHERE stored_at < ? AND rowid NOT IN (SELECT number FROM messages)"
+                "DELETE FROM predictions WHERE stored_at < ? AND matured = 0"
                 # The newest stays, or its number would be given again.
                 " AND rowid < (SELECT max(rowid) FROM predictions)",
                 (before,),
@@ -349,7 +355,10 @@ class Store(FileTables):
             connection.execute("DELETE FROM outcome_batches WHERE stored_at < ?", (before,))
             connection.execute(
                 "DELETE FROM late_outcomes WHERE stored_at < ?"
-                " AND file IN (SELECT name FROM files WHERE state != 'intended')",
+                " AND file IN (SELECT name FROM files WHERE state != 'intended')"
+                # Of a request whose rows are held, conversions are counted.
+                " AND NOT EXISTS (SELECT 1 FROM predictions p WHERE p.request_id = late_outcomes.request_id"
+                " AND p.matured IS NOT 0)",
                 (before,),
             )
             connection.execute(
@@ -385,20 +394,9 @@ def _open_rows(
     return OpenRows(scores, ages, clicked)
 
 
-def _matured_row(request: MaturedRequest, now: float) -> tuple[Any, ...]:
-    delays = request.click_delays
-    return (
-        request.request_id,
-        request.time,
-        request.model_version,
-        len(request.labels),
-        now,
-        request.labels.tobytes(),
-        request.scores.tobytes(),
-        None if request.positions is None else request.positions.tobytes(),
-        None if delays is None else delays[request.labels == 1].tobytes(),
-        None if request.users is None else request.users.tobytes(),
-    )
+def _delays(request: MaturedRequest) -> bytes | None:
+    """Of the clicked rows alone; `_spread` puts them back."""
+    return None if request.click_delays is None else request.click_delays[request.labels == 1].tobytes()
 
 
 def _array_or_none(blob: bytes | None, dtype: type[Any]) -> NDArray[Any] | None:

@@ -209,7 +209,8 @@ def holders(world: Path) -> set[str]:
 def rows_of_windows(world: Path) -> int:
     """Rows of the user among those that the monitor keeps for its windows."""
     with closing(sqlite3.connect(world / "state" / "monitor.db")) as connection:
-        users = [np.frombuffer(blob, np.int64) for (blob,) in connection.execute("SELECT users FROM matured")]
+        held = connection.execute("SELECT users FROM predictions WHERE matured > 0").fetchall()
+        users = [np.frombuffer(blob, np.int64) for (blob,) in held]
     return int((np.concatenate(users) == CATEGORY).sum())
 
 

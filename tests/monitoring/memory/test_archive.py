@@ -197,7 +197,7 @@ def test_a_state_of_another_version_is_refused_and_left_alone(tmp_path):
         connection.execute(f"PRAGMA user_version = {version}")
         connection.close()
         for _ in range(2):
-            with pytest.raises(PermanentError, match=f"has version {version}, expected 5"):
+            with pytest.raises(PermanentError, match=f"has version {version}, expected 6"):
                 Store(path)
 
 

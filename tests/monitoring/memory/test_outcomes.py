@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from components.contracts import raw_rows
 from components.contracts.records import CLICK, CONVERSION
 from monitoring.memory.archive import OUTCOME_SCHEMA as SCHEMA
+from monitoring.memory.archive import marker_path
 from monitoring.memory.store import Store
 from monitoring.monitor import FORGET_SECONDS, ORPHAN_SECONDS
 from tests.support.archives import archived_rows, expected_rows, outcome_files, outcomes
@@ -123,8 +124,6 @@ def stream(b: Bench) -> set[tuple[str, int, str]]:
 
 
 def test_outcomes_in_uploaded_files_are_not_written_again_and_are_forgotten_in_time(started):
-    from monitoring.memory.archive import marker_path
-
     b = started(keep_ids_seconds=0.0)
     b.checkpoint = crash_at("outcomes.renamed")
     with pytest.raises(Killed):
@@ -137,8 +136,12 @@ def test_outcomes_in_uploaded_files_are_not_written_again_and_are_forgotten_in_t
     b.checkpoint = lambda name: None
     b.start()
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
+    count = "SELECT count(*) FROM late_outcomes"
+    assert b.store._connection.execute(count).fetchone() == (7,), "the windows hold the rows that they are of"
+    b.store.seal_file(*b.store.files("sealed"), keep_rows=0)  # as where newer rows fill the windows
+    b.tick(at=b.clock.now + FORGET_SECONDS + 1)
+    assert b.store._connection.execute(count).fetchone() == (0,)
     assert outcomes(b) == []
-    assert b.store._connection.execute("SELECT count(*) FROM late_outcomes").fetchone() == (0,)
     assert b.store.files("uploaded") == [path.relative_to(b.settings.archive).as_posix()]
 
 
