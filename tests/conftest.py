@@ -25,7 +25,8 @@ ENVIRONMENT_OF_FOLDER = {
 collect_ignore = ["hugectr_double"]  # holds no test, and is importable by its engine's tests alone
 
 FOLDERS_OF_PART = {
-    "loop": ("crossings", "loop"),
+    "loop": ("loop",),
+    "crossings": ("crossings",),
     "serving": ("components/deployment", "components/storage", "e2e", "inference_client", "store"),
     "monitor": ("components/logs", "k8s", "monitoring"),
 }

@@ -1,6 +1,6 @@
 """Runs every test and every example in a docstring, each in the environment of its image; ends with one line of counts.
 
-One part more at a time than there are cores: those with servers wait for half of their time. Arguments go to every
+Two parts more at a time than there are cores: those with servers wait for half of their time. Arguments go to every
 pytest.
 """
 
@@ -19,16 +19,17 @@ from tests.support.sources import PACKAGES
 
 PARTS = (
     ("driver", "loop"),
-    ("training", ""),
     ("driver", "serving"),
     ("driver", "monitor"),
+    ("training", ""),
     ("driver", "rest"),
+    ("driver", "crossings"),
     ("preprocessing", ""),
     ("validation", ""),
 )
 """Environment and part (`conftest.FOLDERS_OF_PART`), the longest first. The serving environment holds a server, which
 the driver's tests start."""
-NUM_WAITING = 1
+NUM_WAITING = 2
 """Parts at a time beyond the cores: measured, those with servers and logs use half a core or less each."""
 NO_TESTS_COLLECTED = 5
 
