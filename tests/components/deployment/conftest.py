@@ -6,9 +6,19 @@ import shutil
 import numpy as np
 import pytest
 
+from components.deployment.graph.export import export
+from components.deployment.release import ReleaseSettings, release
+from components.deployment.repository.model_repository import ModelRepository
+from components.deployment.repository.triton_config import ServingOptions
+from components.deployment.servers import Triton
+from components.storage import uris
+from components.storage.bucket import BucketObjects
 from components.storage.folder import FolderObjects
+from components.store.models import GRAPH_FILE
+from pipelines.local.triton import TritonServer, TritonSettings
+from tests.support.file_world import World
 from tests.support.model_repository import OPTIONS, small_version, with_versions
-from tests.support.served_names import NAMES
+from tests.support.served_names import MODEL_NAME, NAMES
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 
 # ruff: noqa: F811  a fixture is imported by the name that its users ask for
@@ -19,10 +29,8 @@ def with_scores():
     """The verdict with its scores changed by `change(array) -> array`."""
 
     def make(verdict, change, tmp_path):
-        from components.storage.uris import local_path
-
         path = tmp_path / "other-scores.npz"
-        np.savez(path, candidate=change(np.load(local_path(verdict.scores_uri))["candidate"].copy()))
+        np.savez(path, candidate=change(np.load(uris.local_path(verdict.scores_uri))["candidate"].copy()))
         return dataclasses.replace(verdict, scores_uri=path.as_uri())
 
     return make
@@ -31,8 +39,6 @@ def with_scores():
 @pytest.fixture
 def exported(tmp_path):
     """Exports a stored model; the graph's file."""
-    from components.deployment.graph.export import export
-    from components.store.models import GRAPH_FILE
 
     def make(model, name="graph"):
         export(model, tmp_path / name)
@@ -44,8 +50,6 @@ def exported(tmp_path):
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory):
     """A real tritonserver over one repository, for all tests that start from nothing being served."""
-    from pipelines.local.triton import TritonServer, TritonSettings
-
     root = tmp_path_factory.mktemp("triton with space")
     # After a stub was killed, this Triton uses up whatever time it is given to stop.
     settings = TritonSettings(stop_seconds=3)
@@ -58,9 +62,6 @@ def triton(tmp_path_factory):
 @pytest.fixture
 def client(triton):
     """A connection to `triton`; afterwards nothing is served and the repository is empty."""
-    from components.deployment.servers import Triton
-    from tests.support.served_names import MODEL_NAME
-
     client = Triton(triton.grpc_url)
     yield client
     client.unload(MODEL_NAME)
@@ -72,9 +73,6 @@ def client(triton):
 @pytest.fixture
 def settings(triton, client, tmp_path):
     """A release to `triton` from a store of this test."""
-    from components.deployment.release import ReleaseSettings
-    from components.deployment.repository.triton_config import ServingOptions
-
     return ReleaseSettings(
         store=tmp_path / "store",
         repository=triton.repository.as_uri(),
@@ -89,25 +87,18 @@ def settings(triton, client, tmp_path):
 @pytest.fixture
 def unserved(tmp_path):
     """A release that no server is told of."""
-    from components.deployment.release import ReleaseSettings
-
     return ReleaseSettings(store=tmp_path / "a store", repository=(tmp_path / "repository").as_uri())
 
 
 @pytest.fixture
 def repository(settings):
     """The repository that `settings` names."""
-    from components.deployment.repository.model_repository import ModelRepository
-    from components.storage.uris import open_objects
-
-    return ModelRepository(open_objects(settings.repository), NAMES)
+    return ModelRepository(uris.open_objects(settings.repository), NAMES)
 
 
 @pytest.fixture
 def deploy(settings, make_candidate):
     """Releases the model of `seed`; keyword arguments change the settings."""
-    from components.deployment.release import release
-
     return lambda seed, **changes: release(
         *make_candidate(settings.store, seed), settings=dataclasses.replace(settings, **changes)
     )
@@ -116,8 +107,6 @@ def deploy(settings, make_candidate):
 @pytest.fixture
 def world(tmp_path, make_candidate):
     """See `file_world`."""
-    from tests.support.file_world import World
-
     return World(tmp_path, make_candidate)
 
 
@@ -132,8 +121,6 @@ def open_objects(request, tmp_path):
 @pytest.fixture
 def open_bucket(cloud_storage):
     """Opens a bucket's storage for a model repository, with little patience."""
-    from components.storage.bucket import BucketObjects
-
     return lambda: BucketObjects("gs://models/triton", retry_seconds=20.0, first_delay_seconds=0.001)
 
 
