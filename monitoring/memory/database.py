@@ -57,8 +57,8 @@ CREATE INDEX unfinished ON files (state) WHERE state != 'uploaded';
 CREATE TABLE counters (name TEXT PRIMARY KEY, value REAL NOT NULL);
 CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
 """
-"""`predictions.matured`: NULL until the labels are final; then the request's place in the order of maturing, from 1; and
-0 once its id alone is held. A message has the number of its prediction's row."""
+"""`predictions.matured`: NULL until the labels are final; then the place in the order of maturing, from 1; and 0 once
+only the request's id is held. A message has the number of its prediction's row."""
 
 
 class Database:
