@@ -7,12 +7,13 @@ import pytest
 
 from components.contracts.manifests import CURRENT
 from components.deployment import verify
+from components.runtime.errors import PermanentError
 from components.store.models import stored_model
 from components.store.promotion_journal import current
 from components.store.recommenders import accepted
 from pipelines.__main__ import main
 from tests.crossings.conftest import Chain
-from tests.crossings.sample_installation import OWN, unpack, write_day
+from tests.crossings.sample_installation import MEMORY, OWN, unpack, write_day
 from tests.support.monitors import Bench
 
 SAMPLES = sorted((Path(__file__).parent / "golden").glob("installation-*.zip"))
@@ -44,10 +45,14 @@ def test_its_version_is_what_was_released_and_answered_what_was_logged(installat
     assert (found["num_rows"], found["max_abs_diff"]) == (8, 0.0)
 
 
-def test_its_monitor_goes_on_from_its_memory(installation):
+def test_its_monitor_goes_on_from_its_memory_or_names_the_format(installation):
     recommender = accepted(installation / "store", CURRENT)
     bench = Bench(installation.parent, archive_roll_seconds=1.0)
     bench.clock.advance(1000.0)
+    if "user_version = 5;" in (installation / f"{MEMORY}.sql").read_text():
+        with pytest.raises(PermanentError, match="has version 5, expected 6"):
+            bench.start(recommender)
+        return
     bench.start(recommender)
     assert {row["request_id"] for row in bench.archived} == {"archived"}
     bench.turn(3, 1.0)
