@@ -338,9 +338,9 @@ class Store(FileTables):
     def forget(self, *, before: float, orphans_before: float | None = None) -> None:
         """Lets go of what was stored before this time and has no use any more.
 
-        These are ids of archived requests and of outcome batches, and outcomes in sealed files, unless the windows hold
-        the rows of their request. Clicks on requests that stayed unknown become late outcomes. `orphans_before` is the
-        same for clicks on unknown requests; None = `before`.
+        These are ids of requests whose rows are held no more, ids of outcome batches, and outcomes in sealed files if
+        the rows of their request are not held. Clicks on requests that stayed unknown become late outcomes.
+        `orphans_before` is the same for clicks on unknown requests; None = `before`.
         """
         orphaned = before if orphans_before is None else orphans_before
         is_orphan = "stored_at < ? AND request_id NOT IN (SELECT request_id FROM predictions)"
@@ -356,7 +356,7 @@ class Store(FileTables):
             connection.execute(
                 "DELETE FROM late_outcomes WHERE stored_at < ?"
                 " AND file IN (SELECT name FROM files WHERE state != 'intended')"
-                # Of a request whose rows are held, conversions are counted.
+                # The conversion rate counts a request as long as its rows are held, so its outcomes stay as long.
                 " AND NOT EXISTS (SELECT 1 FROM predictions p WHERE p.request_id = late_outcomes.request_id"
                 " AND p.matured IS NOT 0)",
                 (before,),
