@@ -6,13 +6,11 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from pipelines.local.log_server import emulator_command, find_emulator
+from tests.support.processes import ask, freeze_group
 
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _START_SECONDS = 60.0
 
 
@@ -56,14 +54,10 @@ class Emulator:
 
     def freeze(self) -> None:
         """It answers nobody until `thaw`; its connections stay."""
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        freeze_group(self._process.pid)
 
     def thaw(self) -> None:
         os.killpg(self._process.pid, signal.SIGCONT)
 
     def _answers(self) -> bool:
-        try:
-            with _DIRECT.open(f"http://{self.address}/", timeout=2) as answer:
-                return answer.status == 200
-        except (urllib.error.URLError, OSError):
-            return False
+        return ask(f"http://{self.address}/", timeout=2).status == 200
