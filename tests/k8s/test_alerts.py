@@ -104,7 +104,14 @@ def test_alerts_fire_and_end_as_their_cases_say():
     assert not said, "\n".join(said.values())
 
 
-@pytest.mark.parametrize("change", [{"expr": "vector(0) > 1"}, {"for": "5h"}, {"expr": "vector(1)", "for": "0s"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"expr": "vector(0) > 1"},
+        pytest.param({"for": "5h"}, marks=pytest.mark.slow),
+        pytest.param({"expr": "vector(1)", "for": "0s"}, marks=pytest.mark.slow),
+    ],
+)
 def test_the_cases_notice_a_rule_that_is_deaf_late_or_loud(change, tmp_path):
     """The harness itself: no alert could be silenced, delayed or left on without a case of its own that fails."""
     said = run_promtool(tmp_path, [{**rule, **change} for rule in ALERTS.values()])

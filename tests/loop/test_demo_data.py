@@ -17,6 +17,7 @@ def few_rows(tmp_path_factory, run_to_end, write_clicks):
     return folder, ended, json.loads((folder / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_few_thousand_rows_run_and_every_record_is_accounted_for(few_rows):
     _, ended, summary = few_rows
     assert summary["requests"]["failed"] == 0
@@ -27,6 +28,7 @@ def test_few_thousand_rows_run_and_every_record_is_accounted_for(few_rows):
     assert ended.left == {}
 
 
+@pytest.mark.slow
 def test_few_thousand_rows_say_how_uncertain_they_are_everywhere(few_rows):
     folder, ended, summary = few_rows
     assert summary["uncertain"]
@@ -34,6 +36,7 @@ def test_few_thousand_rows_say_how_uncertain_they_are_everywhere(few_rows):
     assert "What these rows are too few to tell" in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_few_thousand_rows_of_other_columns_need_no_description(few_rows):
     folder, ended, summary = few_rows
     assert "recommender.yaml is drafted from the rows" in ended.output

@@ -3,6 +3,8 @@
 import os
 import signal
 
+import pytest
+
 ROWS = ["--rows", "8000"]
 
 
@@ -10,6 +12,7 @@ def _pid_of(command, word):
     return next(pid for pid, line in command.running().items() if word in line)
 
 
+@pytest.mark.slow
 def test_triton_killed_under_traffic_ends_the_demo_with_a_clear_word(tmp_path, started):
     folder = tmp_path / "a demo"
     with started(["demo", *ROWS, "--folder", str(folder)], output=tmp_path / "screen.log") as command:

@@ -47,6 +47,7 @@ def make_serving(folder):
 
 
 @needs_make
+@pytest.mark.slow
 def test_environment_is_built_once_and_again_when_a_lock_changed_or_its_interpreter_is_gone(folder):
     building = "building environment serving (log: .venvs/serving.log)\n"
     assert make_serving(folder).stdout == building

@@ -79,6 +79,7 @@ def die_once(folder):
     encode.pq.write_table = dying("writing", encode.pq.write_table)
 
 
+@pytest.mark.slow
 def test_two_workers_one_killed_while_it_counts_and_one_while_it_writes_leave_the_bytes_of_one_process(
     write_raw, run_step, raw_table, keep_as_model, tmp_path, monkeypatch
 ):

@@ -60,7 +60,7 @@ def calibration(weights, model, rows):
     return scorer.probabilities(rows.dense, rows.ids).sum(dtype=np.float64) / rows.labels.sum(dtype=np.float64)
 
 
-@pytest.mark.parametrize("backend", ["pytorch", "hugectr"])
+@pytest.mark.parametrize("backend", ["pytorch", pytest.param("hugectr", marks=pytest.mark.slow)])
 def test_a_chain_of_rounds_on_thinned_rows_is_calibrated_on_all_held_out_rows_and_is_not_without_the_correction(
     backend, run, world, held_out, make_training_set, tmp_path
 ):

@@ -44,7 +44,7 @@ CANDIDATES = {
     "torchrec dcn v1 in four": ("torchrec 4", V1),
 }
 needs_torchrec = pytest.mark.skipif(not find_spec("torchrec"), reason="the environment has no torchrec")
-marks = {"torchrec 4": (needs_torchrec, pytest.mark.slow)}
+marks = dict.fromkeys(("torchrec 4", "torchrec 2 by columns"), (needs_torchrec, pytest.mark.slow))
 
 
 def marked(*case):

@@ -105,6 +105,7 @@ def passes_shown(tmp_path):
     return [line["pass"] for line in map(json.loads, lines) if "training_loss" in line]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_step_and_one_process_goes_on_from_the_last_save(
     begun, step, world, workers, tmp_path, monkeypatch
 ):

@@ -67,6 +67,7 @@ def test_direct_runner_gives_the_statistics_and_counts_of_one_process(files, sha
     assert list(shared.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_step_reports_the_same_whoever_counts(step, write_rows, raw_table, release_model, shared):
     rows = write_rows(raw_table(1000, seed=1), raw_table(900, seed=2))
     release_model(step(write_rows(raw_table(2000), name="before"), champion="none", run="before")[1])

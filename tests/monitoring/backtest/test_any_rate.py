@@ -83,7 +83,7 @@ def arrivals(draw):
     return (START + 1.0 + np.cumsum(gaps[:REQUESTS])).tolist()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), times=arrivals(), pull_messages=st.sampled_from([1, 7, 500]))
 def test_any_rate_any_gap_any_turn_and_any_kill_is_replayed_as_it_was_judged(
     requests, reference, data, times, pull_messages
