@@ -6,6 +6,7 @@ Each step is tested in the environment that is its image; pytest started in anot
 import importlib.util
 import os
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -53,46 +54,50 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if os.environ.get("EVERGREEN_TEST_PART", "") in ("", part) else True
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def raw_table():
     """Makes a table of `n` raw rows as `contracts.raw_rows` describes them, with a planted signal; seeded."""
-    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow")
+    return _make_raw_table
+
+
+@lru_cache(maxsize=16)  # drawing a table takes longer than what most tests do with it
+def _make_raw_table(
+    n: int = 1000,
+    *,
+    seed: int = 0,
+    start: float = 1_760_000_000.0,
+    seconds: float = 86_400.0,
+    request_rows: int = 10,
+):
+    import pyarrow
+
     from components.contracts import criteo, raw_rows
 
-    def make(
-        n: int = 1000,
-        *,
-        seed: int = 0,
-        start: float = 1_760_000_000.0,
-        seconds: float = 86_400.0,
-        request_rows: int = 10,
-    ):
-        random = np.random.default_rng(seed)
-        types = {name: _arrow_type(pyarrow, text) for name, text in criteo.RAW_TYPES.items()}
-        columns = {}
-        logit = np.full(n, -1.2)
-        for i, name in enumerate(criteo.DENSE):
-            values = np.floor(random.lognormal(1.0 + 0.2 * i, 1.2, n)).astype(np.float32)
-            logit += 0.15 * (np.log1p(values) - np.log1p(values).mean())
-            columns[name] = pyarrow.array(values, mask=random.random(n) < 0.03 * i)
-        for i, name in enumerate(criteo.CATEGORICAL):
-            cardinality = 3 + 7 * i
-            ranks = np.minimum(random.zipf(1.5, n) - 1, cardinality - 1)
-            keys = np.random.default_rng(1000 + i).integers(0, 2**32 - 1, cardinality)
-            weights = np.random.default_rng(2000 + i).normal(0, 0.5, cardinality)
-            logit += weights[ranks]
-            columns[name] = pyarrow.array(keys[ranks], mask=random.random(n) < 0.02 * (i % 4))
-        columns[raw_rows.LABEL] = (random.random(n) < 1 / (1 + np.exp(-logit))).astype(np.int32)
-        columns[raw_rows.REQUEST_ID] = [f"request-{seed}-{i // request_rows}" for i in range(n)]
-        columns[raw_rows.ROW] = (np.arange(n) % request_rows).astype(np.int32)
-        times = (start + np.arange(n) * (seconds / max(n, 1))) * 1e6
-        columns[raw_rows.EVENT_TIME] = times.astype(np.int64)
-        columns |= dict.fromkeys(raw_rows.SERVED_BY, pyarrow.nulls(n))
-        # pyarrow 10 does not take an Array for an array's values.
-        arrays = {n: c if isinstance(c, pyarrow.Array) else pyarrow.array(c) for n, c in columns.items()}
-        return pyarrow.table({name: arrays[name].cast(types[name]) for name in criteo.RAW_TYPES})
-
-    return make
+    random = np.random.default_rng(seed)
+    types = {name: _arrow_type(pyarrow, text) for name, text in criteo.RAW_TYPES.items()}
+    columns = {}
+    logit = np.full(n, -1.2)
+    for i, name in enumerate(criteo.DENSE):
+        values = np.floor(random.lognormal(1.0 + 0.2 * i, 1.2, n)).astype(np.float32)
+        logit += 0.15 * (np.log1p(values) - np.log1p(values).mean())
+        columns[name] = pyarrow.array(values, mask=random.random(n) < 0.03 * i)
+    for i, name in enumerate(criteo.CATEGORICAL):
+        cardinality = 3 + 7 * i
+        ranks = np.minimum(random.zipf(1.5, n) - 1, cardinality - 1)
+        keys = np.random.default_rng(1000 + i).integers(0, 2**32 - 1, cardinality)
+        weights = np.random.default_rng(2000 + i).normal(0, 0.5, cardinality)
+        logit += weights[ranks]
+        columns[name] = pyarrow.array(keys[ranks], mask=random.random(n) < 0.02 * (i % 4))
+    columns[raw_rows.LABEL] = (random.random(n) < 1 / (1 + np.exp(-logit))).astype(np.int32)
+    columns[raw_rows.REQUEST_ID] = [f"request-{seed}-{i // request_rows}" for i in range(n)]
+    columns[raw_rows.ROW] = (np.arange(n) % request_rows).astype(np.int32)
+    times = (start + np.arange(n) * (seconds / max(n, 1))) * 1e6
+    columns[raw_rows.EVENT_TIME] = times.astype(np.int64)
+    columns |= dict.fromkeys(raw_rows.SERVED_BY, pyarrow.nulls(n))
+    # pyarrow 10 does not take an Array for an array's values.
+    arrays = {n: c if isinstance(c, pyarrow.Array) else pyarrow.array(c) for n, c in columns.items()}
+    return pyarrow.table({name: arrays[name].cast(types[name]) for name in criteo.RAW_TYPES})
 
 
 @pytest.fixture(scope="session")

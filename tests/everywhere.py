@@ -18,14 +18,14 @@ from tests.support.paths import REPOSITORY
 from tests.support.sources import PACKAGES
 
 PARTS = (
-    ("driver", "loop"),
-    ("driver", "serving"),
     ("driver", "monitor"),
+    ("driver", "serving"),
     ("training", ""),
+    ("driver", "loop"),
     ("driver", "rest"),
     ("driver", "crossings"),
-    ("preprocessing", ""),
     ("validation", ""),
+    ("preprocessing", ""),
 )
 """Environment and part (`conftest.FOLDERS_OF_PART`), the longest first. The serving environment holds a server, which
 the driver's tests start."""
@@ -46,8 +46,9 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
     if not any(Path(argument.partition("::")[0]).exists() for argument in arguments):
         chosen += ["tests", *(_files_with_examples(environment) if part in ("", "rest") else ())]
     command = [str(python), "-m", "pytest", "-q", "--color=no", f"--junitxml={junit}", *chosen]
-    # One thread per library: the parts share the cores.
+    # One thread per library: the parts share the cores. With bytecode, also where a container's shell says without.
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "EVERGREEN_TEST_PART": part}
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     with open(log, "wb") as output:
         code = subprocess.run(
             command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, env=variables

@@ -14,7 +14,7 @@ from inference_client.simulation.world import World, write_lake
 from pipelines.local.triton import TritonServer
 from tests.support.served_names import MODEL_NAME
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("network", sorted(set(NETWORKS) - {"dcn"}))

@@ -26,8 +26,6 @@ from tests.support.prometheus import Prometheus
 from tests.support.snapshots import FULL
 from tests.support.triton import write_model
 
-pytestmark = pytest.mark.e2e
-
 NOT_HERE = (Path(__file__).parent / "not_here.prom").read_text()
 MODELS = {"click_model": True, "click_model_canary": False}
 """And whether its answers may come from the cache: a model of which they may has no quantiles."""

@@ -4,15 +4,12 @@ import re
 import urllib.request
 
 import numpy as np
-import pytest
 
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.servers import Triton
 from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support import metric_names
 from tests.support.triton import write_model
-
-pytestmark = pytest.mark.e2e
 
 
 def test_the_recorded_names_and_labels_are_the_servers(tmp_path):

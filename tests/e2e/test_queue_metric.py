@@ -13,8 +13,6 @@ from tests.support.scaler_queries import KEDA, adapter_rules, metric_name, of_po
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.sleeping_triton import Client, sleeping_triton
 
-pytestmark = pytest.mark.e2e
-
 QUEUE, PENDING = "triton_queue_microseconds_per_request", "triton_pending_requests"
 BUSY, IDLE = PODS = ("triton-7d9f-busy", "triton-7d9f-idle")
 SECONDS = {MODEL_NAME: 0.004, CANARY_NAME: 0.03}

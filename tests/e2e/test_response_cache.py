@@ -14,8 +14,6 @@ from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support.processes import wait_for
 from tests.support.served_names import MODEL_NAME
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture
 def triton(tmp_path):

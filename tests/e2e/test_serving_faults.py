@@ -25,8 +25,6 @@ from tests.support.real_servers import Altered, RetryingTraffic
 from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME, NAMES
 from tests.support.triton import write_model
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture
 def triton(tmp_path):

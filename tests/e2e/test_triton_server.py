@@ -19,8 +19,6 @@ from pipelines.local.triton import Ports, TritonServer, TritonSettings, check_re
 from tests.support.processes import running_in_group, wait_for
 from tests.support.triton import write_model
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture
 def repository(tmp_path):

@@ -12,8 +12,6 @@ from inference_client.scoring import ClientSettings, ScoringClient
 from pipelines.local.triton import TritonServer
 from tests.support.served_names import MODEL_NAME
 
-pytestmark = pytest.mark.e2e
-
 MODEL = """
 import time
 import numpy as np

@@ -28,7 +28,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything here starts real servers, and takes minutes on a machine that does other things too."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.timeout(900))
 
 

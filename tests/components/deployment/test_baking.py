@@ -97,7 +97,6 @@ def controller(settings, triton, tmp_path):
     return ReleaseController(watchdog=Watchdog(site=settings), baking=baking, status=tmp_path / "status.json")
 
 
-@pytest.mark.e2e
 def test_a_version_that_fails_requests_is_taken_back(deploy, controller, triton, client, raw_rows):
     deploy(1), deploy(2)
     change_code(triton, 2, FAULT, FAULT + "        if (tensors['dense'] == 4242.0).any():\n            raise OSError\n")
@@ -112,7 +111,6 @@ def test_a_version_that_fails_requests_is_taken_back(deploy, controller, triton,
     assert (found["action"], "40 of 4" in found["reason"]) == (TAKEN_BACK, True), found
 
 
-@pytest.mark.e2e
 def test_counters_that_are_damaged_end_the_round_with_their_name_and_nothing_else(deploy, settings, controller):
     deploy(1), deploy(2)
     controller.round()

@@ -24,8 +24,6 @@ from tests.support.real_servers import BackgroundTraffic, under_load
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.shadow_rows import write_shadow_rows
 
-pytestmark = pytest.mark.e2e
-
 # Two cores shared with everything else: latency is no evidence here, outcomes are.
 POLICY = CanaryPolicy(
     min_pairs=150, max_looks=3, auc_margin=0.3, log_loss_margin=0.5, min_requests=5, max_latency_ratio=1000.0

@@ -23,7 +23,6 @@ from tests.support.real_servers import Altered, live_version, under_load
 from tests.support.served_names import MODEL_NAME, NAMES
 
 
-@pytest.mark.e2e
 def test_first_release_is_served_recorded_and_is_the_next_runs_champion(deploy, client, raw_rows, settings, triton):
     done = deploy(1)
     assert (done.version, done.previous_version, done.parity_rows) == (1, None, 60)
@@ -70,13 +69,11 @@ def test_graph_and_golden_rows_are_kept_in_the_store_apart_from_what_is_served(w
     assert (kept / "model.onnx").stat().st_ino != (served / "model.onnx").stat().st_ino
 
 
-@pytest.mark.e2e
 def test_local_server_that_holds_a_model_leaves_no_telemetry_in_its_home_folder(deploy, triton):
     deploy(1)
     assert list(triton.log_path.with_name("home").rglob("*")) == []
 
 
-@pytest.mark.e2e
 def test_second_release_under_load_fails_no_request_and_never_goes_back(deploy, client, raw_rows, triton):
     deploy(1)
     rows, log = raw_rows(8), triton.log_path.read_text()
@@ -116,7 +113,6 @@ def test_a_repository_written_for_another_server_is_refused(make_candidate, tmp_
         release(*make_candidate(store, 2), settings=ReleaseSettings(store=store, repository=str(repository)))
 
 
-@pytest.mark.e2e
 def test_the_largest_request_is_answered_and_a_larger_one_refused(deploy, client, raw_rows):
     deploy(1)
     dense, categorical = (np.repeat(rows, 64, axis=0) for rows in raw_rows(65))
@@ -126,7 +122,6 @@ def test_the_largest_request_is_answered_and_a_larger_one_refused(deploy, client
         client.infer(MODEL_NAME, dense, categorical)
 
 
-@pytest.mark.e2e
 def test_one_bad_request_does_not_fail_the_batch_it_is_in(deploy, client, raw_rows, triton):
     deploy(1)
     dense, categorical = raw_rows(4)
@@ -153,7 +148,6 @@ def test_one_bad_request_does_not_fail_the_batch_it_is_in(deploy, client, raw_ro
     assert all("dense[2, 5] is inf, expected a finite value, or NaN for missing" in text for text in refusals)
 
 
-@pytest.mark.e2e
 def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_candidate, raw_rows):
     rows = raw_rows(8)
     with ExitStack() as stack:

@@ -19,8 +19,6 @@ from components.store.models import graph_folder, graph_sha256, release_path
 from components.store.promotion_journal import current, read_entries
 from tests.support.served_names import MODEL_NAME, NAMES
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture
 def settings(cloud_storage, tmp_path):

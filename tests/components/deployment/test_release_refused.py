@@ -17,8 +17,6 @@ from components.store.promotion_journal import current, interrupted, read_entrie
 from tests.support.real_servers import Altered, kill_stubs
 from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME
 
-pytestmark = pytest.mark.e2e
-
 
 def kept(world):
     return [path(world.settings.store, 2).exists() for path in (release_path, graph_folder)]

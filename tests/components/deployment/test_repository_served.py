@@ -25,8 +25,6 @@ from pipelines.local.triton import TritonServer
 from tests.support.processes import wait_for
 from tests.support.served_names import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME, NAMES
 
-pytestmark = pytest.mark.e2e
-
 OPTIONS = ServingOptions(instances=1, warmup_rows=2)
 
 

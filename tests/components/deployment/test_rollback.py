@@ -29,7 +29,6 @@ def test_rollback_makes_the_previous_version_live_and_the_next_release_counts_on
     world.check_all_is_well(3)
 
 
-@pytest.mark.e2e
 def test_rollback_to_a_version_that_left_the_repository_brings_it_back_under_load(
     make_candidate, settings, client, triton, raw_rows, repository
 ):
@@ -44,7 +43,6 @@ def test_rollback_to_a_version_that_left_the_repository_brings_it_back_under_loa
     assert not (triton.repository / CANDIDATE_NAME).exists()
 
 
-@pytest.mark.e2e
 def test_a_person_on_call_names_the_store_and_the_reason_and_nothing_else(
     deploy, client, settings, raw_rows, capsys, caplog
 ):

@@ -20,8 +20,6 @@ from pipelines.local.triton import models_to_load
 from tests.support.real_servers import under_load
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
-pytestmark = pytest.mark.e2e
-
 SHOP = "shop"
 
 

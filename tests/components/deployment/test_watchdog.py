@@ -31,8 +31,6 @@ from tests.support.processes import wait_for
 from tests.support.real_servers import RetryingTraffic, kill_stubs, live_version
 from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(autouse=True)
 def running(triton):

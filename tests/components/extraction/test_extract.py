@@ -193,6 +193,7 @@ def die_once(folder):
     PartWriter.write = write_or_die
 
 
+@pytest.mark.slow
 def test_two_dask_workers_one_killed_in_the_middle_leave_the_bytes_of_one_process(extract_lots, tmp_path):
     expected = extract_lots(1)
     with (

@@ -24,13 +24,12 @@ CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")
 DASK = REPOSITORY / "k8s" / "components" / "dask" / "base"
 CLUSTER = "address of a cluster"
 ELSEWHERE = {
-    "hash seed and locale": (
-        {"PYTHONHASHSEED": "4711", "LC_ALL": "C", "LANG": "tr_TR.UTF-8", "TZ": "Asia/Tokyo"},
-        {},
+    "hash seed, locale, one process, one core": (
+        {"PYTHONHASHSEED": "4711", "LC_ALL": "C", "LANG": "tr_TR.UTF-8", "TZ": "Asia/Tokyo", "OMP_NUM_THREADS": "1"},
+        {"processes": 1},
         (),
     ),
     "pieces and processes": ({"PYTHONHASHSEED": "1"}, {"partition_rows": 200, "processes": 3}, ()),
-    "one process, one core": ({"PYTHONHASHSEED": "2", "OMP_NUM_THREADS": "1"}, {"processes": 1}, ()),
     "a Dask cluster": ({}, {"partition_rows": 300}, ("--dask-scheduler", CLUSTER)),
     "NVTabular there": ({}, {"partition_rows": 300, "engine": "nvtabular"}, ("--dask-scheduler", CLUSTER)),
 }
