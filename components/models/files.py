@@ -290,7 +290,7 @@ def _open_tensors(path: Path, mode: Literal["c", "r+"] = "c") -> tuple[dict[str,
     for name, entry in header.items():
         if entry["dtype"] != "F32":
             raise ContractError(f"tensor {name} of {path} is of type {entry['dtype']}, expected F32")
-    return {name: _mapped(path, entry, 8 + header_bytes, mode=mode) for name, entry in header.items()}, metadata
+    return _mapped(path, header, 8 + header_bytes, mode=mode), metadata
 
 
 def _create_tensors(
@@ -312,12 +312,14 @@ def _create_tensors(
             os.posix_fallocate(file.fileno(), 0, start + end)
     except OSError as error:
         raise PermanentError(f"model file {path} cannot have {start + end} bytes: {error.strerror}") from error
-    return {name: _mapped(path, header[name], start, mode="r+") for name in shapes}
+    return _mapped(path, {name: header[name] for name in shapes}, start, mode="r+")
 
 
-def _mapped(path: Path, entry: dict[str, Any], start: int, *, mode: Literal["c", "r+"]) -> FloatArray:
-    shape = tuple(entry["shape"])
-    if 0 in shape:  # no empty range can be mapped
-        return np.zeros(shape, np.float32)
-    mapped: FloatArray = np.memmap(path, "<f4", mode, offset=start + entry["data_offsets"][0], shape=shape)
-    return mapped.view(np.ndarray)
+def _mapped(path: Path, header: Mapping[str, Any], start: int, *, mode: Literal["c", "r+"]) -> dict[str, FloatArray]:
+    """The tensors of a header, which lie from byte `start` on; the file is mapped once."""
+    whole = np.memmap(path, np.uint8, mode).view(np.ndarray)[start:]
+    found: dict[str, FloatArray] = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        found[name] = whole[begin:end].view("<f4").reshape(entry["shape"])
+    return found

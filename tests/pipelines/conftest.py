@@ -2,6 +2,7 @@
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,9 @@ def compile_with(tmp_path_factory):
         placed = Placement(**placement)
         if repr(placed) not in known:
             path = tmp_path_factory.mktemp("a folder") / "retraining.yaml"
-            compile_pipeline(path, placed)
+            # KFP reads the source of every frame of the stack again and again, and pytest's is deep.
+            with ThreadPoolExecutor(1) as shallow:
+                shallow.submit(compile_pipeline, path, placed).result()
             known[repr(placed)] = Compiled(path)
         return known[repr(placed)]
 

@@ -1,5 +1,6 @@
 """What training's tests share: the planted world, training sets, a validation report, the double of HugeCTR."""
 
+import gc
 import importlib
 import os
 from dataclasses import replace
@@ -21,6 +22,11 @@ from tests.support.training_world import STEP_MODEL, World, training_sets
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 DOUBLE = REPOSITORY / "tests" / "hugectr_double"
+
+
+def pytest_collection_finish() -> None:
+    """HugeCTR's engine collects garbage after each model: no longer among all that was imported."""
+    gc.freeze()
 
 
 @pytest.fixture
