@@ -29,7 +29,7 @@ from tests.support.triton import write_model
 @pytest.fixture
 def triton(tmp_path):
     # After a stub was killed, this Triton uses up whatever time it is given to stop.
-    settings = TritonSettings(stop_seconds=3)
+    settings = TritonSettings(stop_seconds=0.2)
     with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
         yield server
 

@@ -50,7 +50,9 @@ ODD = 4242.0
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory):
     root = tmp_path_factory.mktemp("planted")
-    with TritonServer(root / "repository", log=root / "triton.log", settings=TritonSettings(stop_seconds=3)) as server:
+    with TritonServer(
+        root / "repository", log=root / "triton.log", settings=TritonSettings(stop_seconds=0.2)
+    ) as server:
         yield server
 
 

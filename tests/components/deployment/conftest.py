@@ -52,7 +52,7 @@ def triton(tmp_path_factory):
     """A real tritonserver over one repository, for all tests that start from nothing being served."""
     root = tmp_path_factory.mktemp("triton with space")
     # After a stub was killed, this Triton uses up whatever time it is given to stop.
-    settings = TritonSettings(stop_seconds=3)
+    settings = TritonSettings(stop_seconds=0.2)
     (root / "home").mkdir()
     variables = {"HOME": str(root / "home")}
     with TritonServer(root / "repository", log=root / "triton.log", settings=settings, variables=variables) as server:

@@ -155,7 +155,7 @@ def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_ca
             stack.enter_context(
                 TritonServer(
                     tmp_path / "repository", log=tmp_path / f"{number}.log", runtime=tmp_path / "runtime",
-                    settings=TritonSettings(stop_seconds=4),
+                    settings=TritonSettings(stop_seconds=0.2),
                 )
             )
             for number in range(2)

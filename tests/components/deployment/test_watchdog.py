@@ -207,7 +207,7 @@ def test_a_server_that_is_gone_is_reported_until_it_is_back(deploy, client, trit
 def test_a_response_cache_cannot_answer_for_a_dead_stub(make_candidate, settings, tmp_path):
     """The reason for shuffled rows: the cache goes on answering what it was asked before."""
     with TritonServer(
-        tmp_path / "cached", log=tmp_path / "triton.log", settings=TritonSettings(stop_seconds=3, cache_bytes=1 << 20)
+        tmp_path / "cached", log=tmp_path / "triton.log", settings=TritonSettings(stop_seconds=0.2, cache_bytes=1 << 20)
     ) as server:
         cached = dataclasses.replace(
             settings,
