@@ -48,18 +48,15 @@ marks = dict.fromkeys(("torchrec 4", "torchrec 2 by columns"), (needs_torchrec, 
 
 
 def marked(*case):
-    """A case of a test, its engine first; a group of workers begins once for all that follow each other."""
+    """A case of a test, its engine first."""
     own = marks.get(case[0], needs_torchrec if "torchrec" in case[0] else ())
     return pytest.param(*case, marks=own)
 
 
-everyone = pytest.mark.parametrize(
-    ("name", "config"), [marked(*case) for case in CANDIDATES.values()], ids=CANDIDATES, scope="module"
-)
+everyone = pytest.mark.parametrize(("name", "config"), [marked(*case) for case in CANDIDATES.values()], ids=CANDIDATES)
 engines = pytest.mark.parametrize(
     "name",
     [marked(name) for name in ("pytorch", "hugectr", "two GPUs", "torchrec 1", "torchrec 2", "torchrec 4")],
-    scope="module",
 )
 
 
