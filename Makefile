@@ -18,6 +18,8 @@ PYTHON ?= python3.11
 DRIVER := .venvs/driver/bin/python
 # ONNX Runtime's wheels send telemetry otherwise: components/runtime/onnx_runtime.py.
 export ORT_DISABLE_TELEMETRY := 1
+# Bytecode is kept, also where a container's environment says not to: each step and each part of the tests is a process.
+unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help python environments demo test test-images check manifests images sbom audit kind client-wheel benchmarks performance gpu golden \

@@ -46,9 +46,8 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
     if not any(Path(argument.partition("::")[0]).exists() for argument in arguments):
         chosen += ["tests", *(_files_with_examples(environment) if part in ("", "rest") else ())]
     command = [str(python), "-m", "pytest", "-q", "--color=no", f"--junitxml={junit}", *chosen]
-    # One thread per library: the parts share the cores. With bytecode, also where a container's shell says without.
+    # One thread per library: the parts share the cores.
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "EVERGREEN_TEST_PART": part}
-    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     with open(log, "wb") as output:
         code = subprocess.run(
             command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, env=variables
