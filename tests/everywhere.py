@@ -20,8 +20,8 @@ from tests.support.sources import PACKAGES
 PARTS = (
     ("driver", "monitor"),
     ("driver", "serving"),
-    ("training", ""),
     ("driver", "loop"),
+    ("training", ""),
     ("driver", "rest"),
     ("driver", "crossings"),
     ("validation", ""),

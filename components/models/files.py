@@ -297,12 +297,12 @@ def _create_tensors(
     path: Path, shapes: Mapping[str, tuple[int, ...]], metadata: dict[str, str]
 ) -> dict[str, FloatArray]:
     """A new file of zeros, mapped. All its room is taken here: a mapped page without room would kill the process."""
-    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    header: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():
         begin, end = end, end + 4 * int(np.prod(shape))
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
+    text = json.dumps({"__metadata__": metadata, **header} if metadata else header).encode()
     text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
     start = 8 + len(text)
     try:
@@ -312,7 +312,7 @@ def _create_tensors(
             os.posix_fallocate(file.fileno(), 0, start + end)
     except OSError as error:
         raise PermanentError(f"model file {path} cannot have {start + end} bytes: {error.strerror}") from error
-    return _mapped(path, {name: header[name] for name in shapes}, start, mode="r+")
+    return _mapped(path, header, start, mode="r+")
 
 
 def _mapped(path: Path, header: Mapping[str, Any], start: int, *, mode: Literal["c", "r+"]) -> dict[str, FloatArray]:

@@ -24,7 +24,7 @@ from components.runtime.errors import ContractError, PermanentError, TemporaryEr
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.log_benches import pull
 from tests.support.paths import REPOSITORY
-from tests.support.processes import wait_for
+from tests.support.processes import freeze_group, wait_for
 
 names = itertools.count()
 
@@ -247,7 +247,7 @@ def frozen_cluster(tmp_path):
     """A cluster in a process of its own, which can be stopped, and the location of a topic there."""
     address = tmp_path / "brokers"
     command = [sys.executable, "-m", "pipelines.local.kafka_cluster", "--address", str(address), "--topic", "clicks"]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         until(address.exists)
         yield process, KafkaLocation(brokers=address.read_text().strip(), topic="clicks", delivery_seconds=5.0)
@@ -263,7 +263,7 @@ def test_broker_that_hangs_is_a_problem_too_and_holds_no_caller_up_for_long(froz
         publisher.publish(batch(1))
         reader.acknowledge([d.token for d in pull(reader, count=1)])
         until(lambda: reader.backlog() == 0)
-        process.send_signal(signal.SIGSTOP)
+        freeze_group(process.pid)
         until(lambda: reader.backlog() is None)
         assert "Timed out" in reader.problem()
         assert reader.pull(5) == []
@@ -284,7 +284,7 @@ def test_a_reader_beside_a_broker_that_hangs_closes_within_its_bound(frozen_clus
     with closing(KafkaPublisher(place)) as publisher:
         publisher.publish(batch(1))
         held = pull(reader, count=1)
-        process.send_signal(signal.SIGSTOP)
+        freeze_group(process.pid)
         reader.acknowledge([d.token for d in held])
         began = time.monotonic()
         reader.close()

@@ -25,7 +25,7 @@ def erlang_c(servers: int, load: float) -> float:
 def mean_wait(instances: int, utilisation: float, seed: int) -> float:
     """Mean of the simulated waits, in service times."""
     random = np.random.default_rng(seed)
-    count = 40_000
+    count = 80_000
     arrivals = np.cumsum(random.exponential(1 / (utilisation * instances), count))
     multiples = random.exponential(1, count)
     pod = PodQueue(PodSettings(instances=instances, **ENDLESS), lambda rows: 1.0)
