@@ -32,7 +32,7 @@ from benchmarks.spread import Figure, spread
 from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from components.contracts.manifests import Model
 from components.contracts.record_format import RecordFormat
-from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch
+from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, Predictions
 from components.logs.event_log import Delivery, partition_of
 from components.logs.sqlite import SqliteLog
 from components.store.models import model_folder
@@ -42,7 +42,6 @@ from monitoring.flags import make_settings
 from monitoring.memory.archive import build_row_table
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
-from monitoring.rows import ArchiveRow
 from monitoring.settings import MonitorSettings
 from tests.support.releases import release
 
@@ -144,9 +143,9 @@ class RecordTraffic:
 
 def _write_reference(store: Path, records: list[PredictionBatch]) -> None:
     """Releases version 1 with training statistics of these rows, so that drift is measured too."""
-    rows = [ArchiveRow(_FORM.encode(record), np.zeros(len(record), np.uint8)) for record in records]
+    requests = Predictions.of(records)
     counter = ReferenceCounter(CRITEO)
-    for batch in build_row_table(rows, _FORM).to_batches():
+    for batch in build_row_table(requests, np.zeros(requests.num_rows, np.uint8), CRITEO).to_batches():
         counter.add(batch)
     release(store, 1, "model")
     reference = model_folder(store, "model") / Model.REFERENCE

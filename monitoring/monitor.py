@@ -16,10 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from components.contracts.features import Features
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
-from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
+from components.contracts.records import CLICK, CONVERSION, Predictions
+from components.contracts.serving import ColumnMap
 from components.logs.event_log import Delivery, Subscriber
 from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, TemporaryError
@@ -35,11 +38,11 @@ from monitoring.journal import Journal
 from monitoring.measures.open_labels import ClickDelays, OpenEstimate, estimate_open
 from monitoring.measures.window import Kpis, VersionWindows, measure_version
 from monitoring.memory.archive import Archive
-from monitoring.memory.join import UnscoredRows, mature_request, read_records
+from monitoring.memory.join import UnscoredRows, mature_requests, read_records
 from monitoring.memory.kept_watch import KeptWatch
 from monitoring.memory.store import Store
 from monitoring.released_models import ReleasedModels
-from monitoring.rows import LateOutcome, MaturedRequest
+from monitoring.rows import LateOutcome, MaturedRequests
 from monitoring.settings import MonitorSettings
 from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.store_status import StoreWatcher
@@ -68,21 +71,21 @@ class StoredJudge:
         )
         self._newest: DecisionPoint | None = None
 
-    def restore(self, requests: Sequence[MaturedRequest]) -> None:
+    def restore(self, requests: MaturedRequests | None) -> None:
         """Takes in the matured requests held in the store, and from there the predictions not yet passed.
 
         Those that matured after the memory was written last, which are the newest ones held, are handled as by a
         running judge: a request whose point was passed before is passed over, not taken for a judged one.
         """
-        num_new = 0 if self._mark is None else self._store.num_matured_after(self._mark)
-        known = len(requests) - num_new
-        self.judge.restore(requests[:known])
-        for request in requests[known:]:
-            self.judge.observe(request)
+        if requests is not None:
+            num_new = 0 if self._mark is None else self._store.num_matured_after(self._mark)
+            known = len(requests) - num_new
+            self.judge.restore(requests.between(0, known))
+            self.judge.observe(requests.between(known, len(requests)))
         judged = self.judge.judged_until
-        seen = 0.0 if judged is None else judged + self._serving_ahead
-        for predicted_at, version, is_canary in self._store.predictions_after(seen):
-            self.judge.note_prediction(predicted_at, version, is_canary=is_canary)
+        seen = None if judged is None else judged + self._serving_ahead
+        times, versions, canary = self._store.predictions_after(seen)
+        self.judge.note_predictions(times, versions, canary=canary)
 
     def decide(self, matured_until: float) -> None:
         """Decides on what has matured up to this event time, and stores the decisions before anyone acts on them."""
@@ -131,12 +134,10 @@ class Measuring:
         """The newest estimate of each version with open rows."""
         self._next_estimate = 0.0
 
-    def observe(self, request: MaturedRequest) -> None:
-        """Takes in a request whose click labels are final."""
-        version = request.model_version
-        self.windows.update(version, request.labels, request.scores, positions=request.positions, users=request.users)
-        if request.click_delays is not None:
-            self._delays.update(request.click_delays)
+    def observe(self, requests: MaturedRequests) -> None:
+        """Takes in requests whose click labels are final."""
+        self.windows.update(requests)
+        self._delays.update(requests.click_delays)
 
     def measure(self, versions: Iterable[int], *, read_up_to: float | None) -> list[Kpis]:
         """Measures those of `versions` that have rows; `read_up_to`: time until which every record is in."""
@@ -184,6 +185,8 @@ logger = logging.getLogger(__name__)
 
 MATURE_REQUESTS = 2000
 """Most requests matured in one transaction."""
+FILE_PARTS = 8
+"""Parts of which an archive file has at least one less: what matured together is written together."""
 FORGET_SECONDS = 600.0
 ORPHAN_SECONDS = 3600.0
 """How long, beyond its window, an outcome waits for a request that is not known; then it is archived as late."""
@@ -221,8 +224,7 @@ class Monitor:
         self._exposition = exposition or Exposition()
         self.journal = Journal(settings.state, clock)
         self._form = RecordFormat(recommender.features)
-        self._user_place = recommender.user_place
-        self._archive = _open_archive(settings, store, form=self._form, checkpoint=checkpoint)
+        self._archive = _open_archive(settings, store, features=recommender.features, checkpoint=checkpoint)
         self.acting = self._make_acting(trigger)
         self._acts = settings.partition == 0
         """Of a log in partitions one monitor does: the bounds on false alarms are those of one judge."""
@@ -268,7 +270,7 @@ class Monitor:
         released = ReleasedModels(self._settings.store)
         features = self._recommender.features
         watch = DriftWatch(released.reference, self._settings.judging.drift, features=features)
-        return KeptWatch(watch, self._store, form=self._form, journal=self.journal, clock=self._clock)
+        return KeptWatch(watch, self._store, journal=self.journal, clock=self._clock)
 
     def _make_acting(self, trigger: Trigger | None) -> Acting:
         return Acting(
@@ -342,9 +344,9 @@ class Monitor:
         )
 
     def _rebuild_windows(self) -> None:
-        requests = list(self._store.newest_rows())
-        for request in requests:
-            self._measuring.observe(request)
+        requests = self._store.newest_rows()
+        if requests is not None:
+            self._measuring.observe(requests)
         self._judging.restore(requests)
         if newest := self._store.newest_prediction():
             self._last_record_time = min(newest[0], self._clock())
@@ -378,38 +380,33 @@ class Monitor:
 
     def _take_in(self, deliveries: Sequence[Delivery], now: float) -> None:
         """Stores, then acknowledges; a message that is no record, or that cannot be stored, is set aside."""
-        predictions: list[tuple[PredictionBatch, bytes]] = []
-        outcomes: list[OutcomeBatch] = []
-        bad: list[tuple[Delivery, str]] = []
-        unscored: Counter[int] = Counter()
         payloads = [delivery.payload for delivery in deliveries]
-        records = read_records(payloads, now=now, form=self._form, recommender=self._recommender.name)
-        for delivery, record in zip(deliveries, records):
-            if isinstance(record, ContractError):
-                bad.append((delivery, str(record)))
-                if isinstance(record, UnscoredRows):
-                    unscored[record.version] += record.rows
-            elif isinstance(record, PredictionBatch):
-                predictions.append((record, delivery.payload))
-            else:
-                outcomes.append(record)
+        intake = read_records(payloads, now=now, form=self._form, recommender=self._recommender.name)
+        bad = [(deliveries[place], str(error)) for place, error in intake.bad]
+        unscored: Counter[int] = Counter()
+        for _, error in intake.bad:
+            if isinstance(error, UnscoredRows):
+                unscored[error.version] += error.rows
         unusable = [(delivery.message_id, reason) for delivery, reason in bad]
+        predictions, outcomes = intake.predictions, intake.outcomes
         try:
-            added = self._store.add(predictions, outcomes, unusable, now=now, user_place=self._user_place)
+            added = self._store.add(predictions, outcomes, unusable, now=now, user_place=self._recommender.user_place)
         except ContractError as error:
             if len(deliveries) == 1:
-                self._store.add([], [], [(deliveries[0].message_id, str(error))], now=now)
+                self._store.add(None, [], [(deliveries[0].message_id, str(error))], now=now)
                 self._set_aside([(deliveries[0], str(error))])
                 return
             # Each half alone: what one message spoils must not keep the others out.
             for half in (deliveries[: len(deliveries) // 2], deliveries[len(deliveries) // 2 :]):
                 self._take_in(half, now)
             return
-        self._drift.observe(added)
+        if added is not None:
+            self._drift.observe(added)
         if unscored:
             self.acting.new_versions.count_unusable(unscored)
         # At once: the next steps may fail for now, and what is stored is not delivered again.
-        self._note_predictions([batch for batch, _ in predictions], now)
+        if predictions is not None:
+            self._note_predictions(predictions, now)
         self._checkpoint("intake.stored")
         bad_tokens = {delivery.token for delivery, _ in bad}
         self._subscriber.acknowledge([d.token for d in deliveries if d.token not in bad_tokens])
@@ -425,21 +422,21 @@ class Monitor:
         text = f"{len(bad)} messages, the first {first.message_id}: {reason}"
         self.journal.emit("dead_letter", text, messages=len(bad), message_id=first.message_id)
 
-    def _note_predictions(self, batches: list[PredictionBatch], now: float) -> None:
-        for batch in batches:
-            self._judging.judge.note_prediction(batch.time, batch.model_version, is_canary=batch.canary)
-            # A client whose clock is ahead must not decide the serving version until that time has come.
-            predicted_at = min(batch.time, now)
-            self._last_record_time = max(predicted_at, self._last_record_time or 0.0)
-            if not batch.canary:
-                self._newest = max((predicted_at, batch.model_version), self._newest or (0.0, 0))
-            if batch.model_version not in self._versions_seen:
-                self._versions_seen.add(batch.model_version)
-                part = "takes a share of the traffic" if batch.canary else "serves"
-                self.journal.emit(
-                    "version_seen", f"model version {batch.model_version} {part}", version=batch.model_version
-                )
-                self._store.write_documents({"versions": {"seen": sorted(self._versions_seen)}})
+    def _note_predictions(self, predictions: Predictions, now: float) -> None:
+        times, versions, canary = predictions.times, predictions.versions, predictions.canary
+        self._judging.judge.note_predictions(times, versions, canary=canary)
+        # A client whose clock is ahead must not decide the serving version until that time has come.
+        times = np.minimum(times, now)
+        self._last_record_time = max(float(times.max()), self._last_record_time or 0.0)
+        if not canary.all():
+            newest = times[~canary].max()
+            version = int(versions[~canary & (times == newest)].max())
+            self._newest = max((float(newest), version), self._newest or (0.0, 0))
+        for version in sorted(set(versions.tolist()) - self._versions_seen):
+            self._versions_seen.add(version)
+            part = "takes a share of the traffic" if canary[versions == version][0] else "serves"
+            self.journal.emit("version_seen", f"model version {version} {part}", version=version)
+            self._store.write_documents({"versions": {"seen": sorted(self._versions_seen)}})
 
     # -- join
 
@@ -450,18 +447,21 @@ class Monitor:
             return touched
         window_seconds = self._judge_settings.attribution_window_seconds
         before = self._read_up_to - window_seconds
-        while waiting := self._store.waiting(before, MATURE_REQUESTS):
+        part_rows = max(self._records.archive_roll_rows // FILE_PARTS, 1)
+        while (waiting := self._store.waiting(before, MATURE_REQUESTS)) is not None:
             counts: dict[str, float] = {}
             late: list[LateOutcome] = []
-            requests = [mature_request(request, counts, late, window_seconds=window_seconds) for request in waiting]
-            self._store.mature(requests, counts, now=self._clock(), late=late)
+            clicks = self._store.clicks_on(waiting.numbers)
+            requests = mature_requests(waiting, clicks, counts, late, window_seconds=window_seconds)
+            now, numbers = self._clock(), waiting.numbers
+            self._store.mature(requests, numbers, counts, now=now, late=late, part_rows=part_rows)
             self._checkpoint("join.matured")
-            for request in requests:
-                self._measuring.observe(request)
-                self._judging.judge.observe(request)
-                touched.add(request.model_version)
+            self._measuring.observe(requests)
+            self._judging.judge.observe(requests)
+            touched.update(requests.versions.tolist())
             # Requests with the time of the last one may be in the next batch.
-            self._judging.decide(before if len(requests) < MATURE_REQUESTS else requests[-1].time - _LAST_MOMENT)
+            last = float(requests.times[-1]) - _LAST_MOMENT
+            self._judging.decide(before if len(requests) < MATURE_REQUESTS else last)
         self._judging.decide(before)
         return touched
 
@@ -554,17 +554,17 @@ def _expect_columns_of_before(store: Store, features: Features) -> None:
             "the monitor of before by a stop, which archives its rows, and start this one on an empty folder"
         )
     if known != columns:
-        store.write_documents({"features": columns})
+        store.arrange_columns(columns, ColumnMap(known or columns, columns))
 
 
 def _open_archive(
-    settings: MonitorSettings, store: Store, *, form: RecordFormat, checkpoint: Callable[[str], None]
+    settings: MonitorSettings, store: Store, *, features: Features, checkpoint: Callable[[str], None]
 ) -> Archive:
     records, judge = settings.records, settings.judging.judge
     return Archive(
         settings.archive,
         store,
-        form=form,
+        features=features,
         roll_rows=records.archive_roll_rows,
         roll_seconds=records.archive_roll_seconds,
         keep_rows=judge.window_rows,

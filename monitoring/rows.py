@@ -1,42 +1,40 @@
 """What the memory hands out: open and matured requests, and outcomes that came too late for their row."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from components.contracts.records import Requests
 
 Event = tuple[int, float]
 """(row in its request, seconds since the epoch)."""
 
 
-class Waiting(NamedTuple):
-    """A stored prediction whose attribution window has closed, and the outcomes that arrived for it."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Waiting(Requests):
+    """Stored predictions whose labels are not final."""
 
-    request_id: str
-    time: float
-    model_version: int
-    scores: NDArray[np.float32]
-    positions: NDArray[np.int32] | None
-    clicks: list[Event]
-    users: NDArray[np.int64] | None = None
-    """Category of each row's user, `MISSING_CATEGORY` = unknown; None where the recommender names no user."""
+    numbers: NDArray[np.int64]
+    """[m] under which the memory knows each."""
+    users: NDArray[np.int64]
+    """[n] category of each row's user, `MISSING_CATEGORY` = unknown, or the recommender names no user."""
+
+    OF_REQUESTS: ClassVar[tuple[str, ...]] = (*Requests.OF_REQUESTS, "numbers")
 
 
-class MaturedRequest(NamedTuple):
-    """The rows of one request with their final labels; arrays are [n]."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MaturedRequests(Requests):
+    """Requests with their final labels."""
 
-    request_id: str
-    time: float
-    model_version: int
     labels: NDArray[np.uint8]
-    """1 = clicked within the attribution window."""
-    scores: NDArray[np.float32]
-    positions: NDArray[np.int32] | None = None
-    click_delays: NDArray[np.float32] | None = None
-    """Seconds from the prediction to the click, NaN = no click; negative where two clocks differ so. None = no row was
-    clicked, or the times are not known."""
-    users: NDArray[np.int64] | None = None
-    """As in `Waiting`."""
+    """[n], 1 = clicked within the attribution window."""
+    click_delays: NDArray[np.float32]
+    """[n] seconds from the prediction to the click, negative where two clocks differ so; NaN = no click, or its time is
+    not known."""
+    users: NDArray[np.int64]
+    """[n] as in `Waiting`."""
 
 
 class LateOutcome(NamedTuple):
@@ -51,7 +49,7 @@ class LateOutcome(NamedTuple):
 
 
 class OpenRows(NamedTuple):
-    """Rows of one version whose attribution window is open, newest requests first; arrays are [n]."""
+    """Rows of one version whose attribution window is open; arrays are [n]."""
 
     scores: NDArray[np.float32]
     ages: NDArray[np.float64]
@@ -61,19 +59,12 @@ class OpenRows(NamedTuple):
 
 
 class Unarchived(NamedTuple):
-    """A matured request, or a late outcome, that lies in no file yet."""
+    """Matured requests of one UTC day that are kept together, or a late outcome, in no file yet."""
 
     number: int
     time: float
-    """Of the prediction; of an outcome of an unknown request, its own."""
+    """Of the first prediction; of an outcome of an unknown request, its own."""
     num_rows: int
-
-
-class ArchiveRow(NamedTuple):
-    """A matured request on its way to the archive: the stored message and its labels."""
-
-    payload: bytes
-    labels: NDArray[np.uint8]
 
 
 class ArchiveOutcome(NamedTuple):

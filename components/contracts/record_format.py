@@ -12,7 +12,7 @@ A field that holds a message is such bytes too: the features of many messages ar
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
@@ -24,7 +24,15 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from components.contracts.features import MISSING_CATEGORY, Features
-from components.contracts.records import END_OF_TIME, OutcomeBatch, PredictionBatch, Record
+from components.contracts.records import (
+    END_OF_TIME,
+    NO_POSITION,
+    NO_VERSION,
+    OutcomeBatch,
+    PredictionBatch,
+    Predictions,
+    Record,
+)
 from components.runtime.errors import ContractError
 
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -204,63 +212,67 @@ class RecordFormat:
             raise ContractError(f"rows are of recommender {of[:40]!r}, expected {recommender!r}")
         return self._predictions(message.predictions)
 
-    def decode_all(self, contents: Sequence[bytes], *, recommender: str | None = None) -> list[Record | ContractError]:
-        """What `decode` gives of each message, or raises.
+    def decode_plain(
+        self, contents: Sequence[bytes], *, recommender: str | None, before: float = END_OF_TIME
+    ) -> tuple[list[Predictions], list[int]]:
+        """The predictions that can be read side by side, and the places of all other messages, which `decode` reads.
 
-        Predictions of equally many rows that lack no column, and have no propensities and no shadow, are read as one
-        array: those of one row each in a quarter of the time.
+        Side by side are those with equally many rows that lack no column, have no propensities and no shadow, name the
+        `recommender` or none, and were made before this time.
         """
-        found: list[Record | ContractError | None] = [None] * len(contents)
         alike: dict[int, list[tuple[int, Any]]] = {}
-        for at, content in enumerate(contents):
+        rest = []
+        read, known = self._type.FromString, ("", recommender)
+        for place, content in enumerate(contents):
             try:
-                message = self._type.FromString(content)
+                message = read(content)
             except DecodeError:
+                rest.append(place)
                 continue
-            if self._is_plain(message, recommender):
-                alike.setdefault(len(message.predictions.scores), []).append((at, message.predictions))
+            sent = message.predictions
+            num_bytes = len(sent.scores)
+            if (
+                0 <= sent.time < before
+                and (recommender is None or sent.recommender in known)
+                and self._is_plain(message, sent, num_bytes)
+            ):
+                alike.setdefault(num_bytes, []).append((place, sent))
+            else:
+                rest.append(place)
+        found = []
         for num_bytes, group in alike.items():
-            batches = self._read_alike([sent for _, sent in group], num_bytes // _ARRAYS["float"].itemsize)
-            for (at, _), batch in zip(group, batches):
-                found[at] = batch
-        return [
-            self._decode_or_error(content, recommender) if record is None else record
-            for content, record in zip(contents, found)
-        ]
+            read_ones, usable = self._read_alike([sent for _, sent in group], num_bytes // _ARRAYS["float"].itemsize)
+            if not usable.all():
+                rest += [group[at][0] for at in np.flatnonzero(~usable)]
+                read_ones = read_ones.select(usable)
+            found.append(read_ones)
+        return [each for each in found if len(each)], rest
 
-    def _decode_or_error(self, content: bytes, recommender: str | None) -> Record | ContractError:
-        try:
-            return self.decode(content, recommender=recommender)
-        except ContractError as error:
-            return error
-
-    def _is_plain(self, message: Any, recommender: str | None) -> bool:
-        """Whether `_read_alike` may read the message's predictions; False does not mean that anything is wrong."""
-        sent = message.predictions
-        num_rows, rest = divmod(len(sent.scores), _ARRAYS["float"].itemsize)
+    def _is_plain(self, message: Any, sent: Any, num_bytes: int) -> bool:
+        """Whether `_read_alike` may read these predictions; False does not mean that anything is wrong."""
+        num_rows, rest = divmod(num_bytes, _ARRAYS["float"].itemsize)
+        size = len(sent.features)
         return (
             num_rows > 0
             and not rest
-            and not message.HasField("outcomes")
-            and len(sent.positions) in (0, len(sent.scores))  # both of 4 bytes a row
+            and len(sent.positions) in (0, num_bytes)  # both of 4 bytes a row
             and not (sent.propensities or sent.shadow_scores or sent.shadow_version)
-            and len(sent.features) > num_rows * self._feature_bytes  # else nothing bounds a damaged one's layout
-            and len(sent.features) == self._layout(num_rows).size
-            and (recommender is None or sent.recommender in ("", recommender))
-            and 0 <= sent.time < END_OF_TIME
+            and size > num_rows * self._feature_bytes  # else nothing bounds a damaged one's layout
+            and size == self._layout(num_rows).size
             and sent.model_version >= 0
-            and bool(sent.request_id)
+            and sent.request_id != ""
+            and not message.HasField("outcomes")
             and not len(UnknownFieldSet(message))
             and not len(UnknownFieldSet(sent))
         )
 
-    def _read_alike(self, sent: Sequence[Any], num_rows: int) -> Iterator[PredictionBatch | None]:
-        """The plain predictions of `num_rows` rows each; None where a feature is missing or a score is none."""
+    def _read_alike(self, sent: Sequence[Any], num_rows: int) -> tuple[Predictions, NDArray[np.bool_]]:
+        """The plain predictions of `num_rows` rows each; and of which a feature is missing or a score is none."""
         layout, shape = self._layout(num_rows), (len(sent), num_rows)
         raw = np.frombuffer(b"".join([each.features for each in sent]), np.uint8).reshape(len(sent), layout.size)
-        scores = np.frombuffer(b"".join([each.scores for each in sent]), _ARRAYS["float"]).reshape(shape)
+        scores = np.frombuffer(b"".join([each.scores for each in sent]), _ARRAYS["float"])
         usable = (raw[:, layout.head_places] == layout.head_bytes).all(axis=1)
-        usable &= ((scores >= 0) & (scores <= 1)).all(axis=1)
+        usable &= ((scores >= 0) & (scores <= 1)).reshape(shape).all(axis=1)
         dense = np.empty((*shape, len(self._numeric)), np.float32)
         categorical = np.empty((*shape, self._width), np.int64)
         places: list[tuple[NDArray[Any], str, int, int]] = [(dense, name, i, 1) for i, name in enumerate(self._numeric)]
@@ -272,25 +284,22 @@ class RecordFormat:
         for matrix, name, at, size in places:
             column = raw[:, layout.starts[name] : layout.starts[name] + num_rows * size * matrix.itemsize]
             matrix[:, :, at : at + size] = np.ascontiguousarray(column).view(matrix.dtype).reshape(*shape, size)
-        for at, each in enumerate(sent):
-            if not usable[at]:
-                yield None
-                continue
-            yield PredictionBatch.of_checked(
-                request_id=each.request_id,
-                time=each.time,
-                model_version=each.model_version,
-                dense=dense[at],
-                categorical=categorical[at],
-                scores=scores[at],
-                positions=_array(each, "positions", "sfixed32") if each.positions else None,
-                propensities=None,
-                shadow_version=None,
-                shadow_scores=None,
-                canary=each.canary,
-                recommender=each.recommender or None,
-                recommender_digest=each.recommender_digest or None,
-            )
+        no_list = np.full(num_rows, NO_POSITION, np.int32).tobytes()
+        total = len(scores)
+        return Predictions(
+            ids=np.array([each.request_id for each in sent], object),
+            times=np.array([each.time for each in sent], np.float64),
+            versions=np.array([each.model_version for each in sent], np.int32),
+            sizes=np.full(len(sent), num_rows, np.int64),
+            scores=scores,
+            positions=np.frombuffer(b"".join([each.positions or no_list for each in sent]), np.int32),
+            canary=np.array([each.canary for each in sent], np.bool_),
+            dense=dense.reshape(total, len(self._numeric)),
+            categorical=categorical.reshape(total, self._width),
+            propensities=np.full(total, np.nan),
+            shadow_versions=np.full(len(sent), NO_VERSION, np.int32),
+            shadow_scores=np.full(total, np.nan, np.float32),
+        ), usable
 
     def _predictions(self, sent: Any) -> PredictionBatch:
         try:

@@ -5,8 +5,9 @@ is written is `contracts.record_format`'s, how it travels `logs.event_log`'s; wh
 the monitor's.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,19 +100,148 @@ class PredictionBatch:
             if name != "scores" or np.fmin.reduce(values) < 0 or np.fmax.reduce(values) > 1:
                 raise ContractError(f"prediction batch {self.request_id} has {name} outside [0, 1]")
 
-    @classmethod
-    def of_checked(cls, **values: Any) -> "PredictionBatch":
-        """The batch of these values, one for each field.
-
-        Its caller has checked, for many batches at once, what the class promises: one by one, checks take half of the
-        time of a message of one row.
-        """
-        batch = object.__new__(cls)
-        batch.__dict__.update(values)
-        return batch
-
     def __len__(self) -> int:
         return len(self.scores)
+
+
+NO_POSITION = -(2**31)
+"""Stands in `Requests.positions` where the row was in no ranked list."""
+NO_VERSION = -1
+"""Stands in `Predictions.shadow_versions` where nothing scored the request in the shadow."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Requests:
+    """Requests side by side: arrays of one value a request, [m], and of one a row, [n], a request's rows together.
+
+    What came together is read, kept and counted by one call for all of it: an object for each request took most of the
+    time of one with a single row.
+    """
+
+    ids: NDArray[np.object_]
+    """[m] of str."""
+    times: NDArray[np.float64]
+    """[m] seconds since the epoch, UTC."""
+    versions: NDArray[np.int32]
+    """[m] of the models."""
+    sizes: NDArray[np.int64]
+    """[m] rows of each, at least 1."""
+    scores: NDArray[np.float32]
+    """[n] probabilities."""
+    positions: NDArray[np.int32]
+    """[n] place in the ranked list that the request showed, from 1; `NO_POSITION` in all rows where it showed none."""
+
+    OF_REQUESTS: ClassVar[tuple[str, ...]] = ("ids", "times", "versions", "sizes")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all of them."""
+        return len(self.scores)
+
+    @property
+    def micros(self) -> NDArray[np.int64]:
+        """`times` as `contracts.raw_rows.microseconds` counts them."""
+        return np.rint(self.times * 1e6).astype(np.int64)
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """[m] place of each one's first row."""
+        return np.cumsum(self.sizes) - self.sizes
+
+    def select(self, chosen: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
+        """Those at the places `chosen`, in its order; or those where it is true, [m]."""
+        if chosen.dtype == np.bool_:
+            chosen = np.flatnonzero(chosen)
+        if np.array_equal(chosen, np.arange(len(self))):
+            return self
+        sizes = self.sizes[chosen]
+        ends = np.cumsum(sizes)
+        rows = np.repeat(self.starts[chosen] - ends + sizes, sizes) + np.arange(sizes.sum())
+        return replace(self, **{name: getattr(self, name)[chosen if of else rows] for name, of in self._columns()})
+
+    def between(self, start: int, stop: int) -> Self:
+        """Those at the places from `start` to before `stop`, as views."""
+        first = int(self.sizes[:start].sum())
+        rows = slice(first, first + int(self.sizes[start:stop].sum()))
+        chosen = slice(start, stop)
+        return replace(self, **{name: getattr(self, name)[chosen if of else rows] for name, of in self._columns()})
+
+    def ordered(self, times: NDArray[Any]) -> Self:
+        """By `times`, [m], and at one time by id."""
+        order = np.argsort(times, kind="stable")
+        in_order = times[order]
+        if (in_order[1:] == in_order[:-1]).any():
+            order = np.argsort(self.ids, kind="stable")
+            order = order[np.argsort(times[order], kind="stable")]
+        return self.select(order)
+
+    def by_version(self) -> Iterator[tuple[int, Self]]:
+        """Each model version and its requests; the version of the last request comes last."""
+        versions, places = np.unique(self.versions[::-1], return_index=True)
+        for version in versions[np.argsort(-places)].tolist():
+            yield version, self.select(self.versions == version)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """All of `parts`, of which there is at least one, one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(**{name: np.concatenate([getattr(each, name) for each in parts]) for name, _ in cls._columns()})
+
+    @classmethod
+    def _columns(cls) -> list[tuple[str, bool]]:
+        """Name of each array, and whether it is one of values of requests."""
+        return [(each.name, each.name in cls.OF_REQUESTS) for each in fields(cls)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Predictions(Requests):
+    """Prediction batches of one recommender, side by side."""
+
+    canary: NDArray[np.bool_]
+    """[m] as in `PredictionBatch`."""
+    dense: NDArray[np.float32]
+    """[n, d], NaN = missing."""
+    categorical: NDArray[np.int64]
+    """[n, c], -1 = missing."""
+    propensities: NDArray[np.float64]
+    """[n], NaN where nobody explored."""
+    shadow_versions: NDArray[np.int32]
+    """[m], `NO_VERSION` = none."""
+    shadow_scores: NDArray[np.float32]
+    """[n], NaN where there is no shadow version."""
+
+    OF_REQUESTS: ClassVar[tuple[str, ...]] = (*Requests.OF_REQUESTS, "canary", "shadow_versions")
+
+    @classmethod
+    def of(cls, batches: Sequence[PredictionBatch]) -> "Predictions":
+        """The rows of `batches`, of which there is at least one; all have the same columns."""
+        sizes = np.array([len(batch) for batch in batches], np.int64)
+        shadow_versions = [NO_VERSION if each.shadow_version is None else each.shadow_version for each in batches]
+        return cls(
+            ids=np.array([batch.request_id for batch in batches], object),
+            times=np.array([batch.time for batch in batches], np.float64),
+            versions=np.array([batch.model_version for batch in batches], np.int32),
+            sizes=sizes,
+            scores=np.concatenate([batch.scores for batch in batches]),
+            positions=_joined_or([batch.positions for batch in batches], sizes, np.int32(NO_POSITION)),
+            canary=np.array([batch.canary for batch in batches], np.bool_),
+            dense=np.concatenate([batch.dense for batch in batches]),
+            categorical=np.concatenate([batch.categorical for batch in batches]),
+            propensities=_joined_or([batch.propensities for batch in batches], sizes, np.float64(np.nan)),
+            shadow_versions=np.array(shadow_versions, np.int32),
+            shadow_scores=_joined_or([batch.shadow_scores for batch in batches], sizes, np.float32(np.nan)),
+        )
+
+
+def _joined_or(given: Sequence[NDArray[Any] | None], sizes: NDArray[np.int64], missing: np.generic) -> NDArray[Any]:
+    """The arrays one after another, with `missing` in place of one that is not given."""
+    return np.concatenate(
+        [np.full(size, missing) if array is None else array for array, size in zip(given, sizes.tolist())]
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

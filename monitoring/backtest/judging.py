@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from components.contracts import raw_rows
 from components.contracts.features import MISSING_CATEGORY, Features
-from components.contracts.records import PredictionBatch
+from components.contracts.records import NO_POSITION, NO_VERSION, Predictions
 from components.contracts.reference_statistics import ReferenceStatistics
 from components.runtime.errors import ContractError
 from components.storage.objects import Objects
@@ -36,7 +37,7 @@ from monitoring.deciding.policies import make_policies
 from monitoring.deciding.policy import Action, Baseline, DecisionPoint
 from monitoring.deciding.restraint import RunMemory, ended, requested, restrain
 from monitoring.drift.watch import DriftWatch
-from monitoring.rows import MaturedRequest
+from monitoring.rows import MaturedRequests
 
 _NEEDED = (
     raw_rows.LABEL,
@@ -48,13 +49,14 @@ _NEEDED = (
 )
 
 
-class ArchivedRequest(NamedTuple):
-    """One request of the archive."""
+class ArchivedRequests(NamedTuple):
+    """Requests of the archive, by time and id."""
 
-    matured: MaturedRequest
-    """`time` in seconds, of whole microseconds."""
-    is_canary: bool
-    features: PredictionBatch | None
+    matured: MaturedRequests
+    """`times` in seconds, of whole microseconds; no positions."""
+    canary: NDArray[np.bool_]
+    """[m]"""
+    predictions: Predictions | None
     """With the features, where the caller reads them."""
 
 
@@ -84,8 +86,8 @@ def parse_time(text: str) -> float:
 
 def read_requests(
     archive: Objects, span: Span = WHOLE, *, features: Features | None = None, user: str | None = None
-) -> Iterator[ArchivedRequest]:
-    """Every served request in `span`, by (time, request id).
+) -> Iterator[ArchivedRequests]:
+    """Every served request in `span`, by (time, request id), a day at a time.
 
     `features` are read too, where drift is to be judged; `user` is the column of the users, which the live judge knew,
     None = the recommender names none.
@@ -94,7 +96,8 @@ def read_requests(
         ContractError: there is no such file, or one is damaged, lacks a column or has one of another type; names it.
     """
     for _, table in read_days(archive, span, features=features, user=user):
-        yield from _requests(table, features, user)
+        if len(table):
+            yield _requests(table, features, user)
 
 
 def read_days(
@@ -159,46 +162,41 @@ def _served_rows(tables: Sequence[pa.Table], span: Span) -> pa.Table:
     return table.filter(served).sort_by(order).combine_chunks()
 
 
-def _requests(table: pa.Table, features: Features | None, user: str | None) -> Iterator[ArchivedRequest]:
-    if not len(table):
-        return
+def _requests(table: pa.Table, features: Features | None, user: str | None) -> ArchivedRequests:
     times = table[raw_rows.EVENT_TIME].cast(pa.int64()).to_numpy()
     names = np.asarray(table[raw_rows.REQUEST_ID].to_pylist(), object)
     starts = np.flatnonzero(np.r_[True, (times[1:] != times[:-1]) | (names[1:] != names[:-1])])
-    ends = np.r_[starts[1:], len(table)]
-    labels = table[raw_rows.LABEL].to_numpy().astype(np.uint8)
-    scores = table[raw_rows.SCORE].to_numpy().astype(np.float32)
-    versions = table[raw_rows.MODEL_VERSION].to_numpy()
-    canary = table[raw_rows.CANARY].fill_null(False).to_numpy() if raw_rows.CANARY in table.column_names else None
-    users = None if user is None else table[user].fill_null(MISSING_CATEGORY).to_numpy()
-    dense = categorical = None
+    n = len(table)
+    of_requests = {
+        "ids": names[starts],
+        "times": times[starts] / 1e6,
+        "versions": table[raw_rows.MODEL_VERSION].to_numpy()[starts],
+        "sizes": np.diff(starts, append=n),
+        "scores": table[raw_rows.SCORE].to_numpy().astype(np.float32),
+        "positions": np.full(n, NO_POSITION, np.int32),
+    }
+    matured = MaturedRequests(
+        **of_requests,
+        labels=table[raw_rows.LABEL].to_numpy().astype(np.uint8),
+        click_delays=np.full(n, np.nan, np.float32),
+        users=np.full(n, MISSING_CATEGORY) if user is None else table[user].fill_null(MISSING_CATEGORY).to_numpy(),
+    )
+    canary = np.zeros(len(starts), np.bool_)
+    if raw_rows.CANARY in table.column_names:
+        canary = table[raw_rows.CANARY].fill_null(False).to_numpy()[starts]
+    predictions = None
     if features is not None:
         batch = table.to_batches()[0]
-        dense = raw_rows.feature_matrix(batch, features.numeric, "float32", missing=np.nan)
-        categorical = raw_rows.category_matrix(batch, features)
-    for start, end in zip(starts.tolist(), ends.tolist()):
-        rows = slice(start, end)
-        matured = MaturedRequest(
-            str(names[start]),
-            float(times[start]) / 1e6,
-            int(versions[start]),
-            labels[rows],
-            scores[rows],
-            users=None if users is None else users[rows],
+        predictions = Predictions(
+            **of_requests,
+            canary=canary,
+            dense=raw_rows.feature_matrix(batch, features.numeric, "float32", missing=np.nan),
+            categorical=raw_rows.category_matrix(batch, features),
+            propensities=np.full(n, np.nan),
+            shadow_versions=np.full(len(starts), NO_VERSION, np.int32),
+            shadow_scores=np.full(n, np.nan, np.float32),
         )
-        is_canary = canary is not None and bool(canary[start])
-        request = None
-        if dense is not None and categorical is not None:
-            request = PredictionBatch(
-                request_id=matured.request_id,
-                time=matured.time,
-                model_version=matured.model_version,
-                dense=dense[rows],
-                categorical=categorical[rows],
-                scores=scores[rows],
-                canary=is_canary,
-            )
-        yield ArchivedRequest(matured, is_canary, request)
+    return ArchivedRequests(matured, canary, predictions)
 
 
 def no_reference(version: int) -> ReferenceStatistics | None:
@@ -207,7 +205,7 @@ def no_reference(version: int) -> ReferenceStatistics | None:
 
 
 def judge_requests(
-    requests: Iterable[ArchivedRequest],
+    requests: Iterable[ArchivedRequests],
     settings: JudgingSettings,
     *,
     baseline: Callable[[int], Baseline | None] = no_baseline,
@@ -225,14 +223,18 @@ def judge_requests(
     stream = _Stream(judge, DriftWatch(reference, settings.drift, features=features), settings)
     # At least once in each bucket of the drift watch, which holds few open at a time.
     step = settings.drift.drift_bucket_seconds or settings.judge.decide_seconds
-    passed = math.inf
-    for request in requests:
-        time = request.matured.time
-        if time - passed >= step:
-            yield from stream.pass_until(time)
-            passed = time
-        passed = min(passed, time)
-        stream.take_in(request)
+    passed: float | None = None
+    for archived in requests:
+        times, start = archived.matured.times, 0
+        while start < len(times):
+            time = float(times[start])
+            if passed is None or time >= passed + step:
+                if passed is not None:
+                    yield from stream.pass_until(time)
+                passed = time
+            stop = int(np.searchsorted(times, passed + step))
+            stream.take_in(archived, start, stop)
+            start = stop
     yield from stream.end()
 
 
@@ -243,7 +245,7 @@ class _Stream:
         self._judge = judge
         self._watch = watch
         self._settings = settings
-        self._warm: list[MaturedRequest] = []
+        self._warm: list[MaturedRequests] = []
         self._newest: float | None = None
         judged = judge.judged_until
         self._judged = -math.inf if judged is None else judged
@@ -253,18 +255,21 @@ class _Stream:
         self._drift_known_until = self._judged + window - grace
         """And of what drifted."""
 
-    def take_in(self, request: ArchivedRequest) -> None:
-        matured = request.matured
-        self._newest = matured.time
-        if matured.time > self._known_until:
-            self._judge.note_prediction(matured.time, matured.model_version, is_canary=request.is_canary)
-        if request.features is not None:
-            self._watch.observe(request.features)
-        if matured.time <= self._judged:
-            self._warm.append(matured)
-        else:
+    def take_in(self, archived: ArchivedRequests, start: int, stop: int) -> None:
+        """Takes in those at the places from `start` to before `stop`."""
+        matured = archived.matured.between(start, stop)
+        self._newest = float(matured.times[-1])
+        told = matured.times > self._known_until
+        canary = archived.canary[start:stop][told]
+        self._judge.note_predictions(matured.times[told], matured.versions[told], canary=canary)
+        if archived.predictions is not None:
+            self._watch.observe(archived.predictions.between(start, stop))
+        warm = int(np.searchsorted(matured.times, self._judged, "right"))
+        if warm:
+            self._warm.append(matured.between(0, warm))
+        if warm < len(matured):
             self._restore()
-            self._judge.observe(matured)
+            self._judge.observe(matured.between(warm, len(matured)))
 
     def pass_until(self, predicted_until: float) -> Iterator[DecisionPoint]:
         """Judges what is final once every prediction before `predicted_until` is in."""
@@ -287,7 +292,7 @@ class _Stream:
 
     def _restore(self) -> None:
         if self._warm:
-            self._judge.restore(self._warm)
+            self._judge.restore(MaturedRequests.joined(self._warm))
             self._warm = []
 
 

@@ -9,12 +9,12 @@ Keeping the memory is left to `monitoring.memory.store`; restraint and acting, w
 Decision points are the multiples of `decide_seconds`. Times are whole microseconds (`contracts.raw_rows.microseconds`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from components.contracts.raw_rows import microseconds
 from components.runtime.errors import expect
@@ -29,7 +29,7 @@ from monitoring.deciding.policy import (
     combine,
 )
 from monitoring.measures.window import MAX_VERSIONS, RowWindow, measure
-from monitoring.rows import MaturedRequest
+from monitoring.rows import MaturedRequests
 
 MAX_PASSED_OVER = 1000
 """Ids of requests passed over that are remembered, so that a restart passes them over too."""
@@ -82,7 +82,7 @@ class Judge:
     ) -> None:
         """Continues where `memory` stopped, which `memory()` or a `DecisionPoint` holds; None = a new judge.
 
-        After it, `restore` what matured before and `note_prediction` what was predicted after
+        After it, `restore` what matured before and `note_predictions` what was predicted after
         `judged_until + serving_ahead(settings)`. `baseline`, what the gate measured of a version, is called once per
         version and remembered: a verdict that is replaced later must not change what a backtest decides.
         """
@@ -94,7 +94,7 @@ class Judge:
         self._drift_ahead = microseconds(settings.attribution_window_seconds - settings.drift_grace_seconds)
         self._timeline = ServingTimeline(self._span, microseconds(serving_ahead(settings)))
         self._windows: dict[int, RowWindow] = {}
-        self._pending: list[MaturedRequest] = []
+        self._pending: list[MaturedRequests] = []
         self._judged: int | None = known.get("judged")
         self._timeline.version, self._timeline.since = known.get("serving") or (None, 0)
         self._timeline.reached = self._judged
@@ -144,35 +144,38 @@ class Judge:
             "predecessors": dict(self._predecessors),
         }
 
-    def note_prediction(self, time: float, version: int, *, is_canary: bool) -> None:
-        """Notes which version answered at `time` (seconds since the epoch); repetitions change nothing."""
-        if not is_canary:
-            self._timeline.note(microseconds(time), version)
+    def note_predictions(
+        self, times: NDArray[np.float64], versions: NDArray[np.int32], *, canary: NDArray[np.bool_]
+    ) -> None:
+        """Notes which versions answered at these times, arrays [m], where no canary did; repetitions change nothing."""
+        serving = ~canary
+        self._timeline.note(np.rint(times[serving] * 1e6).astype(np.int64), versions[serving])
 
     def note_drift(self, drift: FeatureDrift) -> None:
         """Notes a closed bucket, before any decision point that uses it: see `_drift_until`."""
         if all((each.version, each.bucket_end) != (drift.version, drift.bucket_end) for each in self._drift):
             self._drift.append(drift)
 
-    def observe(self, request: MaturedRequest) -> None:
-        """Takes in a request whose labels are final, once."""
-        if self._is_judged(request):
-            self.num_passed_over += 1
-            self._passed_over = [*self._passed_over, request.request_id][-MAX_PASSED_OVER:]
-        else:
-            self._pending.append(request)
+    def observe(self, requests: MaturedRequests) -> None:
+        """Takes in requests whose labels are final, each once."""
+        is_judged = self._is_judged(requests)
+        if is_judged.any():
+            passed_over = requests.ids[is_judged].tolist()
+            self.num_passed_over += len(passed_over)
+            self._passed_over = [*self._passed_over, *passed_over][-MAX_PASSED_OVER:]
+            requests = requests.select(~is_judged)
+        if len(requests):
+            self._pending.append(requests)
 
-    def restore(self, requests: Iterable[MaturedRequest]) -> None:
+    def restore(self, requests: MaturedRequests) -> None:
         """Takes in after a restart what matured before it: into the windows if it was judged, else to be judged."""
+        is_judged = self._is_judged(requests)
+        if not is_judged.all():
+            self._pending.append(requests.select(~is_judged))
         passed_over = set(self._passed_over)
-        judged: list[MaturedRequest] = []
-        for request in requests:
-            if not self._is_judged(request):
-                self._pending.append(request)
-            elif request.request_id not in passed_over:
-                judged.append(request)
-        for request in sorted(judged, key=_event_order):
-            self._update_window(request)
+        is_passed = np.array([each in passed_over for each in requests.ids.tolist()], np.bool_)
+        judged = requests.select(is_judged & ~is_passed)
+        self._update_windows(judged.ordered(judged.micros))
 
     def decide_up_to(self, matured_until: float) -> list[DecisionPoint]:
         """Decides at every point up to this event time, up to which everything that was predicted has matured.
@@ -182,41 +185,58 @@ class Judge:
         last = microseconds(matured_until) // self._span * self._span
         if self._judged is not None and last <= self._judged:
             return []
-        due = sorted((r for r in self._pending if microseconds(r.time) <= last), key=_event_order)
-        self._pending = [r for r in self._pending if microseconds(r.time) > last]
         points: list[DecisionPoint] = []
-        for point, requests in groupby(due, key=lambda request: point_after(microseconds(request.time), self._span)):
-            self._timeline.advance(point)
-            of_serving_version = []
-            for request in requests:
-                self._update_window(request)
-                self._matured_total += len(request.labels)
-                if request.model_version == self._timeline.version:
-                    of_serving_version.append(request)
-            if of_serving_version:
-                points.append(self._decide_at(point, of_serving_version))
+        for due in self._take_due(last):
+            ends = point_after(due.micros, self._span)
+            firsts = np.flatnonzero(np.diff(ends, prepend=-1))
+            for start, stop in zip(firsts.tolist(), [*firsts[1:].tolist(), len(due)]):
+                requests, point = due.between(start, stop), int(ends[start])
+                self._timeline.advance(point)
+                self._update_windows(requests)
+                self._matured_total += requests.num_rows
+                of_serving_version = requests.select(requests.versions == self._timeline.version)
+                if len(of_serving_version):
+                    points.append(self._decide_at(point, of_serving_version))
         self._timeline.advance(last)
         self._judged = last
         return points
 
-    def _is_judged(self, request: MaturedRequest) -> bool:
-        return self._judged is not None and microseconds(request.time) <= self._judged
+    def _take_due(self, last: int) -> Iterator[MaturedRequests]:
+        """What is pending up to this point, by time and id, where there is any; the rest stays."""
+        if not self._pending:
+            return
+        pending = MaturedRequests.joined(self._pending)
+        is_due = pending.micros <= last
+        self._pending = [] if is_due.all() else [pending.select(~is_due)]
+        if is_due.any():
+            due = pending.select(is_due)
+            yield due.ordered(due.micros)
 
-    def _update_window(self, request: MaturedRequest) -> None:
-        window = self._windows.pop(request.model_version, None) or RowWindow(self._capacity)
-        self._windows[request.model_version] = window
-        window.update(request.labels, request.scores, request.users)
-        if len(self._windows) > MAX_VERSIONS:
-            del self._windows[next(iter(self._windows))]
+    def _is_judged(self, requests: MaturedRequests) -> NDArray[np.bool_]:
+        if self._judged is None:
+            return np.zeros(len(requests), np.bool_)
+        return np.asarray(requests.micros <= self._judged)
 
-    def _decide_at(self, point: int, requests: list[MaturedRequest]) -> DecisionPoint:
-        version = requests[0].model_version
+    def _update_windows(self, requests: MaturedRequests) -> None:
+        for version, of_version in requests.by_version():
+            window = self._windows.pop(version, None) or RowWindow(self._capacity)
+            self._windows[version] = window
+            window.update(of_version)
+            if len(self._windows) > MAX_VERSIONS:
+                del self._windows[next(iter(self._windows))]
+
+    def _decide_at(self, point: int, requests: MaturedRequests) -> DecisionPoint:
+        version = int(requests.versions[0])
         evidence = Evidence(
             time=point / 1e6,
             version=version,
             serving_since=self._timeline.since / 1e6,
             kpis=measure(version, self._windows[version]),
-            rows=matured_rows(requests),
+            rows=MaturedRows(
+                labels=requests.labels,
+                scores=requests.scores,
+                groups=np.repeat(np.arange(len(requests), dtype=np.int64), requests.sizes),
+            ),
             matured_total=self._matured_total,
             baseline=self._remembered_baseline(version),
             predecessor=self._remembered_predecessor(version),
@@ -296,19 +316,26 @@ class ServingTimeline:
         self.last: tuple[int, int] | None = None
         """Time and version of the newest prediction known at a point passed; None where that is not known."""
 
-    def note(self, time: int, version: int) -> None:
-        """Notes a prediction that no canary made, in any order.
+    def note(self, times: NDArray[np.int64], versions: NDArray[np.int32]) -> None:
+        """Notes predictions that no canary made, [m] times and versions, in any order.
 
         One whose point `advance` has passed counts at the next one if it is newer than what was known: clients publish
         a little after the event. An older one says nothing about who serves now, and is ignored.
         """
-        point = point_after(time - self._ahead, self._span)
-        is_past = self.reached is not None and point <= self.reached
-        if is_past and self.last is not None and (time, version) <= self.last:
-            return
-        of_point = self._notes.setdefault(point, {})
-        first, last = of_point.get(version, (time, time))
-        of_point[version] = (min(first, time), max(last, time))
+        points = point_after(times - self._ahead, self._span)
+        if self.reached is not None and self.last is not None:
+            time, version = self.last
+            is_newer = (times > time) | ((times == time) & (versions > version))
+            counts = (points > self.reached) | is_newer
+            points, times, versions = points[counts], times[counts], versions[counts]
+        keys, found = np.unique(np.stack([points, versions]), axis=1, return_inverse=True)
+        places = found.reshape(-1)
+        order = np.argsort(places, kind="stable")
+        ends = np.cumsum(np.bincount(places))
+        for (point, version), of_key in zip(keys.T.tolist(), np.split(times[order], ends[:-1])):
+            noted = self._notes.setdefault(point, {})
+            first, last = noted.get(version, (int(of_key[0]), int(of_key[0])))
+            noted[version] = (min(first, int(of_key.min())), max(last, int(of_key.max())))
 
     def advance(self, point: int) -> None:
         """Advances to `point`; every prediction up to `ahead` after it must have been noted."""
@@ -322,24 +349,10 @@ class ServingTimeline:
         self.reached = point
 
 
-def point_after(time: int, span: int) -> int:
-    """The first multiple of `span` that is not before `time`.
+def point_after(times: NDArray[np.int64], span: int) -> NDArray[np.int64]:
+    """The first multiple of `span` that is not before each of the times.
 
-    >>> point_after(10, 10), point_after(11, 10)
-    (10, 20)
+    >>> point_after(np.array([10, 11]), 10).tolist()
+    [10, 20]
     """
-    return -(-time // span) * span
-
-
-def matured_rows(requests: Sequence[MaturedRequest]) -> MaturedRows:
-    """The rows of `requests`, at least one, in their order."""
-    sizes = [len(request.labels) for request in requests]
-    return MaturedRows(
-        labels=np.concatenate([request.labels for request in requests]),
-        scores=np.concatenate([request.scores for request in requests]),
-        groups=np.repeat(np.arange(len(requests), dtype=np.int64), sizes),
-    )
-
-
-def _event_order(request: MaturedRequest) -> tuple[int, str]:
-    return microseconds(request.time), request.request_id
+    return -(-times // span) * span

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.features import MISSING_CATEGORY, Features
-from components.contracts.records import PredictionBatch
+from components.contracts.records import Predictions
 from components.contracts.reference_statistics import ReferenceStatistics, bucket_of
 from components.contracts.serving import ColumnMap
 
@@ -72,9 +72,9 @@ class Layout:
         number = self.columns.index(column)
         return slice(int(self.starts[number]), int(self.starts[number + 1]))
 
-    def fits(self, batch: PredictionBatch) -> bool:
-        """Whether the rows have the training rows' columns, and the batch as many as it should have."""
-        return not self._lost and (batch.dense.shape[1], batch.categorical.shape[1]) == self._widths
+    def fits(self, rows: Predictions) -> bool:
+        """Whether the rows have the training rows' columns, and as many as they should have."""
+        return not self._lost and (rows.dense.shape[1], rows.categorical.shape[1]) == self._widths
 
     def columns_of(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
@@ -146,7 +146,7 @@ class Sketch:
         self.requests = 0
         self.squares = 0
         """Sum of the squared number of rows over requests."""
-        self._pending: list[PredictionBatch] = []
+        self._pending: list[Predictions] = []
         self._pending_rows = 0
         num_columns = len(layout.columns)
         self._arrays = {
@@ -159,13 +159,13 @@ class Sketch:
             "element_squares": np.zeros(num_columns, np.int64),
         }
 
-    def add(self, batch: PredictionBatch) -> None:
-        """Counts a request's rows in, at the latest with the `PENDING_ROWS`-th."""
-        self.rows += len(batch)
-        self.requests += 1
-        self.squares += len(batch) ** 2
-        self._pending.append(batch)
-        self._pending_rows += len(batch)
+    def add(self, predictions: Predictions) -> None:
+        """Counts the rows of requests in, at the latest with the `PENDING_ROWS`-th."""
+        self.rows += predictions.num_rows
+        self.requests += len(predictions)
+        self.squares += int((predictions.sizes**2).sum())
+        self._pending.append(predictions)
+        self._pending_rows += predictions.num_rows
         if self._pending_rows >= PENDING_ROWS:
             self._count()
 
@@ -243,18 +243,15 @@ class Sketch:
         """Counts everything that was put off; every method that reads counts calls it first."""
         if not self._pending:
             return
-        batches = self._pending
+        rows = Predictions.joined(self._pending)
         self._pending = []
         self._pending_rows = 0
-        dense = np.concatenate([batch.dense for batch in batches])
-        categorical = np.concatenate([batch.categorical for batch in batches])
-        dense, categorical = self.layout.columns_of(dense, categorical)
-        scores = np.concatenate([batch.scores for batch in batches])
-        cells = self.layout.cells(dense, categorical, scores)
+        dense, categorical = self.layout.columns_of(rows.dense, rows.categorical)
+        cells = self.layout.cells(dense, categorical, rows.scores)
         counts = self._arrays["cells"]
         counts += np.bincount(cells.reshape(-1), minlength=len(counts))
-        hashes = np.array([zlib.crc32(batch.request_id.encode()) for batch in batches])
-        sizes = np.array([len(batch) for batch in batches])
+        hashes = np.array([zlib.crc32(request_id.encode()) for request_id in rows.ids])
+        sizes = rows.sizes
         self._count_pairs(cells, hashes, sizes)
         for column, elements, num_elements in self.layout.element_cells(categorical):
             counts += np.bincount(elements, minlength=len(counts))

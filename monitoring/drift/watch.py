@@ -19,9 +19,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from components.contracts.features import Features
 from components.contracts.raw_rows import microseconds
-from components.contracts.records import PredictionBatch
+from components.contracts.records import Predictions
 from components.contracts.reference_statistics import ReferenceStatistics
 from monitoring.drift.comparison import DriftReport, DriftSettings, compare
 from monitoring.drift.sketch import Layout, Sketch
@@ -63,44 +66,50 @@ class DriftWatch:
         self.passed_over: Counter[str] = Counter()
         """Rows that no report counts: `late`, `no_reference` (none with columns of theirs), `too_many_versions`."""
 
-    def observe(self, batch: PredictionBatch) -> None:
-        """Counts a prediction in; the caller sees to it that each comes once, and that all have the same columns."""
-        if not self._length:
+    def observe(self, predictions: Predictions) -> None:
+        """Counts predictions in; the caller sees to it that each comes once, and that all have the same columns."""
+        if not self._length or not len(predictions):
             return
-        number = self._number(batch)
-        if self._put_off is not None and number >= self._put_off:
-            return
-        sketch = self._open.get((number, batch.model_version)) or self._opened(number, batch)
-        if sketch is not None:
-            sketch.add(batch)
+        numbers = self._numbers(predictions)
+        keys = np.unique(np.stack([numbers, predictions.versions]), axis=1)
+        for number, version in keys.T.tolist():
+            if self._put_off is not None and number >= self._put_off:
+                return
+            rows = predictions
+            if keys.shape[1] > 1:
+                rows = predictions.select((numbers == number) & (predictions.versions == version))
+            sketch = self._open.get((number, version)) or self._opened(number, version, rows)
+            if sketch is not None:
+                sketch.add(rows)
 
-    def _number(self, batch: PredictionBatch) -> int:
+    def _numbers(self, predictions: Predictions) -> NDArray[np.int64]:
         # In whole microseconds, as the archive keeps times: a backtest must find a record in the same bucket.
-        return microseconds(batch.time) // self._length
+        return predictions.micros // self._length
 
-    def _opened(self, number: int, batch: PredictionBatch) -> Sketch | None:
-        key = (number, batch.model_version)
+    def _opened(self, number: int, version: int, predictions: Predictions) -> Sketch | None:
+        """The new sketch of a bucket of `version`, for these predictions in it; None where they are passed over."""
+        num_rows = predictions.num_rows
         if self._closed_up_to is not None and self._end(number) <= self._closed_up_to:
-            self.passed_over["late"] += len(batch)
+            self.passed_over["late"] += num_rows
             return None
-        if key in self._unknown:
-            self.passed_over["no_reference"] += len(batch)
+        if (number, version) in self._unknown:
+            self.passed_over["no_reference"] += num_rows
             return None
-        if len(self._open) >= MAX_OPEN and not self._make_room(number, batch):
+        if len(self._open) >= MAX_OPEN and not self._make_room(number, num_rows):
             return None
-        layout = self._layout(batch.model_version)
-        if layout is None or not layout.fits(batch):
+        layout = self._layout(version)
+        if layout is None or not layout.fits(predictions):
             if len(self._unknown) < MAX_UNKNOWN:
-                self._unknown.add(key)
-            self.passed_over["no_reference"] += len(batch)
+                self._unknown.add((number, version))
+            self.passed_over["no_reference"] += num_rows
             return None
-        return self._open.setdefault(key, Sketch(layout))
+        return self._open.setdefault((number, version), Sketch(layout))
 
-    def _make_room(self, number: int, batch: PredictionBatch) -> bool:
-        """Puts the farthest bucket off; whether that makes room for bucket `number` of `batch`."""
+    def _make_room(self, number: int, num_rows: int) -> bool:
+        """Puts the farthest bucket off; whether that makes room for bucket `number`, which gets so many rows."""
         farthest = max(number, max(self._open)[0])
         if farthest == min(self._open)[0]:  # versions without end in one bucket
-            self.passed_over["too_many_versions"] += len(batch)
+            self.passed_over["too_many_versions"] += num_rows
             return False
         self._put_off = farthest
         self._open = {key: sketch for key, sketch in self._open.items() if key[0] < farthest}
@@ -111,18 +120,20 @@ class DriftWatch:
         since = None if self._put_off is None else self._put_off * self._length / 1e6
         return since if since is not None and since <= up_to else None
 
-    def resume(self, batches: Iterable[PredictionBatch], up_to: float) -> list[DriftReport]:
+    def resume(self, predictions: Iterable[Predictions], up_to: float) -> list[DriftReport]:
         """Counts in what was put off, and reports on the buckets of it that end by `up_to`.
 
-        `batches` are all known predictions since `put_off_since(up_to)`, in order of their times; may hold earlier
-        ones.
+        `predictions` are all known ones since `put_off_since(up_to)`, in order of their times; may hold earlier ones.
         """
         first, self._put_off = self._put_off, None
         reports: list[DriftReport] = []
-        for batch in batches:
-            if first is not None and self._number(batch) >= first:
-                reports += self.close(min(up_to, batch.time))
-                self.observe(batch)
+        for each in predictions:
+            numbers = self._numbers(each)
+            for number in np.unique(numbers).tolist():
+                if first is not None and number >= first:
+                    of_bucket = each.select(numbers == number)
+                    reports += self.close(min(up_to, float(of_bucket.times[0])))
+                    self.observe(of_bucket)
         return reports + self.close(up_to)
 
     def close(self, up_to: float) -> list[DriftReport]:

@@ -5,6 +5,7 @@ In: labels, scores and places as requests mature. Out: the newest of them, and a
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 from components.contracts import metrics
 from components.contracts.features import MISSING_CATEGORY
+from components.contracts.records import NO_POSITION
+from monitoring.rows import MaturedRequests
 
 MAX_VERSIONS = 8
 """Versions whose rows are kept; the one unseen for longest is forgotten first."""
@@ -23,14 +26,7 @@ RANKING_K = 10
 
 
 class RowWindow:
-    """The newest `capacity` rows, oldest first.
-
-    >>> window = RowWindow(3)
-    >>> window.update(np.array([0, 1], np.uint8), np.array([0.1, 0.2], np.float32))
-    >>> window.update(np.array([1, 0], np.uint8), np.array([0.5, 0.25], np.float32))
-    >>> window.labels.tolist(), window.scores.tolist()[1:], window.groups.tolist()
-    ([1, 1, 0], [0.5, 0.25], [-2, -3, -3])
-    """
+    """The newest `capacity` rows, oldest first."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -57,26 +53,22 @@ class RowWindow:
         """Whose each row is, shape [n]: a user from 0, or a request below `MISSING_CATEGORY`; a view, as `labels`."""
         return self._groups[self._end - len(self) : self._end]
 
-    def update(
-        self, labels: NDArray[np.uint8], scores: NDArray[np.float32], users: NDArray[np.int64] | None = None
-    ) -> None:
-        """Takes in the rows of one request, and lets as many of the oldest go.
+    def update(self, requests: MaturedRequests) -> None:
+        """Takes in the rows of these requests, and lets as many of the oldest go.
 
         Rows of one user are alike whatever the request; those of an unknown one are alike within the request.
         """
-        labels, scores = labels[-self._capacity :], scores[-self._capacity :]
-        groups: int | NDArray[np.int64] = MISSING_CATEGORY - 1 - self._num_requests
-        if users is not None:
-            users = users[-self._capacity :]
-            groups = np.where(users == MISSING_CATEGORY, groups, users)
-        if self._end + len(labels) > len(self._labels):
+        unknown = MISSING_CATEGORY - 1 - self._num_requests - np.repeat(np.arange(len(requests)), requests.sizes)
+        groups = np.where(requests.users == MISSING_CATEGORY, unknown, requests.users)[-self._capacity :]
+        if self._end + len(groups) > len(self._labels):
             kept = len(self)
             self._labels[:kept], self._scores[:kept], self._groups[:kept] = self.labels, self.scores, self.groups
             self._end = kept
-        new = slice(self._end, self._end + len(labels))
-        self._labels[new], self._scores[new], self._groups[new] = labels, scores, groups
+        new = slice(self._end, self._end + len(groups))
+        self._labels[new], self._scores[new] = requests.labels[-self._capacity :], requests.scores[-self._capacity :]
+        self._groups[new] = groups
         self._end = new.stop
-        self._num_requests += 1
+        self._num_requests += len(requests)
 
 
 class RankedList(NamedTuple):
@@ -113,31 +105,27 @@ class VersionWindows:
         """The newest ranked lists of `version`, oldest first; none where it answered no ranking."""
         return tuple(self._lists.get(version, ()))
 
-    def update(
-        self,
-        version: int,
-        labels: NDArray[np.uint8],
-        scores: NDArray[np.float32],
-        *,
-        positions: NDArray[np.int32] | None = None,
-        users: NDArray[np.int64] | None = None,
-    ) -> None:
-        """Takes in the rows of one request.
+    def update(self, requests: MaturedRequests) -> None:
+        """Takes in the rows of these requests; a list shown in several requests counts as several."""
+        for version, of_version in requests.by_version():
+            window = self._windows.pop(version, None) or RowWindow(self._capacity)
+            self._windows[version] = window
+            window.update(of_version)
+            if (of_version.positions != NO_POSITION).any():
+                self._lists.setdefault(version, deque(maxlen=MAX_LISTS)).extend(_ranked_lists(of_version))
+            if len(self._windows) > MAX_VERSIONS:
+                forgotten = next(iter(self._windows))
+                del self._windows[forgotten]
+                self._lists.pop(forgotten, None)
 
-        Arrays are [n]. `positions` are places, from 1, in the ranked list that the request was, None = it was no list;
-        a list shown in several requests counts as several. `users` None = the recommender names none.
-        """
-        window = self._windows.pop(version, None) or RowWindow(self._capacity)
-        self._windows[version] = window
-        window.update(labels, scores, users)
-        if positions is not None:
-            clicked = positions[labels == 1]
-            found = RankedList(metrics.hit_at_k(clicked, k=RANKING_K), metrics.ndcg_at_k(clicked, k=RANKING_K))
-            self._lists.setdefault(version, deque(maxlen=MAX_LISTS)).append(found)
-        if len(self._windows) > MAX_VERSIONS:
-            forgotten = next(iter(self._windows))
-            del self._windows[forgotten]
-            self._lists.pop(forgotten, None)
+
+def _ranked_lists(requests: MaturedRequests) -> Iterator[RankedList]:
+    starts = requests.starts
+    for start, size in zip(starts.tolist(), requests.sizes.tolist()):
+        positions = requests.positions[start : start + size]
+        if positions[0] != NO_POSITION:
+            clicked = positions[requests.labels[start : start + size] == 1]
+            yield RankedList(metrics.hit_at_k(clicked, k=RANKING_K), metrics.ndcg_at_k(clicked, k=RANKING_K))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,8 @@ here or among the uploaded, is sealed; one that does not is written again under 
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from itertools import groupby
@@ -31,50 +30,37 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts import raw_rows
-from components.contracts.features import MISSING_CATEGORY
+from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.raw_rows import microseconds
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import PredictionBatch
+from components.contracts.records import NO_POSITION, NO_VERSION, Predictions
 from components.runtime.durable import fsync_path, no_checkpoint
-from components.runtime.errors import ContractError, TemporaryError
+from components.runtime.errors import TemporaryError
 from components.store.archived_rows import arrow_schema
-from monitoring.memory.database import OUTCOME_FOLDER, holds_outcomes
+from monitoring.memory.database import DAY_MICROS, OUTCOME_FOLDER, holds_outcomes
 from monitoring.memory.store import Store
-from monitoring.rows import ArchiveOutcome, ArchiveRow, Unarchived
+from monitoring.rows import ArchiveOutcome, Unarchived
 
 logger = logging.getLogger(__name__)
 
 OUTCOME_SCHEMA = arrow_schema(raw_rows.OUTCOME_TYPES)
-_OPTIONAL: dict[str, Callable[[PredictionBatch], Any]] = {
-    raw_rows.SHADOW_VERSION: lambda batch: batch.shadow_version,
-    raw_rows.SHADOW_SCORE: lambda batch: batch.shadow_scores,
-    raw_rows.CANARY: lambda batch: batch.canary,
-}
-"""Where the optional columns come from."""
-_DAY_SECONDS = 86_400
 
 
-def build_row_table(rows: Sequence[ArchiveRow], form: RecordFormat) -> pa.Table:
-    """The rows of these requests in the raw schema, in the order given; missing features are null.
+def build_row_table(requests: Predictions, labels: NDArray[np.uint8], features: Features) -> pa.Table:
+    """The rows of these requests, whose labels are [n], in the raw schema and in this order; missing features are null.
 
     With each optional group of `contracts.raw_rows` that any of the rows has, null in the others.
     """
-    features = form.features
-    batches = [_without_chosen_shadow(batch) for batch in _predictions(rows, form)]
-    sizes = [len(batch) for batch in batches]
-    request = np.repeat(np.arange(len(batches)), sizes)
-    times = np.array([microseconds(batch.time) for batch in batches], np.int64)
-    dense = np.concatenate([batch.dense for batch in batches])
-    categorical = np.concatenate([batch.categorical for batch in batches])
+    sizes, dense, categorical = requests.sizes, requests.dense, requests.categorical
+    request = np.repeat(np.arange(len(requests)), sizes)
     columns: dict[str, Any] = {
-        raw_rows.LABEL: np.concatenate([row.labels for row in rows]).astype(np.int32),
-        raw_rows.REQUEST_ID: pa.array([batch.request_id for batch in batches]).take(pa.array(request)),
-        raw_rows.ROW: np.concatenate([np.arange(size, dtype=np.int32) for size in sizes]),
-        raw_rows.EVENT_TIME: times[request],
-        raw_rows.MODEL_VERSION: np.array([batch.model_version for batch in batches], np.int32)[request],
-        raw_rows.SCORE: np.concatenate([batch.scores for batch in batches]),
-        raw_rows.POSITION: _column([batch.positions for batch in batches], batches, pa.int32()),
-        raw_rows.PROPENSITY: _column([batch.propensities for batch in batches], batches, pa.float64()),
+        raw_rows.LABEL: labels,
+        raw_rows.REQUEST_ID: pa.array(requests.ids, pa.string()).take(pa.array(request)),
+        raw_rows.ROW: np.arange(len(request)) - requests.starts[request],
+        raw_rows.EVENT_TIME: requests.micros[request],
+        raw_rows.MODEL_VERSION: requests.versions[request],
+        raw_rows.SCORE: requests.scores,
+        raw_rows.POSITION: pa.array(requests.positions, mask=requests.positions == NO_POSITION),
+        raw_rows.PROPENSITY: pa.array(requests.propensities, mask=np.isnan(requests.propensities)),
     }
     for i, name in enumerate(features.numeric):
         columns[name] = pa.array(np.ascontiguousarray(dense[:, i]), mask=np.isnan(dense[:, i]))
@@ -83,12 +69,16 @@ def build_row_table(rows: Sequence[ArchiveRow], form: RecordFormat) -> pa.Table:
         columns[name] = pa.array(values, mask=values == MISSING_CATEGORY)
     for name, (start, stop, _) in zip(features.lists, features.places.lists):
         columns[name] = _list_column(categorical[:, start:stop])
-    schema = arrow_schema(raw_rows.raw_types(features))
-    for types in (raw_rows.SHADOW_TYPES, raw_rows.CANARY_TYPES):
-        group = {field: [_OPTIONAL[field.name](batch) for batch in batches] for field in arrow_schema(types)}
-        if any(given is not None and given is not False for each in group.values() for given in each):
-            for field, each in group.items():
-                schema, columns[field.name] = schema.append(field), _column(each, batches, field.type)
+    types = raw_rows.raw_types(features)
+    scored = (requests.shadow_versions != NO_VERSION)[request] & (requests.positions == NO_POSITION)
+    if scored.any():
+        types = types | raw_rows.SHADOW_TYPES
+        columns[raw_rows.SHADOW_VERSION] = pa.array(requests.shadow_versions[request], mask=~scored)
+        columns[raw_rows.SHADOW_SCORE] = pa.array(requests.shadow_scores, mask=~scored)
+    if requests.canary.any():
+        types = types | raw_rows.CANARY_TYPES
+        columns[raw_rows.CANARY] = requests.canary[request]
+    schema = arrow_schema(types)
     arrays = [columns[field.name] for field in schema]
     plain = [each if isinstance(each, pa.Array) else pa.array(each) for each in arrays]
     return pa.table([each.cast(field.type) for each, field in zip(plain, schema)], schema=schema)
@@ -99,32 +89,6 @@ def _list_column(places: NDArray[np.int64]) -> pa.Array:
     held = places != MISSING_CATEGORY
     offsets = np.concatenate([[0], np.cumsum(held.sum(axis=1))]).astype(np.int32)
     return pa.ListArray.from_arrays(offsets, places[held], mask=pa.array(~held.any(axis=1)))
-
-
-def _column(values: Sequence[Any], batches: Sequence[PredictionBatch], kind: pa.DataType) -> pa.Array:
-    """One value per row: each batch's array [n] or one value for all of its rows, nulls where it has neither."""
-    if all(value is None for value in values):
-        return pa.nulls(sum(map(len, batches)), kind)
-    return pa.concat_arrays(
-        [
-            pa.nulls(len(batch), kind) if value is None else pa.array(np.broadcast_to(value, len(batch))).cast(kind)
-            for value, batch in zip(values, batches)
-        ]
-    )
-
-
-def _without_chosen_shadow(batch: PredictionBatch) -> PredictionBatch:
-    if batch.positions is None or batch.shadow_scores is None:
-        return batch
-    return replace(batch, shadow_version=None, shadow_scores=None)
-
-
-def _predictions(rows: Sequence[ArchiveRow], form: RecordFormat) -> Iterator[PredictionBatch]:
-    for batch in form.decode_all([row.payload for row in rows]):
-        if isinstance(batch, ContractError):
-            raise batch
-        assert isinstance(batch, PredictionBatch)
-        yield batch
 
 
 def build_outcome_table(outcomes: Sequence[ArchiveOutcome], windows: Mapping[str, float]) -> pa.Table:
@@ -149,12 +113,12 @@ def utc_day(time: float) -> str:
     >>> utc_day(86_399.9), utc_day(86_399.9999999)
     ('1970-01-01', '1970-01-02')
     """
-    return _day_name(microseconds(time) // (_DAY_SECONDS * 1_000_000))
+    return _day_name(microseconds(time) // DAY_MICROS)
 
 
 @lru_cache(maxsize=1000)
 def _day_name(day: int) -> str:
-    return datetime.fromtimestamp(day * _DAY_SECONDS, timezone.utc).strftime("%Y-%m-%d")
+    return datetime.fromtimestamp(day * DAY_MICROS / 1e6, timezone.utc).strftime("%Y-%m-%d")
 
 
 UPLOADED_FOLDER = "uploaded"
@@ -181,7 +145,7 @@ class Archive:
         folder: Path,
         store: Store,
         *,
-        form: RecordFormat,
+        features: Features,
         roll_rows: int,
         roll_seconds: float,
         keep_rows: int,
@@ -199,7 +163,7 @@ class Archive:
         """
         self._folder = folder
         self._store = store
-        self._form = form
+        self._features = features
         self._roll_rows = roll_rows
         self._roll_seconds = roll_seconds
         self._keep_rows = keep_rows
@@ -325,7 +289,8 @@ class Archive:
     def _build_table(self, name: str) -> pa.Table:
         if holds_outcomes(name):
             return build_outcome_table(self._store.outcomes_of_file(name), self._windows)
-        return build_row_table(self._store.rows_of_file(name), self._form)
+        requests, labels = self._store.rows_of_file(name)
+        return build_row_table(requests, labels, self._features)
 
 
 def _kind_of(name: str) -> str:

@@ -8,21 +8,25 @@ goes intended -> sealed -> uploaded. Writing it is left to `monitoring.memory.ar
 import fcntl
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from components.contracts.raw_rows import OUTCOME_PARTITION
+from components.contracts.records import Predictions, Requests
 from components.runtime.errors import PermanentError, TemporaryError
 from monitoring.measures.window import MAX_VERSIONS
-from monitoring.rows import ArchiveOutcome, ArchiveRow, LateOutcome, Unarchived
+from monitoring.rows import ArchiveOutcome, LateOutcome, MaturedRequests, Unarchived
 
 M = TypeVar("M")
 
-VERSION = 6
+VERSION = 7
 """Kept as SQLite's `user_version`. A state folder of another version is refused: its monitor must drain it."""
 PAGE_BYTES = 16_384
 """Of new files. A message of 64 rows takes 17 kB: on SQLite's 4 kB pages it lies on a chain of five, and the whole
@@ -31,19 +35,25 @@ monitor takes 18 % more processor time (138k rows/s against 163k; 64 kB: 168k, a
 _TABLES = """
 CREATE TABLE predictions (
     request_id TEXT PRIMARY KEY, time REAL NOT NULL, model_version INTEGER NOT NULL, num_rows INTEGER NOT NULL,
-    stored_at REAL NOT NULL, canary INTEGER NOT NULL, scores BLOB, positions BLOB, users BLOB,
-    matured INTEGER, matured_at REAL, labels BLOB, delays BLOB, file TEXT);
-CREATE TABLE messages (number INTEGER PRIMARY KEY, payload BLOB NOT NULL);
-CREATE INDEX waiting ON predictions (time) WHERE matured IS NULL;
-CREATE INDEX unarchived ON predictions (matured) WHERE matured > 0 AND file IS NULL;
-CREATE INDEX archived_in ON predictions (file) WHERE file IS NOT NULL;
-CREATE INDEX of_version ON predictions (model_version, matured, num_rows) WHERE matured > 0;
-CREATE INDEX predicted ON predictions (time, model_version, canary);
+    stored_at REAL NOT NULL, canary INTEGER NOT NULL);
+CREATE INDEX predicted ON predictions (time);
+CREATE TABLE blocks (
+    last INTEGER PRIMARY KEY, first INTEGER NOT NULL, matured_to INTEGER NOT NULL, waiting_from REAL,
+    newest REAL NOT NULL, unarchived INTEGER NOT NULL, held INTEGER NOT NULL, requests BLOB NOT NULL);
+CREATE INDEX waiting ON blocks (waiting_from) WHERE waiting_from IS NOT NULL;
+CREATE TABLE block_rows (last INTEGER PRIMARY KEY, content BLOB NOT NULL);
+CREATE TABLE matured (
+    last INTEGER PRIMARY KEY, num_requests INTEGER NOT NULL, num_rows INTEGER NOT NULL, time REAL NOT NULL,
+    newest REAL NOT NULL, matured_at REAL NOT NULL, versions TEXT NOT NULL, numbers BLOB NOT NULL,
+    requests BLOB NOT NULL, file TEXT);
+CREATE INDEX unarchived ON matured (last) WHERE file IS NULL;
+CREATE INDEX archived_in ON matured (file) WHERE file IS NOT NULL;
 CREATE TABLE outcome_batches (batch_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
 CREATE TABLE dead_letters (message_id TEXT PRIMARY KEY, reason TEXT NOT NULL);
 CREATE TABLE clicks (
-    request_id TEXT NOT NULL, row INTEGER NOT NULL, time REAL NOT NULL, stored_at REAL NOT NULL,
+    request_id TEXT NOT NULL, row INTEGER NOT NULL, time REAL NOT NULL, stored_at REAL NOT NULL, number INTEGER,
     PRIMARY KEY (request_id, row));
+CREATE INDEX clicked ON clicks (number);
 CREATE TABLE late_outcomes (
     number INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL, row INTEGER NOT NULL, event TEXT NOT NULL,
     time REAL NOT NULL, predicted_at REAL, stored_at REAL NOT NULL, file TEXT,
@@ -57,8 +67,29 @@ CREATE INDEX unfinished ON files (state) WHERE state != 'uploaded';
 CREATE TABLE counters (name TEXT PRIMARY KEY, value REAL NOT NULL);
 CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
 """
-"""`predictions.matured`: NULL until the labels are final; then the place in the order of maturing, from 1; and 0 once
-only the request's id is held. A message has the number of its prediction's row."""
+"""A prediction's number is its rowid. `blocks`: the predictions numbered `first` to `last`, in order of time, of which
+those up to `matured_to` have matured; `waiting_from` is the time of the first that has not, `newest` that of the last,
+`unarchived` how many lie in no sealed file, `held` how many are not let go. `matured`: the requests up to the place
+`last` in the order of maturing, with the number of each; `versions` are rows by model version. A click has the number
+of its prediction once that is known."""
+
+R = TypeVar("R", bound=Requests)
+
+
+def pack(requests: Requests) -> bytes:
+    """The arrays as bytes."""
+    arrays = {each.name: getattr(requests, each.name) for each in fields(requests) if each.name != "ids"}
+    content = {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
+    return msgspec.msgpack.encode((requests.ids.tolist(), content))
+
+
+def unpack(kind: type[R], content: bytes) -> R:
+    """What `pack` made the bytes of, an object of this class; its arrays are read only."""
+    ids, arrays = msgspec.msgpack.decode(content)
+    return kind(
+        ids=np.array(ids, object),
+        **{name: np.frombuffer(array, dtype).reshape(shape) for name, (dtype, shape, array) in arrays.items()},
+    )
 
 
 class Database:
@@ -134,10 +165,14 @@ class Database:
             TemporaryError: the disk is full; nothing was kept.
         """
         with self._transaction(counts or {}) as connection:
-            connection.executemany(
-                "INSERT OR REPLACE INTO documents VALUES (?, ?)",
-                [(name, json.dumps(document)) for name, document in documents.items()],
-            )
+            self._write_documents(connection, documents)
+
+    @staticmethod
+    def _write_documents(connection: sqlite3.Connection, documents: Mapping[str, Mapping[str, Any]]) -> None:
+        connection.executemany(
+            "INSERT OR REPLACE INTO documents VALUES (?, ?)",
+            [(name, json.dumps(document)) for name, document in documents.items()],
+        )
 
     @contextmanager
     def _transaction(self, counts: dict[str, float]) -> Iterator[sqlite3.Connection]:
@@ -190,8 +225,7 @@ def read_memory(documents: Database, name: str, kind: type[M]) -> M:
 
 
 OUTCOME_FOLDER = OUTCOME_PARTITION.split("/")[0]
-_AFTER_ALL = 2**63 - 1
-_UNARCHIVED = "matured > 0 AND file IS NULL ORDER BY matured"
+DAY_MICROS = 86_400_000_000
 
 
 def holds_outcomes(name: str) -> bool:
@@ -215,18 +249,18 @@ class FileTables(Database):
 
     def oldest_unarchived_at(self) -> float | None:
         """When the first matured row that is in no file matured; None where all are in files."""
-        return self._first_number(f"SELECT matured_at FROM predictions WHERE {_UNARCHIVED} LIMIT 1")
+        return self._first_number("SELECT matured_at FROM matured WHERE file IS NULL ORDER BY last LIMIT 1")
 
     def oldest_unarchived(self, max_rows: int) -> list[Unarchived]:
-        """Matured requests in no file yet, oldest first: at least one, then as many as fit into `max_rows` rows."""
+        """Parts of matured requests in no file yet, oldest first: at least one, then as many as fit into `max_rows`."""
         chosen: list[Unarchived] = []
         num_rows = 0
-        query = f"SELECT rowid, time, num_rows FROM predictions WHERE {_UNARCHIVED}"
-        for request in map(Unarchived._make, self._connection.execute(query)):
-            num_rows += request.num_rows
+        query = "SELECT last, time, num_rows FROM matured WHERE file IS NULL ORDER BY last"
+        for part in map(Unarchived._make, self._connection.execute(query)):
+            num_rows += part.num_rows
             if chosen and num_rows > max_rows:
                 break
-            chosen.append(request)
+            chosen.append(part)
         return chosen
 
     def num_late(self, at_most: int) -> int:
@@ -247,20 +281,39 @@ class FileTables(Database):
     # -- files
 
     def intend_file(self, name: str, numbers: Iterable[int]) -> None:
-        """Gives these matured requests, or late outcomes, to the file `name`, which is written next."""
-        table = "late_outcomes" if holds_outcomes(name) else "predictions"
+        """Gives these parts of matured requests, or late outcomes, to the file `name`, which is written next."""
+        table = "late_outcomes" if holds_outcomes(name) else "matured"
         with self._transaction({}) as connection:
             connection.execute("INSERT INTO files (name) VALUES (?)", (name,))
             connection.executemany(f"UPDATE {table} SET file = ? WHERE rowid = ?", [(name, n) for n in numbers])
 
-    def rows_of_file(self, name: str) -> list[ArchiveRow]:
-        """The requests that were given to the file `name`."""
-        query = (
-            "SELECT x.payload, p.labels FROM predictions p JOIN messages x ON x.number = p.rowid"
-            " WHERE p.file = ? ORDER BY p.matured"
-        )
-        found = self._connection.execute(query, (name,))
-        return [ArchiveRow(payload, np.frombuffer(labels, np.uint8)) for payload, labels in found]
+    def rows_of_file(self, name: str) -> tuple[Predictions, NDArray[np.uint8]]:
+        """The requests that were given to the file `name`, in its order, and the label of each row."""
+        query = "SELECT numbers, requests FROM matured WHERE file = ? ORDER BY last"
+        parts = self._connection.execute(query, (name,)).fetchall()
+        numbers = _joined_numbers([part for part, _ in parts])
+        labels = np.concatenate([unpack(MaturedRequests, requests).labels for _, requests in parts])
+        found, order = [], []
+        for last, of_block in self._by_block(numbers):
+            block = self._block_rows(last)
+            found.append(block.select(of_block - (last + 1 - len(block))))
+            order.append(of_block)
+        return Predictions.joined(found).select(np.searchsorted(np.concatenate(order), numbers)), labels
+
+    def _block_rows(self, last: int) -> Predictions:
+        """The rows of a block that is not archived."""
+        (content,) = self._connection.execute("SELECT content FROM block_rows WHERE last = ?", (last,)).fetchone()
+        return unpack(Predictions, content)
+
+    def _by_block(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """The last number of each block that holds some of these predictions, ascending, and which it holds."""
+        ordered = np.sort(numbers)
+        while len(ordered):
+            query = "SELECT last FROM blocks WHERE last >= ? ORDER BY last LIMIT 1"
+            (last,) = self._connection.execute(query, (int(ordered[0]),)).fetchone()
+            end = int(np.searchsorted(ordered, last, "right"))
+            yield last, ordered[:end]
+            ordered = ordered[end:]
 
     def outcomes_of_file(self, name: str) -> list[ArchiveOutcome]:
         """The late outcomes that were given to the file `name`."""
@@ -274,42 +327,44 @@ class FileTables(Database):
         The outcomes in a sealed file are let go by `Store.forget`. The newest `keep_rows` matured rows of a version are
         held on, and requests predicted after `keep_after`.
         """
-        kind, count = ("archived", "SELECT sum(num_rows) FROM predictions WHERE file = ?")
+        kind, count = ("archived", "SELECT sum(num_rows) FROM matured WHERE file = ?")
         if holds_outcomes(name):
             kind, count = ("archived_outcome", "SELECT count(*) FROM late_outcomes WHERE file = ?")
         with self._transaction({}) as connection:
             connection.execute("UPDATE files SET state = 'sealed' WHERE name = ?", (name,))
             (num_rows,) = connection.execute(count, (name,)).fetchone()
             if not holds_outcomes(name):
-                sealed = "SELECT rowid FROM predictions WHERE file = ?"
-                connection.execute(f"DELETE FROM messages WHERE number IN ({sealed})", (name,))
+                sealed = connection.execute("SELECT numbers FROM matured WHERE file = ?", (name,)).fetchall()
+                for last, numbers in self._by_block(_joined_numbers([part for (part,) in sealed])):
+                    count_down = "UPDATE blocks SET unarchived = unarchived - ? WHERE last = ? RETURNING unarchived"
+                    if connection.execute(count_down, (len(numbers), last)).fetchone() == (0,):
+                        connection.execute("DELETE FROM block_rows WHERE last = ?", (last,))
                 self._let_old_matured_go(connection, keep_rows, keep_after)
             self._add_counts(connection, {kind: num_rows, "archived_file": 1})
 
     def _let_old_matured_go(self, connection: sqlite3.Connection, keep_rows: int, keep_after: float) -> None:
-        """Holds only the ids of archived requests beyond the newest rows of each of the newest versions."""
-        newest = (
-            "SELECT model_version FROM predictions WHERE matured > 0 GROUP BY model_version ORDER BY max(matured) DESC"
-        )
-        for place, (version,) in enumerate(connection.execute(newest).fetchall()):
-            connection.execute(
-                "UPDATE predictions SET matured = 0, scores = NULL, positions = NULL, users = NULL, labels = NULL,"
-                " delays = NULL, file = NULL WHERE model_version = ? AND matured > 0 AND matured < ? AND time <= ?"
-                " AND file IN (SELECT name FROM files WHERE state != 'intended')",
-                (version, self._first_kept(connection, version, keep_rows if place < MAX_VERSIONS else 0), keep_after),
-            )
+        """Holds only the ids of archived requests beyond the newest rows of each of the newest versions.
 
-    @staticmethod
-    def _first_kept(connection: sqlite3.Connection, version: int, keep_rows: int) -> int:
-        """Place of the oldest request among the newest `keep_rows` rows of `version`."""
-        first, num_rows = _AFTER_ALL, 0
-        query = (
-            "SELECT matured, num_rows FROM predictions WHERE model_version = ? AND matured > 0 ORDER BY matured DESC"
-        )
-        newest = connection.execute(query, (version,))
-        while num_rows < keep_rows and (found := newest.fetchone()):
-            first, num_rows = found[0], num_rows + found[1]
-        return first
+        What matured together is held or let go together.
+        """
+        is_sealed = "file IN (SELECT name FROM files WHERE state != 'intended')"
+        query = f"SELECT last, versions, newest <= ? AND {is_sealed} FROM matured ORDER BY last DESC"
+        seen: dict[str, int] = {}
+        for last, versions, may_go in connection.execute(query, (keep_after,)).fetchall():
+            is_needed = False
+            for version, num_rows in json.loads(versions).items():
+                if version in seen or len(seen) < MAX_VERSIONS:
+                    is_needed |= seen.setdefault(version, 0) < keep_rows
+                    seen[version] += num_rows
+            if may_go and not is_needed:
+                self._let_go(connection, last)
+
+    def _let_go(self, connection: sqlite3.Connection, last: int) -> None:
+        """Deletes a part of matured requests, and the blocks that no request is held of."""
+        (numbers,) = connection.execute("DELETE FROM matured WHERE last = ? RETURNING numbers", (last,)).fetchone()
+        for block, of_block in self._by_block(_joined_numbers([numbers])):
+            connection.execute("UPDATE blocks SET held = held - ? WHERE last = ?", (len(of_block), block))
+            connection.execute("DELETE FROM blocks WHERE last = ? AND held = 0", (block,))
 
     def files(self, state: str) -> list[str]:
         """Names of the archive files in `state`: `intended`, `sealed` or `uploaded`."""
@@ -324,3 +379,7 @@ class FileTables(Database):
     def _first_number(self, query: str) -> float | None:
         row = self._connection.execute(query).fetchone()
         return None if row is None else float(row[0])
+
+
+def _joined_numbers(parts: Sequence[bytes]) -> NDArray[np.int64]:
+    return np.frombuffer(b"".join(parts), np.int64)

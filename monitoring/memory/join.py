@@ -6,7 +6,7 @@ counted as they come and misses only at the end, the click rate, and every numbe
 window is open. Keeping records and open requests is left to `monitoring.memory.store`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from components.contracts.raw_rows import microseconds
 from components.contracts.record_format import RecordFormat
-from components.contracts.records import CLICK, PredictionBatch, Record
+from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, Predictions, Record
 from components.runtime.errors import ContractError
 from monitoring.memory.database import add_to
-from monitoring.rows import Event, LateOutcome, MaturedRequest, Waiting
+from monitoring.rows import Event, LateOutcome, MaturedRequests, Waiting
 
 MAX_FUTURE_SECONDS = 86_400.0
 """A record from further ahead has a broken clock; it would wait in the join for as long."""
@@ -32,36 +32,56 @@ class UnscoredRows(ContractError):
         self.rows = rows
 
 
-def read_records(
-    payloads: Sequence[bytes], *, now: float, form: RecordFormat, recommender: str
-) -> list[Record | ContractError]:
-    """The record in each payload, checked beyond its encoding: one bad message must not stop the monitor later.
+class Intake(NamedTuple):
+    """What the messages of one pull say."""
 
-    In its place stands `UnscoredRows` where a model gave no probability, and another ContractError where it is not
-    decodable, has a time far ahead, or is a prediction of another recommender.
+    predictions: Predictions | None
+    """None = there are none."""
+    outcomes: list[OutcomeBatch]
+    bad: list[tuple[int, ContractError]]
+    """Place among the messages, and why it is none of these."""
+
+
+def read_records(payloads: Sequence[bytes], *, now: float, form: RecordFormat, recommender: str) -> Intake:
+    """The records in the payloads, checked beyond their encoding: one bad message must not stop the monitor later.
+
+    Bad are `UnscoredRows`, to which a model gave no probability, and what is not decodable, has a time far ahead, or is
+    a prediction of another recommender.
     """
-    return [_checked(record, now) for record in form.decode_all(payloads, recommender=recommender)]
+    last = now + MAX_FUTURE_SECONDS
+    predictions, rest = form.decode_plain(payloads, recommender=recommender, before=last)
+    batches: list[PredictionBatch] = []
+    outcomes: list[OutcomeBatch] = []
+    bad: list[tuple[int, ContractError]] = []
+    for place in rest:
+        try:
+            record = form.decode(payloads[place], recommender=recommender)
+            _expect_usable(record, now)
+        except ContractError as error:
+            bad.append((place, error))
+        else:
+            (batches if isinstance(record, PredictionBatch) else outcomes).append(record)  # type: ignore[arg-type]
+    if batches:
+        predictions.append(Predictions.of(batches))
+    return Intake(Predictions.joined(predictions) if predictions else None, outcomes, bad)
 
 
-def _checked(record: Record | ContractError, now: float) -> Record | ContractError:
-    if isinstance(record, ContractError):
-        return record
+def _expect_usable(record: Record, now: float) -> None:
     newest = record.time if isinstance(record, PredictionBatch) else max(record.time, float(record.times.max()))
     if newest > now + MAX_FUTURE_SECONDS:
-        return ContractError(f"time is {newest}, expected at most a day from now ({now:.0f})")
+        raise ContractError(f"time is {newest}, expected at most a day from now ({now:.0f})")
     # NaN is the minimum of whatever holds one, and fails the comparison.
     if isinstance(record, PredictionBatch) and not np.minimum.reduce(record.scores) >= 0:
         rows = int(np.isnan(record.scores).sum())
-        return UnscoredRows(request_id=record.request_id, version=record.model_version, rows=rows)
-    return record
+        raise UnscoredRows(request_id=record.request_id, version=record.model_version, rows=rows)
 
 
 class Attribution(NamedTuple):
     """Labels of one request, uint8 of shape [n], and the outcomes that no row could use."""
 
     labels: NDArray[np.uint8]
-    delays: NDArray[np.float32] | None
-    """Seconds from the prediction to the first outcome in time, shape [n]; NaN = none. None = none of any row."""
+    delays: NDArray[np.float32]
+    """Seconds from the prediction to the first outcome in time, shape [n]; NaN = none."""
     too_late: list[Event]
     """After the window."""
     unmatched: list[Event]
@@ -95,30 +115,41 @@ def attribute(num_rows: int, predicted_at: float, events: Iterable[Event], *, wi
     return Attribution(labels, delays, too_late, unmatched)
 
 
-def mature_request(
-    waiting: Waiting, counts: dict[str, float], late: list[LateOutcome], *, window_seconds: float
-) -> MaturedRequest:
-    """The request with its final click labels.
+def mature_requests(
+    waiting: Waiting,
+    clicks: Mapping[int, Sequence[Event]],
+    counts: dict[str, float],
+    late: list[LateOutcome],
+    *,
+    window_seconds: float,
+) -> MaturedRequests:
+    """The requests with their final click labels; `clicks` are those on each, by its number.
 
     `counts` are added to; `late` takes the clicks that made no label.
     """
-    n = len(waiting.scores)
-    found = Attribution(np.zeros(n, np.uint8), None, [], [])
-    if waiting.clicks:
-        found = attribute(n, waiting.time, waiting.clicks, window_seconds=window_seconds)
-    add_to(counts, "late_outcome", len(found.too_late))
-    add_to(counts, "unmatched_outcome", len(found.unmatched))
-    late += [
-        LateOutcome(waiting.request_id, row, CLICK, time, waiting.time)
-        for row, time in (*found.too_late, *found.unmatched)
-    ]
-    return MaturedRequest(
-        waiting.request_id,
-        waiting.time,
-        waiting.model_version,
-        found.labels,
-        waiting.scores,
-        waiting.positions,
-        found.delays,
-        waiting.users,
+    labels = np.zeros(waiting.num_rows, np.uint8)
+    delays = np.full(waiting.num_rows, np.nan, np.float32)
+    starts = waiting.starts
+    for place in np.flatnonzero(np.isin(waiting.numbers, list(clicks))).tolist() if clicks else ():
+        n, time = int(waiting.sizes[place]), float(waiting.times[place])
+        found = attribute(n, time, clicks[int(waiting.numbers[place])], window_seconds=window_seconds)
+        rows = slice(starts[place], starts[place] + n)
+        labels[rows], delays[rows] = found.labels, found.delays
+        add_to(counts, "late_outcome", len(found.too_late))
+        add_to(counts, "unmatched_outcome", len(found.unmatched))
+        request_id = waiting.ids[place]
+        late += [
+            LateOutcome(request_id, row, CLICK, clicked_at, time)
+            for row, clicked_at in (*found.too_late, *found.unmatched)
+        ]
+    return MaturedRequests(
+        ids=waiting.ids,
+        times=waiting.times,
+        versions=waiting.versions,
+        sizes=waiting.sizes,
+        scores=waiting.scores,
+        positions=waiting.positions,
+        labels=labels,
+        click_delays=delays,
+        users=waiting.users,
     )

@@ -7,12 +7,11 @@ prediction came so late that its row was archived, and its message let go, withi
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import PredictionBatch
+from components.contracts.records import Predictions
 from monitoring.drift.comparison import DriftReport
 from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
@@ -27,22 +26,13 @@ MAX_SHOWN = 8
 class KeptWatch:
     """See the module."""
 
-    def __init__(
-        self,
-        watch: DriftWatch,
-        store: Store,
-        *,
-        form: RecordFormat,
-        journal: Journal,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, watch: DriftWatch, store: Store, *, journal: Journal, clock: Callable[[], float]) -> None:
         """Continues where its predecessor stopped.
 
         `watch` is a new one; the journal gets a line for every drift.
         """
         self._watch = watch
         self._store = store
-        self._form = form
         self._journal = journal
         self._clock = clock
         kept = store.read_document(DOCUMENT) or {"mark": 0, "watch": None, "shown": []}
@@ -51,23 +41,14 @@ class KeptWatch:
             watch.restore(kept["watch"])
         self._counted = Counter(watch.passed_over)
         self._mark = int(kept["mark"])
-        for payload in store.payloads_after(self._mark):
-            record = self._form.decode(payload)
-            assert isinstance(record, PredictionBatch)
-            watch.observe(record)
+        for predictions in store.stored_after(self._mark):
+            watch.observe(predictions)
         self._keep_at = clock()
         self._is_due = False
 
-    def _stored_since(self, time: float) -> Iterator[PredictionBatch]:
-        for payload in self._store.payloads_since(time):
-            record = self._form.decode(payload)
-            assert isinstance(record, PredictionBatch)
-            yield record
-
-    def observe(self, batches: Iterable[PredictionBatch]) -> None:
+    def observe(self, predictions: Predictions) -> None:
         """Counts predictions in that were stored just now, before anything else can fail."""
-        for batch in batches:
-            self._watch.observe(batch)
+        self._watch.observe(predictions)
 
     def close(self, up_to: float | None) -> list[DriftReport]:
         """Reports on what has ended by the watermark, and emits an event for each drift.
@@ -76,7 +57,7 @@ class KeptWatch:
         """
         reports = self._watch.close(up_to) if up_to is not None else []
         if up_to is not None and (since := self._watch.put_off_since(up_to)) is not None:
-            reports += self._watch.resume(self._stored_since(since), up_to)
+            reports += self._watch.resume(self._store.made_since(since), up_to)
             self._is_due = True
         for report in reports:
             self._shown.pop(report.version, None)

@@ -6,13 +6,19 @@ transaction, flushed to disk when it returns. Here: what comes in, what matures 
 SQLite, so memory does not grow with what is open. What the records mean is left to `monitoring.memory.join`, which rows
 lie in which file to `database`.
 
-A request goes through: prediction stored -> matured (click labels final) -> in an intended file -> sealed (payload
-deleted). A conversion, and a click that comes too late for its row: stored as late -> in an intended file -> sealed.
+Requests are kept in blocks, as they came: those of one pull, by time, so that the ones that have matured are the first
+of their block. A request goes through: in a block -> in a part of matured requests (click labels final) -> in an
+intended file -> sealed; the rows of a block are deleted when all of them are. A conversion, and a click that comes too
+late for its row: stored as late -> in an intended file -> sealed.
 """
 
+import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -20,10 +26,11 @@ from numpy.typing import NDArray
 
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.raw_rows import microseconds
-from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
+from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, Predictions
+from components.contracts.serving import ColumnMap
 from components.runtime.errors import ContractError
-from monitoring.memory.database import FileTables, add_to
-from monitoring.rows import Event, LateOutcome, MaturedRequest, OpenRows, Waiting
+from monitoring.memory.database import DAY_MICROS, FileTables, add_to, pack, unpack
+from monitoring.rows import Event, LateOutcome, MaturedRequests, OpenRows, Waiting
 
 _KEEP_EARLIEST = (
     "ON CONFLICT DO UPDATE SET time = excluded.time, stored_at = excluded.stored_at, file = NULL"
@@ -43,6 +50,10 @@ STORE_FILE = "monitor.db"
 """In the state folder."""
 RATED_REQUESTS = 20_000
 """Newest requests whose conversion window has closed that the conversion rate is taken over, of all versions."""
+_BLOCK_ROWS = 65_536
+"""Most rows of a block, but for a larger request: one block is read whole."""
+_IS_HELD = "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1)"
+"""Of a prediction: its block is there, so more than its id is known. NULL where no later block is."""
 
 
 class Store(FileTables):
@@ -50,31 +61,33 @@ class Store(FileTables):
 
     def add(
         self,
-        predictions: Sequence[tuple[PredictionBatch, bytes]],
+        predictions: Predictions | None,
         outcomes: Sequence[OutcomeBatch],
         unusable: Sequence[tuple[str, str]],
         *,
         now: float,
         user_place: int | None = None,
-    ) -> list[PredictionBatch]:
+    ) -> Predictions | None:
         """Stores the records of one pull; those stored before only count as duplicates.
 
         `unusable` are (message id, reason) of future dead letters, which are counted here and kept by the log;
         `user_place` is the user's among the categories of a row, None = the recommender names none.
 
         Returns:
-            The batches that were not stored before.
+            The predictions that were not stored before, by time and id; None = none.
 
         Raises:
             ContractError: one of them is nothing that SQLite takes; nothing was stored.
             TemporaryError: the disk is full; nothing was stored.
         """
         counts: dict[str, float] = {}
+        added = None
         with self._transaction(counts) as connection, _records_errors():
             for bad in unusable:
                 new = connection.execute("INSERT OR IGNORE INTO dead_letters VALUES (?, ?)", bad).rowcount
                 add_to(counts, "dead_letter", new)
-            added = self._add_predictions(connection, predictions, counts, now=now, user_place=user_place)
+            if predictions is not None:
+                added = self._add_predictions(connection, predictions, counts, now=now, user_place=user_place)
             for outcome in outcomes:
                 new = connection.execute(
                     "INSERT OR IGNORE INTO outcome_batches VALUES (?, ?)", (outcome.batch_id, now)
@@ -88,39 +101,41 @@ class Store(FileTables):
     def _add_predictions(
         self,
         connection: sqlite3.Connection,
-        predictions: Sequence[tuple[PredictionBatch, bytes]],
+        predictions: Predictions,
         counts: dict[str, float],
         *,
         now: float,
         user_place: int | None,
-    ) -> list[PredictionBatch]:
-        ids = [batch.request_id for batch, _ in predictions]
-        query = "SELECT request_id FROM predictions WHERE request_id IN ({ids})"
-        known = {request_id for (request_id,) in self._select_by_id(query, ids)}
-        added = []
-        rows = []
-        messages = []
-        number = self.prediction_mark()
-        for batch, payload in predictions:
-            if batch.request_id in known:
-                add_to(counts, "duplicate", 1)
-                continue
-            known.add(batch.request_id)
-            added.append(batch)
-            positions = None if batch.positions is None else batch.positions.tobytes()
-            users = None if user_place is None else batch.categorical[:, user_place].tobytes()
-            number += 1
-            key = (number, batch.request_id, batch.time, batch.model_version, len(batch), now)
-            rows.append((*key, int(batch.canary), batch.scores.tobytes(), positions, users))
-            messages.append((number, payload))
-        connection.executemany(
-            "INSERT INTO predictions (rowid, request_id, time, model_version, num_rows, stored_at, canary, scores,"
-            " positions, users) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            rows,
-        )
-        connection.executemany("INSERT INTO messages VALUES (?, ?)", messages)
-        add_to(counts, "predicted", sum(len(batch) for batch in added))
+    ) -> Predictions | None:
+        added = predictions.ordered(predictions.times)
+        first = self.prediction_mark() + 1
+        connection.execute("SAVEPOINT ids")
+        try:
+            _insert_ids(connection, added, first, now)
+        except sqlite3.IntegrityError:  # some are known: rare, and to look first would take as long as to insert
+            connection.execute("ROLLBACK TO ids")
+            added = self._without_known(added)
+            add_to(counts, "duplicate", len(predictions) - len(added))
+            _insert_ids(connection, added, first, now)
+        connection.execute("RELEASE ids")
+        if not len(added):
+            return None
+        add_to(counts, "predicted", added.num_rows)
+        if connection.execute("SELECT 1 FROM clicks WHERE number IS NULL LIMIT 1").fetchone():
+            connection.executemany(
+                "UPDATE clicks SET number = ? WHERE request_id = ?",
+                zip(range(first, first + len(added)), added.ids.tolist()),
+            )
+        for start, stop in _cuts(added.sizes, _BLOCK_ROWS, np.zeros(len(added))):
+            _insert_block(connection, added.between(start, stop), first + start, user_place)
         return added
+
+    def _without_known(self, predictions: Predictions) -> Predictions:
+        """The first of each id that is not known."""
+        query = "SELECT request_id FROM predictions WHERE request_id IN ({ids})"
+        seen = {request_id for (request_id,) in self._select_by_id(query, predictions.ids.tolist())}
+        is_new = [not (each in seen or seen.add(each)) for each in predictions.ids.tolist()]  # type: ignore[func-returns-value]
+        return predictions.select(np.array(is_new))
 
     def _add_outcomes(
         self, connection: sqlite3.Connection, outcome: OutcomeBatch, counts: dict[str, float], *, now: float
@@ -128,44 +143,68 @@ class Store(FileTables):
         """Keeps each click where its request is waited for; every other outcome goes among the late ones."""
         is_click = outcome.event == CLICK
         add_to(counts, "outcome" if is_click else "conversion", len(outcome))
-        query = "SELECT request_id, time, matured IS NOT NULL FROM predictions WHERE request_id IN ({ids})"
-        known = {name: (time, matured) for name, time, matured in self._select_by_id(query, {*outcome.request_ids})}
+        block = "SELECT matured_to FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1"
+        query = (
+            f"SELECT request_id, time, rowid, rowid <= coalesce(({block}), rowid) FROM predictions"
+            " WHERE request_id IN ({ids})"
+        )
+        known = {name: rest for name, *rest in self._select_by_id(query, {*outcome.request_ids})}
         waiting, late = [], []
         for request_id, row, time in zip(outcome.request_ids, outcome.rows.tolist(), outcome.times.tolist()):
-            predicted_at, is_matured = known.get(request_id, (None, False))
+            predicted_at, number, is_matured = known.get(request_id, (None, None, False))
             if is_click and not is_matured:
-                waiting.append((request_id, row, time, now))
+                waiting.append((request_id, row, time, now, number))
             else:
                 late.append(LateOutcome(request_id, row, outcome.event, time, predicted_at))
         if is_click:
             add_to(counts, "late_outcome", len(late))
         connection.executemany(
-            "INSERT INTO clicks VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET time = min(time, excluded.time)", waiting
+            "INSERT INTO clicks VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET time = min(time, excluded.time)",
+            waiting,
         )
         self._keep_late(connection, late, now)
 
+    def arrange_columns(self, columns: dict[str, list[str]], arranged: ColumnMap) -> None:
+        """Keeps the rows that are not archived by these columns, and what they are called as document `features`.
+
+        A block is read at a time.
+        """
+        with self._transaction({}) as connection:
+            for (last,) in connection.execute("SELECT last FROM block_rows").fetchall():
+                block = self._block_rows(last)
+                dense, categorical = arranged.rows(block.dense, block.categorical)
+                content = pack(replace(block, dense=dense, categorical=categorical))
+                connection.execute("UPDATE block_rows SET content = ? WHERE last = ?", (content, last))
+            self._write_documents(connection, {"features": columns})
+
     # -- from open to matured
 
-    def waiting(self, predicted_before: float, limit: int) -> list[Waiting]:
-        """Up to `limit` predictions made at or before this time and not matured, oldest first, with their outcomes."""
-        rows = self._connection.execute(
-            "SELECT request_id, time, model_version, scores, positions, users FROM predictions"
-            " WHERE matured IS NULL AND time <= ? ORDER BY time, request_id LIMIT ?",
-            (predicted_before, limit),
-        ).fetchall()
-        clicks = self._clicks_on([row[0] for row in rows])
-        return [
-            Waiting(
-                request_id,
-                time,
-                version,
-                np.frombuffer(scores, np.float32),
-                _array_or_none(positions, np.int32),
-                clicks.get(request_id, []),
-                _array_or_none(users, np.int64),
-            )
-            for request_id, time, version, scores, positions, users in rows
-        ]
+    def waiting(self, predicted_before: float, limit: int) -> Waiting | None:
+        """Up to `limit` predictions made at or before this time and not matured, by time and id; None = there is none.
+
+        In memory are at most this many and a block.
+        """
+        found: Waiting | None = None
+        columns = "first, matured_to, waiting_from, requests"
+        query = f"SELECT {columns} FROM blocks WHERE waiting_from <= ? ORDER BY waiting_from"
+        for first, matured_to, waiting_from, packed in self._connection.execute(query, (predicted_before,)):
+            if found is not None and len(found) >= limit and waiting_from > found.times[-1]:
+                break
+            block = unpack(Waiting, packed)
+            due = block.between(matured_to + 1 - first, int(np.searchsorted(block.times, predicted_before, "right")))
+            found = due if found is None else Waiting.joined([found, due])
+            # Of each block these are the first ones, as within a block they are in this order.
+            found = found.ordered(found.times).between(0, limit)
+        return found
+
+    def clicks_on(self, numbers: NDArray[np.int64]) -> dict[int, list[Event]]:
+        """By number of the prediction: the clicks that wait for its labels."""
+        found: dict[int, list[Event]] = {}
+        for first, last in _runs(numbers):
+            query = "SELECT number, row, time FROM clicks WHERE number BETWEEN ? AND ?"
+            for number, row, time in self._connection.execute(query, (first, last)):
+                found.setdefault(number, []).append((row, time))
+        return found
 
     def newest_prediction(self) -> tuple[float, int] | None:
         """Time and model version of the newest prediction held that no canary made; None where there is none."""
@@ -176,11 +215,12 @@ class Store(FileTables):
         row = self._connection.execute(query).fetchone()
         return None if row is None else (float(row[0]), int(row[1]))
 
-    def predictions_after(self, time: float | None) -> Iterator[tuple[float, int, bool]]:
-        """Time, model version and whether by a canary, of the predictions held made after `time`; None = of all."""
+    def predictions_after(self, time: float | None) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.bool_]]:
+        """Times, model versions, and which a canary made, of the predictions held made after `time`; None = of all."""
         query = "SELECT time, model_version, canary FROM predictions WHERE time > ?"
-        for predicted_at, version, canary in self._connection.execute(query, (-1.0 if time is None else time,)):
-            yield predicted_at, version, bool(canary)
+        found = self._connection.execute(query, (-1.0 if time is None else time,)).fetchall()
+        times, versions, canary = zip(*found) if found else ((), (), ())
+        return np.array(times, np.float64), np.array(versions, np.int32), np.array(canary, np.bool_)
 
     def num_rows_of(self, version: int) -> int:
         """Rows that a model version has scored, of the requests held."""
@@ -191,68 +231,119 @@ class Store(FileTables):
         """Number of the prediction stored last; 0 = none. Numbers only grow."""
         return int(self._connection.execute("SELECT coalesce(max(rowid), 0) FROM predictions").fetchone()[0])
 
-    def payloads_after(self, mark: int) -> Iterator[bytes]:
-        """Messages of the predictions stored after the one numbered `mark` and not archived yet, in this order."""
-        query = "SELECT payload FROM messages WHERE number > ? ORDER BY number"
-        return (payload for (payload,) in self._connection.execute(query, (mark,)))
+    def stored_after(self, mark: int) -> Iterator[Predictions]:
+        """The predictions stored after the one numbered `mark` and not archived yet, in this order."""
+        query = "SELECT content FROM block_rows WHERE last > ? ORDER BY last"
+        return (unpack(Predictions, content) for (content,) in self._connection.execute(query, (mark,)))
 
-    def payloads_since(self, time: float) -> Iterator[bytes]:
-        """Messages of the predictions made at `time` or later and not archived yet, in order of time."""
-        query = (
-            "SELECT x.payload FROM predictions p JOIN messages x ON x.number = p.rowid"
-            " WHERE p.time >= ? ORDER BY p.time, p.request_id"
-        )
+    def made_since(self, time: float) -> Iterator[Predictions]:
+        """The predictions made at `time` or later and not archived yet, in order of time."""
+        query = "SELECT last, requests FROM blocks WHERE newest >= ? AND last IN (SELECT last FROM block_rows)"
         # Times are kept as they came; a bucket begins at a whole microsecond.
-        return (payload for (payload,) in self._connection.execute(query, (time - 1e-6,)))
+        since = time - 1e-6
+        blocks = {last: unpack(Waiting, packed).times for last, packed in self._connection.execute(query, (since,))}
+        if not blocks:
+            return
+        block = np.repeat(list(blocks), [len(times) for times in blocks.values()])
+        times = np.concatenate(list(blocks.values()))
+        order = np.argsort(times, kind="stable")
+        order = order[times[order] >= since]
+        read = lru_cache(4)(self._block_rows)
+        changes = np.flatnonzero(np.diff(block[order])) + 1
+        for run in np.split(order, changes):
+            if len(run):
+                last = int(block[run[0]])
+                yield read(last).select(run - int(np.searchsorted(block, last)))
 
     def open_rows(self, *, now: float, window_seconds: float, limit: int = 200_000) -> dict[int, OpenRows]:
         """The rows of each model version whose labels are not final.
 
         Ages are taken from `now`; a click later than `window_seconds` is none. At most `limit` rows are handed out,
-        those of the newest requests, each whole or not at all.
+        those of the newest requests of the newest blocks, each request whole or not at all.
         """
-        taken: dict[int, list[tuple[str, float, bytes]]] = {}
+        taken: list[Waiting] = []
         num_rows = 0
-        for request_id, time, version, n, scores in self._connection.execute(
-            "SELECT request_id, time, model_version, num_rows, scores FROM predictions WHERE matured IS NULL"
-            " ORDER BY time DESC, request_id"
-        ):
-            if num_rows + n > limit:
+        query = (
+            "SELECT first, matured_to, requests FROM blocks WHERE waiting_from IS NOT NULL ORDER BY newest DESC, last"
+        )
+        for first, matured_to, packed in self._connection.execute(query):
+            block = unpack(Waiting, packed)
+            block = block.between(matured_to + 1 - first, len(block))
+            rows_from = num_rows + np.cumsum(block.sizes[::-1])[::-1]
+            taken.append(block.between(int((rows_from > limit).sum()), len(block)))
+            num_rows = int(rows_from[0])
+            if num_rows >= limit:
                 break
-            num_rows += n
-            taken.setdefault(version, []).append((request_id, time, scores))
-        clicks = self._clicks_on([each[0] for requests in taken.values() for each in requests])
+        if not taken:
+            return {}
+        found = Waiting.joined(taken)
+        clicked = self._clicked(found, window_seconds)
+        versions = np.repeat(found.versions, found.sizes)
+        ages = np.repeat(now - found.times, found.sizes)
         return {
-            version: _open_rows(requests, clicks, now, window_seconds=window_seconds)
-            for version, requests in taken.items()
+            version: OpenRows(found.scores[rows], ages[rows], clicked[rows])
+            for version in np.unique(found.versions).tolist()
+            for rows in [versions == version]
         }
+
+    def _clicked(self, requests: Waiting, window_seconds: float) -> NDArray[np.bool_]:
+        """Of each row: whether a click in time has arrived."""
+        clicked = np.zeros(requests.num_rows, np.bool_)
+        place_of = {number: place for place, number in enumerate(requests.numbers.tolist())}
+        last, starts = requests.micros + microseconds(window_seconds), requests.starts
+        for number, events in self.clicks_on(np.sort(requests.numbers)).items():
+            place = place_of[number]
+            for row, time in events:
+                if 0 <= row < requests.sizes[place] and microseconds(time) <= last[place]:
+                    clicked[starts[place] + row] = True
+        return clicked
 
     def mature(
         self,
-        requests: Sequence[MaturedRequest],
+        requests: MaturedRequests,
+        numbers: NDArray[np.int64],
         counts: dict[str, float],
         *,
         now: float,
         late: Sequence[LateOutcome] = (),
+        part_rows: int = 1,
     ) -> None:
         """Makes these click labels final.
 
-        `requests` are in the order in which they are to be archived; `late` are outcomes of them that made no label.
+        `requests` are in the order in which they are to be archived, as `waiting` gave them with their `numbers`;
+        `late` are outcomes of them that made no label. They are kept in parts of at most `part_rows` rows, or of one
+        request, and of one UTC day each: the least that an archive file takes.
         """
-        ids, mark = [r.request_id for r in requests], self.matured_mark()
+        place = self.matured_mark()
         add_to(counts, "matured_request", len(requests))
-        add_to(counts, "matured", sum(len(r.labels) for r in requests))
-        add_to(counts, "matured_click", sum(int(r.labels.sum()) for r in requests))
+        add_to(counts, "matured", requests.num_rows)
+        add_to(counts, "matured_click", int(requests.labels.sum()))
         with self._transaction(counts) as connection:
-            connection.executemany(
-                "UPDATE predictions SET matured = ?, matured_at = ?, labels = ?, delays = ? WHERE request_id = ?",
-                [
-                    (place, now, request.labels.tobytes(), _delays(request), request.request_id)
-                    for place, request in enumerate(requests, start=mark + 1)
-                ],
-            )
-            clicked = self._select_by_id("SELECT DISTINCT request_id FROM clicks WHERE request_id IN ({ids})", ids)
-            connection.executemany("DELETE FROM clicks WHERE request_id = ?", list(clicked))
+            for last, of_block in self._by_block(numbers):
+                matured_to = int(of_block.max())
+                connection.execute(
+                    "UPDATE blocks SET matured_to = ?, waiting_from ="
+                    " (SELECT time FROM predictions WHERE rowid = ? AND rowid <= blocks.last) WHERE last = ?",
+                    (matured_to, matured_to + 1, last),
+                )
+                span = (int(of_block.min()), matured_to)
+                connection.execute("DELETE FROM clicks WHERE number BETWEEN ? AND ?", span)
+            for start, stop in _cuts(requests.sizes, part_rows, requests.micros // DAY_MICROS):
+                part = requests.between(start, stop)
+                connection.execute(
+                    "INSERT INTO matured VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+                    (
+                        place + stop,
+                        len(part),
+                        part.num_rows,
+                        float(part.times[0]),
+                        float(part.times.max()),
+                        now,
+                        json.dumps({version: of.num_rows for version, of in reversed(list(part.by_version()))}),
+                        numbers[start:stop].tobytes(),
+                        pack(part),
+                    ),
+                )
             self._keep_late(connection, late, now)
 
     def matured_mark(self) -> int:
@@ -261,31 +352,18 @@ class Store(FileTables):
 
     def num_matured_after(self, mark: int) -> int:
         """Requests held that matured after the one at the place `mark`."""
-        return int(
-            self._connection.execute("SELECT count(*) FROM predictions WHERE matured > ?", (mark,)).fetchone()[0]
-        )
+        query = "SELECT coalesce(sum(min(num_requests, last - ?)), 0) FROM matured WHERE last > ?"
+        return int(self._connection.execute(query, (mark, mark)).fetchone()[0])
 
     @property
     def num_pending_rows(self) -> int:
         """Rows whose label is not final. From the counters: summing the waiting rows each tick would read them all."""
         return int(self.counters.get("predicted", 0) - self.counters.get("matured", 0))
 
-    def newest_rows(self) -> Iterator[MaturedRequest]:
+    def newest_rows(self) -> MaturedRequests | None:
         """The matured requests still held, oldest first: enough to fill the window of the version that serves."""
-        columns = "request_id, time, model_version, labels, scores, positions, delays, users"
-        rows = self._connection.execute(f"SELECT {columns} FROM predictions WHERE matured > 0 ORDER BY matured")
-        for request_id, time, version, labels, scores, positions, delays, users in rows:
-            clicked = np.frombuffer(labels, np.uint8)
-            yield MaturedRequest(
-                request_id,
-                time,
-                version,
-                clicked,
-                np.frombuffer(scores, np.float32),
-                _array_or_none(positions, np.int32),
-                _spread(clicked, delays),
-                _array_or_none(users, np.int64),
-            )
+        found = self._connection.execute("SELECT requests FROM matured ORDER BY last").fetchall()
+        return MaturedRequests.joined([unpack(MaturedRequests, packed) for (packed,) in found]) if found else None
 
     def conversion_rates(self, predicted_before: float, *, window_seconds: float) -> dict[int, float]:
         """By model version: converted rows per row, of the newest `RATED_REQUESTS` requests predicted by this time.
@@ -315,25 +393,16 @@ class Store(FileTables):
             [(*outcome, now) for outcome in late],
         )
 
-    def _clicks_on(self, ids: Sequence[str]) -> dict[str, list[Event]]:
-        """The clicks that wait for these requests' labels."""
-        found: dict[str, list[Event]] = {}
-        query = "SELECT request_id, row, time FROM clicks WHERE request_id IN ({ids})"
-        for request_id, row, time in self._select_by_id(query, ids):
-            found.setdefault(request_id, []).append((row, time))
-        return found
-
     def forget_user(self, category: int) -> None:
         """Makes the user of this category an unknown one in the rows that are held for the windows."""
         with self._transaction({}) as connection:
-            held = connection.execute(
-                "SELECT rowid, users FROM predictions WHERE matured > 0 AND users IS NOT NULL"
-            ).fetchall()
-            for number, blob in held:
-                users = np.frombuffer(blob, np.int64)
-                if (users == category).any():
-                    left = np.where(users == category, MISSING_CATEGORY, users)
-                    connection.execute("UPDATE predictions SET users = ? WHERE rowid = ?", (left.tobytes(), number))
+            held = connection.execute("SELECT last, requests FROM matured").fetchall()
+            for last, packed in held:
+                requests = unpack(MaturedRequests, packed)
+                if (requests.users == category).any():
+                    users = np.where(requests.users == category, MISSING_CATEGORY, requests.users)
+                    left = pack(replace(requests, users=users))
+                    connection.execute("UPDATE matured SET requests = ? WHERE last = ?", (left, last))
 
     def forget(self, *, before: float, orphans_before: float | None = None) -> None:
         """Lets go of what was stored before this time and has no use any more.
@@ -343,11 +412,11 @@ class Store(FileTables):
         `orphans_before` is the same for clicks on unknown requests; None = `before`.
         """
         orphaned = before if orphans_before is None else orphans_before
-        is_orphan = "stored_at < ? AND request_id NOT IN (SELECT request_id FROM predictions)"
+        is_orphan = "stored_at < ? AND number IS NULL"
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
             connection.execute(
-                "DELETE FROM predictions WHERE stored_at < ? AND matured = 0"
+                f"DELETE FROM predictions WHERE stored_at < ? AND coalesce({_IS_HELD}, 0) = 0"
                 # The newest stays, or its number would be given again.
                 " AND rowid < (SELECT max(rowid) FROM predictions)",
                 (before,),
@@ -357,8 +426,8 @@ class Store(FileTables):
                 "DELETE FROM late_outcomes WHERE stored_at < ?"
                 " AND file IN (SELECT name FROM files WHERE state != 'intended')"
                 # The conversion rate counts a request as long as its rows are held, so its outcomes stay as long.
-                " AND NOT EXISTS (SELECT 1 FROM predictions p WHERE p.request_id = late_outcomes.request_id"
-                " AND p.matured IS NOT 0)",
+                " AND NOT EXISTS (SELECT 1 FROM predictions WHERE predictions.request_id = late_outcomes.request_id"
+                f" AND {_IS_HELD})",
                 (before,),
             )
             connection.execute(
@@ -380,33 +449,62 @@ def _records_errors() -> Iterator[None]:
         raise ContractError(f"record cannot be stored: {error!r}") from error
 
 
-def _open_rows(
-    requests: Sequence[tuple[str, float, bytes]], clicks: dict[str, list[Event]], now: float, *, window_seconds: float
-) -> OpenRows:
-    scores = np.frombuffer(b"".join(blob for _, _, blob in requests), np.float32)
-    sizes = [len(blob) // scores.itemsize for _, _, blob in requests]
-    clicked = np.zeros(len(scores), np.bool_)
-    for (request_id, time, _), size, end in zip(requests, sizes, np.cumsum(sizes)):
-        for row, clicked_at in clicks.get(request_id, ()):
-            if 0 <= row < size and microseconds(clicked_at) <= microseconds(time) + microseconds(window_seconds):
-                clicked[end - size + row] = True
-    ages = np.repeat(now - np.array([time for _, time, _ in requests]), sizes)
-    return OpenRows(scores, ages, clicked)
+def _insert_ids(connection: sqlite3.Connection, predictions: Predictions, first: int, now: float) -> None:
+    connection.executemany(
+        "INSERT INTO predictions (rowid, request_id, time, model_version, num_rows, stored_at, canary)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        zip(
+            range(first, first + len(predictions)),
+            predictions.ids.tolist(),
+            predictions.times.tolist(),
+            predictions.versions.tolist(),
+            predictions.sizes.tolist(),
+            repeat(now),
+            predictions.canary.tolist(),
+        ),
+    )
 
 
-def _delays(request: MaturedRequest) -> bytes | None:
-    """Of the clicked rows alone; `_spread` puts them back."""
-    return None if request.click_delays is None else request.click_delays[request.labels == 1].tobytes()
+def _insert_block(connection: sqlite3.Connection, block: Predictions, first: int, user_place: int | None) -> None:
+    """Keeps the rows, and apart from them what maturing reads."""
+    no_users = np.full(block.num_rows, MISSING_CATEGORY, np.int64)
+    waiting = Waiting(
+        ids=block.ids,
+        times=block.times,
+        versions=block.versions,
+        sizes=block.sizes,
+        scores=block.scores,
+        positions=block.positions,
+        numbers=np.arange(first, first + len(block)),
+        users=no_users if user_place is None else block.categorical[:, user_place],
+    )
+    last, num = first + len(block) - 1, len(block)
+    times = (float(block.times[0]), float(block.times[-1]))
+    connection.execute(
+        "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (last, first, first - 1, *times, num, num, pack(waiting))
+    )
+    connection.execute("INSERT INTO block_rows VALUES (?, ?)", (last, pack(block)))
 
 
-def _array_or_none(blob: bytes | None, dtype: type[Any]) -> NDArray[Any] | None:
-    return None if blob is None else np.frombuffer(blob, dtype)
+def _cuts(sizes: NDArray[np.int64], max_rows: int, days: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Start and stop of parts of at most `max_rows` rows, or of one request, and of one of the `days`, which ascend.
+
+    >>> list(_cuts(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
+    [(0, 2), (2, 3), (3, 4), (4, 5)]
+    """
+    ends, start = np.cumsum(sizes), 0
+    while start < len(sizes):
+        stop = int(np.searchsorted(ends, ends[start] - sizes[start] + max_rows, "right"))
+        yield start, (stop := min(max(stop, start + 1), int(np.searchsorted(days, days[start], "right"))))
+        start = stop
 
 
-def _spread(labels: NDArray[np.uint8], delays: bytes | None) -> NDArray[np.float32] | None:
-    """The stored delays, of clicked rows alone, at their rows."""
-    if delays is None:
-        return None
-    spread = np.full(len(labels), np.nan, np.float32)
-    spread[labels == 1] = np.frombuffer(delays, np.float32)
-    return spread
+def _runs(numbers: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
+    """First and last of each run of numbers without a gap.
+
+    >>> list(_runs(np.array([4, 5, 6, 9])))
+    [(4, 6), (9, 9)]
+    """
+    ordered = np.sort(numbers)
+    ends = np.flatnonzero(np.diff(ordered, append=-1) != 1)
+    return zip(ordered[np.r_[0, ends[:-1] + 1]].tolist(), ordered[ends].tolist())

@@ -56,18 +56,16 @@ def assert_same(left, right):
 
 
 def decode(message, form=FORM):
-    """The record, or its refusal: the same whether it is read alone or with others."""
-    among = form.decode_all([message, b"", message])
-    assert isinstance(among.pop(1), ContractError)
+    """The record; where it can be read side by side with others, its rows are the same, and a refused one cannot."""
+    together, rest = form.decode_plain([message, b"", message], recommender=None)
+    assert sorted(rest) == ([1] if together else [0, 1, 2])
     try:
         alone = form.decode(message)
-    except ContractError as error:
-        alone = error
-    for each in among:
-        assert_same(alone, each)
-        assert not isinstance(alone, ContractError) or str(each) == str(alone)
-    if isinstance(alone, ContractError):
-        raise alone
+    except ContractError:
+        assert not together
+        raise
+    for each in together:
+        assert_same(each, records.Predictions.of([alone, alone]))
     return alone
 
 

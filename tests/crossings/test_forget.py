@@ -34,6 +34,8 @@ from components.store.models import graph_folder, model_folder, write_serving_pl
 from components.validation.quarantine_store import keep_quarantined
 from monitoring.backtest.incident import record, replay
 from monitoring.backtest.settings import write_judging
+from monitoring.memory.database import unpack
+from monitoring.rows import MaturedRequests
 from monitoring.uploader import Uploader
 from pipelines.forget import PLACES, main
 from tests.support.crashes import Killed
@@ -209,8 +211,8 @@ def holders(world: Path) -> set[str]:
 def rows_of_windows(world: Path) -> int:
     """Rows of the user among those that the monitor keeps for its windows."""
     with closing(sqlite3.connect(world / "state" / "monitor.db")) as connection:
-        held = connection.execute("SELECT users FROM predictions WHERE matured > 0").fetchall()
-        users = [np.frombuffer(blob, np.int64) for (blob,) in held]
+        held = connection.execute("SELECT requests FROM matured").fetchall()
+        users = [unpack(MaturedRequests, packed).users for (packed,) in held]
     return int((np.concatenate(users) == CATEGORY).sum())
 
 

@@ -16,7 +16,7 @@ from components.contracts.metrics import user_quality
 from components.contracts.raw_rows import ColumnNames, category_matrix, lake_types, raw_types
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
-from components.contracts.records import PredictionBatch
+from components.contracts.records import PredictionBatch, Predictions
 from components.contracts.reference_statistics import (
     DENSE_EDGES,
     CategoryColumn,
@@ -36,7 +36,6 @@ from monitoring.drift.sketch import Layout, Sketch
 from monitoring.memory.archive import build_row_table
 from monitoring.memory.join import read_records
 from monitoring.monitor import Monitor
-from monitoring.rows import ArchiveRow
 from monitoring.showing.metrics import metrics_page
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.recommenders import accept_into
@@ -91,20 +90,20 @@ def test_a_record_with_the_recommenders_columns_is_taken_and_others_are_refused_
     shop = Recommender(name="shop", features=features)
     form = RecordFormat(features)
     message = form.encode(batch_of(features, recommender="shop", recommender_digest=shop.digest))
-    (record,) = read_records([message], now=START, form=form, recommender="shop")
-    assert record.dense.shape == (4, len(features.numeric))
+    found = read_records([message], now=START, form=form, recommender="shop")
+    assert (found.predictions.dense.shape, found.bad) == ((4, len(features.numeric)), [])
     wide = Features(numeric=(*features.numeric, "more"), categorical=features.categorical)
     for recommender, said in (("shop", r"features has the fields \[\d+\], which"), ("books", "of recommender 'books'")):
         other = RecordFormat(wide).encode(batch_of(wide, recommender=recommender))
-        (refused,) = read_records([other], now=START, form=form, recommender="shop")
-        assert isinstance(refused, ContractError)
+        ((place, refused),) = read_records([other], now=START, form=form, recommender="shop").bad
+        assert place == 0
         assert re.search(said, str(refused))
 
 
 @EACH
 def test_the_archive_names_the_recommenders_columns(features):
-    batch, form = batch_of(features), RecordFormat(features)
-    table = build_row_table([ArchiveRow(form.encode(batch), np.ones(4, np.uint8))], form)
+    batch = batch_of(features)
+    table = build_row_table(Predictions.of([batch]), np.ones(4, np.uint8), features)
     assert table.schema.equals(arrow_schema(raw_types(features)))
     for i, name in enumerate(features.numeric):
         assert table[name].to_pylist() == batch.dense[:, i].tolist()
@@ -119,14 +118,14 @@ def test_the_archive_names_the_recommenders_columns(features):
 
 def test_a_backtest_passes_over_rows_of_words_that_a_person_brought_to_the_lake(tmp_path):
     features = replace(SHOPS[0], categorical_options={"item": CategoricalOptions(type="string")})
-    batch, form, folder = batch_of(features), RecordFormat(features), tmp_path / "day=2025-10-09"
+    batch, folder = batch_of(features), tmp_path / "day=2025-10-09"
     folder.mkdir()
-    served = build_row_table([ArchiveRow(form.encode(batch), np.ones(4, np.uint8))], form)
+    served = build_row_table(Predictions.of([batch]), np.ones(4, np.uint8), features)
     brought = {**dict.fromkeys(served.column_names, [None]), "item": ["red shoe"], "request_id": ["q"]}
     pq.write_table(served, folder / "served.parquet")
     pq.write_table(pa.table(brought, arrow_schema(lake_types(features))), folder / "brought.parquet")
     (found,) = read_requests(FolderObjects(tmp_path), features=features)
-    np.testing.assert_array_equal(found.features.categorical, batch.categorical)
+    np.testing.assert_array_equal(found.predictions.categorical, batch.categorical)
 
 
 @pytest.mark.parametrize("features", SHOPS[:3], ids=["both", "no numeric", "no categorical"])
@@ -136,13 +135,14 @@ def test_the_cells_of_every_column_hold_each_row_once_and_the_changed_column_is_
     array[:, -1] = 1
     layout = Layout(reference_of(trained, features))
     assert layout.columns == (*features.names, "score")
-    assert layout.fits(trained)
-    assert not layout.fits(batch_of(Features(numeric=("a", "b", "c"), categorical=("d",))))
+    assert layout.fits(Predictions.of([trained]))
+    other = batch_of(Features(numeric=("a", "b", "c"), categorical=("d",)))
+    assert not layout.fits(Predictions.of([other]))
     sketch = Sketch(layout)
     for at in range(4000):  # one row a request: no two rows are alike by their user
         rows = slice(at, at + 1)
         arrays = {name: getattr(changed, name)[rows] for name in ("dense", "categorical", "scores")}
-        sketch.add(batch_of(features, 1, request_id=f"r-{at}", **arrays))
+        sketch.add(Predictions.of([batch_of(features, 1, request_id=f"r-{at}", **arrays)]))
     assert [sketch.cells[layout.slice_of(name)].sum() for name in layout.columns] == [4000] * len(layout.columns)
     compared = compare(sketch, DriftSettings())
     assert [column.column for column in compared] == list(features.names)
@@ -168,9 +168,8 @@ def lists_of(lengths, elements, *, seed):
 @cache
 def layout_of(lengths, elements):
     """By the statistics that validation makes of such rows once they are archived."""
-    counter, form, batches = ReferenceCounter(LISTS), RecordFormat(LISTS), lists_of(lengths, elements, seed=1)
-    rows = [ArchiveRow(form.encode(batch), np.ones(len(batch), np.uint8)) for batch in batches]
-    for record_batch in build_row_table(rows, form).to_batches():
+    counter, requests = ReferenceCounter(LISTS), Predictions.of([*lists_of(lengths, elements, seed=1)])
+    for record_batch in build_row_table(requests, np.ones(requests.num_rows, np.uint8), LISTS).to_batches():
         counter.add(record_batch)
     return Layout(counter.statistics())
 
@@ -184,7 +183,7 @@ def test_a_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, dr
     layout = layout_of((0, 1, 3), (1, 2, 2))
     sketch, cut = Sketch(layout), Sketch(layout)
     for batch in lists_of(lengths, elements, seed=90_000):
-        sketch.add(batch)
+        sketch.add(Predictions.of([batch]))
     compared = {column.column: column for column in compare(sketch, DriftSettings())}
     assert set(compared) == {"price", "genres/length", "seen/length", "item", "genres", "seen"}
     assert {name for name, column in compared.items() if column.drifted} == drifted
@@ -200,7 +199,7 @@ def test_elements_of_a_request_that_are_all_alike_count_as_one():
     sketch = Sketch(layout_of((3,), (1, 2)))
     for at, batch in enumerate(lists_of([3], [1, 2], seed=90_000)):
         batch.categorical[:, 1:4] = 1 + at % 2
-        sketch.add(batch)
+        sketch.add(Predictions.of([batch]))
     (genres,) = (column for column in compare(sketch, DriftSettings()) if column.column == "genres")
     assert genres.design_effect == pytest.approx(12)  # four rows of three elements
     assert not genres.drifted
@@ -212,6 +211,7 @@ def test_a_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp
     shop = Recommender(name="shop", features=SHOPS[0])
     with pytest.raises(ContractError, match=r"rows with \['I1', .*, expected rows of \['price', 'item', 'shop'\]"):
         Monitor(bench.settings, subscriber=bench.log, store=bench.store, trigger=None, recommender=shop)
+    bench.close()
 
 
 def test_a_column_that_came_later_is_archived_with_the_rows_of_clients_that_know_it(tmp_path):
@@ -247,22 +247,25 @@ def test_drift_compares_columns_of_one_name_and_is_not_judged_where_one_is_lost(
     trained, sent = batch_of(features, 40), batch_of(rows, 40)
     layout = Layout(reference_of(trained, features), rows=rows)
     dense, places = layout.columns_of(sent.dense, sent.categorical)
-    assert [layout.fits(sent), layout.fits(trained)] == [True, False]
+    assert [layout.fits(Predictions.of([sent])), layout.fits(Predictions.of([trained]))] == [True, False]
     np.testing.assert_array_equal(dense, sent.dense[:, 1:])
     np.testing.assert_array_equal(places, sent.categorical[:, [1, 0]])
-    assert not Layout(reference_of(trained, features), rows=replace(rows, numeric=("age", "cost"))).fits(sent)
+    lost = Layout(reference_of(trained, features), rows=replace(rows, numeric=("age", "cost")))
+    assert not lost.fits(Predictions.of([sent]))
 
 
 def test_the_metrics_of_two_recommenders_monitors_are_the_same_series_with_another_label(tmp_path):
     series = {}
     for name in ("click_model", "shop"):
         (tmp_path / name).mkdir()
-        monitor = Bench(tmp_path / name).start(replace(CRITEO_RECOMMENDER, name=name))
+        bench = Bench(tmp_path / name)
+        monitor = bench.start(replace(CRITEO_RECOMMENDER, name=name))
         monitor.tick()
         families = text_string_to_metric_families(metrics_page(monitor._exposition.snapshot).decode())
         found = [sample for family in families for sample in family.samples]
         assert {sample.labels.pop("recommender") for sample in found} == {name}
         series[name] = {(sample.name, *sample.labels.items()) for sample in found}
+        bench.close()
     assert series["click_model"] == series["shop"]
     assert len(series["shop"]) > 30
 

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from components.contracts.criteo import RAW_TYPES
+from components.contracts.criteo import CRITEO, RAW_TYPES
+from components.contracts.records import Predictions
 from components.store.archived_rows import arrow_schema
 from monitoring.memory.archive import build_row_table
-from monitoring.rows import ArchiveRow
 from tests.support.monitors import START, WINDOW, prediction
-from tests.support.record_messages import FORM, decode, encode
+from tests.support.record_messages import decode, encode
 
 SCHEMA = arrow_schema(RAW_TYPES)
 
@@ -19,8 +19,9 @@ def by_canary(name, *, time, version=2):
     return dataclasses.replace(prediction(name, time=time, version=version), canary=True)
 
 
-def archive_rows(*batches):
-    return [ArchiveRow(encode(batch), np.zeros(len(batch), np.uint8)) for batch in batches]
+def archived(*batches):
+    requests = Predictions.of(batches)
+    return build_row_table(requests, np.zeros(requests.num_rows, np.uint8), CRITEO)
 
 
 @pytest.fixture
@@ -67,10 +68,10 @@ def test_a_ranked_list_is_no_pair_because_the_arm_that_served_it_chose_its_rows(
     shadow = np.array([0.25, 0.5, 0.75], np.float32)
     scored = dataclasses.replace(prediction("scored", 3), shadow_version=9, shadow_scores=shadow)
     ranked = dataclasses.replace(scored, request_id="ranked", positions=np.arange(1, 4, dtype=np.int32))
-    table = build_row_table(archive_rows(ranked, scored), FORM)
+    table = archived(ranked, scored)
     assert table["request_id"].to_pylist() == ["ranked"] * 3 + ["scored"] * 3
     assert table["shadow_version"].to_pylist() == [None, None, None, 9, 9, 9]
     assert table["shadow_score"].to_pylist() == [None, None, None, 0.25, 0.5, 0.75]
-    alone = build_row_table(archive_rows(ranked), FORM).schema
+    alone = archived(ranked).schema
     assert alone.names == SCHEMA.names, "no shadow columns where no row is a pair"
     assert decode(encode(ranked)).shadow_scores.tolist() == shadow.tolist(), "the log has them all the same"

@@ -14,13 +14,14 @@ from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import RetrainRequest
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
-from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, record_id
+from components.contracts.records import CLICK, NO_POSITION, OutcomeBatch, PredictionBatch, record_id
 from components.logs.sqlite import SqliteLog
 from components.runtime.durable import no_checkpoint
 from monitoring.acting.triggers import RunState
 from monitoring.flags import make_settings
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
+from monitoring.rows import MaturedRequests
 from monitoring.settings import MonitorSettings
 from tests.support.clocks import Clock
 from tests.support.record_messages import FORM
@@ -70,6 +71,24 @@ def prediction(request_id: str, rows: int = 8, *, time: float = START, version: 
         dense=dense,
         categorical=categorical,
         scores=np.asarray(scores, np.float32),
+    )
+
+
+def matured(
+    request_id: str, time: float, version: int, labels, scores, *, positions=None, users=None
+) -> MaturedRequests:
+    """One request with its final labels."""
+    n = len(labels)
+    return MaturedRequests(
+        ids=np.array([request_id], object),
+        times=np.array([time], np.float64),
+        versions=np.array([version], np.int32),
+        sizes=np.array([n]),
+        scores=np.asarray(scores, np.float32),
+        positions=np.full(n, NO_POSITION, np.int32) if positions is None else np.asarray(positions, np.int32),
+        labels=np.asarray(labels, np.uint8),
+        click_delays=np.full(n, np.nan, np.float32),
+        users=np.full(n, MISSING_CATEGORY) if users is None else np.asarray(users, np.int64),
     )
 
 

@@ -11,7 +11,7 @@ from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 
 from components.contracts import criteo, raw_rows
 from components.contracts.features import MISSING_CATEGORY
-from components.contracts.records import PredictionBatch
+from components.contracts.records import PredictionBatch, Predictions
 from components.drift_statistics import jensen_shannon
 from components.validation.windows import BLOCK_ROWS, ReferenceCounter
 from monitoring.drift.comparison import DriftSettings, compare
@@ -26,16 +26,15 @@ def compared(now, before):
         counter.add(batch)
     sketch = Sketch(Layout(counter.statistics()))
     for number, batch in enumerate(now.to_batches(max_chunksize=64)):
-        sketch.add(
-            PredictionBatch(
-                request_id=f"r{number}",
-                time=0.0,
-                model_version=1,
-                dense=raw_rows.feature_matrix(batch, criteo.DENSE, "float32", missing=np.nan),
-                categorical=raw_rows.feature_matrix(batch, criteo.CATEGORICAL, "int64", missing=MISSING_CATEGORY),
-                scores=np.full(batch.num_rows, 0.5, np.float32),
-            )
+        request = PredictionBatch(
+            request_id=f"r{number}",
+            time=0.0,
+            model_version=1,
+            dense=raw_rows.feature_matrix(batch, criteo.DENSE, "float32", missing=np.nan),
+            categorical=raw_rows.feature_matrix(batch, criteo.CATEGORICAL, "int64", missing=MISSING_CATEGORY),
+            scores=np.full(batch.num_rows, 0.5, np.float32),
         )
+        sketch.add(Predictions.of([request]))
     return sketch, {column.column: column for column in compare(sketch, DriftSettings())}
 
 

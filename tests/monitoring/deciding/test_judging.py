@@ -13,8 +13,8 @@ from monitoring.deciding.judging import Judge, JudgeSettings, serving_ahead
 from monitoring.deciding.policies import POLICIES, PolicySettings, make_policies
 from monitoring.deciding.policy import Baseline, FeatureDrift
 from monitoring.measures.window import MAX_VERSIONS
-from monitoring.rows import MaturedRequest
-from tests.support.monitors import START
+from monitoring.rows import MaturedRequests
+from tests.support.monitors import START, matured
 
 WINDOW, GRACE = 7.0, 2.0
 JUDGE = JudgeSettings(window_rows=60, attribution_window_seconds=WINDOW, decide_seconds=4.0, drift_grace_seconds=GRACE)
@@ -41,7 +41,7 @@ def world(seed: int, num: int = 60):
         is_canary = bool(random.random() < 0.3) and not in_the_middle
         labels = (random.random(1 + i % 5) < 0.3).astype(np.uint8)
         scores = random.random(len(labels)).astype(np.float32)
-        made.append((MaturedRequest(f"r{i}", time, 2 if is_canary or in_the_middle else 1, labels, scores), is_canary))
+        made.append((matured(f"r{i}", time, 2 if is_canary or in_the_middle else 1, labels, scores), is_canary))
     return made
 
 
@@ -51,35 +51,46 @@ DRIFTS = [
 ]
 
 
+def note(judge, request, *, is_canary=False):
+    judge.note_predictions(request.times, request.versions, canary=np.array([is_canary]))
+
+
+def note_all(judge, made):
+    """Notes these requests, each with whether a canary made it, at once."""
+    if made:
+        together = MaturedRequests.joined([request for request, _ in made])
+        canary = np.array([is_canary for _, is_canary in made])
+        judge.note_predictions(together.times, together.versions, canary=canary)
+
+
 def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
     """Lines of a judge that gets the records shuffled, in bites, and predictions up to the grace period late.
 
     Each is judged as soon as the watermark allows it.
     """
     random = np.random.default_rng(seed)
-    arrival = {request.request_id: request.time + random.uniform(0, GRACE) for request, _ in made}
+    arrival = {request.ids[0]: request.times[0] + random.uniform(0, GRACE) for request, _ in made}
     judge, lines = make_judge(), []
     ends = sorted(random.uniform(START, START + 120, bites)) + [START + 200.0]
     began = START - 100.0
     for end in ends:
-        new = [made[i] for i in random.permutation(len(made)) if began < arrival[made[i][0].request_id] <= end]
-        for request, is_canary in new:
-            judge.note_prediction(request.time, request.model_version, is_canary=is_canary)
+        new = [made[i] for i in random.permutation(len(made)) if began < arrival[made[i][0].ids[0]] <= end]
+        note_all(judge, new)
         for drift in DRIFTS:
             if began - GRACE < drift.bucket_end <= end - GRACE:
                 judge.note_drift(drift)
-        due = [made[i][0] for i in random.permutation(len(made))]
-        for request in due:
-            if began - WINDOW < request.time <= end - WINDOW:
-                judge.observe(request)
+        shuffled = [made[i][0] for i in random.permutation(len(made))]
+        if due := [request for request in shuffled if began - WINDOW < request.times[0] <= end - WINDOW]:
+            judge.observe(MaturedRequests.joined(due))
         lines += [each.line() for each in judge.decide_up_to(end - WINDOW)]
         if restarts and judge.judged_until is not None:
             memory = json.loads(json.dumps(judge.memory()))
             judge = make_judge(memory)
-            judge.restore(made[i][0] for i in random.permutation(len(made)) if made[i][0].time <= end - WINDOW)
-            for request, is_canary in made:
-                if request.time > judge.judged_until + AHEAD and arrival[request.request_id] <= end:
-                    judge.note_prediction(request.time, request.model_version, is_canary=is_canary)
+            held = [made[i][0] for i in random.permutation(len(made)) if made[i][0].times[0] <= end - WINDOW]
+            if held:
+                judge.restore(MaturedRequests.joined(held))
+            ahead = judge.judged_until + AHEAD
+            note_all(judge, [each for each in made if each[0].times[0] > ahead and arrival[each[0].ids[0]] <= end])
         began = end
     assert judge.num_passed_over == 0
     return lines
@@ -96,17 +107,14 @@ def test_bites_orders_and_restarts_give_the_same_lines(world_seed, seed, bites, 
 
 def requests(*times, version=1, rows=4):
     return [
-        MaturedRequest(
-            f"v{version}-{time}", START + time, version, np.array([1, 0] * (rows // 2), np.uint8), np.zeros(rows, "f4")
-        )
-        for time in times
+        matured(f"v{version}-{time}", START + time, version, [1, 0] * (rows // 2), np.zeros(rows)) for time in times
     ]
 
 
 def fed(judge, *groups, canary=()):
     for group in groups:
         for request in group:
-            judge.note_prediction(request.time, request.model_version, is_canary=request.model_version in canary)
+            note(judge, request, is_canary=int(request.versions[0]) in canary)
             judge.observe(request)
     return judge
 
@@ -153,7 +161,7 @@ def test_a_request_that_comes_after_its_point_is_passed_over_also_after_a_restar
     judge.observe(late)
     assert judge.num_passed_over == 1
     restarted = make_judge(json.loads(json.dumps(judge.memory())))
-    restarted.restore([*requests(0.0, 8.0), late])
+    restarted.restore(MaturedRequests.joined([*requests(0.0, 8.0), late]))
     lines = []
     for each in (judge, restarted):
         (judgement,) = fed(each, requests(14.0)).decide_up_to(START + 16.0)
@@ -167,15 +175,14 @@ def test_a_prediction_that_arrives_after_its_point_changes_neither_who_serves_no
     """A client that was cut off tells of version 1 when version 2 has served for long: it began when it began."""
     judge = fed(make_judge(), requests(0.0), requests(20.0, 30.0, 40.0, version=2))
     judge.decide_up_to(START + 40.0)
-    judge.note_prediction(START + 1.0, 1, is_canary=False)
+    note(judge, *requests(1.0))
     if is_restarted:
         judge = make_judge(json.loads(json.dumps(judge.memory())))
-        judge.restore([])
-        judge.note_prediction(START + 2.0, 1, is_canary=False)
+        note(judge, *requests(2.0))
     (judgement,) = fed(judge, requests(47.0, version=2)).decide_up_to(START + 48.0)
     assert judgement.version == 2
     assert judgement.memory["serving"] == [2, round((START + 20.0) * 1e6)]
-    judge.note_prediction(START + 1.0, 1, is_canary=False)
+    note(judge, *requests(1.0))
     judge.decide_up_to(START + 60.0)
     assert judge.serving_version == 2
 

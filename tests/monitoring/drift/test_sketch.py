@@ -3,7 +3,7 @@ import pytest
 
 from components.contracts import criteo
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
-from components.contracts.records import PredictionBatch
+from components.contracts.records import PredictionBatch, Predictions
 from monitoring.drift.sketch import SCORE, Layout, Sketch
 
 from .conftest import reference_of, requests_of
@@ -12,7 +12,7 @@ from .conftest import reference_of, requests_of
 def sketch_of(layout, requests):
     sketch = Sketch(layout)
     for request in requests:
-        sketch.add(request)
+        sketch.add(Predictions.of([request]))
     return sketch
 
 

@@ -9,6 +9,7 @@ from scipy import stats
 
 from components.contracts import criteo
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
+from components.contracts.records import Predictions
 from monitoring.drift.comparison import DriftSettings, compare
 from monitoring.drift.sketch import Layout, Sketch
 from monitoring.drift.watch import DriftWatch
@@ -25,7 +26,7 @@ def watching(reference, requests=(), *, settings=SETTINGS, memory=None):
     if memory is not None:
         watch.restore(memory)
     for request in requests:
-        watch.observe(request)
+        watch.observe(Predictions.of([request]))
     return watch
 
 
@@ -155,7 +156,7 @@ def test_stationary_buckets_raise_alarms_at_most_at_the_stated_rate(world, alike
         for _ in range(5):
             sketch = Sketch(layout)
             for request in requests_of(draw(world, 4000, random), size=40):
-                sketch.add(request)
+                sketch.add(Predictions.of([request]))
             alarms += any(each.drifted or each.outlying for each in compare(sketch, settings))
     # At a rate of 0.02, more than this many come once in a thousand times.
     assert alarms <= stats.binom.isf(0.001, pairs, 0.02)
@@ -178,12 +179,12 @@ def test_the_same_records_in_any_order_give_the_same_report(reference, world):
         drawn = world.draw(3000, random)
         requests += requests_of(drawn, size=23, time=1000.0 + 60 * part, version=1 + part % 2, prefix=f"p{part}-")
 
-    def reports(order, restart_at):
+    def reports(order, restart_at, at_once=1):
         watch, made = watching(reference), []
-        for number, i in enumerate(order):
+        for number in range(0, len(order), at_once):
             if number in restart_at:
                 watch = watching(reference, memory=json.loads(json.dumps(watch.memory())))
-            watch.observe(requests[i])
+            watch.observe(Predictions.of([requests[i] for i in order[number : number + at_once]]))
         for up_to in (1050.0, 1100.0, 1200.0, 1500.0):
             made += watch.close(up_to)
         return made
@@ -195,7 +196,8 @@ def test_the_same_records_in_any_order_give_the_same_report(reference, world):
         (1200.0, 1, 3000),
         (1200.0, 2, 3000),
     ]
-    assert reports(random.permutation(len(requests)), (100, 300)) == expected
+    for at_once in (1, 50):
+        assert reports(random.permutation(len(requests)), (100, 300), at_once) == expected
 
 
 def test_a_bucket_too_small_joins_the_next_of_its_version(reference, world):
@@ -212,7 +214,7 @@ def test_a_record_of_a_closed_bucket_is_passed_over_and_counted(reference, rows)
     *requests, last = requests_of(rows)
     watch = watching(reference, requests)
     (report,) = watch.close(1100.0)
-    watch.observe(last)
+    watch.observe(Predictions.of([last]))
     assert watch.close(2000.0) == []
     assert (report.rows, dict(watch.passed_over)) == (7950, {"late": 50})
 
@@ -227,7 +229,7 @@ def test_versions_without_statistics_are_counted_and_asked_for_again(reference, 
     watch = DriftWatch(reference_of_version, SETTINGS)
     for time in (1050.0, 1150.0):
         for request in requests_of(rows, time=time, version=7):
-            watch.observe(request)
+            watch.observe(Predictions.of([request]))
     (report,) = watch.close(1200.0)
     assert (report.bucket_end, report.version, asked) == (1200.0, 7, [7, 7])
     assert dict(watch.passed_over) == {"no_reference": 8000}
@@ -237,11 +239,11 @@ def test_memory_is_bounded_whatever_times_and_versions_come(reference, rows):
     watch = watching(reference)
     (request, *_) = requests_of(rows)
     for number in range(200):
-        watch.observe(replace(request, time=1000.0 + 100 * number, model_version=number % 7))
+        watch.observe(Predictions.of([replace(request, time=1000.0 + 100 * number, model_version=number % 7)]))
     assert len(watch.memory()["open"]) == 32
     assert dict(watch.passed_over) == {}
     for version in range(50):
-        watch.observe(replace(request, time=950.0, model_version=version))
+        watch.observe(Predictions.of([replace(request, time=950.0, model_version=version)]))
     assert len(watch.memory()["open"]) <= 32
     assert dict(watch.passed_over) == {"too_many_versions": 50 * 18}
 

@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 from components.contracts import metrics
 from monitoring.measures.window import MAX_VERSIONS, RANKING_K, RowWindow, VersionWindows, measure, measure_version
 from tests.support.click_streams import draw_returning
-from tests.support.monitors import START, WINDOW, clicks, prediction
+from tests.support.monitors import START, WINDOW, clicks, matured, prediction
 
 
 def rows(random, n, rate=0.2):
@@ -57,8 +57,8 @@ def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_a_click():
     windows, n = VersionWindows(100), RANKING_K + 2
     for place_of_click in (1, None, n, 3):
         labels = (np.arange(1, n + 1) == place_of_click).astype(np.uint8)
-        windows.update(1, labels, np.full(n, 0.1, np.float32), positions=np.arange(1, n + 1))
-    windows.update(1, np.ones(5, np.uint8), np.full(5, 0.1, np.float32))  # no list
+        windows.update(matured("list", 0.0, 1, labels, np.full(n, 0.1), positions=np.arange(1, n + 1)))
+    windows.update(matured("none", 0.0, 1, np.ones(5), np.full(5, 0.1)))  # no list
     kpis = measure_version(1, windows)
     assert (kpis.ranked_lists, kpis.hit_rate, kpis.rows) == (4, 0.5, 4 * n + 5)
     assert kpis.ndcg == pytest.approx((1.0 + 0.0 + 1 / math.log2(4)) / 3)
@@ -66,10 +66,10 @@ def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_a_click():
 
 def test_without_lists_there_are_no_such_numbers():
     windows = VersionWindows(10)
-    windows.update(1, np.zeros(3, np.uint8), np.zeros(3, np.float32))
+    windows.update(matured("none", 0.0, 1, np.zeros(3), np.zeros(3)))
     kpis = measure_version(1, windows)
     assert kpis.ranked_lists is kpis.hit_rate is kpis.ndcg is kpis.conversion_rate is None
-    windows.update(1, np.zeros(2, np.uint8), np.zeros(2, np.float32), positions=np.array([1, 2], np.int32))
+    windows.update(matured("list", 0.0, 1, np.zeros(2), np.zeros(2), positions=[1, 2]))
     kpis = measure_version(1, windows)
     assert (kpis.ranked_lists, kpis.hit_rate, kpis.ndcg) == (1, 0.0, None)
     with pytest.raises(KeyError):
@@ -77,9 +77,9 @@ def test_without_lists_there_are_no_such_numbers():
 
 
 def test_lists_of_a_forgotten_version_are_forgotten_too():
-    windows, one = VersionWindows(10), (np.ones(1, np.uint8), np.ones(1, np.float32))
+    windows = VersionWindows(10)
     for version in range(MAX_VERSIONS + 1):
-        windows.update(version, *one, positions=np.ones(1, np.int32))
+        windows.update(matured("list", 0.0, version, [1], [1.0], positions=[1]))
     assert windows.versions == tuple(range(1, MAX_VERSIONS + 1))
     assert (len(windows.lists(0)), len(windows.lists(1))) == (0, 1)
 
@@ -93,7 +93,7 @@ def test_auc_equals_scikit_learn_on_the_tail_after_every_update(batch_rows):
         new_scores = np.round(random.random(batch_rows), 2).astype(np.float32)  # many ties
         labels += new_labels.tolist()
         scores += new_scores.tolist()
-        windows.update(1, new_labels, new_scores)
+        windows.update(matured("r", 0.0, 1, new_labels, new_scores))
         kpis = measure(1, windows[1])
         tail_labels, tail_scores = labels[-100:], scores[-100:]
         assert (kpis.rows, kpis.clicks) == (len(tail_labels), sum(tail_labels))
@@ -116,7 +116,7 @@ def test_the_interval_holds_for_users_who_come_back_and_not_for_their_requests_a
             window = RowWindow(4_000)
             for at in range(0, 4_000, 4):
                 of_users = users[at : at + 4] if name == "users" else None
-                window.update(rows.labels[at : at + 4], rows.scores[at : at + 4], of_users)
+                window.update(matured("r", 0.0, 1, rows.labels[at : at + 4], rows.scores[at : at + 4], users=of_users))
             kpis = measure(1, window)
             held[name] += kpis.auc_low <= truth <= kpis.auc_high
     assert held["users"] >= 90
@@ -126,7 +126,7 @@ def test_the_interval_holds_for_users_who_come_back_and_not_for_their_requests_a
 @pytest.mark.parametrize("label", [0, 1])
 def test_a_one_class_window_has_no_auc(label):
     window = RowWindow(50)
-    window.update(np.full(50, label, np.uint8), np.linspace(0, 1, 50, dtype=np.float32))
+    window.update(matured("r", 0.0, 1, np.full(50, label), np.linspace(0, 1, 50)))
     kpis = measure(3, window)
     assert kpis.auc is kpis.auc_low is kpis.auc_high is None
     assert kpis.ctr == label
@@ -142,7 +142,7 @@ def test_interval_counts_the_rows_of_a_request_as_alike_also_where_the_window_cu
     random, window = np.random.default_rng(size), RowWindow(1000)
     labels, scores = rows(random, size * (2500 // size), rate=0.3)
     for begin in range(0, len(labels), size):
-        window.update(labels[begin : begin + size], scores[begin : begin + size])
+        window.update(matured("r", 0.0, 1, labels[begin : begin + size], scores[begin : begin + size]))
     groups = (np.arange(len(labels)) // size)[-1000:]
     expected = metrics.auc_estimate(labels[-1000:], scores[-1000:], groups=groups)
     kpis = measure(1, window)

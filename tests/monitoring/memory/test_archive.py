@@ -9,16 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
-from components.contracts.criteo import RAW_TYPES
+from components.contracts.criteo import CRITEO, RAW_TYPES
+from components.contracts.records import Predictions
 from components.runtime.errors import PermanentError, TemporaryError
 from components.store.archived_rows import arrow_schema
 from monitoring.memory import archive
 from monitoring.memory.archive import Archive, build_row_table
+from monitoring.memory.join import mature_requests
 from monitoring.memory.store import Store
-from monitoring.rows import ArchiveRow, MaturedRequest
 from tests.support.archives import archived_rows, expected_rows
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish
-from tests.support.record_messages import FORM, encode
 
 SCHEMA = arrow_schema(RAW_TYPES)
 
@@ -99,7 +99,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
         Store(tmp_path / "a file" / "state" / "monitor.db")
     store = Store(tmp_path / "monitor.db")
     with pytest.raises(TemporaryError, match="archive .*a file.* cannot be written"):
-        Archive(tmp_path / "a file" / "archive", store, form=FORM, roll_rows=1, roll_seconds=1, keep_rows=1)
+        Archive(tmp_path / "a file" / "archive", store, features=CRITEO, roll_rows=1, roll_seconds=1, keep_rows=1)
     store.close()
 
 
@@ -108,13 +108,13 @@ def test_rows_are_held_for_each_version_and_for_the_judge(tmp_path):
 
     def mature_and_seal(number: int, version: int, keep_after: float) -> set[str]:
         batch = prediction(f"{version}-{number}", 2, time=START + number, version=version)
-        store.add([(batch, b"m")], [], [], now=START)
-        label = np.zeros(2, np.uint8)
-        store.mature([MaturedRequest(batch.request_id, batch.time, version, label, batch.scores)], {}, now=START)
+        store.add(Predictions.of([batch]), [], [], now=START)
+        waiting = store.waiting(batch.time, 1)
+        store.mature(mature_requests(waiting, {}, {}, [], window_seconds=0.0), waiting.numbers, {}, now=START)
         rows = store.oldest_unarchived(100)
         store.intend_file(batch.request_id, [row.number for row in rows])
         store.seal_file(batch.request_id, keep_rows=4, keep_after=keep_after)
-        return {request.request_id for request in store.newest_rows()}
+        return set(store.newest_rows().ids)
 
     mature_and_seal(0, 7, START - 1)
     for number in range(9):
@@ -135,7 +135,8 @@ def test_optional_columns_are_in_the_files_whose_rows_need_them(tmp_path):
     canary = dataclasses.replace(canary, canary=True)
 
     def table(*batches):
-        return build_row_table([ArchiveRow(encode(batch), np.zeros(len(batch), np.uint8)) for batch in batches], FORM)
+        requests = Predictions.of(batches)
+        return build_row_table(requests, np.zeros(requests.num_rows, np.uint8), CRITEO)
 
     raw = list(criteo.RAW_TYPES)
     assert table(plain).column_names == raw
@@ -197,7 +198,7 @@ def test_a_state_of_another_version_is_refused_and_left_alone(tmp_path):
         connection.execute(f"PRAGMA user_version = {version}")
         connection.close()
         for _ in range(2):
-            with pytest.raises(PermanentError, match=f"has version {version}, expected 6"):
+            with pytest.raises(PermanentError, match=f"has version {version}, expected 7"):
                 Store(path)
 
 

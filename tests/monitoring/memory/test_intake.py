@@ -158,14 +158,14 @@ def refuse_by_the_database(b: Bench, monkeypatch) -> None:
 
 
 def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
-    """A number that SQLite does not take, past every check."""
+    """A text that SQLite does not take, past every check."""
     read_records = monitoring.monitor.read_records
 
     def read(payloads, **known):
         records = read_records(payloads, **known)
-        for record in records:
-            if getattr(record, "request_id", "") == "r3":
-                object.__setattr__(record, "model_version", 2**70)
+        if records.predictions is not None:
+            ids = records.predictions.ids
+            ids[ids == "r3"] = "\ud800"
         return records
 
     monkeypatch.setattr(monitoring.monitor, "read_records", read)

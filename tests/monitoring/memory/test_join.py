@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monitoring.memory.join import attribute
+from components.contracts.records import Predictions
+from monitoring.memory.join import attribute, mature_requests
 from monitoring.memory.store import Store
-from monitoring.rows import MaturedRequest
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish
 
 
@@ -40,10 +40,12 @@ def test_any_order_with_any_repetition_gives_the_labels_of_the_oracle(tmp_path_f
     store = Store(tmp_path_factory.mktemp("join") / "monitor.db")
     for record in repeated:
         is_prediction = hasattr(record, "scores")
-        store.add([(record, b"message")] if is_prediction else [], [] if is_prediction else [record], [], now=0.0)
-    for waiting in store.waiting(1e9, 100):
-        batch = predictions[waiting.request_id]
-        labels = attribute(len(batch), batch.time, waiting.clicks, window_seconds=WINDOW).labels
+        store.add(Predictions.of([record]) if is_prediction else None, [] if is_prediction else [record], [], now=0.0)
+    waiting = store.waiting(1e9, 100)
+    matured = mature_requests(waiting, store.clicks_on(waiting.numbers), {}, [], window_seconds=WINDOW)
+    assert sorted(waiting.ids) == names
+    for name, start, size in zip(matured.ids, matured.starts, matured.sizes):
+        batch, labels = predictions[name], matured.labels[start : start + size]
         expected = [
             int(
                 any(
@@ -122,16 +124,16 @@ def test_a_stop_under_a_flood_ends_and_leaves_the_rest_to_the_next_start(started
 def test_ids_and_orphans_are_forgotten_only_when_old_and_archived(tmp_path):
     store = Store(tmp_path / "monitor.db")
     orphan = clicks("o", [("unknown", 0, 1.0)])
-    store.add([(prediction("a", 1), b"m"), (prediction("b", 1), b"m")], [orphan], [], now=10.0)
-    label, score = np.zeros(1, np.uint8), np.zeros(1, np.float32)
-    store.mature([MaturedRequest("a", START, 1, label, score)], {}, now=11.0)
+    store.add(Predictions.of([prediction("a", 1), prediction("b", 1, time=START + 1)]), [orphan], [], now=10.0)
+    waiting = store.waiting(START, 10)
+    store.mature(mature_requests(waiting, {}, {}, [], window_seconds=0.0), waiting.numbers, {}, now=11.0)
     store.intend_file("day=x/part-1.parquet", [1])
     store.seal_file("day=x/part-1.parquet", keep_rows=1)
     store.forget(before=10.0)
-    store.add([(prediction("a", 1), b"m")], [], [], now=12.0)
+    store.add(Predictions.of([prediction("a", 1)]), [], [], now=12.0)
     assert store.counters["duplicate"] == 1
     store.forget(before=11.0)
     assert store.counters["unmatched_outcome"] == 1
-    store.add([(prediction("b", 1), b"m")], [], [], now=12.0)
+    store.add(Predictions.of([prediction("b", 1)]), [], [], now=12.0)
     assert store.counters["duplicate"] == 2  # b is not archived, so it is remembered
     store.close()

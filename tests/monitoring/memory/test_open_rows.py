@@ -8,11 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.contracts.records import PredictionBatch
-from monitoring.memory.join import mature_request
+from components.contracts.records import PredictionBatch, Predictions
+from monitoring.memory.join import mature_requests
 from monitoring.memory.store import Store
 from tests.support.monitors import START, WINDOW, clicks, prediction
-from tests.support.record_messages import encode
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -30,10 +29,11 @@ def test_open_rows_are_those_of_the_records_whose_window_is_open(tmp_path_factor
     )
     for record in data.draw(st.permutations([*requests, *[clicks(f"o{i}", [e]) for i, e in enumerate(events)]])):
         is_prediction = isinstance(record, PredictionBatch)
-        store.add([(record, b"m")] if is_prediction else [], [] if is_prediction else [record], [], now=0.0)
+        store.add(Predictions.of([record]) if is_prediction else None, [] if is_prediction else [record], [], now=0.0)
     matured_until = data.draw(st.integers(99, 104))
     waiting = store.waiting(matured_until, 10)
-    store.mature([mature_request(w, {}, [], window_seconds=50.0) for w in waiting], {}, now=1.0)
+    if waiting is not None:
+        store.mature(mature_requests(waiting, {}, {}, [], window_seconds=50.0), waiting.numbers, {}, now=1.0)
     found = store.open_rows(now=160.0, window_seconds=50.0)
     expected: dict[int, set] = {}
     for batch in requests:
@@ -48,7 +48,7 @@ def test_open_rows_are_those_of_the_records_whose_window_is_open(tmp_path_factor
 
 def test_beyond_the_limit_the_newest_requests_are_handed_out_whole(tmp_path):
     store = Store(tmp_path / "monitor.db")
-    store.add([(prediction(f"r{i}", 4, time=100.0 + i), b"m") for i in range(10)], [], [], now=0.0)
+    store.add(Predictions.of([prediction(f"r{i}", 4, time=100.0 + i) for i in range(10)]), [], [], now=0.0)
     found = store.open_rows(now=110.0, window_seconds=50.0, limit=11)
     assert sorted(set(found[1].ages)) == [1.0, 2.0]
     assert len(found[1].scores) == 8
@@ -82,7 +82,7 @@ def test_memory_does_not_grow_with_what_is_open(started):
         names = [f"r{i}-{k}" for k in range(1000)]
         batches = [dataclasses.replace(template, request_id=name, time=START + i) for name in names]
         outcome = clicks(f"o{i}", [(name, 0, START + i) for name in names[:32]])
-        b.store.add([(batch, encode(batch)) for batch in batches], [outcome], [], now=START)
+        b.store.add(Predictions.of(batches), [outcome], [], now=START)
         b.clock.now = START + 1
         if i in (9, 99):
             b.monitor.tick()

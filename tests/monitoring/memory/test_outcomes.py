@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.contracts import raw_rows
-from components.contracts.records import CLICK, CONVERSION
+from components.contracts.records import CLICK, CONVERSION, Predictions
 from monitoring.memory.archive import OUTCOME_SCHEMA as SCHEMA
 from monitoring.memory.archive import marker_path
 from monitoring.memory.store import Store
@@ -171,7 +171,7 @@ def test_the_rate_is_that_of_the_records_in_any_order(tmp_path_factory, events, 
     records = [*made, *(clicks(f"o{i}", [event], CONVERSION) for i, event in enumerate(events))]
     for record in data.draw(st.permutations(records)):
         is_prediction = hasattr(record, "scores")
-        store.add([(record, b"m")] if is_prediction else [], [] if is_prediction else [record], [], now=0.0)
+        store.add(Predictions.of([record]) if is_prediction else None, [] if is_prediction else [record], [], now=0.0)
     in_time = {(n, row) for n, row, time in events if 0 <= row < sizes.get(n, 0) and round(1e6 * time) <= 250_000_000}
     rates = {ord(name): sum(n == name for n, _ in in_time) / size for name, size in sizes.items()}
     assert store.conversion_rates(100.0, window_seconds=150.0) == pytest.approx(rates)
