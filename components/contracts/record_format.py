@@ -221,6 +221,7 @@ class RecordFormat:
         `recommender` or none, and were made before this time.
         """
         alike: dict[int, list[tuple[int, Any]]] = {}
+        sizes: dict[int, int] = {}
         rest = []
         read, known = self._type.FromString, ("", recommender)
         for place, content in enumerate(contents):
@@ -230,41 +231,34 @@ class RecordFormat:
                 rest.append(place)
                 continue
             sent = message.predictions
-            num_bytes = len(sent.scores)
+            num_bytes, size = len(sent.scores), len(sent.features)
+            # More than the numbers alone, or nothing bounds a damaged one's layout.
+            if num_bytes not in sizes and not num_bytes % 4 and 0 < num_bytes // 4 * self._feature_bytes < size:
+                sizes[num_bytes] = self._layout(num_bytes // 4).size
+            # False does not mean that anything is wrong.
             if (
-                0 <= sent.time < before
+                size == sizes.get(num_bytes)
+                and (not (positions := sent.positions) or len(positions) == num_bytes)  # both of 4 bytes a row
+                and not (sent.propensities or sent.shadow_scores or sent.shadow_version)
                 and (recommender is None or sent.recommender in known)
-                and self._is_plain(message, sent, num_bytes)
+                and 0 <= sent.time < before
+                and sent.model_version >= 0
+                and sent.request_id
+                and not message.HasField("outcomes")
+                and not len(UnknownFieldSet(message))
+                and not len(UnknownFieldSet(sent))
             ):
                 alike.setdefault(num_bytes, []).append((place, sent))
             else:
                 rest.append(place)
         found = []
         for num_bytes, group in alike.items():
-            read_ones, usable = self._read_alike([sent for _, sent in group], num_bytes // _ARRAYS["float"].itemsize)
+            read_ones, usable = self._read_alike([sent for _, sent in group], num_bytes // 4)
             if not usable.all():
                 rest += [group[at][0] for at in np.flatnonzero(~usable)]
                 read_ones = read_ones.select(usable)
             found.append(read_ones)
         return [each for each in found if len(each)], rest
-
-    def _is_plain(self, message: Any, sent: Any, num_bytes: int) -> bool:
-        """Whether `_read_alike` may read these predictions; False does not mean that anything is wrong."""
-        num_rows, rest = divmod(num_bytes, _ARRAYS["float"].itemsize)
-        size = len(sent.features)
-        return (
-            num_rows > 0
-            and not rest
-            and len(sent.positions) in (0, num_bytes)  # both of 4 bytes a row
-            and not (sent.propensities or sent.shadow_scores or sent.shadow_version)
-            and size > num_rows * self._feature_bytes  # else nothing bounds a damaged one's layout
-            and size == self._layout(num_rows).size
-            and sent.model_version >= 0
-            and sent.request_id != ""
-            and not message.HasField("outcomes")
-            and not len(UnknownFieldSet(message))
-            and not len(UnknownFieldSet(sent))
-        )
 
     def _read_alike(self, sent: Sequence[Any], num_rows: int) -> tuple[Predictions, NDArray[np.bool_]]:
         """The plain predictions of `num_rows` rows each; and of which a feature is missing or a score is none."""

@@ -328,14 +328,15 @@ class ServingTimeline:
             is_newer = (times > time) | ((times == time) & (versions > version))
             counts = (points > self.reached) | is_newer
             points, times, versions = points[counts], times[counts], versions[counts]
-        keys, found = np.unique(np.stack([points, versions]), axis=1, return_inverse=True)
-        places = found.reshape(-1)
-        order = np.argsort(places, kind="stable")
-        ends = np.cumsum(np.bincount(places))
-        for (point, version), of_key in zip(keys.T.tolist(), np.split(times[order], ends[:-1])):
-            noted = self._notes.setdefault(point, {})
-            first, last = noted.get(version, (int(of_key[0]), int(of_key[0])))
-            noted[version] = (min(first, int(of_key.min())), max(last, int(of_key.max())))
+        for version in np.unique(versions).tolist():
+            of_version = versions == version
+            order = np.argsort(points[of_version], kind="stable")
+            ordered, ends = times[of_version][order], points[of_version][order]
+            changes = np.flatnonzero(np.diff(ends)) + 1
+            for of_point, end in zip(np.split(ordered, changes), ends[np.r_[0, changes]].tolist()):
+                noted = self._notes.setdefault(end, {})
+                first, last = noted.get(version, (int(of_point[0]), int(of_point[0])))
+                noted[version] = (min(first, int(of_point.min())), max(last, int(of_point.max())))
 
     def advance(self, point: int) -> None:
         """Advances to `point`; every prediction up to `ahead` after it must have been noted."""

@@ -70,17 +70,15 @@ class DriftWatch:
         """Counts predictions in; the caller sees to it that each comes once, and that all have the same columns."""
         if not self._length or not len(predictions):
             return
-        numbers = self._numbers(predictions)
-        keys = np.unique(np.stack([numbers, predictions.versions]), axis=1)
-        for number, version in keys.T.tolist():
-            if self._put_off is not None and number >= self._put_off:
-                return
-            rows = predictions
-            if keys.shape[1] > 1:
-                rows = predictions.select((numbers == number) & (predictions.versions == version))
-            sketch = self._open.get((number, version)) or self._opened(number, version, rows)
-            if sketch is not None:
-                sketch.add(rows)
+        for version, of_version in predictions.by_version():
+            numbers = self._numbers(of_version)
+            for number in np.unique(numbers).tolist():
+                if self._put_off is not None and number >= self._put_off:
+                    break
+                rows = of_version.select(numbers == number)
+                sketch = self._open.get((number, version)) or self._opened(number, version, rows)
+                if sketch is not None:
+                    sketch.add(rows)
 
     def _numbers(self, predictions: Predictions) -> NDArray[np.int64]:
         # In whole microseconds, as the archive keeps times: a backtest must find a record in the same bucket.
