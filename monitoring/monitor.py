@@ -125,6 +125,8 @@ class Measuring:
         """
         self._store, self._clock, self._judge = store, clock, judge
         self._conversion_window_seconds = conversion_window_seconds
+        if conversion_window_seconds:
+            store.prepare_conversion_rates()
         self.windows = VersionWindows(judge.window_rows)
         self._measured: dict[int, tuple[float, Kpis]] = {}
         """When each version was measured last, and what was found."""
@@ -183,7 +185,7 @@ class Measuring:
 
 logger = logging.getLogger(__name__)
 
-MATURE_REQUESTS = 2000
+MATURE_REQUESTS = 10_000
 """Most requests matured in one transaction."""
 FILE_PARTS = 8
 """Parts of which an archive file has at least one less: what matured together is written together."""

@@ -31,7 +31,7 @@ class RecordSettings:
     """Longest wait of a matured row for its archive file."""
     tick_seconds: float = 1.0
     """Pause between two turns of the loop."""
-    pull_messages: int = 500
+    pull_messages: int = 1000
     """Most messages stored in one transaction."""
     keep_ids_seconds: float = 7 * 86_400.0
     """How long ids of archived requests are remembered, to recognise redeliveries."""

