@@ -38,11 +38,11 @@ from monitoring.journal import Journal
 from monitoring.measures.open_labels import ClickDelays, OpenEstimate, estimate_open
 from monitoring.measures.window import Kpis, VersionWindows, measure_version
 from monitoring.memory.archive import Archive
-from monitoring.memory.join import UnscoredRows, mature_requests, read_records
+from monitoring.memory.join import UnscoredRows, attribute, read_records
 from monitoring.memory.kept_watch import KeptWatch
 from monitoring.memory.store import Store
 from monitoring.released_models import ReleasedModels
-from monitoring.rows import LateOutcome, MaturedRequests
+from monitoring.rows import MaturedRequests
 from monitoring.settings import MonitorSettings
 from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.store_status import StoreWatcher
@@ -162,18 +162,22 @@ class Measuring:
             return
         self._next_estimate = now + self._judge.decide_seconds
         window = self._judge.attribution_window_seconds
-        found = self._store.open_rows(now=read_up_to, window_seconds=window)
+        waiting = self._store.newest_waiting()
+        if waiting is None:
+            self.open_labels = ()
+            return
+        open_rows = attribute(waiting, self._store.clicks_on(waiting.numbers), window_seconds=window).requests
         self.open_labels = tuple(
             estimate_open(
                 rows.scores,
-                rows.ages,
-                rows.clicked,
+                np.repeat(read_up_to - rows.times, rows.sizes),
+                rows.labels == 1,
                 version=version,
                 delays=self._delays,
                 window_seconds=window,
                 now=read_up_to,
             )
-            for version, rows in sorted(found.items())
+            for version, rows in sorted(open_rows.by_version(), key=lambda each: each[0])
         )
 
     @property
@@ -451,12 +455,10 @@ class Monitor:
         before = self._read_up_to - window_seconds
         part_rows = max(self._records.archive_roll_rows // FILE_PARTS, 1)
         while (waiting := self._store.waiting(before, MATURE_REQUESTS)) is not None:
-            counts: dict[str, float] = {}
-            late: list[LateOutcome] = []
             clicks = self._store.clicks_on(waiting.numbers)
-            requests = mature_requests(waiting, clicks, counts, late, window_seconds=window_seconds)
-            now, numbers = self._clock(), waiting.numbers
-            self._store.mature(requests, numbers, counts, now=now, late=late, part_rows=part_rows)
+            requests, late, unmatched = attribute(waiting, clicks, window_seconds=window_seconds)
+            counts = {"late_outcome": float(len(late) - unmatched), "unmatched_outcome": float(unmatched)}
+            self._store.mature(requests, counts, now=self._clock(), late=late, part_rows=part_rows)
             self._checkpoint("join.matured")
             self._measuring.observe(requests)
             self._judging.judge.observe(requests)

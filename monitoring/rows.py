@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from components.contracts.records import Requests
 
-Event = tuple[int, float]
-"""(row in its request, seconds since the epoch)."""
+Click = tuple[int, int, float]
+"""(number of the prediction, row in its request, seconds since the epoch)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,16 +25,14 @@ class Waiting(Requests):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MaturedRequests(Requests):
-    """Requests with their final labels."""
+class MaturedRequests(Waiting):
+    """Requests with their final labels, or as they are now."""
 
     labels: NDArray[np.uint8]
     """[n], 1 = clicked within the attribution window."""
     click_delays: NDArray[np.float32]
     """[n] seconds from the prediction to the click, negative where two clocks differ so; NaN = no click, or its time is
     not known."""
-    users: NDArray[np.int64]
-    """[n] as in `Waiting`."""
 
 
 class LateOutcome(NamedTuple):
@@ -46,16 +44,6 @@ class LateOutcome(NamedTuple):
     time: float
     predicted_at: float | None
     """None where the request is unknown."""
-
-
-class OpenRows(NamedTuple):
-    """Rows of one version whose attribution window is open; arrays are [n]."""
-
-    scores: NDArray[np.float32]
-    ages: NDArray[np.float64]
-    """Seconds since the prediction."""
-    clicked: NDArray[np.bool_]
-    """Whether a click in time has arrived: such a label is as good as final."""
 
 
 class Unarchived(NamedTuple):

@@ -7,7 +7,7 @@ the monitor's.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +104,8 @@ class PredictionBatch:
         return len(self.scores)
 
 
+R = TypeVar("R", bound="Requests")
+
 NO_POSITION = -(2**31)
 """Stands in `Requests.positions` where the row was in no ranked list."""
 NO_VERSION = -1
@@ -159,15 +161,19 @@ class Requests:
             return self
         sizes = self.sizes[chosen]
         ends = np.cumsum(sizes)
-        rows = np.repeat(self.starts[chosen] - ends + sizes, sizes) + np.arange(sizes.sum())
-        return replace(self, **{name: getattr(self, name)[chosen if of else rows] for name, of in self._columns()})
+        return self._take(chosen, np.repeat(self.starts[chosen] - ends + sizes, sizes) + np.arange(sizes.sum()))
 
     def between(self, start: int, stop: int) -> Self:
         """Those at the places from `start` to before `stop`, as views."""
         first = int(self.sizes[:start].sum())
-        rows = slice(first, first + int(self.sizes[start:stop].sum()))
-        chosen = slice(start, stop)
+        return self._take(slice(start, stop), slice(first, first + int(self.sizes[start:stop].sum())))
+
+    def _take(self, chosen: Any, rows: Any) -> Self:
         return replace(self, **{name: getattr(self, name)[chosen if of else rows] for name, of in self._columns()})
+
+    def to(self, kind: type[R], **more: NDArray[Any]) -> R:
+        """The same requests as this kind of columns, of which `more` are those that these lack."""
+        return kind(**{name: getattr(self, name) for name, _ in kind._columns() if name not in more}, **more)
 
     def ordered(self, times: NDArray[Any]) -> Self:
         """By `times`, [m], and at one time by id."""

@@ -177,6 +177,7 @@ def _requests(table: pa.Table, features: Features | None, user: str | None) -> A
     }
     matured = MaturedRequests(
         **of_requests,
+        numbers=np.arange(len(starts)),
         labels=table[raw_rows.LABEL].to_numpy().astype(np.uint8),
         click_delays=np.full(n, np.nan, np.float32),
         users=np.full(n, MISSING_CATEGORY) if user is None else table[user].fill_null(MISSING_CATEGORY).to_numpy(),

@@ -28,7 +28,7 @@ from monitoring.deciding.policy import (
     Predecessor,
     combine,
 )
-from monitoring.measures.window import MAX_VERSIONS, RowWindow, measure
+from monitoring.measures.window import MAX_VERSIONS, VersionWindows, measure
 from monitoring.rows import MaturedRequests
 
 MAX_PASSED_OVER = 1000
@@ -87,13 +87,12 @@ class Judge:
         version and remembered: a verdict that is replaced later must not change what a backtest decides.
         """
         known = memory or {}
-        self._capacity = settings.window_rows
         self._policies = tuple(policies)
         self._baseline_of = baseline
         self._span = microseconds(settings.decide_seconds)
         self._drift_ahead = microseconds(settings.attribution_window_seconds - settings.drift_grace_seconds)
         self._timeline = ServingTimeline(self._span, microseconds(serving_ahead(settings)))
-        self._windows: dict[int, RowWindow] = {}
+        self._windows = VersionWindows(settings.window_rows, keep_lists=False)
         self._pending: list[MaturedRequests] = []
         self._judged: int | None = known.get("judged")
         self._timeline.version, self._timeline.since = known.get("serving") or (None, 0)
@@ -175,7 +174,7 @@ class Judge:
         passed_over = set(self._passed_over)
         is_passed = np.array([each in passed_over for each in requests.ids.tolist()], np.bool_)
         judged = requests.select(is_judged & ~is_passed)
-        self._update_windows(judged.ordered(judged.micros))
+        self._windows.update(judged.ordered(judged.micros))
 
     def decide_up_to(self, matured_until: float) -> list[DecisionPoint]:
         """Decides at every point up to this event time, up to which everything that was predicted has matured.
@@ -192,7 +191,7 @@ class Judge:
             for start, stop in zip(firsts.tolist(), [*firsts[1:].tolist(), len(due)]):
                 requests, point = due.between(start, stop), int(ends[start])
                 self._timeline.advance(point)
-                self._update_windows(requests)
+                self._windows.update(requests)
                 self._matured_total += requests.num_rows
                 of_serving_version = requests.select(requests.versions == self._timeline.version)
                 if len(of_serving_version):
@@ -216,14 +215,6 @@ class Judge:
         if self._judged is None:
             return np.zeros(len(requests), np.bool_)
         return np.asarray(requests.micros <= self._judged)
-
-    def _update_windows(self, requests: MaturedRequests) -> None:
-        for version, of_version in requests.by_version():
-            window = self._windows.pop(version, None) or RowWindow(self._capacity)
-            self._windows[version] = window
-            window.update(of_version)
-            if len(self._windows) > MAX_VERSIONS:
-                del self._windows[next(iter(self._windows))]
 
     def _decide_at(self, point: int, requests: MaturedRequests) -> DecisionPoint:
         version = int(requests.versions[0])
@@ -273,7 +264,7 @@ class Judge:
             baseline = self._remembered_baseline(version)
             before = baseline.previous_version if baseline else None
             found = None
-            if before is not None and before in self._windows:
+            if before is not None and before in self._windows.versions:
                 kpis = measure(before, self._windows[before])
                 found = {"auc_low": kpis.auc_low, "click_rate": kpis.ctr}
             self._predecessors[key] = found

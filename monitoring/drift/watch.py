@@ -121,18 +121,13 @@ class DriftWatch:
     def resume(self, predictions: Iterable[Predictions], up_to: float) -> list[DriftReport]:
         """Counts in what was put off, and reports on the buckets of it that end by `up_to`.
 
-        `predictions` are all known ones since `put_off_since(up_to)`, in order of their times; may hold earlier ones.
+        `predictions` are all known ones since `put_off_since(up_to)`, and may be earlier ones. Of many buckets the
+        later ones are put off again.
         """
         first, self._put_off = self._put_off, None
-        reports: list[DriftReport] = []
         for each in predictions:
-            numbers = self._numbers(each)
-            for number in np.unique(numbers).tolist():
-                if first is not None and number >= first:
-                    of_bucket = each.select(numbers == number)
-                    reports += self.close(min(up_to, float(of_bucket.times[0])))
-                    self.observe(of_bucket)
-        return reports + self.close(up_to)
+            self.observe(each.select(self._numbers(each) >= (first or 0)))
+        return self.close(up_to)
 
     def close(self, up_to: float) -> list[DriftReport]:
         """Reports on the buckets that end by the event time `up_to`, oldest first; their records are forgotten.

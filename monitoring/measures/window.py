@@ -82,9 +82,9 @@ class RankedList(NamedTuple):
 class VersionWindows:
     """One `RowWindow` per model version, and its newest ranked lists; a canary has a window as well."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, keep_lists: bool = True) -> None:
         """Empty; `capacity` is the number of rows of each version's window."""
-        self._capacity = capacity
+        self._capacity, self._keep_lists = capacity, keep_lists
         self._lists: dict[int, deque[RankedList]] = {}
         self._windows: dict[int, RowWindow] = {}
 
@@ -111,7 +111,7 @@ class VersionWindows:
             window = self._windows.pop(version, None) or RowWindow(self._capacity)
             self._windows[version] = window
             window.update(of_version)
-            if (of_version.positions != NO_POSITION).any():
+            if self._keep_lists and (of_version.positions != NO_POSITION).any():
                 self._lists.setdefault(version, deque(maxlen=MAX_LISTS)).extend(_ranked_lists(of_version))
             if len(self._windows) > MAX_VERSIONS:
                 forgotten = next(iter(self._windows))

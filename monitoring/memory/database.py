@@ -8,7 +8,7 @@ goes intended -> sealed -> uploaded. Writing it is left to `monitoring.memory.ar
 import fcntl
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -43,8 +43,7 @@ CREATE INDEX waiting ON blocks (waiting_from) WHERE waiting_from IS NOT NULL;
 CREATE TABLE block_rows (last INTEGER PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE matured (
     last INTEGER PRIMARY KEY, num_requests INTEGER NOT NULL, num_rows INTEGER NOT NULL, time REAL NOT NULL,
-    newest REAL NOT NULL, matured_at REAL NOT NULL, versions TEXT NOT NULL, numbers BLOB NOT NULL,
-    requests BLOB NOT NULL, file TEXT);
+    newest REAL NOT NULL, matured_at REAL NOT NULL, versions TEXT NOT NULL, requests BLOB NOT NULL, file TEXT);
 CREATE INDEX unarchived ON matured (last) WHERE file IS NULL;
 CREATE INDEX archived_in ON matured (file) WHERE file IS NOT NULL;
 CREATE TABLE outcome_batches (batch_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
@@ -69,7 +68,7 @@ CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
 """A prediction's number is its rowid. `blocks`: the predictions numbered `first` to `last`, in order of time, of which
 those up to `matured_to` have matured; `waiting_from` is the time of the first that has not, `newest` that of the last,
 `unarchived` how many lie in no sealed file, `held` how many are not let go. `matured`: the requests up to the place
-`last` in the order of maturing, with the number of each; `versions` are rows by model version. A click has the number
+`last` in the order of maturing; `versions` are rows by model version. A click has the number
 of its prediction once that is known."""
 
 R = TypeVar("R", bound=Requests)
@@ -288,16 +287,18 @@ class FileTables(Database):
 
     def rows_of_file(self, name: str) -> tuple[Predictions, NDArray[np.uint8]]:
         """The requests that were given to the file `name`, in its order, and the label of each row."""
-        query = "SELECT numbers, requests FROM matured WHERE file = ? ORDER BY last"
-        parts = self._connection.execute(query, (name,)).fetchall()
-        numbers = _joined_numbers([part for part, _ in parts])
-        labels = np.concatenate([unpack(MaturedRequests, requests).labels for _, requests in parts])
+        matured = self._matured_of_file(name)
         found, order = [], []
-        for last, of_block in self._by_block(numbers):
+        for last, of_block in self._by_block(matured.numbers):
             block = self._block_rows(last)
             found.append(block.select(of_block - (last + 1 - len(block))))
             order.append(of_block)
-        return Predictions.joined(found).select(np.searchsorted(np.concatenate(order), numbers)), labels
+        in_order = np.searchsorted(np.concatenate(order), matured.numbers)
+        return Predictions.joined(found).select(in_order), matured.labels
+
+    def _matured_of_file(self, name: str) -> MaturedRequests:
+        parts = self._connection.execute("SELECT requests FROM matured WHERE file = ? ORDER BY last", (name,))
+        return MaturedRequests.joined([unpack(MaturedRequests, packed) for (packed,) in parts])
 
     def _block_rows(self, last: int) -> Predictions:
         """The rows of a block that is not archived."""
@@ -333,8 +334,7 @@ class FileTables(Database):
             connection.execute("UPDATE files SET state = 'sealed' WHERE name = ?", (name,))
             (num_rows,) = connection.execute(count, (name,)).fetchone()
             if not holds_outcomes(name):
-                sealed = connection.execute("SELECT numbers FROM matured WHERE file = ?", (name,)).fetchall()
-                for last, numbers in self._by_block(_joined_numbers([part for (part,) in sealed])):
+                for last, numbers in self._by_block(self._matured_of_file(name).numbers):
                     count_down = "UPDATE blocks SET unarchived = unarchived - ? WHERE last = ? RETURNING unarchived"
                     if connection.execute(count_down, (len(numbers), last)).fetchone() == (0,):
                         connection.execute("DELETE FROM block_rows WHERE last = ?", (last,))
@@ -360,8 +360,8 @@ class FileTables(Database):
 
     def _let_go(self, connection: sqlite3.Connection, last: int) -> None:
         """Deletes a part of matured requests, and the blocks that no request is held of."""
-        (numbers,) = connection.execute("DELETE FROM matured WHERE last = ? RETURNING numbers", (last,)).fetchone()
-        for block, of_block in self._by_block(_joined_numbers([numbers])):
+        (packed,) = connection.execute("DELETE FROM matured WHERE last = ? RETURNING requests", (last,)).fetchone()
+        for block, of_block in self._by_block(unpack(MaturedRequests, packed).numbers):
             connection.execute("UPDATE blocks SET held = held - ? WHERE last = ?", (len(of_block), block))
             connection.execute("DELETE FROM blocks WHERE last = ? AND held = 0", (block,))
 
@@ -378,7 +378,3 @@ class FileTables(Database):
     def _first_number(self, query: str) -> float | None:
         row = self._connection.execute(query).fetchone()
         return None if row is None else float(row[0])
-
-
-def _joined_numbers(parts: Sequence[bytes]) -> NDArray[np.int64]:
-    return np.frombuffer(b"".join(parts), np.int64)

@@ -6,18 +6,16 @@ counted as they come and misses only at the end, the click rate, and every numbe
 window is open. Keeping records and open requests is left to `monitoring.memory.store`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from components.contracts.raw_rows import microseconds
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, Predictions, Record
 from components.runtime.errors import ContractError
-from monitoring.memory.database import add_to
-from monitoring.rows import Event, LateOutcome, MaturedRequests, Waiting
+from monitoring.rows import Click, LateOutcome, MaturedRequests, Waiting
 
 MAX_FUTURE_SECONDS = 86_400.0
 """A record from further ahead has a broken clock; it would wait in the join for as long."""
@@ -77,79 +75,34 @@ def _expect_usable(record: Record, now: float) -> None:
 
 
 class Attribution(NamedTuple):
-    """Labels of one request, uint8 of shape [n], and the outcomes that no row could use."""
+    """Requests with the labels that the clicks known give them."""
 
-    labels: NDArray[np.uint8]
-    delays: NDArray[np.float32]
-    """Seconds from the prediction to the first outcome in time, shape [n]; NaN = none."""
-    too_late: list[Event]
-    """After the window."""
-    unmatched: list[Event]
-    """On rows that the request does not have."""
+    requests: MaturedRequests
+    late: list[LateOutcome]
+    """The clicks that made no label: those after the window, and on rows that their request does not have."""
+    num_unmatched: int
+    """How many of these are on no row."""
 
 
-def attribute(num_rows: int, predicted_at: float, events: Iterable[Event], *, window_seconds: float) -> Attribution:
-    """Labels of the `num_rows` rows predicted at `predicted_at`.
+def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: float) -> Attribution:
+    """Labels of the rows of `waiting`, by the clicks on them in any order, repetitions allowed.
 
-    An outcome counts if it happened at most `window_seconds` after the prediction, in whole microseconds as in the
+    A click counts if it happened at most `window_seconds` after the prediction, in whole microseconds as in the
     archive: extraction, which joins what came too late, must not see the end of a window elsewhere. One that seems to
-    precede its prediction counts too: the two times come from two machines' clocks. `events` are (row, seconds since
-    the epoch) in any order, repetitions allowed.
-
-    >>> attribute(3, 100.0, [(1, 130.0), (2, 161.0), (7, 110.0)], window_seconds=60)[:1]
-    (array([0, 1, 0], dtype=uint8),)
-    """
-    labels = np.zeros(num_rows, np.uint8)
-    delays = np.full(num_rows, np.nan, np.float32)
-    too_late: list[Event] = []
-    unmatched: list[Event] = []
-    last = microseconds(predicted_at) + microseconds(window_seconds)
-    for row, time in events:
-        if not 0 <= row < num_rows:
-            unmatched.append((row, time))
-        elif microseconds(time) > last:
-            too_late.append((row, time))
-        else:
-            labels[row] = 1
-            delays[row] = np.fmin(delays[row], time - predicted_at)
-    return Attribution(labels, delays, too_late, unmatched)
-
-
-def mature_requests(
-    waiting: Waiting,
-    clicks: Mapping[int, Sequence[Event]],
-    counts: dict[str, float],
-    late: list[LateOutcome],
-    *,
-    window_seconds: float,
-) -> MaturedRequests:
-    """The requests with their final click labels; `clicks` are those on each, by its number.
-
-    `counts` are added to; `late` takes the clicks that made no label.
+    precede its prediction counts too: the two times come from two machines' clocks.
     """
     labels = np.zeros(waiting.num_rows, np.uint8)
     delays = np.full(waiting.num_rows, np.nan, np.float32)
-    starts = waiting.starts
-    for place in np.flatnonzero(np.isin(waiting.numbers, list(clicks))).tolist() if clicks else ():
-        n, time = int(waiting.sizes[place]), float(waiting.times[place])
-        found = attribute(n, time, clicks[int(waiting.numbers[place])], window_seconds=window_seconds)
-        rows = slice(starts[place], starts[place] + n)
-        labels[rows], delays[rows] = found.labels, found.delays
-        add_to(counts, "late_outcome", len(found.too_late))
-        add_to(counts, "unmatched_outcome", len(found.unmatched))
-        request_id = waiting.ids[place]
-        late += [
-            LateOutcome(request_id, row, CLICK, clicked_at, time)
-            for row, clicked_at in (*found.too_late, *found.unmatched)
-        ]
-    return MaturedRequests(
-        ids=waiting.ids,
-        times=waiting.times,
-        versions=waiting.versions,
-        sizes=waiting.sizes,
-        scores=waiting.scores,
-        positions=waiting.positions,
-        labels=labels,
-        click_delays=delays,
-        users=waiting.users,
-    )
+    late, num_unmatched = [], 0
+    ends, starts = waiting.micros + microseconds(window_seconds), waiting.starts
+    order = np.argsort(waiting.numbers)
+    for number, row, time in clicks:
+        place = order[np.searchsorted(waiting.numbers, number, sorter=order)]
+        predicted_at, has_row = float(waiting.times[place]), 0 <= row < waiting.sizes[place]
+        if has_row and microseconds(time) <= ends[place]:
+            at = starts[place] + row
+            labels[at], delays[at] = 1, np.fmin(delays[at], time - predicted_at)
+        else:
+            late.append(LateOutcome(waiting.ids[place], row, CLICK, time, predicted_at))
+            num_unmatched += not has_row
+    return Attribution(waiting.to(MaturedRequests, labels=labels, click_delays=delays), late, num_unmatched)

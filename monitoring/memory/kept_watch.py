@@ -56,7 +56,7 @@ class KeptWatch:
         The caller passes the reports to `keep` with the documents that it changed by them.
         """
         reports = self._watch.close(up_to) if up_to is not None else []
-        if up_to is not None and (since := self._watch.put_off_since(up_to)) is not None:
+        while up_to is not None and (since := self._watch.put_off_since(up_to)) is not None:
             reports += self._watch.resume(self._store.made_since(since), up_to)
             self._is_due = True
         for report in reports:

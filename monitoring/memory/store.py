@@ -17,7 +17,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from itertools import repeat
 from typing import Any
 
@@ -30,7 +29,7 @@ from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, Predic
 from components.contracts.serving import ColumnMap
 from components.runtime.errors import ContractError
 from monitoring.memory.database import DAY_MICROS, FileTables, add_to, pack, unpack
-from monitoring.rows import Event, LateOutcome, MaturedRequests, OpenRows, Waiting
+from monitoring.rows import Click, LateOutcome, MaturedRequests, Waiting
 
 _KEEP_EARLIEST = (
     "ON CONFLICT DO UPDATE SET time = excluded.time, stored_at = excluded.stored_at, file = NULL"
@@ -197,14 +196,26 @@ class Store(FileTables):
             found = found.ordered(found.times).between(0, limit)
         return found
 
-    def clicks_on(self, numbers: NDArray[np.int64]) -> dict[int, list[Event]]:
-        """By number of the prediction: the clicks that wait for its labels."""
-        found: dict[int, list[Event]] = {}
-        for first, last in _runs(numbers):
-            query = "SELECT number, row, time FROM clicks WHERE number BETWEEN ? AND ?"
-            for number, row, time in self._connection.execute(query, (first, last)):
-                found.setdefault(number, []).append((row, time))
-        return found
+    def newest_waiting(self, max_rows: int = 200_000) -> Waiting | None:
+        """Predictions whose labels are not final: those of the newest blocks, of at most so many rows; None = none."""
+        found: list[Waiting] = []
+        query = (
+            "SELECT first, matured_to, requests FROM blocks WHERE waiting_from IS NOT NULL ORDER BY newest DESC, last"
+        )
+        for first, matured_to, packed in self._connection.execute(query):
+            block = unpack(Waiting, packed)
+            block = block.between(matured_to + 1 - first, len(block))
+            fit = int((np.cumsum(block.sizes[::-1]) <= max_rows).sum())
+            found.append(block.between(len(block) - fit, len(block)))
+            max_rows -= block.num_rows
+            if max_rows <= 0:
+                break
+        return Waiting.joined(found) if found else None
+
+    def clicks_on(self, numbers: NDArray[np.int64]) -> list[Click]:
+        """The clicks that wait for the labels of the predictions of these numbers."""
+        query = "SELECT number, row, time FROM clicks WHERE number BETWEEN ? AND ?"
+        return [click for run in _runs(numbers) for click in self._connection.execute(query, run)]
 
     def newest_prediction(self) -> tuple[float, int] | None:
         """Time and model version of the newest prediction held that no canary made; None where there is none."""
@@ -237,71 +248,14 @@ class Store(FileTables):
         return (unpack(Predictions, content) for (content,) in self._connection.execute(query, (mark,)))
 
     def made_since(self, time: float) -> Iterator[Predictions]:
-        """The predictions made at `time` or later and not archived yet, in order of time."""
-        query = "SELECT last, requests FROM blocks WHERE newest >= ? AND last IN (SELECT last FROM block_rows)"
+        """The predictions of the blocks with one made at `time` or later, of those not archived yet."""
+        query = "SELECT content FROM block_rows JOIN blocks USING (last) WHERE newest >= ? ORDER BY last"
         # Times are kept as they came; a bucket begins at a whole microsecond.
-        since = time - 1e-6
-        blocks = {last: unpack(Waiting, packed).times for last, packed in self._connection.execute(query, (since,))}
-        if not blocks:
-            return
-        block = np.repeat(list(blocks), [len(times) for times in blocks.values()])
-        times = np.concatenate(list(blocks.values()))
-        order = np.argsort(times, kind="stable")
-        order = order[times[order] >= since]
-        read = lru_cache(4)(self._block_rows)
-        changes = np.flatnonzero(np.diff(block[order])) + 1
-        for run in np.split(order, changes):
-            if len(run):
-                last = int(block[run[0]])
-                yield read(last).select(run - int(np.searchsorted(block, last)))
-
-    def open_rows(self, *, now: float, window_seconds: float, limit: int = 200_000) -> dict[int, OpenRows]:
-        """The rows of each model version whose labels are not final.
-
-        Ages are taken from `now`; a click later than `window_seconds` is none. At most `limit` rows are handed out,
-        those of the newest requests of the newest blocks, each request whole or not at all.
-        """
-        taken: list[Waiting] = []
-        num_rows = 0
-        query = (
-            "SELECT first, matured_to, requests FROM blocks WHERE waiting_from IS NOT NULL ORDER BY newest DESC, last"
-        )
-        for first, matured_to, packed in self._connection.execute(query):
-            block = unpack(Waiting, packed)
-            block = block.between(matured_to + 1 - first, len(block))
-            rows_from = num_rows + np.cumsum(block.sizes[::-1])[::-1]
-            taken.append(block.between(int((rows_from > limit).sum()), len(block)))
-            num_rows = int(rows_from[0])
-            if num_rows >= limit:
-                break
-        if not taken:
-            return {}
-        found = Waiting.joined(taken)
-        clicked = self._clicked(found, window_seconds)
-        versions = np.repeat(found.versions, found.sizes)
-        ages = np.repeat(now - found.times, found.sizes)
-        return {
-            version: OpenRows(found.scores[rows], ages[rows], clicked[rows])
-            for version in np.unique(found.versions).tolist()
-            for rows in [versions == version]
-        }
-
-    def _clicked(self, requests: Waiting, window_seconds: float) -> NDArray[np.bool_]:
-        """Of each row: whether a click in time has arrived."""
-        clicked = np.zeros(requests.num_rows, np.bool_)
-        place_of = {number: place for place, number in enumerate(requests.numbers.tolist())}
-        last, starts = requests.micros + microseconds(window_seconds), requests.starts
-        for number, events in self.clicks_on(np.sort(requests.numbers)).items():
-            place = place_of[number]
-            for row, time in events:
-                if 0 <= row < requests.sizes[place] and microseconds(time) <= last[place]:
-                    clicked[starts[place] + row] = True
-        return clicked
+        return (unpack(Predictions, content) for (content,) in self._connection.execute(query, (time - 1e-6,)))
 
     def mature(
         self,
         requests: MaturedRequests,
-        numbers: NDArray[np.int64],
         counts: dict[str, float],
         *,
         now: float,
@@ -310,16 +264,16 @@ class Store(FileTables):
     ) -> None:
         """Makes these click labels final.
 
-        `requests` are in the order in which they are to be archived, as `waiting` gave them with their `numbers`;
-        `late` are outcomes of them that made no label. They are kept in parts of at most `part_rows` rows, or of one
-        request, and of one UTC day each: the least that an archive file takes.
+        `requests` are in the order in which they are to be archived, those that `waiting` gave; `late` are outcomes of
+        them that made no label. They are kept in parts of at most `part_rows` rows, or of one request, and of one UTC
+        day each: the least that an archive file takes.
         """
         place = self.matured_mark()
         add_to(counts, "matured_request", len(requests))
         add_to(counts, "matured", requests.num_rows)
         add_to(counts, "matured_click", int(requests.labels.sum()))
         with self._transaction(counts) as connection:
-            for last, of_block in self._by_block(numbers):
+            for last, of_block in self._by_block(requests.numbers):
                 matured_to = int(of_block.max())
                 connection.execute(
                     "UPDATE blocks SET matured_to = ?, waiting_from ="
@@ -331,7 +285,7 @@ class Store(FileTables):
             for start, stop in _cuts(requests.sizes, part_rows, requests.micros // DAY_MICROS):
                 part = requests.between(start, stop)
                 connection.execute(
-                    "INSERT INTO matured VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+                    "INSERT INTO matured VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)",
                     (
                         place + stop,
                         len(part),
@@ -340,7 +294,6 @@ class Store(FileTables):
                         float(part.times.max()),
                         now,
                         json.dumps({version: of.num_rows for version, of in reversed(list(part.by_version()))}),
-                        numbers[start:stop].tobytes(),
                         pack(part),
                     ),
                 )
@@ -473,16 +426,8 @@ def _insert_ids(connection: sqlite3.Connection, predictions: Predictions, first:
 def _insert_block(connection: sqlite3.Connection, block: Predictions, first: int, user_place: int | None) -> None:
     """Keeps the rows, and apart from them what maturing reads."""
     no_users = np.full(block.num_rows, MISSING_CATEGORY, np.int64)
-    waiting = Waiting(
-        ids=block.ids,
-        times=block.times,
-        versions=block.versions,
-        sizes=block.sizes,
-        scores=block.scores,
-        positions=block.positions,
-        numbers=np.arange(first, first + len(block)),
-        users=no_users if user_place is None else block.categorical[:, user_place],
-    )
+    users = no_users if user_place is None else block.categorical[:, user_place]
+    waiting = block.to(Waiting, numbers=np.arange(first, first + len(block)), users=users)
     last, num = first + len(block) - 1, len(block)
     times = (float(block.times[0]), float(block.times[-1]))
     connection.execute(

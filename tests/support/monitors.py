@@ -14,7 +14,7 @@ from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import RetrainRequest
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
-from components.contracts.records import CLICK, NO_POSITION, OutcomeBatch, PredictionBatch, record_id
+from components.contracts.records import CLICK, NO_POSITION, OutcomeBatch, PredictionBatch, Predictions, record_id
 from components.logs.sqlite import SqliteLog
 from components.runtime.durable import no_checkpoint
 from monitoring.acting.triggers import RunState
@@ -84,12 +84,22 @@ def matured(
         times=np.array([time], np.float64),
         versions=np.array([version], np.int32),
         sizes=np.array([n]),
+        numbers=np.array([1]),
         scores=np.asarray(scores, np.float32),
         positions=np.full(n, NO_POSITION, np.int32) if positions is None else np.asarray(positions, np.int32),
         labels=np.asarray(labels, np.uint8),
         click_delays=np.full(n, np.nan, np.float32),
         users=np.full(n, MISSING_CATEGORY) if users is None else np.asarray(users, np.int64),
     )
+
+
+def add_in_pulls(store: Store, records, size: int) -> None:
+    """Stores the records, so many at a time."""
+    for start in range(0, len(records), size):
+        pull = records[start : start + size]
+        made = [each for each in pull if isinstance(each, PredictionBatch)]
+        outcomes = [each for each in pull if isinstance(each, OutcomeBatch)]
+        store.add(Predictions.of(made) if made else None, outcomes, [], now=0.0)
 
 
 def clicks(batch_id: str, events: list[tuple[str, int, float]], event: str = CLICK) -> OutcomeBatch:

@@ -15,7 +15,7 @@ from components.runtime.errors import PermanentError, TemporaryError
 from components.store.archived_rows import arrow_schema
 from monitoring.memory import archive
 from monitoring.memory.archive import Archive, build_row_table
-from monitoring.memory.join import mature_requests
+from monitoring.memory.join import attribute
 from monitoring.memory.store import Store
 from tests.support.archives import archived_rows, expected_rows
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish
@@ -110,7 +110,7 @@ def test_rows_are_held_for_each_version_and_for_the_judge(tmp_path):
         batch = prediction(f"{version}-{number}", 2, time=START + number, version=version)
         store.add(Predictions.of([batch]), [], [], now=START)
         waiting = store.waiting(batch.time, 1)
-        store.mature(mature_requests(waiting, {}, {}, [], window_seconds=0.0), waiting.numbers, {}, now=START)
+        store.mature(attribute(waiting, [], window_seconds=0.0).requests, {}, now=START)
         rows = store.oldest_unarchived(100)
         store.intend_file(batch.request_id, [row.number for row in rows])
         store.seal_file(batch.request_id, keep_rows=4, keep_after=keep_after)

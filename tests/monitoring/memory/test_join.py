@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.contracts.records import Predictions
-from monitoring.memory.join import attribute, mature_requests
+from monitoring.memory.join import attribute
 from monitoring.memory.store import Store
-from tests.support.monitors import START, WINDOW, clicks, prediction, publish
+from tests.support.monitors import START, WINDOW, add_in_pulls, clicks, matured, prediction, publish
 
 
 def micros(time: float) -> int:
@@ -21,8 +21,9 @@ def test_a_window_ends_in_one_microsecond_wherever_floats_round():
     for predicted_at in np.random.default_rng(0).uniform(1.7e9, 1.8e9, 200).tolist():
         last = (micros(predicted_at) + micros(1800.3)) / 1e6
         for time, label in ((last, 1), (last + 1e-6, 0)):
-            found = attribute(1, predicted_at, [(0, time)], window_seconds=1800.3)
-            assert found.labels.tolist() == [label]
+            waiting = matured("r", predicted_at, 1, [0], [0.5])
+            found = attribute(waiting, [(waiting.numbers[0], 0, time)], window_seconds=1800.3)
+            assert (found.requests.labels.tolist(), len(found.late)) == ([label], 1 - label)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -38,14 +39,12 @@ def test_any_order_with_any_repetition_gives_the_labels_of_the_oracle(tmp_path_f
     records = data.draw(st.permutations([*predictions.values(), *outcomes]))
     repeated = records + data.draw(st.lists(st.sampled_from(records), max_size=4))
     store = Store(tmp_path_factory.mktemp("join") / "monitor.db")
-    for record in repeated:
-        is_prediction = hasattr(record, "scores")
-        store.add(Predictions.of([record]) if is_prediction else None, [] if is_prediction else [record], [], now=0.0)
+    add_in_pulls(store, repeated, data.draw(st.integers(1, 8)))
     waiting = store.waiting(1e9, 100)
-    matured = mature_requests(waiting, store.clicks_on(waiting.numbers), {}, [], window_seconds=WINDOW)
+    found = attribute(waiting, store.clicks_on(waiting.numbers), window_seconds=WINDOW).requests
     assert sorted(waiting.ids) == names
-    for name, start, size in zip(matured.ids, matured.starts, matured.sizes):
-        batch, labels = predictions[name], matured.labels[start : start + size]
+    for name, start, size in zip(found.ids, found.starts, found.sizes):
+        batch, labels = predictions[name], found.labels[start : start + size]
         expected = [
             int(
                 any(
@@ -126,7 +125,7 @@ def test_ids_and_orphans_are_forgotten_only_when_old_and_archived(tmp_path):
     orphan = clicks("o", [("unknown", 0, 1.0)])
     store.add(Predictions.of([prediction("a", 1), prediction("b", 1, time=START + 1)]), [orphan], [], now=10.0)
     waiting = store.waiting(START, 10)
-    store.mature(mature_requests(waiting, {}, {}, [], window_seconds=0.0), waiting.numbers, {}, now=11.0)
+    store.mature(attribute(waiting, [], window_seconds=0.0).requests, {}, now=11.0)
     store.intend_file("day=x/part-1.parquet", [1])
     store.seal_file("day=x/part-1.parquet", keep_rows=1)
     store.forget(before=10.0)

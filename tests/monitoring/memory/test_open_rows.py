@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.contracts.records import PredictionBatch, Predictions
-from monitoring.memory.join import mature_requests
+from components.contracts.records import Predictions
+from monitoring.memory.join import attribute
 from monitoring.memory.store import Store
-from tests.support.monitors import START, WINDOW, clicks, prediction
+from tests.support.monitors import START, WINDOW, add_in_pulls, clicks, prediction
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -27,31 +27,30 @@ def test_open_rows_are_those_of_the_records_whose_window_is_open(tmp_path_factor
             st.tuples(st.integers(0, 5), st.integers(0, 3), st.floats(100, 200)).map(lambda e: (f"r{e[0]}", *e[1:]))
         )
     )
-    for record in data.draw(st.permutations([*requests, *[clicks(f"o{i}", [e]) for i, e in enumerate(events)]])):
-        is_prediction = isinstance(record, PredictionBatch)
-        store.add(Predictions.of([record]) if is_prediction else None, [] if is_prediction else [record], [], now=0.0)
+    records = [*requests, *[clicks(f"o{i}", [e]) for i, e in enumerate(events)]]
+    add_in_pulls(store, data.draw(st.permutations(records)), data.draw(st.integers(1, 10)))
     matured_until = data.draw(st.integers(99, 104))
     waiting = store.waiting(matured_until, 10)
     if waiting is not None:
-        store.mature(mature_requests(waiting, {}, {}, [], window_seconds=50.0), waiting.numbers, {}, now=1.0)
-    found = store.open_rows(now=160.0, window_seconds=50.0)
-    expected: dict[int, set] = {}
+        store.mature(attribute(waiting, [], window_seconds=50.0).requests, {}, now=1.0)
+    found, expected = set(), set()
+    if (waiting := store.newest_waiting()) is not None:
+        rows = attribute(waiting, store.clicks_on(waiting.numbers), window_seconds=50.0).requests
+        versions, times = np.repeat(rows.versions, rows.sizes), np.repeat(rows.times, rows.sizes)
+        found = set(zip(versions.tolist(), rows.scores.tolist(), times.tolist(), rows.labels.tolist()))
     for batch in requests:
         for row in range(len(batch)) if batch.time > matured_until else ():
             clicked = any((n, r) == (batch.request_id, row) and t <= batch.time + 50 for n, r, t in events)
-            expected.setdefault(batch.model_version, set()).add((batch.scores[row], 160.0 - batch.time, clicked))
-    assert {version: set(zip(*map(np.ndarray.tolist, rows))) for version, rows in found.items()} == {
-        version: {(float(score), age, clicked) for score, age, clicked in rows} for version, rows in expected.items()
-    }
+            expected.add((batch.model_version, float(batch.scores[row]), batch.time, int(clicked)))
+    assert found == expected
     store.close()
 
 
 def test_beyond_the_limit_the_newest_requests_are_handed_out_whole(tmp_path):
     store = Store(tmp_path / "monitor.db")
     store.add(Predictions.of([prediction(f"r{i}", 4, time=100.0 + i) for i in range(10)]), [], [], now=0.0)
-    found = store.open_rows(now=110.0, window_seconds=50.0, limit=11)
-    assert sorted(set(found[1].ages)) == [1.0, 2.0]
-    assert len(found[1].scores) == 8
+    found = store.newest_waiting(11)
+    assert (found.times.tolist(), found.num_rows) == ([108.0, 109.0], 8)
     store.close()
 
 

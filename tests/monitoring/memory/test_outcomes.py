@@ -6,14 +6,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.contracts import raw_rows
-from components.contracts.records import CLICK, CONVERSION, Predictions
+from components.contracts.records import CLICK, CONVERSION
 from monitoring.memory.archive import OUTCOME_SCHEMA as SCHEMA
 from monitoring.memory.archive import marker_path
 from monitoring.memory.store import Store
 from monitoring.monitor import FORGET_SECONDS, ORPHAN_SECONDS
 from tests.support.archives import archived_rows, expected_rows, outcome_files, outcomes
 from tests.support.crashes import Killed, crash_at
-from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
+from tests.support.monitors import START, WINDOW, Bench, add_in_pulls, clicks, prediction, publish
 
 MIDNIGHT = 1_763_078_400.0  # 2025-11-14
 
@@ -169,9 +169,7 @@ def test_the_rate_is_that_of_the_records_in_any_order(tmp_path_factory, events, 
     sizes = {name: data.draw(st.integers(1, 3)) for name in "ab"}  # c stays unknown
     made = [prediction(name, size, time=100.0, version=ord(name)) for name, size in sizes.items()]
     records = [*made, *(clicks(f"o{i}", [event], CONVERSION) for i, event in enumerate(events))]
-    for record in data.draw(st.permutations(records)):
-        is_prediction = hasattr(record, "scores")
-        store.add(Predictions.of([record]) if is_prediction else None, [] if is_prediction else [record], [], now=0.0)
+    add_in_pulls(store, data.draw(st.permutations(records)), data.draw(st.integers(1, 5)))
     in_time = {(n, row) for n, row, time in events if 0 <= row < sizes.get(n, 0) and round(1e6 * time) <= 250_000_000}
     rates = {ord(name): sum(n == name for n, _ in in_time) / size for name, size in sizes.items()}
     assert store.conversion_rates(100.0, window_seconds=150.0) == pytest.approx(rates)
