@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient
 
-from benchmarks.cache_model import CACHE_BYTES, CACHED, NETWORKS, PLAIN, Requests, repeating_share, write_models
+from benchmarks.cache_model import CACHE_BYTES, CACHED, NETWORKS, PLAIN, RequestStream, repeating_share, write_models
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.serving_model import WORLD_SEED
 from benchmarks.spread import Figure, spread
@@ -85,7 +85,7 @@ def measure(
     Raises:
         Unplanted: see there.
     """
-    requests, random = Requests(world, num_rows), np.random.default_rng(0)
+    requests, random = RequestStream(world, num_rows), np.random.default_rng(0)
     names = {kind: f"{network}_{kind}" for kind in (PLAIN, CACHED)}
     for request in requests.fresh(_WARM_UP):
         for name in names.values():
@@ -113,7 +113,7 @@ def measure(
 
 
 def _ask_one_round(
-    client: InferenceServerClient, names: dict[str, str], requests: Requests, *, hits: NDArray[np.bool_]
+    client: InferenceServerClient, names: dict[str, str], requests: RequestStream, *, hits: NDArray[np.bool_]
 ) -> list[Pair]:
     warm = requests.fresh(_WARM)
     for request in warm:

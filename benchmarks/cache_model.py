@@ -68,7 +68,7 @@ def _workflow(world: World) -> FeatureWorkflow:
     )
 
 
-class Requests:
+class RequestStream:
     """Prepared requests of `num_rows` rows, no two alike: taken from the world, and numbered in the first value."""
 
     def __init__(self, world: World, num_rows: int) -> None:

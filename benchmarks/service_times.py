@@ -19,7 +19,7 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 
 from benchmarks import machine
-from benchmarks.cache_model import Requests
+from benchmarks.cache_model import RequestStream
 from benchmarks.serving_model import WORLD_SEED
 from benchmarks.triton_counters import counters
 from components.contracts.criteo import CRITEO_RECOMMENDER
@@ -50,7 +50,7 @@ def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]
     measured, world = [], World.create(WORLD_SEED)
     with closing(grpc_client.InferenceServerClient(address, channel_args=list(GRPC_OPTIONS))) as client:
         for rows in ROWS:
-            requests = Requests(world, rows).fresh(32)
+            requests = RequestStream(world, rows).fresh(32)
             for request in requests[:4]:
                 client.infer(model, request)
             times = _seconds_of_requests(client, model, requests, seconds=seconds)

@@ -38,8 +38,6 @@ from components.contracts.features import category_of
 from components.contracts.manifests import CURRENT, Model, Release
 from components.contracts.raw_rows import EVENT_TIME, OUTCOME_PARTITION, REQUEST_ID, ROW, is_visible, list_lengths
 from components.contracts.recommender import Recommender
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import PredictionBatch
 from components.contracts.reference_statistics import read_reference
 from components.contracts.serving import ServedNames
 from components.contracts.workflow import FeatureWorkflow
@@ -70,7 +68,7 @@ from components.store.models import graph_folder, model_folder, read_serving_pla
 from components.store.recommenders import accepted
 from components.validation.quarantine_store import quarantine_folder
 from monitoring.backtest.incident import MANIFEST as INCIDENT
-from monitoring.memory.store import STORE_FILE, Store
+from monitoring.memory.store import STORE_FILE, Store, matured_rows_of, waiting_requests_of
 
 logger = logging.getLogger(__name__)
 
@@ -386,13 +384,9 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
 
 def waiting_requests(state: Path, user: User) -> int:
     """How many requests with rows that hold the user the monitor has not archived yet."""
-    form, num_requests = RecordFormat(user.recommender.features), 0
-    with _reading_memory(state) as connection:
-        for (payload,) in connection.execute("SELECT payload FROM messages"):
-            batch = form.decode(payload)
-            if isinstance(batch, PredictionBatch):
-                num_requests += bool((batch.categorical[:, user.places] == user.category).any())
-    return num_requests
+    columns = user.recommender.features.columns
+    with _reading_memory(state) as memory:
+        return waiting_requests_of(memory, user.category, columns=columns, places=user.places)
 
 
 def in_windows(state: Path, user: User) -> Iterator[Found]:
@@ -402,10 +396,9 @@ def in_windows(state: Path, user: User) -> Iterator[Found]:
         with closing(Store(state / STORE_FILE)) as store:
             store.forget_user(user.category)
 
-    with _reading_memory(state) as connection:
-        query = "SELECT users FROM predictions WHERE matured > 0 AND users IS NOT NULL"
-        held = b"".join(blob for (blob,) in connection.execute(query))
-    if num_rows := int((np.frombuffer(held, np.int64) == user.category).sum()):
+    with _reading_memory(state) as memory:
+        num_rows = matured_rows_of(memory, user.category)
+    if num_rows:
         yield Found(f"{state / STORE_FILE}: {num_rows} rows of the windows", remove)
 
 

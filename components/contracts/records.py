@@ -7,7 +7,7 @@ the monitor's.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,7 +153,7 @@ class Requests:
         """[m] place of each one's first row."""
         return np.cumsum(self.sizes) - self.sizes
 
-    def select(self, chosen: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
+    def select(self: R, chosen: NDArray[np.integer] | NDArray[np.bool_]) -> R:
         """Those at the places `chosen`, in its order; or those where it is true, [m]."""
         if chosen.dtype == np.bool_:
             chosen = np.flatnonzero(chosen)
@@ -163,19 +163,19 @@ class Requests:
         ends = np.cumsum(sizes)
         return self._take(chosen, np.repeat(self.starts[chosen] - ends + sizes, sizes) + np.arange(sizes.sum()))
 
-    def between(self, start: int, stop: int) -> Self:
+    def between(self: R, start: int, stop: int) -> R:
         """Those at the places from `start` to before `stop`, as views."""
         first = int(self.sizes[:start].sum())
         return self._take(slice(start, stop), slice(first, first + int(self.sizes[start:stop].sum())))
 
-    def _take(self, chosen: Any, rows: Any) -> Self:
+    def _take(self: R, chosen: Any, rows: Any) -> R:
         return replace(self, **{name: getattr(self, name)[chosen if of else rows] for name, of in self._columns()})
 
     def to(self, kind: type[R], **more: NDArray[Any]) -> R:
         """The same requests as this kind of columns, of which `more` are those that these lack."""
         return kind(**{name: getattr(self, name) for name, _ in kind._columns() if name not in more}, **more)
 
-    def ordered(self, times: NDArray[Any]) -> Self:
+    def ordered(self: R, times: NDArray[Any]) -> R:
         """By `times`, [m], and at one time by id."""
         order = np.argsort(times, kind="stable")
         in_order = times[order]
@@ -184,14 +184,14 @@ class Requests:
             order = order[np.argsort(times[order], kind="stable")]
         return self.select(order)
 
-    def by_version(self) -> Iterator[tuple[int, Self]]:
+    def by_version(self: R) -> Iterator[tuple[int, R]]:
         """Each model version and its requests; the version of the last request comes last."""
         versions, places = np.unique(self.versions[::-1], return_index=True)
         for version in versions[np.argsort(-places)].tolist():
             yield version, self.select(self.versions == version)
 
     @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
+    def joined(cls: type[R], parts: Sequence[R]) -> R:
         """All of `parts`, of which there is at least one, one after another."""
         if len(parts) == 1:
             return parts[0]

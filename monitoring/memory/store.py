@@ -110,12 +110,12 @@ class Store(FileTables):
         first = self.prediction_mark() + 1
         connection.execute("SAVEPOINT ids")
         try:
-            _insert_ids(connection, added, first, now)
+            _insert_ids(connection, added, first, now=now)
         except sqlite3.IntegrityError:  # some are known: rare, and to look first would take as long as to insert
             connection.execute("ROLLBACK TO ids")
             added = self._without_known(added)
             add_to(counts, "duplicate", len(predictions) - len(added))
-            _insert_ids(connection, added, first, now)
+            _insert_ids(connection, added, first, now=now)
         connection.execute("RELEASE ids")
         if not len(added):
             return None
@@ -126,7 +126,7 @@ class Store(FileTables):
                 zip(range(first, first + len(added)), added.ids.tolist()),
             )
         for start, stop in _cuts(added.sizes, _BLOCK_ROWS, np.zeros(len(added))):
-            _insert_block(connection, added.between(start, stop), first + start, user_place)
+            _insert_block(connection, added.between(start, stop), first + start, user_place=user_place)
         return added
 
     def _without_known(self, predictions: Predictions) -> Predictions:
@@ -275,11 +275,12 @@ class Store(FileTables):
         with self._transaction(counts) as connection:
             for last, of_block in self._by_block(requests.numbers):
                 matured_to = int(of_block.max())
-                connection.execute(
-                    "UPDATE blocks SET matured_to = ?, waiting_from ="
-                    " (SELECT time FROM predictions WHERE rowid = ? AND rowid <= blocks.last) WHERE last = ?",
-                    (matured_to, matured_to + 1, last),
-                )
+                if matured_to == last:
+                    is_over = "UPDATE blocks SET matured_to = last, waiting_from = NULL, requests = x'' WHERE last = ?"
+                    connection.execute(is_over, (last,))
+                else:
+                    query = "UPDATE blocks SET matured_to = ?, waiting_from = ? WHERE last = ?"
+                    connection.execute(query, (matured_to, self._predicted_at(matured_to + 1), last))
                 span = (int(of_block.min()), matured_to)
                 connection.execute("DELETE FROM clicks WHERE number BETWEEN ? AND ?", span)
             for start, stop in _cuts(requests.sizes, part_rows, requests.micros // DAY_MICROS):
@@ -298,6 +299,10 @@ class Store(FileTables):
                     ),
                 )
             self._keep_late(connection, late, now)
+
+    def _predicted_at(self, number: int) -> float:
+        (time,) = self._connection.execute("SELECT time FROM predictions WHERE rowid = ?", (number,)).fetchone()
+        return float(time)
 
     def matured_mark(self) -> int:
         """Place of the request that matured last in the order of maturing, from 1; 0 = none has."""
@@ -398,6 +403,27 @@ class Store(FileTables):
             ).rowcount
 
 
+def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:
+    """Rows of the user of this category among those that a memory, opened by anyone, holds for the windows."""
+    held = (unpack(MaturedRequests, packed) for (packed,) in memory.execute("SELECT requests FROM matured"))
+    return sum(int(np.count_nonzero(requests.users == user)) for requests in held)
+
+
+def waiting_requests_of(
+    memory: sqlite3.Connection, user: int, *, columns: dict[str, list[str]], places: Sequence[int]
+) -> int:
+    """Requests that are not archived yet and have the user in one of the `places` of rows with these columns."""
+    found = 0
+    for (kept,) in memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchall():
+        arranged = ColumnMap(json.loads(kept), columns)
+        for (content,) in memory.execute("SELECT content FROM block_rows"):
+            block = unpack(Predictions, content)
+            _, categorical = arranged.rows(block.dense, block.categorical)
+            is_users = (categorical[:, list(places)] == user).any(axis=1)
+            found += int(np.count_nonzero(np.add.reduceat(is_users, block.starts)))
+    return found
+
+
 @contextmanager
 def _records_errors() -> Iterator[None]:
     """Sorts what is wrong with a record's values from what is wrong with the file."""
@@ -407,7 +433,7 @@ def _records_errors() -> Iterator[None]:
         raise ContractError(f"record cannot be stored: {error!r}") from error
 
 
-def _insert_ids(connection: sqlite3.Connection, predictions: Predictions, first: int, now: float) -> None:
+def _insert_ids(connection: sqlite3.Connection, predictions: Predictions, first: int, *, now: float) -> None:
     connection.executemany(
         "INSERT INTO predictions (rowid, request_id, time, model_version, num_rows, stored_at, canary)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -423,7 +449,7 @@ def _insert_ids(connection: sqlite3.Connection, predictions: Predictions, first:
     )
 
 
-def _insert_block(connection: sqlite3.Connection, block: Predictions, first: int, user_place: int | None) -> None:
+def _insert_block(connection: sqlite3.Connection, block: Predictions, first: int, *, user_place: int | None) -> None:
     """Keeps the rows, and apart from them what maturing reads."""
     no_users = np.full(block.num_rows, MISSING_CATEGORY, np.int64)
     users = no_users if user_place is None else block.categorical[:, user_place]
