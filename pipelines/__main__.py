@@ -176,10 +176,6 @@ def _add_journal(commands: Any) -> None:
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
-    inspect = actions.add_parser(
-        "inspect", help="print rows per slot, norms, dense parameters, optimizer state, hashes"
-    )
-    inspect.add_argument("folder", type=Path, help="folder of a model in the store")
     card = actions.add_parser("card", help="print, or write as a page, what is known of a model: its card")
     card.add_argument("model", metavar="VERSION|MODEL_ID", help="a released version, or a model of the store")
     card.add_argument("--store", required=True, help="model store, folder or its URI")
@@ -329,15 +325,11 @@ def _run_submit(arguments: argparse.Namespace) -> int:
 
 
 def _run_model(arguments: argparse.Namespace) -> int:
-    if arguments.action == "card":
-        from components.storage.uris import typed_folder
-        from pipelines.models import show_card
+    from components.storage.uris import typed_folder
+    from pipelines.models import show_card
 
-        show_card(typed_folder(arguments.store, "--store"), arguments.model, output=arguments.output)
-        return 0
-    from components.models.inspection import print_inspection
-
-    return print_inspection(arguments.folder)
+    show_card(typed_folder(arguments.store, "--store"), arguments.model, output=arguments.output)
+    return 0
 
 
 def _run_journal(arguments: argparse.Namespace) -> int:

@@ -254,10 +254,8 @@ class RecordFormat:
         found = []
         for num_bytes, group in alike.items():
             read_ones, usable = self._read_alike([sent for _, sent in group], num_bytes // 4)
-            if not usable.all():
-                rest += [group[at][0] for at in np.flatnonzero(~usable)]
-                read_ones = read_ones.select(usable)
-            found.append(read_ones)
+            rest += [group[at][0] for at in np.flatnonzero(~usable)]
+            found.append(read_ones.select(usable))
         return [each for each in found if len(each)], rest
 
     def _read_alike(self, sent: Sequence[Any], num_rows: int) -> tuple[Predictions, NDArray[np.bool_]]:

@@ -1,8 +1,8 @@
 """The networks behind one seam: an `nn.Module` and its configuration each, a model's files, scores, the ONNX export.
 
 `configs` has the table of all networks, `network` what each of them promises; `dcn`, `deepfm` and `dlrm` are the
-networks. `files` is a model's folder in the store, `scoring` gives probabilities, `inspection` looks into a folder.
-`configs`, `files` and `inspection` import no torch, so that command lines, deployment and the monitor can use them.
+networks. `files` is a model's folder in the store, `scoring` gives probabilities.
+`configs` and `files` import no torch, so that command lines, deployment and the monitor can use them.
 """
 
 import os

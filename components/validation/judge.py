@@ -17,7 +17,7 @@ from components.validation.rules import BLOCK, DATASET, INFO, WARN, Finding, Val
 from components.validation.schema import check_statistics, fitted_to, infer_schema, possible_shares, propose_schema
 from components.validation.schema_versions import read_schema
 from components.validation.skew import Skew, SkewEntry, measure_skew
-from components.validation.tfdv_statistics import by_feature, missing_share, num_missing, num_rows, num_values
+from components.validation.tfdv_statistics import by_feature, num_missing, num_rows, num_values
 from components.validation.windows import ReferenceCounter, WindowSummary
 
 logger = logging.getLogger(__name__)
@@ -198,8 +198,8 @@ def _judge_values(measured: Measured, rules: ValidationSettings) -> list[Finding
         if name in measured.rows.dataset.excluded_columns:
             continue
         if num_values(now[name]):
-            found += _judge_missing_share(name, now[name], before.get(name), rules=rules)
-        elif measured.champion is None:
+            continue
+        if measured.champion is None:
             text = f"{name} has no value in any of {rows} rows"
             found += rules.find("column_empty_by_chance", name, text)
         else:
@@ -228,17 +228,6 @@ def _judge_empty_column(name: str, before: Any, rules: ValidationSettings, *, ro
     if name not in required:
         return rules.find("column_empty", name, f"{text}; the schema calls it optional", at_most=INFO)
     return rules.find("column_empty" if expected >= CERTAIN_ROWS else "column_empty_by_chance", name, text)
-
-
-def _judge_missing_share(name: str, now: Any, before: Any, *, rules: ValidationSettings) -> list[Finding]:
-    share_now, share_before = missing_share(now), missing_share(before)
-    if share_now is None or share_before is None:
-        return []
-    if abs(share_now - share_before) <= rules.missing_share_jump:
-        return []
-    return rules.find(
-        "missing_share", name, f"{name} is missing in {share_now:.1%} of the rows, was in {share_before:.1%}"
-    )
 
 
 def judge_click_rate(label: LabelShift | None, rules: ValidationSettings) -> list[Finding]:

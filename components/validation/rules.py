@@ -30,7 +30,7 @@ class ValidationSettings:
     """
 
     actions: dict[str, str] = field(default_factory=dict)
-    """Rule -> action, of rules whose action is not that of `RULES`, such as `{"missing_share": "block"}`."""
+    """Rule -> action, of rules whose action is not that of `RULES`, such as `{"column_empty": "warn"}`."""
 
     categorical_drift: float = 0.02
     """Change of one category's share that counts as drift, if it is not explained by chance."""
@@ -44,8 +44,6 @@ class ValidationSettings:
     """Change of a column's share of missing values that counts as drift."""
     new_value_share: float = 0.05
     """Largest share of rows with a category unknown to the champion that passes without a finding."""
-    missing_share_jump: float = 0.5
-    """Largest change of a column's share of missing values that passes without a finding."""
     click_rate_factor: float = 2.0
     """How many times larger or smaller the share of clicks may become without a finding."""
     false_alarm_rate: float = 0.05
@@ -126,7 +124,7 @@ class Finding:
 def decide(findings: Sequence[Finding]) -> str:
     """`block`, `warn` or `pass`: the worst severity.
 
-    >>> decide(ValidationSettings().find("missing_share", "price", "price is missing in 80 % of the rows"))
+    >>> decide(ValidationSettings().find("click_rate", "label", "the share of clicks is 9 %, was 3 %"))
     'warn'
     >>> decide([])
     'pass'
@@ -161,7 +159,6 @@ RULES: dict[str, Rule] = {
     "presence": Rule(WARN, "fewer rows have a value than the schema requires, by more than sampling error"),
     "range": Rule(WARN, "values outside the schema's domain, including NaN and infinity", ("range_factor",)),
     "anomaly": Rule(WARN, "any other anomaly that TFDV finds against the schema"),
-    "missing_share": Rule(WARN, "the share of missing values jumped, up or down", ("missing_share_jump",)),
     "click_rate": Rule(
         WARN,
         "the share of clicks changed by more than chance: often labels that have not arrived",

@@ -20,7 +20,6 @@ It assumes that delays depend neither on the score nor on the time, and that `ag
 click is in (the log's watermark, not the clock): clicks on their way would look like clicks that did not happen.
 """
 
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,26 +45,20 @@ class ClickDelays:
     """
 
     def __init__(self, kept: int = KEPT_DELAYS) -> None:
-        self._newest: deque[float] = deque(maxlen=kept)
-        self._sorted: NDArray[np.float64] | None = None
+        self._kept, self._newest = kept, np.zeros(0)
 
     def __len__(self) -> int:
         return len(self._newest)
 
     def update(self, delays: NDArray[np.floating]) -> None:
         """Takes in seconds from prediction to click, any shape [n]; NaN = no click."""
-        known = delays[~np.isnan(delays)]
-        if len(known):
-            self._newest.extend(known.tolist())
-            self._sorted = None
+        self._newest = np.concatenate([self._newest, delays[~np.isnan(delays)]])[-self._kept :]
 
     def share_within(self, ages: NDArray[np.float64]) -> NDArray[np.float64]:
         """F: the share [n] of delays that are at most `ages` [n]; NaN without a delay."""
-        if self._sorted is None:
-            self._sorted = np.sort(np.fromiter(self._newest, np.float64, len(self._newest)))
-        if not len(self._sorted):
+        if not len(self._newest):
             return np.full(len(ages), np.nan)
-        return np.searchsorted(self._sorted, ages, side="right") / len(self._sorted)
+        return np.searchsorted(np.sort(self._newest), ages, side="right") / len(self._newest)
 
 
 @dataclass(frozen=True, kw_only=True)

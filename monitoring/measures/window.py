@@ -29,29 +29,13 @@ class RowWindow:
     """The newest `capacity` rows, oldest first."""
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        # The live rows are one slice, moved to the front when the room behind is used up: once per as many rows.
-        self._labels, self._scores = np.zeros(2 * capacity, np.uint8), np.zeros(2 * capacity, np.float32)
-        self._groups = np.zeros(2 * capacity, np.int64)
-        self._end = self._num_requests = 0
-
-    def __len__(self) -> int:
-        return min(self._end, self._capacity)
-
-    @property
-    def labels(self) -> NDArray[np.uint8]:
-        """0 or 1, shape [n]; a view, valid until the next update."""
-        return self._labels[self._end - len(self) : self._end]
-
-    @property
-    def scores(self) -> NDArray[np.float32]:
-        """Probabilities, shape [n]; a view, valid until the next update."""
-        return self._scores[self._end - len(self) : self._end]
-
-    @property
-    def groups(self) -> NDArray[np.int64]:
-        """Whose each row is, shape [n]: a user from 0, or a request below `MISSING_CATEGORY`; a view, as `labels`."""
-        return self._groups[self._end - len(self) : self._end]
+        self._capacity, self._num_requests = capacity, 0
+        self.labels: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        """0 or 1, shape [n]."""
+        self.scores: NDArray[np.float32] = np.zeros(0, np.float32)
+        """Probabilities, shape [n]."""
+        self.groups: NDArray[np.int64] = np.zeros(0, np.int64)
+        """Whose each row is, shape [n]: a user from 0, or a request below `MISSING_CATEGORY`."""
 
     def update(self, requests: MaturedRequests) -> None:
         """Takes in the rows of these requests, and lets as many of the oldest go.
@@ -59,15 +43,10 @@ class RowWindow:
         Rows of one user are alike whatever the request; those of an unknown one are alike within the request.
         """
         unknown = MISSING_CATEGORY - 1 - self._num_requests - np.repeat(np.arange(len(requests)), requests.sizes)
-        groups = np.where(requests.users == MISSING_CATEGORY, unknown, requests.users)[-self._capacity :]
-        if self._end + len(groups) > len(self._labels):
-            kept = len(self)
-            self._labels[:kept], self._scores[:kept], self._groups[:kept] = self.labels, self.scores, self.groups
-            self._end = kept
-        new = slice(self._end, self._end + len(groups))
-        self._labels[new], self._scores[new] = requests.labels[-self._capacity :], requests.scores[-self._capacity :]
-        self._groups[new] = groups
-        self._end = new.stop
+        groups = np.where(requests.users == MISSING_CATEGORY, unknown, requests.users)
+        self.labels = np.concatenate([self.labels, requests.labels])[-self._capacity :]
+        self.scores = np.concatenate([self.scores, requests.scores])[-self._capacity :]
+        self.groups = np.concatenate([self.groups, groups])[-self._capacity :]
         self._num_requests += len(requests)
 
 

@@ -279,8 +279,11 @@ class Store(FileTables):
                     is_over = "UPDATE blocks SET matured_to = last, waiting_from = NULL, requests = x'' WHERE last = ?"
                     connection.execute(is_over, (last,))
                 else:
-                    query = "UPDATE blocks SET matured_to = ?, waiting_from = ? WHERE last = ?"
-                    connection.execute(query, (matured_to, self._predicted_at(matured_to + 1), last))
+                    query = (
+                        "UPDATE blocks SET matured_to = ?, waiting_from = (SELECT time FROM predictions"
+                        " WHERE rowid = ?) WHERE last = ?"
+                    )
+                    connection.execute(query, (matured_to, matured_to + 1, last))
                 span = (int(of_block.min()), matured_to)
                 connection.execute("DELETE FROM clicks WHERE number BETWEEN ? AND ?", span)
             for start, stop in _cuts(requests.sizes, part_rows, requests.micros // DAY_MICROS):
@@ -299,10 +302,6 @@ class Store(FileTables):
                     ),
                 )
             self._keep_late(connection, late, now)
-
-    def _predicted_at(self, number: int) -> float:
-        (time,) = self._connection.execute("SELECT time FROM predictions WHERE rowid = ?", (number,)).fetchone()
-        return float(time)
 
     def matured_mark(self) -> int:
         """Place of the request that matured last in the order of maturing, from 1; 0 = none has."""
@@ -451,8 +450,7 @@ def _insert_ids(connection: sqlite3.Connection, predictions: Predictions, first:
 
 def _insert_block(connection: sqlite3.Connection, block: Predictions, first: int, *, user_place: int | None) -> None:
     """Keeps the rows, and apart from them what maturing reads."""
-    no_users = np.full(block.num_rows, MISSING_CATEGORY, np.int64)
-    users = no_users if user_place is None else block.categorical[:, user_place]
+    users = np.full(block.num_rows, MISSING_CATEGORY) if user_place is None else block.categorical[:, user_place]
     waiting = block.to(Waiting, numbers=np.arange(first, first + len(block)), users=users)
     last, num = first + len(block) - 1, len(block)
     times = (float(block.times[0]), float(block.times[-1]))

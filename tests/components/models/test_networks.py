@@ -194,8 +194,8 @@ def test_a_dlrm_without_a_pair_of_vectors_is_refused_and_told_what_it_needs(num_
 
 def test_configurations_and_files_need_no_torch():
     code = (
-        "import sys, components.models, components.models.configs, components.models.files, "
-        "components.models.inspection; sys.exit('torch' in sys.modules)"
+        "import sys, components.models, components.models.configs, components.models.files; "
+        "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 

@@ -20,8 +20,8 @@ def test_every_threshold_belongs_to_a_rule_and_every_rule_names_real_ones():
 
 
 def test_actions_and_thresholds_of_a_recommender_stand_over_the_defaults():
-    rules = rules_of(actions={"missing_share": "block", "domain": "quarantine"}, click_rate_factor=3)
-    assert (rules.action_of("missing_share"), rules.action_of("domain")) == ("block", "quarantine")
+    rules = rules_of(actions={"click_rate": "block", "domain": "quarantine"}, click_rate_factor=3)
+    assert (rules.action_of("click_rate"), rules.action_of("domain")) == ("block", "quarantine")
     assert rules.action_of("click_rate") == "warn"
     assert (rules.click_rate_factor, rules.false_alarm_rate) == (3.0, 0.05)
 
@@ -39,8 +39,8 @@ def test_actions_and_thresholds_of_a_recommender_stand_over_the_defaults():
         ({"click_rate_factor": 0.5}, "factor is 0.5, expected a finite number of at least 1"),
         ({"click_rate_factor": float("nan")}, "factor is nan"),
         ({"click_rate_factor": True}, "factor is True"),
-        ({"missing_share_jump": 7}, "missing_share_jump is 7"),
-        ({"missing_share_jump": "0.1"}, "missing_share_jump is '0.1', expected float"),
+        ({"new_value_share": 7}, "new_value_share is 7"),
+        ({"new_value_share": "0.1"}, "new_value_share is '0.1', expected float"),
     ],
     ids=str,
 )

@@ -142,14 +142,6 @@ def test_a_column_of_nan_only_warns_and_is_a_page_without_nan(step, write_rows, 
     assert "nan" not in local_path(first.report_uri).read_text()
 
 
-def test_a_jump_of_the_missing_share_warns(step, write_rows, judged, release_model):
-    release_model(step(write_rows(judged(1000)))[1])
-    sparse = pa.array([1.0 if i % 5 == 0 else None for i in range(1000)], pa.float32())
-    code, report = step(write_rows(judged(1000, seed=1, I1=sparse), name="raw2"), run="r2")
-    assert (code, report.decision) == (0, "warn")
-    assert "I1 is missing in 80.0% of the rows, was in 0.0%" in report.reasons
-
-
 @pytest.mark.parametrize(
     ("value", "words"), [(1e9, "Out-of-range"), (float("nan"), "NaN"), (float("inf"), "Inf")], ids=str
 )

@@ -66,7 +66,7 @@ def test_rows_of_the_old_version_that_mature_after_a_release_never_retrigger(dri
     if restart:
         b.start()
     b.tick(at=b.clock.now + WINDOW - 0.5)
-    assert len(b.monitor.windows[1]) == 800
+    assert len(b.monitor.windows[1].labels) == 800
     assert b.monitor.serving_version == 2
     assert len(b.trigger.requests) == 1
 
