@@ -1,0 +1,63 @@
+"""Requests are kept as they came, mature in order of their times, and leave once all of a block are archived."""
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from monitoring.memory.join import attribute
+from monitoring.memory.store import Store
+from tests.support.monitors import START, WINDOW, add_in_pulls, prediction
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    times=st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    pull=st.integers(1, 12),
+    limit=st.integers(1, 5),
+    part_rows=st.integers(1, 8),
+    bounds=st.lists(st.integers(0, 9), max_size=3),
+)
+def test_requests_mature_by_time_and_id_and_lie_so_in_their_file(
+    tmp_path_factory, times, pull, limit, part_rows, bounds
+):
+    store = Store(tmp_path_factory.mktemp("blocks") / "monitor.db")
+    made = {f"r{i:02}": prediction(f"r{i:02}", 1 + i % 3, time=START + time) for i, time in enumerate(times)}
+    add_in_pulls(store, list(made.values()), pull)
+    expected: list[str] = []
+    for bound in [*sorted(bounds), 9]:
+        due = [batch for batch in made.values() if batch.time <= START + bound and batch.request_id not in expected]
+        expected += [batch.request_id for batch in sorted(due, key=lambda batch: (batch.time, batch.request_id))]
+        while (waiting := store.waiting(START + bound, limit)) is not None:
+            assert len(waiting) <= limit
+            store.mature(attribute(waiting, [], window_seconds=0.0).requests, {}, now=START, part_rows=part_rows)
+        held = store.newest_rows()
+        assert ([] if held is None else held.ids.tolist()) == expected
+    parts = store.oldest_unarchived(1000)
+    assert all(part.num_rows <= max(part_rows, 3) for part in parts)
+    store.intend_file("part", [part.number for part in parts])
+    rows, labels = store.rows_of_file("part")
+    assert rows.ids.tolist() == expected
+    np.testing.assert_array_equal(rows.dense, np.concatenate([made[name].dense for name in expected]))
+    assert len(labels) == rows.num_rows
+    store.close()
+
+
+def test_the_rows_of_a_pull_are_let_go_once_all_of_them_are_archived(started):
+    b = started(archive_roll_rows=2, window_rows=2, min_clicks=1)
+
+    def left() -> tuple[set[str], int, int]:
+        counted = [b.store._connection.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in TABLES]
+        return {row["request_id"] for row in b.archived}, *counted
+
+    b.tick(*[prediction(f"r{i}", 2, time=START + 100.0 * i) for i in range(3)], at=START + WINDOW)
+    assert left() == ({"r0"}, 1, 1)
+    b.tick(at=START + 100.0 + WINDOW)
+    assert left() == ({"r0", "r1"}, 1, 1)
+    b.start()
+    b.tick(at=START + 200.0 + WINDOW)
+    assert left() == ({"r0", "r1", "r2"}, 0, 1), "the window holds the newest"
+    b.tick(prediction("later", 2, time=b.clock.now), at=b.clock.now + 1000.0)
+    assert left() == ({"r0", "r1", "r2", "later"}, 0, 1)
+
+
+TABLES = ("block_rows", "blocks")
