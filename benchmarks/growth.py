@@ -57,8 +57,7 @@ def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
             rows,
             rows_per_message=ROWS_PER_REQUEST,
             log="memory",
-            messages_a_tick=rate // turns,
-            tick_seconds=1 / turns,
+            load=(rate // turns, 1 / turns),
         )
         curve.append((float(rate), run["cpu_seconds"] / run["turns"] * turns))
         print(f"{rate:,} requests/s: {curve[-1][1]:.4f} of a core", flush=True)

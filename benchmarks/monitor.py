@@ -171,13 +171,13 @@ def _monitor_settings(folder: Path) -> MonitorSettings:
     )
 
 
-def measure(rows: int, *, rows_per_message: int, log: str) -> dict[str, Any]:
+def measure(rows: int, *, rows_per_message: int, log: str, load: tuple[int, float] | None = None) -> dict[str, Any]:
     """Runs one monitor in this process until `rows` rows are archived; what it took.
 
     A turn pulls `TICK_PULLS` times: with more predictions and clicks in each turn the backlog grows without end.
     """
     clock = {"time": START}
-    traffic, (messages_a_tick, tick_seconds) = RecordTraffic(rows_per_message), LOADS[rows_per_message]
+    traffic, (messages_a_tick, tick_seconds) = RecordTraffic(rows_per_message), load or LOADS[rows_per_message]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         memory, sqlite = MemoryLog(), SqliteLog(folder / "log.db", clock=lambda: clock["time"])
@@ -194,7 +194,7 @@ def measure(rows: int, *, rows_per_message: int, log: str) -> dict[str, Any]:
             clock=lambda: clock["time"],
         )
         cpu = wall = 0.0
-        turns: list[tuple[int, float, float]] = []
+        turns = [(0, 0, 0.0, 0.0)]
         resident: list[tuple[int, int]] = []
         while store.counters.get("archived", 0) < rows:
             clock["time"] += tick_seconds
@@ -203,7 +203,7 @@ def measure(rows: int, *, rows_per_message: int, log: str) -> dict[str, Any]:
             began_cpu, began = time.process_time(), time.perf_counter()
             monitor.tick()
             cpu, wall = cpu + time.process_time() - began_cpu, wall + time.perf_counter() - began
-            turns.append((int(store.counters.get("archived", 0)), cpu, wall))
+            turns.append((int(store.counters.get("archived", 0)), len(turns), cpu, wall))
             resident.append((turns[-1][0], own_memory("RssAnon")))
             for path in settings.archive.glob("day=*/*.parquet"):
                 path.unlink()  # as an uploader would; 10 million rows are 2 GB
@@ -212,15 +212,16 @@ def measure(rows: int, *, rows_per_message: int, log: str) -> dict[str, Any]:
         database = (settings.state / "monitor.db").stat().st_size
         store.close()
         sqlite.close()
-    began = next(turn for turn in turns if turn[0] >= rows / 4)
-    counted, cpu, wall = (end - start for end, start in zip(turns[-1], began))
+    # Where all of few rows are archived at once, all count.
+    start = next((turn for turn in turns[:-1] if turn[0] >= rows / 4), turns[0])
+    counted, num_turns, cpu, wall = (after - before for after, before in zip(turns[-1], start))
     return {
         "log": log,
         "rows_per_message": rows_per_message,
         "rows": archived,
         "rows_counted": counted,
         "clicks": clicks,
-        "turns": len(resident),
+        "turns": num_turns,
         "cpu_seconds": cpu,
         "wall_seconds": wall,
         "rows_per_cpu_second": counted / cpu,
