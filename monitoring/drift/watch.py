@@ -1,6 +1,6 @@
 """Sorts predictions into buckets of event time and version, and reports on a bucket once no record of it can come.
 
-In: prediction batches as they are taken in, each once, in any order. Out: one `DriftReport` per closed bucket, which
+In: predictions as they are taken in, each once, in any order. Out: one `DriftReport` per closed bucket, which
 depends on its records alone, not on their order. The numbers are `monitoring.drift.comparison`'s.
 
 A bucket closes when its caller says that no record of it can come: the watermark less `drift_grace_seconds`, since a
@@ -11,7 +11,7 @@ Few buckets are held open, the earliest ones. Where more are needed, as after a 
 are put off: their rows are not counted until `close` has come as far, and their caller hands them to `resume`.
 
 The memory holds every open bucket. Whoever keeps it in the monitor's store with the mark of the last prediction stored,
-and after a restart observes what was stored since, loses nothing; predictions whose payload was let go meanwhile are
+and after a restart observes what was stored since, loses nothing; predictions whose rows were let go meanwhile are
 lost to this measure, and to no other.
 """
 

@@ -49,8 +49,8 @@ STORE_FILE = "monitor.db"
 """In the state folder."""
 RATED_REQUESTS = 20_000
 """Newest requests whose conversion window has closed that the conversion rate is taken over, of all versions."""
-_BLOCK_ROWS = 65_536
-"""Most rows of a block, but for a larger request: one block is read whole."""
+_BLOCK_BYTES = 16 << 20
+"""Of a block's numbers at most, but for a larger request: one block is read whole."""
 _IS_HELD = "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1)"
 """Of a prediction: its block is there, so more than its id is known. NULL where no later block is."""
 
@@ -125,16 +125,18 @@ class Store(FileTables):
                 "UPDATE clicks SET number = ? WHERE request_id = ?",
                 zip(range(first, first + len(added)), added.ids.tolist()),
             )
-        for start, stop in _cuts(added.sizes, _BLOCK_ROWS, np.zeros(len(added))):
+        row_bytes = 32 + 4 * added.dense.shape[1] + 8 * added.categorical.shape[1]
+        for start, stop in _cuts(added.sizes, _BLOCK_BYTES // row_bytes, np.zeros(len(added))):
             _insert_block(connection, added.between(start, stop), first + start, user_place=user_place)
         return added
 
     def _without_known(self, predictions: Predictions) -> Predictions:
         """The first of each id that is not known."""
         query = "SELECT request_id FROM predictions WHERE request_id IN ({ids})"
-        seen = {request_id for (request_id,) in self._select_by_id(query, predictions.ids.tolist())}
-        is_new = [not (each in seen or seen.add(each)) for each in predictions.ids.tolist()]  # type: ignore[func-returns-value]
-        return predictions.select(np.array(is_new))
+        ids = predictions.ids.tolist()
+        known = {request_id for (request_id,) in self._select_by_id(query, ids)}
+        first = {each: place for place, each in reversed([*enumerate(ids)]) if each not in known}
+        return predictions.select(np.array(sorted(first.values()), np.int64))
 
     def _add_outcomes(
         self, connection: sqlite3.Connection, outcome: OutcomeBatch, counts: dict[str, float], *, now: float
@@ -199,9 +201,7 @@ class Store(FileTables):
     def newest_waiting(self, max_rows: int = 200_000) -> Waiting | None:
         """Predictions whose labels are not final: those of the newest blocks, of at most so many rows; None = none."""
         found: list[Waiting] = []
-        query = (
-            "SELECT first, matured_to, requests FROM blocks WHERE waiting_from IS NOT NULL ORDER BY newest DESC, last"
-        )
+        query = "SELECT first, matured_to, requests FROM blocks WHERE waiting_from NOT NULL ORDER BY newest DESC"
         for first, matured_to, packed in self._connection.execute(query):
             block = unpack(Waiting, packed)
             block = block.between(matured_to + 1 - first, len(block))
