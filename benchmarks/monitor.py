@@ -311,7 +311,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with documented(flags) as document:
         runs = document["runs"] = []
         for log, size in itertools.product(("memory", "sqlite"), (64, 1)):
-            # In a process of its own, as a monitor is: what a run leaves of the C library's heap slows the next by a tenth.
+            # In a process of its own, as a monitor is: the heap that a run leaves behind slows the next by a tenth.
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
                 counted = rows if size == 64 else rows // 10
                 runs.append(alone.submit(measure, counted, rows_per_message=size, log=log).result())
