@@ -187,6 +187,14 @@ def test_a_prediction_that_arrives_after_its_point_changes_neither_who_serves_no
     assert judge.serving_version == 2
 
 
+def test_a_prediction_newer_than_all_known_counts_at_the_next_point_though_its_own_has_passed():
+    judge = fed(make_judge(), requests(0.0, 40.0 + AHEAD - 2))
+    judge.decide_up_to(START + 40.0)
+    note(judge, *requests(40.0 + AHEAD - 1, version=2))
+    judge.decide_up_to(START + 44.0)
+    assert judge.serving_version == 2
+
+
 def test_a_baseline_is_read_once_per_version_and_remembered_over_a_restart():
     asked = []
 

@@ -1,28 +1,33 @@
 """Requests are kept as they came, mature in order of their times, and leave once all of a block are archived."""
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import monitoring.memory.store
 from monitoring.memory.join import attribute
 from monitoring.memory.store import Store
 from tests.support.monitors import START, WINDOW, add_in_pulls, prediction
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    times=st.lists(st.integers(0, 9), min_size=1, max_size=12),
-    pull=st.integers(1, 12),
+    times=st.lists(st.integers(0, 9), min_size=5, max_size=12),
+    pull=st.integers(1, 6),
+    block_bytes=st.integers(1, 2000),
     limit=st.integers(1, 5),
     part_rows=st.integers(1, 8),
     bounds=st.lists(st.integers(0, 9), max_size=3),
 )
 def test_requests_mature_by_time_and_id_and_lie_so_in_their_file(
-    tmp_path_factory, times, pull, limit, part_rows, bounds
+    tmp_path_factory, times, pull, block_bytes, limit, part_rows, bounds
 ):
     store = Store(tmp_path_factory.mktemp("blocks") / "monitor.db")
     made = {f"r{i:02}": prediction(f"r{i:02}", 1 + i % 3, time=START + time) for i, time in enumerate(times)}
-    add_in_pulls(store, list(made.values()), pull)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(monitoring.memory.store, "_BLOCK_BYTES", block_bytes)
+        add_in_pulls(store, list(made.values()), pull)
     expected: list[str] = []
     for bound in [*sorted(bounds), 9]:
         due = [batch for batch in made.values() if batch.time <= START + bound and batch.request_id not in expected]
