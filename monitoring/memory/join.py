@@ -85,7 +85,7 @@ class Attribution(NamedTuple):
 
 
 def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: float) -> Attribution:
-    """Labels of the rows of `waiting`, by the clicks on them in any order, repetitions allowed.
+    """Labels of the rows of `waiting`, by the first click on each, in any order.
 
     A click counts if it happened at most `window_seconds` after the prediction, in whole microseconds as in the
     archive: extraction, which joins what came too late, must not see the end of a window elsewhere. One that seems to
@@ -101,7 +101,7 @@ def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: floa
         predicted_at, has_row = float(waiting.times[place]), 0 <= row < waiting.sizes[place]
         if has_row and microseconds(time) <= ends[place]:
             at = starts[place] + row
-            labels[at], delays[at] = 1, np.fmin(delays[at], time - predicted_at)
+            labels[at], delays[at] = 1, time - predicted_at
         else:
             late.append(LateOutcome(waiting.ids[place], row, CLICK, time, predicted_at))
             num_unmatched += not has_row

@@ -44,17 +44,17 @@ def test_any_order_with_any_repetition_gives_the_labels_of_the_oracle(tmp_path_f
     found = attribute(waiting, store.clicks_on(waiting.numbers), window_seconds=WINDOW).requests
     assert sorted(waiting.ids) == names
     for name, start, size in zip(found.ids, found.starts, found.sizes):
-        batch, labels = predictions[name], found.labels[start : start + size]
-        expected = [
-            int(
-                any(
-                    (n, r) == (batch.request_id, i) and micros(100.0 + t) <= micros(batch.time) + micros(WINDOW)
-                    for n, r, t in events
-                )
+        batch, rows = predictions[name], slice(start, start + size)
+        last = micros(batch.time) + micros(WINDOW)
+        first = [
+            min(
+                (100.0 + t - batch.time for n, r, t in events if (n, r) == (name, i) and micros(100.0 + t) <= last),
+                default=None,
             )
             for i in range(len(batch))
         ]
-        assert labels.tolist() == expected
+        assert found.labels[rows].tolist() == [int(delay is not None) for delay in first]
+        np.testing.assert_array_equal(found.click_delays[rows], np.array(first, np.float32))
     assert store.counters["predicted"] == sum(sizes.values())
     assert store.counters.get("duplicate", 0) == len(repeated) - len(records)
     store.close()
