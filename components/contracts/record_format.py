@@ -223,7 +223,7 @@ class RecordFormat:
         alike: dict[int, list[tuple[int, Any]]] = {}
         sizes: dict[int, int] = {}
         rest = []
-        read, known = self._type.FromString, ("", recommender)
+        read, known, width = self._type.FromString, ("", recommender), _ARRAYS["float"].itemsize  # of a score
         for place, content in enumerate(contents):
             try:
                 message = read(content)
@@ -233,8 +233,8 @@ class RecordFormat:
             sent = message.predictions
             num_bytes, size = len(sent.scores), len(sent.features)
             # More than the numbers alone, or nothing bounds a damaged one's layout.
-            if num_bytes not in sizes and not num_bytes % 4 and 0 < num_bytes // 4 * self._feature_bytes < size:
-                sizes[num_bytes] = self._layout(num_bytes // 4).size
+            if num_bytes not in sizes and not num_bytes % width and 0 < num_bytes // width * self._feature_bytes < size:
+                sizes[num_bytes] = self._layout(num_bytes // width).size
             # False does not mean that anything is wrong.
             if (
                 size == sizes.get(num_bytes)
@@ -253,7 +253,7 @@ class RecordFormat:
                 rest.append(place)
         found = []
         for num_bytes, group in alike.items():
-            read_ones, usable = self._read_alike([sent for _, sent in group], num_bytes // 4)
+            read_ones, usable = self._read_alike([sent for _, sent in group], num_bytes // width)
             rest += [group[at][0] for at in np.flatnonzero(~usable)]
             found.append(read_ones.select(usable))
         return [each for each in found if len(each)], rest

@@ -106,6 +106,12 @@ class PredictionBatch:
 
 R = TypeVar("R", bound="Requests")
 
+
+def micros_of(times: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Times in seconds as `contracts.raw_rows.microseconds` counts each."""
+    return np.rint(times * 1e6).astype(np.int64)
+
+
 NO_POSITION = -(2**31)
 """Stands in `Requests.positions` where the row was in no ranked list."""
 NO_VERSION = -1
@@ -145,8 +151,8 @@ class Requests:
 
     @property
     def micros(self) -> NDArray[np.int64]:
-        """`times` as `contracts.raw_rows.microseconds` counts them."""
-        return np.rint(self.times * 1e6).astype(np.int64)
+        """`times` in whole microseconds."""
+        return micros_of(self.times)
 
     @property
     def starts(self) -> NDArray[np.int64]:

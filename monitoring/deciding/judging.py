@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.raw_rows import microseconds
+from components.contracts.records import micros_of
 from components.runtime.errors import expect
 from monitoring.deciding.policy import (
     Baseline,
@@ -148,7 +149,7 @@ class Judge:
     ) -> None:
         """Notes which versions answered at these times, arrays [m], where no canary did; repetitions change nothing."""
         serving = ~canary
-        self._timeline.note(np.rint(times[serving] * 1e6).astype(np.int64), versions[serving])
+        self._timeline.note(micros_of(times[serving]), versions[serving])
 
     def note_drift(self, drift: FeatureDrift) -> None:
         """Notes a closed bucket, before any decision point that uses it: see `_drift_until`."""
@@ -185,31 +186,29 @@ class Judge:
         if self._judged is not None and last <= self._judged:
             return []
         points: list[DecisionPoint] = []
-        for due in self._take_due(last):
-            ends = point_after(due.micros, self._span)
-            firsts = np.flatnonzero(np.diff(ends, prepend=-1))
-            for start, stop in zip(firsts.tolist(), [*firsts[1:].tolist(), len(due)]):
-                requests, point = due.between(start, stop), int(ends[start])
-                self._timeline.advance(point)
-                self._windows.update(requests)
-                self._matured_total += requests.num_rows
-                of_serving_version = requests.select(requests.versions == self._timeline.version)
-                if len(of_serving_version):
-                    points.append(self._decide_at(point, of_serving_version))
+        for point, requests in self._take_due(last):
+            self._timeline.advance(point)
+            self._windows.update(requests)
+            self._matured_total += requests.num_rows
+            of_serving_version = requests.select(requests.versions == self._timeline.version)
+            if len(of_serving_version):
+                points.append(self._decide_at(point, of_serving_version))
         self._timeline.advance(last)
         self._judged = last
         return points
 
-    def _take_due(self, last: int) -> Iterator[MaturedRequests]:
-        """What is pending up to this point, by time and id, where there is any; the rest stays."""
+    def _take_due(self, last: int) -> Iterator[tuple[int, MaturedRequests]]:
+        """What is pending up to the point `last`, as each point's requests, by time and id; the rest stays."""
         if not self._pending:
             return
         pending = MaturedRequests.joined(self._pending)
         is_due = pending.micros <= last
         self._pending = [] if is_due.all() else [pending.select(~is_due)]
-        if is_due.any():
-            due = pending.select(is_due)
-            yield due.ordered(due.micros)
+        due = pending.select(is_due).ordered(pending.micros[is_due])
+        points = point_after(due.micros, self._span)
+        firsts = np.flatnonzero(np.diff(points, prepend=-1)).tolist()
+        for start, stop in zip(firsts, [*firsts[1:], len(due)]):
+            yield int(points[start]), due.between(start, stop)
 
     def _is_judged(self, requests: MaturedRequests) -> NDArray[np.bool_]:
         if self._judged is None:
@@ -325,9 +324,9 @@ class ServingTimeline:
             ordered, ends = times[of_version][order], points[of_version][order]
             changes = np.flatnonzero(np.diff(ends)) + 1
             for of_point, end in zip(np.split(ordered, changes), ends[np.r_[0, changes]].tolist()):
-                noted = self._notes.setdefault(end, {})
-                first, last = noted.get(version, (int(of_point[0]), int(of_point[0])))
-                noted[version] = (min(first, int(of_point.min())), max(last, int(of_point.max())))
+                noted, oldest, newest = self._notes.setdefault(end, {}), int(of_point.min()), int(of_point.max())
+                first, last = noted.get(version, (oldest, newest))
+                noted[version] = (min(first, oldest), max(last, newest))
 
     def advance(self, point: int) -> None:
         """Advances to `point`; every prediction up to `ahead` after it must have been noted."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.raw_rows import OUTCOME_PARTITION
-from components.contracts.records import Predictions, Requests
+from components.contracts.records import Predictions, R, Requests
 from components.runtime.errors import PermanentError, TemporaryError
 from monitoring.measures.window import MAX_VERSIONS
 from monitoring.rows import ArchiveOutcome, LateOutcome, MaturedRequests, Unarchived
@@ -70,8 +70,6 @@ those up to `matured_to` have matured; `waiting_from` is the time of the first t
 `unarchived` how many lie in no sealed file, `held` how many are not let go. `matured`: the requests up to the place
 `last` in the order of maturing; `versions` are rows by model version. A click has the number
 of its prediction once that is known."""
-
-R = TypeVar("R", bound=Requests)
 
 
 def pack(requests: Requests) -> bytes:

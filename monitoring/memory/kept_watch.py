@@ -3,7 +3,7 @@
 In: predictions as they are stored, and the watermark. Out: events, counters, what the page shows, and the evidence for
 the judge. The watch's memory and the mark of the last prediction it has seen are one document, written every
 `KEEP_SECONDS`; after a restart whatever was stored beyond the mark is observed again. Nothing is lost unless a
-prediction came so late that its row was archived, and its message let go, within that time.
+prediction came so late that its row was archived, and its block's rows let go, within that time.
 """
 
 from collections import Counter

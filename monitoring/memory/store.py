@@ -274,7 +274,7 @@ class Store(FileTables):
         add_to(counts, "matured_click", int(requests.labels.sum()))
         with self._transaction(counts) as connection:
             for last, of_block in self._by_block(requests.numbers):
-                matured_to = int(of_block.max())
+                matured_from, matured_to = int(of_block[0]), int(of_block[-1])
                 if matured_to == last:
                     is_over = "UPDATE blocks SET matured_to = last, waiting_from = NULL, requests = x'' WHERE last = ?"
                     connection.execute(is_over, (last,))
@@ -284,8 +284,7 @@ class Store(FileTables):
                         " WHERE rowid = ?) WHERE last = ?"
                     )
                     connection.execute(query, (matured_to, matured_to + 1, last))
-                span = (int(of_block.min()), matured_to)
-                connection.execute("DELETE FROM clicks WHERE number BETWEEN ? AND ?", span)
+                connection.execute("DELETE FROM clicks WHERE number BETWEEN ? AND ?", (matured_from, matured_to))
             for start, stop in _cuts(requests.sizes, part_rows, requests.micros // DAY_MICROS):
                 part = requests.between(start, stop)
                 connection.execute(
@@ -412,14 +411,13 @@ def waiting_requests_of(
     memory: sqlite3.Connection, user: int, *, columns: dict[str, list[str]], places: Sequence[int]
 ) -> int:
     """Requests that are not archived yet and have the user in one of the `places` of rows with these columns."""
-    found = 0
-    for (kept,) in memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchall():
-        arranged = ColumnMap(json.loads(kept), columns)
-        for (content,) in memory.execute("SELECT content FROM block_rows"):
-            block = unpack(Predictions, content)
-            _, categorical = arranged.rows(block.dense, block.categorical)
-            is_users = (categorical[:, list(places)] == user).any(axis=1)
-            found += int(np.count_nonzero(np.add.reduceat(is_users, block.starts)))
+    kept = memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
+    found, arranged = 0, ColumnMap(json.loads(kept[0]) if kept else columns, columns)
+    for (content,) in memory.execute("SELECT content FROM block_rows"):
+        block = unpack(Predictions, content)
+        _, categorical = arranged.rows(block.dense, block.categorical)
+        is_users = (categorical[:, list(places)] == user).any(axis=1)
+        found += int(np.count_nonzero(np.add.reduceat(is_users, block.starts)))
     return found
 
 
