@@ -35,7 +35,9 @@ from pipelines.local.environments import REPOSITORY
 from pipelines.local.runner import yielding
 from pipelines.local.triton import TritonServer
 
-IN_PROCESS = "onnxruntime"
+IN_PROCESS, WOKEN = "onnxruntime", "onnxruntime, woken"
+WOKEN_AFTER = 0.0005
+"""Seconds that a core rests before `WOKEN` uses it, as a server's does while it waits for the next request."""
 PARITY = 1e-5
 
 
@@ -105,20 +107,22 @@ class Alone:
         self.instances = instances
         self._session, self._rows = open_graph(graph), rows
 
-    def run(self, batch: int, seconds: float, *, threads: int = 1) -> Answers:
-        """As many batches as fit in `seconds`, one after another in each thread."""
+    def run(self, batch: int, seconds: float, *, threads: int = 1, pause: float = 0.0) -> Answers:
+        """As many batches as fit in `seconds`, one after another in each thread, `pause` seconds before each."""
         began = time.monotonic()
         with ThreadPoolExecutor(threads) as pool:
-            runs = list(pool.map(lambda _: self._run_on(batch, began + seconds), range(threads)))
+            runs = list(pool.map(lambda _: self._run_on(batch, began + seconds, pause), range(threads)))
         due, latencies = (np.concatenate(parts) for parts in zip(*runs))
         return Answers(due, latencies, time.monotonic() - began, {}, {})
 
-    def _run_on(self, batch: int, end: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _run_on(self, batch: int, end: float, pause: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         asked, latencies = [], []
         last = len(self._rows.dense) - batch
-        while (now := time.monotonic()) < end:
+        while time.monotonic() < end:
             at = slice(start := (len(asked) * batch) % (last + 1), start + batch)
             rows = {DENSE_INPUT: self._rows.dense[at], CATEGORICAL_INPUT: self._rows.categorical[at]}
+            time.sleep(pause)
+            now = time.monotonic()
             self._session.run([PROBABILITY_OUTPUT.name], rows)
             asked.append(now)
             latencies.append(time.monotonic() - now)
@@ -131,6 +135,7 @@ async def closed(
     """Per batch size and concurrency, per contestant: the rounds' summaries.
 
     ONNX Runtime alone has as many threads as could be at work in the server: one per caller, at most one per instance.
+    For one caller it is measured once more with a rest before each batch (`WOKEN`): a core that rested is slower.
     """
     results: dict[str, Any] = {}
     for _ in range(sizes.rounds):
@@ -140,6 +145,9 @@ async def closed(
                 run = alone.run(batch, sizes.seconds, threads=min(concurrency, alone.instances))
                 alone_runs = of_batch.setdefault(str(concurrency), {}).setdefault(IN_PROCESS, [])
                 alone_runs.append(summary(run, batch))
+                if concurrency == 1:
+                    run = alone.run(batch, sizes.seconds, pause=WOKEN_AFTER)
+                    of_batch["1"].setdefault(WOKEN, []).append(summary(run, batch))
                 for name, contestant in contestants.items():
                     caller = contestant.connect(rows, batch)
                     await caller(0)
@@ -271,6 +279,14 @@ def over_rounds(rounds: Sequence[dict[str, Any]], figure: str) -> Spread:
 def ratios(ours: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], figure: str) -> Spread:
     """Our figure as a multiple of another's, round by round."""
     return spread([mine[figure] / theirs[figure] for mine, theirs in zip(ours, others)])
+
+
+def least_ms(rounds: dict[str, list[dict[str, Any]]]) -> list[float]:
+    """The p50 below which no server can be that adds the graph to the floor, round by round.
+
+    It is the floor's and that of ONNX Runtime on a core that rested, together.
+    """
+    return [floor["p50_ms"] + woken["p50_ms"] for floor, woken in zip(rounds[FLOOR], rounds[WOKEN])]
 
 
 def beyond_compute(

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES
-from benchmarks.spread import Figure, spread
+from benchmarks.spread import Figure, short, spread
 from components.contracts.criteo import CRITEO, NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.features import Features, ListOptions
 from components.models.configs import DcnConfig, DeepFmConfig, DlrmConfig, NetworkConfig
@@ -77,7 +77,10 @@ def figures_of(result: dict[str, Any], *, ratio_target: float) -> list[Figure]:
     rows = []
     for name in result["ours"]:
         figures, case = result["contestants"][name], f"{result['case']}, {name.split()[-1]}"
-        limit = f"{figures['product_share']:.0%} of torch's products alone" if "product_share" in figures else None
+        share, limit = figures.get("product_share"), None
+        if share is not None:
+            at_most = short(figures["ratio"].median / share)
+            limit = f"{share:.0%} of torch's products alone, which would be {at_most} times"
         peer, difference = result["faster_peer"], spread([figures["auc_difference"]])
         rows += [
             Figure(case, figures["ratio"], peer=peer, target=ratio_target, is_least=True, limit=limit),

@@ -1,0 +1,139 @@
+"""What a rolling AUC costs a row, beside river's `RollingROCAUC`: `make benchmark-rolling`.
+
+Both hold the newest 20,000 rows and tell their AUC after every row, every 100, 1,000 and 10,000. River takes one row a
+call and keeps its rows sorted in C++; the monitor's `RowWindow` takes what matured in a turn, as arrays, and sorts all
+of them when it is asked. The monitor asks once a turn, so a busy one asks after thousands of rows. Both must tell the
+same AUC before anything is timed. The limit is an empty call in Python: no way to take one row a call costs less.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from river.metrics import RollingROCAUC
+
+from benchmarks.command import benchmark_parser, documented
+from benchmarks.spread import Figure, Spread, short, spread
+from components.contracts.features import MISSING_CATEGORY
+from components.contracts.metrics import roc_auc
+from components.contracts.records import NO_POSITION
+from components.runtime.errors import Refused
+from monitoring.measures.window import RowWindow
+from monitoring.rows import MaturedRequests
+
+T = TypeVar("T")
+WINDOW = 20_000
+NUM_ROWS = 100_000
+CLICK_RATE = 0.1
+EVERY = (1, 100, 1_000, 10_000)
+"""Rows between two readings of the AUC."""
+TARGET = 20.0
+_MAX_READINGS, _ROUNDS, _QUICK_ROUNDS = 300, 9, 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; 0 = all figures are there, whether or not they meet their target."""
+    flags = benchmark_parser("rolling", __doc__, quick="three rounds instead of nine").parse_args(argv)
+    rounds = _QUICK_ROUNDS if flags.quick else _ROUNDS
+    with documented(flags) as document:
+        random = np.random.default_rng(0)
+        labels = (random.random(NUM_ROWS) < CLICK_RATE).astype(np.uint8)
+        scores = np.clip(random.beta(1, 9, NUM_ROWS) + 0.05 * labels, 0, 1).astype(np.float32)
+        limit = f"an empty call: {short(1e6 * _seconds_of_an_empty_call())} us"
+        figures = []
+        for every in EVERY:
+            taken = [(_ours(labels, scores, every), _river(labels, scores, every)) for _ in range(rounds)]
+            if any(abs(ours[1] - theirs[1]) > 1e-7 for ours, theirs in taken):
+                raise Refused(f"after {every} rows a reading the AUC is {taken[0][0][1]}, river's {taken[0][1][1]}")
+            ratio = spread([theirs[0] / ours[0] for ours, theirs in taken])
+            target = TARGET if every == 1 else None
+            name = f"AUC of {WINDOW:,} rows, read after every {every:,}"
+            figures += [
+                Figure(name, ratio, peer="river", target=target, is_least=True, limit=limit if every == 1 else None),
+                Figure(f"{name}, ours", _micros(ours[0] for ours, _ in taken), "us a row"),
+                Figure(f"{name}, river", _micros(theirs[0] for _, theirs in taken), "us a row"),
+            ]
+            for figure in figures[-3:]:
+                print(f"{figure.name}: {figure.value.shown()} {figure.unit}", flush=True)
+        document["figures"] = figures
+    return 0
+
+
+def _ours(labels: NDArray[np.uint8], scores: NDArray[np.float32], every: int) -> tuple[float, float]:
+    """Seconds a row, and the last AUC."""
+    window = RowWindow(WINDOW)
+    window.update(_matured(labels[:WINDOW], scores[:WINDOW]))
+    turns = [_matured(labels[at : at + every], scores[at : at + every]) for at in _starts(every)]
+
+    def turn(requests: MaturedRequests) -> float:
+        window.update(requests)
+        auc = roc_auc(window.labels, window.scores)
+        assert auc is not None, "both classes are there"
+        return auc
+
+    return _timed(turn, turns, every)
+
+
+def _river(labels: NDArray[np.uint8], scores: NDArray[np.float32], every: int) -> tuple[float, float]:
+    """Seconds a row, and the last AUC."""
+    metric = RollingROCAUC(window_size=WINDOW)
+    rows = list(zip((labels == 1).tolist(), scores.tolist()))
+    for label, score in rows[:WINDOW]:
+        metric.update(label, score)
+
+    def turn(part: Sequence[tuple[bool, float]]) -> float:
+        for label, score in part:
+            metric.update(label, score)
+        return float(metric.get())
+
+    return _timed(turn, [rows[at : at + every] for at in _starts(every)], every)
+
+
+def _starts(every: int) -> range:
+    """First rows of the turns after the window is full."""
+    return range(WINDOW, min(NUM_ROWS, WINDOW + _MAX_READINGS * every), every)
+
+
+def _timed(turn: Callable[[T], float], turns: Sequence[T], every: int) -> tuple[float, float]:
+    began = time.perf_counter()
+    for each in turns:
+        auc = turn(each)
+    return (time.perf_counter() - began) / (len(turns) * every), auc
+
+
+def _matured(labels: NDArray[np.uint8], scores: NDArray[np.float32]) -> MaturedRequests:
+    """A request of each row."""
+    count = len(labels)
+    return MaturedRequests(
+        ids=np.full(count, "r", object),
+        times=np.zeros(count),
+        versions=np.ones(count, np.int32),
+        sizes=np.ones(count, np.int64),
+        scores=scores,
+        positions=np.full(count, NO_POSITION, np.int32),
+        numbers=np.arange(count),
+        users=np.full(count, MISSING_CATEGORY, np.int64),
+        labels=labels,
+        click_delays=np.full(count, np.nan, np.float32),
+    )
+
+
+def _seconds_of_an_empty_call() -> float:
+    def take(label: bool, score: float) -> None:
+        """Takes a row and does nothing."""
+
+    began = time.perf_counter()
+    for _ in range(1_000_000):
+        take(True, 0.5)
+    return (time.perf_counter() - began) / 1_000_000
+
+
+def _micros(seconds: Iterable[float]) -> Spread:
+    return spread([1e6 * each for each in seconds])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
