@@ -20,6 +20,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from benchmarks.world_effects import effects_of
 from components.contracts.criteo import CATEGORICAL
 from components.contracts.features import MISSING_CATEGORY
 from inference_client.simulation.tables import DRIFT_COLUMNS, Alias, CategoryTable, Tables, hashed
@@ -77,7 +78,7 @@ class WorldSnapshot:
 
         So a snapshot is also the best model of its time: its loss on later rows is the cost of drift alone.
         """
-        return sigmoid(self.strength * self.tables.effects_of(dense, categorical) + self.bias)
+        return sigmoid(self.strength * effects_of(self.tables, dense, categorical) + self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)

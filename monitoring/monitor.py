@@ -40,7 +40,7 @@ from monitoring.measures.window import Kpis, VersionWindows, measure_version
 from monitoring.memory.archive import Archive
 from monitoring.memory.join import UnscoredRows, attribute, read_records
 from monitoring.memory.kept_watch import KeptWatch
-from monitoring.memory.store import Store
+from monitoring.memory.store import Store, cuts
 from monitoring.released_models import ReleasedModels
 from monitoring.rows import MaturedRequests
 from monitoring.settings import MonitorSettings
@@ -198,6 +198,8 @@ ORPHAN_SECONDS = 3600.0
 """How long, beyond its window, an outcome waits for a request that is not known; then it is archived as late."""
 _LAST_MOMENT = 2e-6
 """Seconds; more than the rounding error of times where judgement counts in microseconds."""
+TAKEN_BYTES = 32 << 20
+"""Of the messages that are taken in at once, or a single larger one: in memory they are some five times as large."""
 TICK_PULLS = 20
 """Most pulls in one turn: under a flood of records the loop still measures, and shows that it is alive."""
 _TIMELINE_COUNTERS = (("duplicate", "s"), ("dead_letter", "s"), ("archived", ""), ("late_outcome", "s"))
@@ -377,7 +379,9 @@ class Monitor:
             deliveries = self._subscriber.pull(self._records.pull_messages)
             if deliveries:
                 self._checkpoint("intake.pulled")
-                self._take_in(deliveries, pulled_at)
+                sizes = np.array([len(delivery.payload) for delivery in deliveries])
+                for start, stop in cuts(sizes, TAKEN_BYTES, np.zeros_like(sizes)):
+                    self._take_in(deliveries[start:stop], pulled_at)
             if len(deliveries) < self._records.pull_messages:
                 break
         # Also back, where a clock was ahead and is set right, or every window opened from then on would close at once.
@@ -454,7 +458,8 @@ class Monitor:
         window_seconds = self._judge_settings.attribution_window_seconds
         before = self._read_up_to - window_seconds
         part_rows = max(self._records.archive_roll_rows // FILE_PARTS, 1)
-        while (waiting := self._store.waiting(before, MATURE_REQUESTS)) is not None:
+        waiting = self._store.waiting(before, MATURE_REQUESTS)
+        while waiting is not None:
             clicks = self._store.clicks_on(waiting.numbers)
             requests, late, unmatched = attribute(waiting, clicks, window_seconds=window_seconds)
             counts = {"late_outcome": float(len(late) - unmatched), "unmatched_outcome": float(unmatched)}
@@ -465,7 +470,8 @@ class Monitor:
             touched.update(requests.versions.tolist())
             # Requests with the time of the last one may be in the next batch.
             last = float(requests.times[-1]) - _LAST_MOMENT
-            self._judging.decide(before if len(requests) < MATURE_REQUESTS else last)
+            waiting = self._store.waiting(before, MATURE_REQUESTS)
+            self._judging.decide(before if waiting is None else last)
         self._judging.decide(before)
         return touched
 
@@ -516,7 +522,7 @@ class Monitor:
 
     def _forget_old(self) -> None:
         now = self._clock()
-        if now >= self._forget_at:
+        if not 0 < self._forget_at - now <= FORGET_SECONDS:  # the clock may have been set back
             self._archive.waiting_for_upload()
             records, window_seconds = self._records, self._judge_settings.attribution_window_seconds
             # Conversions are counted by the ids of their requests.

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from benchmarks.world_effects import effects_of
 from components.contracts.criteo import CATEGORICAL, DENSE
 from components.contracts.features import MISSING_CATEGORY
 from inference_client.simulation.world import World, WorldRows, raw_table, sigmoid
@@ -55,7 +56,7 @@ def draw_window(world: World, rows: int, random: Generator, *, requests: str = E
     for names, values in ((DENSE, dense), (CATEGORICAL, categorical)):
         shared = [i for i, name in enumerate(names) if name in USER_COLUMNS]
         values[:, shared] = values[first][:, shared]
-    probability = sigmoid(world.strength * world.tables.effects_of(dense, categorical) + world.bias)
+    probability = sigmoid(world.strength * effects_of(world.tables, dense, categorical) + world.bias)
     label = (random.random(rows) < probability).astype(np.int32)
     return DrawnWindow(WorldRows(dense, categorical, probability, label), request)
 

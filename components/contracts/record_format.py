@@ -259,12 +259,15 @@ class RecordFormat:
         return [each for each in found if len(each)], rest
 
     def _read_alike(self, sent: Sequence[Any], num_rows: int) -> tuple[Predictions, NDArray[np.bool_]]:
-        """The plain predictions of `num_rows` rows each; and of which a feature is missing or a score is none."""
+        """The plain predictions of `num_rows` rows each; and which lack no feature, score or place from 1 on."""
         layout, shape = self._layout(num_rows), (len(sent), num_rows)
         raw = np.frombuffer(b"".join([each.features for each in sent]), np.uint8).reshape(len(sent), layout.size)
         scores = np.frombuffer(b"".join([each.scores for each in sent]), _ARRAYS["float"])
         usable = (raw[:, layout.head_places] == layout.head_bytes).all(axis=1)
         usable &= ((scores >= 0) & (scores <= 1)).reshape(shape).all(axis=1)
+        no_list = np.full(num_rows, NO_POSITION, np.int32).tobytes()
+        positions = np.frombuffer(b"".join([each.positions or no_list for each in sent]), np.int32)
+        usable &= (positions > 0).reshape(shape).all(axis=1) | np.array([not each.positions for each in sent])
         dense = np.empty((*shape, len(self._numeric)), np.float32)
         categorical = np.empty((*shape, self._width), np.int64)
         places: list[tuple[NDArray[Any], str, int, int]] = [(dense, name, i, 1) for i, name in enumerate(self._numeric)]
@@ -276,7 +279,6 @@ class RecordFormat:
         for matrix, name, at, size in places:
             column = raw[:, layout.starts[name] : layout.starts[name] + num_rows * size * matrix.itemsize]
             matrix[:, :, at : at + size] = np.ascontiguousarray(column).view(matrix.dtype).reshape(*shape, size)
-        no_list = np.full(num_rows, NO_POSITION, np.int32).tobytes()
         total = len(scores)
         return Predictions(
             ids=np.array([each.request_id for each in sent], object),
@@ -284,7 +286,7 @@ class RecordFormat:
             versions=np.array([each.model_version for each in sent], np.int32),
             sizes=np.full(len(sent), num_rows, np.int64),
             scores=scores,
-            positions=np.frombuffer(b"".join([each.positions or no_list for each in sent]), np.int32),
+            positions=positions,
             canary=np.array([each.canary for each in sent], np.bool_),
             dense=dense.reshape(total, len(self._numeric)),
             categorical=categorical.reshape(total, self._width),

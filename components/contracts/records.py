@@ -84,6 +84,8 @@ class PredictionBatch:
         _check_array("scores", self.scores, np.float32, shape=(n,))
         if self.positions is not None:
             _check_array("positions", self.positions, np.int32, shape=(n,))
+            if (least := int(self.positions.min())) < 1:
+                raise ContractError(f"prediction batch {self.request_id} has position {least}, expected at least 1")
         if self.propensities is not None:
             _check_array("propensities", self.propensities, np.float64, shape=(n,))
         if (self.shadow_version is None) != (self.shadow_scores is None):

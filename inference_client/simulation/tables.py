@@ -9,7 +9,7 @@ columns of few, frequent categories, so that a change can be learned again from 
 """
 
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -278,55 +278,17 @@ class Tables:
             dense[:, i] = values
             effects += value_effects
         categorical = np.empty((n, NUM_CATEGORICAL), dtype=np.int64)
-        buckets: dict[int, NDArray[np.int32]] = {}
+        buckets: list[NDArray[np.int32]] = []
         for i, table in enumerate(self.categories):
             index = table.alias.draw(n, random)
             if table.missing:
                 index = np.where(present(table.missing), index, np.int32(len(table.frequencies)))
             categorical[:, i] = table.keys[index]
             effects += table.weights[index]
-            if i in self._folded:
-                buckets[i] = index % INTERACTION_BUCKETS
-        return TableRows(dense, categorical, self._with_interactions(effects, buckets))
-
-    def effects_of(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The sum of the effects [n] of rows that this or another set of tables drew.
-
-        A category that this set does not hold has the effect 0, as nothing is known of it here. Integers must be among
-        those that the tables draw.
-        """
-        effects = np.zeros(len(dense), dtype=np.float32)
-        for i, (dense_table, (values, value_effects)) in enumerate(zip(self.dense, self._dense_lookups)):
-            missing = np.isnan(dense[:, i])
-            found = np.minimum(np.searchsorted(values, dense[:, i]), len(values) - 1)
-            effects += np.where(missing, dense_table.missing_effect, value_effects[found])
-        buckets: dict[int, NDArray[np.int32]] = {}
-        for i, table in enumerate(self.categories):
-            order = np.argsort(table.keys)
-            keys = table.keys[order]
-            found = np.minimum(np.searchsorted(keys, categorical[:, i]), len(keys) - 1)
-            index = order[found]
-            effects += np.where(keys[found] == categorical[:, i], table.weights[index], np.float32(0.0))
-            if i in self._folded:
-                buckets[i] = (index % INTERACTION_BUCKETS).astype(np.int32)
-        return self._with_interactions(effects, buckets)
-
-    @property
-    def _folded(self) -> set[int]:
-        return {column for a, b, _ in self.interactions for column in (a, b)}
-
-    @cached_property
-    def _dense_lookups(self) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """Per integer column its distinct values, ascending, and their effects."""
-        firsts = [np.unique(table.values, return_index=True) for table in self.dense]
-        return [(values, table.effects[first]) for table, (values, first) in zip(self.dense, firsts)]
-
-    def _with_interactions(
-        self, effects: NDArray[np.float32], buckets: dict[int, NDArray[np.int32]]
-    ) -> NDArray[np.float32]:
+            buckets.append(index % INTERACTION_BUCKETS)
         for a, b, weights in self.interactions:
             effects += weights[buckets[a] * INTERACTION_BUCKETS + buckets[b]]
-        return effects
+        return TableRows(dense, categorical, effects)
 
 
 def _standardised(weights: NDArray[np.float64], shares: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -214,7 +214,8 @@ class Archive:
         return min(times, default=None)
 
     def _is_overdue(self, oldest: float | None, now: float) -> bool:
-        return oldest is not None and now - oldest >= self._roll_seconds
+        # What is from the future: the clock was set back.
+        return oldest is not None and not 0 <= now - oldest < self._roll_seconds
 
     def _write_all_rows(self) -> list[ArchivedPart]:
         written: list[ArchivedPart] = []

@@ -342,17 +342,21 @@ class FileTables(Database):
     def _let_old_matured_go(self, connection: sqlite3.Connection, keep_rows: int, keep_after: float) -> None:
         """Holds only the ids of archived requests beyond the newest rows of each of the newest versions.
 
-        What matured together is held or let go together.
+        What matured together is held or let go together. Needed are rows at most among the newest of all, as many as
+        `MAX_VERSIONS` with equal shares have: a rare version would hold those of all others.
         """
         is_sealed = "file IN (SELECT name FROM files WHERE state != 'intended')"
         query = f"SELECT last, versions, newest <= ? AND {is_sealed} FROM matured ORDER BY last DESC"
         seen: dict[str, int] = {}
+        num_newer = 0
         for last, versions, may_go in connection.execute(query, (keep_after,)).fetchall():
-            is_needed = False
-            for version, num_rows in json.loads(versions).items():
+            is_needed, rows_of = False, json.loads(versions)
+            for version, num_rows in rows_of.items():
                 if version in seen or len(seen) < MAX_VERSIONS:
                     is_needed |= seen.setdefault(version, 0) < keep_rows
                     seen[version] += num_rows
+            is_needed &= num_newer < MAX_VERSIONS * keep_rows
+            num_newer += sum(rows_of.values())
             if may_go and not is_needed:
                 self._let_go(connection, last)
 

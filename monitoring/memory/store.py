@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import repeat
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +50,7 @@ RATED_REQUESTS = 20_000
 """Newest requests whose conversion window has closed that the conversion rate is taken over, of all versions."""
 _BLOCK_BYTES = 16 << 20
 """Of a block's numbers at most, but for a larger request: one block is read whole."""
+MINUTE_MICROS = 60_000_000
 _IS_HELD = "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1)"
 """Of a prediction: its block is there, so more than its id is known. NULL where no later block is."""
 
@@ -126,7 +126,8 @@ class Store(FileTables):
                 zip(range(first, first + len(added)), added.ids.tolist()),
             )
         row_bytes = 32 + 4 * added.dense.shape[1] + 8 * added.categorical.shape[1]
-        for start, stop in _cuts(added.sizes, _BLOCK_BYTES // row_bytes, np.zeros(len(added))):
+        # Of one minute each: one request from a clock that is ahead must not keep the rows of all others.
+        for start, stop in cuts(added.sizes, _BLOCK_BYTES // row_bytes, added.micros // MINUTE_MICROS):
             _insert_block(connection, added.between(start, stop), first + start, user_place=user_place)
         return added
 
@@ -180,23 +181,26 @@ class Store(FileTables):
 
     # -- from open to matured
 
-    def waiting(self, predicted_before: float, limit: int) -> Waiting | None:
-        """Up to `limit` predictions made at or before this time and not matured, by time and id; None = there is none.
+    def waiting(self, predicted_before: float, limit: int, max_rows: int = 1_000_000) -> Waiting | None:
+        """The first predictions made at or before this time and not matured, by time and id; None = there is none.
 
-        In memory are at most this many and a block.
+        Up to `limit`, of `max_rows` rows or a single one; in memory are at most twice as many and a block.
         """
-        found: Waiting | None = None
+        found: list[Waiting] = []
+        num_new, until = np.zeros(2, np.int64), np.inf
         columns = "first, matured_to, waiting_from, requests"
         query = f"SELECT {columns} FROM blocks WHERE waiting_from <= ? ORDER BY waiting_from"
         for first, matured_to, waiting_from, packed in self._connection.execute(query, (predicted_before,)):
-            if found is not None and len(found) >= limit and waiting_from > found.times[-1]:
+            if waiting_from > until:
                 break
             block = unpack(Waiting, packed)
             due = block.between(matured_to + 1 - first, int(np.searchsorted(block.times, predicted_before, "right")))
-            found = due if found is None else Waiting.joined([found, due])
-            # Of each block these are the first ones, as within a block they are in this order.
-            found = found.ordered(found.times).between(0, limit)
-        return found
+            found.append(due)
+            num_new += len(due), due.num_rows
+            if (num_new >= (limit, max_rows)).any():
+                found, num_new[:] = [_first_of(found, limit, max_rows, beyond=1)], 0
+                until = found[0].times[-1]
+        return _first_of(found, limit, max_rows) if found else None
 
     def newest_waiting(self, max_rows: int = 200_000) -> Waiting | None:
         """Predictions whose labels are not final: those of the newest blocks, of at most so many rows; None = none."""
@@ -210,7 +214,7 @@ class Store(FileTables):
             max_rows -= block.num_rows
             if max_rows <= 0:
                 break
-        return Waiting.joined(found) if found else None
+        return Waiting.joined(found) if any(map(len, found)) else None
 
     def clicks_on(self, numbers: NDArray[np.int64]) -> list[Click]:
         """The clicks that wait for the labels of the predictions of these numbers."""
@@ -285,7 +289,7 @@ class Store(FileTables):
                     )
                     connection.execute(query, (matured_to, matured_to + 1, last))
                 connection.execute("DELETE FROM clicks WHERE number BETWEEN ? AND ?", (matured_from, matured_to))
-            for start, stop in _cuts(requests.sizes, part_rows, requests.micros // DAY_MICROS):
+            for start, stop in cuts(requests.sizes, part_rows, requests.micros // DAY_MICROS):
                 part = requests.between(start, stop)
                 connection.execute(
                     "INSERT INTO matured VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)",
@@ -458,16 +462,27 @@ def _insert_block(connection: sqlite3.Connection, block: Predictions, first: int
     connection.execute("INSERT INTO block_rows VALUES (?, ?)", (last, pack(block)))
 
 
-def _cuts(sizes: NDArray[np.int64], max_rows: int, days: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Start and stop of parts of at most `max_rows` rows, or of one request, and of one of the `days`, which ascend.
+def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: int = 0) -> Waiting:
+    """See `Store.waiting`; with `beyond` 1 also the first that is too much, which keeps later ones out.
 
-    >>> list(_cuts(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
+    Of each block these are its first ones, as within a block they are in this order.
+    """
+    joined = Waiting.joined(found)
+    joined = joined.ordered(joined.times)
+    num_fit = int(np.searchsorted(np.cumsum(joined.sizes), max_rows, "right")) + beyond
+    return joined.between(0, min(limit, max(num_fit, 1)))
+
+
+def cuts(sizes: NDArray[np.int64], at_most: int, periods: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Start and stop of parts whose sizes add up to `at_most`, or of one, in one of the `periods` each, which ascend.
+
+    >>> list(cuts(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
     [(0, 2), (2, 3), (3, 4), (4, 5)]
     """
     ends, start = np.cumsum(sizes), 0
     while start < len(sizes):
-        stop = int(np.searchsorted(ends, ends[start] - sizes[start] + max_rows, "right"))
-        yield start, (stop := min(max(stop, start + 1), int(np.searchsorted(days, days[start], "right"))))
+        stop = int(np.searchsorted(ends, ends[start] - sizes[start] + at_most, "right"))
+        yield start, (stop := min(max(stop, start + 1), int(np.searchsorted(periods, periods[start], "right"))))
         start = stop
 
 

@@ -15,7 +15,6 @@ from components.runtime.errors import ContractError
 from tests.support.record_messages import FORM, encode, fields_of, reader_of
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
-INT32 = st.integers(-(2**31), 2**31 - 1)
 TIMES = st.floats(0, 1e11)
 
 
@@ -95,7 +94,7 @@ def prediction_batches(draw):
         dense=draw(hnp.arrays(np.float32, (n, len(features.numeric)), elements=st.floats(width=32))),
         categorical=draw(hnp.arrays(np.int64, shape, elements=INT64)),
         scores=draw(hnp.arrays(np.float32, n, elements=st.floats(0, 1, width=32))),
-        positions=draw(st.none() | hnp.arrays(np.int32, n, elements=INT32)),
+        positions=draw(st.none() | hnp.arrays(np.int32, n, elements=st.integers(1, 2**31 - 1))),
         propensities=draw(st.none() | hnp.arrays(np.float64, n, elements=st.floats(0, 1))),
         canary=draw(st.booleans()),
         recommender=draw(st.none() | st.just("shop")),

@@ -103,28 +103,31 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
     store.close()
 
 
+def mature_and_seal(store: Store, number: int, rows_of: dict[int, int], keep_after: float) -> set[str]:
+    """Puts a request with so many rows of each version into a file of its own; ids of those that are held then."""
+    batches = [prediction(f"{v}-{number}", rows, time=START + number, version=v) for v, rows in rows_of.items()]
+    store.add(Predictions.of(batches), [], [], now=START)
+    requests = attribute(store.waiting(START + number, 9), [], window_seconds=0.0).requests
+    store.mature(requests, {}, now=START, part_rows=100)
+    store.intend_file(batches[0].request_id, [row.number for row in store.oldest_unarchived(100)])
+    store.seal_file(batches[0].request_id, keep_rows=4, keep_after=keep_after)
+    return set(store.newest_rows().ids)
+
+
 def test_rows_are_held_for_each_version_and_for_the_judge(tmp_path):
     store = Store(tmp_path / "monitor.db")
-
-    def mature_and_seal(number: int, version: int, keep_after: float) -> set[str]:
-        batch = prediction(f"{version}-{number}", 2, time=START + number, version=version)
-        store.add(Predictions.of([batch]), [], [], now=START)
-        waiting = store.waiting(batch.time, 1)
-        store.mature(attribute(waiting, [], window_seconds=0.0).requests, {}, now=START)
-        rows = store.oldest_unarchived(100)
-        store.intend_file(batch.request_id, [row.number for row in rows])
-        store.seal_file(batch.request_id, keep_rows=4, keep_after=keep_after)
-        return set(store.newest_rows().ids)
-
-    mature_and_seal(0, 7, START - 1)
+    mature_and_seal(store, 0, {7: 2}, START - 1)
     for number in range(9):
-        held = mature_and_seal(number, 1, START - 1)
+        held = mature_and_seal(store, number, {1: 2}, START - 1)
     assert held == {"7-0", *(f"1-{number}" for number in range(9))}, "nothing is judged: all is held"
-    assert mature_and_seal(9, 1, START + 5) == {"7-0", "1-6", "1-7", "1-8", "1-9"}
-    assert mature_and_seal(10, 1, START + 10) == {"7-0", "1-9", "1-10"}
+    assert mature_and_seal(store, 9, {1: 2}, START + 5) == {"7-0", "1-6", "1-7", "1-8", "1-9"}
+    assert mature_and_seal(store, 10, {1: 2}, START + 10) == {"7-0", "1-9", "1-10"}
     for version in range(11, 19):
-        held = mature_and_seal(11, version, START + 11)
+        held = mature_and_seal(store, 11, {version: 2}, START + 11)
     assert held == {f"{version}-11" for version in range(11, 19)}, "the newest eight versions"
+    for number in range(12, 16):  # of version 20 a row in twenty
+        held = mature_and_seal(store, number, {1: 19, 20: 1}, START + number)
+    assert held == {"1-14", "20-14", "1-15", "20-15"}, "of all versions eight times four rows, by files of twenty"
     store.close()
 
 
@@ -167,12 +170,9 @@ def test_files_roll_by_rows_and_by_seconds(started):
     assert len(b.archived) == 24
     b.tick(at=b.clock.now + 1)
     assert len(b.archived) == 28
-
-
-def test_a_request_larger_than_a_file_is_archived_whole(started):
-    b = started(archive_roll_rows=10)
-    b.tick(prediction("big", 40), at=START + WINDOW)
-    assert len(b.archived) == 40
+    b.tick(prediction("r7", 4, time=b.clock.now), at=b.clock.now + 86_400.0)
+    b.tick(at=b.clock.now - 86_000.0)
+    assert len(b.archived) == 32, "also where the clock was ahead and is set back"
 
 
 def test_windows_are_rebuilt_after_a_restart_from_archived_and_waiting_rows(started):

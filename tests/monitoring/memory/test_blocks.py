@@ -17,23 +17,26 @@ from tests.support.monitors import START, WINDOW, add_in_pulls, prediction
     pull=st.integers(1, 6),
     block_bytes=st.integers(1, 2000),
     limit=st.integers(1, 5),
+    max_rows=st.integers(1, 8),
     part_rows=st.integers(1, 8),
     bounds=st.lists(st.integers(0, 9), max_size=3),
 )
 def test_requests_mature_by_time_and_id_and_lie_so_in_their_file(
-    tmp_path_factory, times, pull, block_bytes, limit, part_rows, bounds
+    tmp_path_factory, times, pull, block_bytes, limit, max_rows, part_rows, bounds
 ):
     store = Store(tmp_path_factory.mktemp("blocks") / "monitor.db")
-    made = {f"r{i:02}": prediction(f"r{i:02}", 1 + i % 3, time=START + time) for i, time in enumerate(times)}
+    made = {f"r{i:02}": prediction(f"r{i:02}", 1 + i % 3, time=START + 20 * time) for i, time in enumerate(times)}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(monitoring.memory.store, "_BLOCK_BYTES", block_bytes)
         add_in_pulls(store, list(made.values()), pull)
     expected: list[str] = []
     for bound in [*sorted(bounds), 9]:
-        due = [batch for batch in made.values() if batch.time <= START + bound and batch.request_id not in expected]
+        until = START + 20 * bound
+        due = [batch for batch in made.values() if batch.time <= until and batch.request_id not in expected]
         expected += [batch.request_id for batch in sorted(due, key=lambda batch: (batch.time, batch.request_id))]
-        while (waiting := store.waiting(START + bound, limit)) is not None:
+        while (waiting := store.waiting(until, limit, max_rows)) is not None:
             assert len(waiting) <= limit
+            assert waiting.num_rows <= max_rows or len(waiting) == 1
             store.mature(attribute(waiting, [], window_seconds=0.0).requests, {}, now=START, part_rows=part_rows)
         held = store.newest_rows()
         assert ([] if held is None else held.ids.tolist()) == expected
@@ -54,15 +57,17 @@ def test_the_rows_of_a_pull_are_let_go_once_all_of_them_are_archived(started):
         counted = [b.store._connection.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in TABLES]
         return {row["request_id"] for row in b.archived}, *counted
 
-    b.tick(*[prediction(f"r{i}", 2, time=START + 100.0 * i) for i in range(3)], at=START + WINDOW)
+    b.tick(*[prediction(f"r{i}", 2, time=FIRST + 15.0 * i) for i in range(3)], at=FIRST + WINDOW)
     assert left() == ({"r0"}, 1, 1)
-    b.tick(at=START + 100.0 + WINDOW)
+    b.tick(at=FIRST + 15.0 + WINDOW)
     assert left() == ({"r0", "r1"}, 1, 1)
     b.start()
-    b.tick(at=START + 200.0 + WINDOW)
+    b.tick(at=FIRST + 30.0 + WINDOW)
     assert left() == ({"r0", "r1", "r2"}, 0, 1), "the window holds the newest"
-    b.tick(prediction("later", 2, time=b.clock.now), at=b.clock.now + 1000.0)
-    assert left() == ({"r0", "r1", "r2", "later"}, 0, 1)
+    both = [prediction(name, 2, time=b.clock.now + ahead) for name, ahead in (("later", 0.0), ("ahead", 50_000.0))]
+    b.tick(*both, at=b.clock.now + 1000.0)
+    assert left() == ({"r0", "r1", "r2", "later"}, 1, 2), "a clock that is ahead keeps its own rows alone"
 
 
+FIRST = START - START % 60
 TABLES = ("block_rows", "blocks")

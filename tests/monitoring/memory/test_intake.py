@@ -138,6 +138,7 @@ def spoilt(record: Record, **values) -> Record:
         (spoilt(clicks("o", [("good", 0, START)]), times=np.array([1e300])), "time"),
         (clicks("o", [("good", 0, START + 100_000)]), "a day from now"),
         (spoilt(clicks("o", [("good", 0, START)]), request_ids=("",)), "request_id"),
+        (spoilt(prediction("places from 0", ROWS), positions=np.arange(ROWS, dtype=np.int32)), "position 0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -187,6 +188,16 @@ def test_message_that_cannot_be_stored_is_set_aside_and_the_others_of_its_pull_a
     assert sum(row["label"] for row in b.archived) == 1
     assert b.store.counters["predicted"] == 6 * ROWS
     assert b.store.counters["dead_letter"] == 1
+
+
+def test_a_pull_is_taken_in_by_parts_of_so_many_bytes(started, monkeypatch):
+    b, taken = started(), []
+    take_in = b.monitor._take_in
+    monkeypatch.setattr(b.monitor, "_take_in", lambda part, now: taken.append(len(part)) or take_in(part, now))
+    monkeypatch.setattr(monitoring.monitor, "TAKEN_BYTES", 2000)
+    b.tick(*(prediction(f"r{number}", rows) for number, rows in enumerate((1, 1, 1, 1, 30, 1))))
+    assert taken == [4, 1, 1]
+    assert b.store.counters["predicted"] == 35
 
 
 def test_full_disk_sets_nothing_aside(started, monkeypatch):

@@ -60,15 +60,6 @@ def test_any_order_with_any_repetition_gives_the_labels_of_the_oracle(tmp_path_f
     store.close()
 
 
-def test_rows_of_a_request_mature_together_when_the_window_closes(started):
-    b = started()
-    b.tick(prediction("a", 3), clicks("o", [("a", 1, START + 5)]), at=START + WINDOW - 0.5)
-    assert b.store.num_pending_rows == 3
-    assert b.monitor.windows.versions == ()
-    b.tick(at=START + WINDOW)
-    assert b.monitor.windows[1].labels.tolist() == [0, 1, 0]
-
-
 def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench):
     """After a stop, everything is overdue by the clock; the clicks behind in the log must still count."""
     b = bench(pull_messages=2)

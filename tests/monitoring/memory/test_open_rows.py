@@ -51,6 +51,7 @@ def test_beyond_the_limit_the_newest_requests_are_handed_out_whole(tmp_path):
     store.add(Predictions.of([prediction(f"r{i}", 4, time=100.0 + i) for i in range(10)]), [], [], now=0.0)
     found = store.newest_waiting(11)
     assert (found.times.tolist(), found.num_rows) == ([108.0, 109.0], 8)
+    assert store.newest_waiting(3) is None
     store.close()
 
 

@@ -1,0 +1,30 @@
+"""The planted effects of rows that a world did not draw as they are: moved in time, or changed after drawing."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference_client.simulation.tables import INTERACTION_BUCKETS, Tables
+
+
+def effects_of(tables: Tables, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The sum of the effects [n] of rows that these or another set of tables drew.
+
+    A category that `tables` do not hold has the effect 0, as nothing is known of it there. Integers must be among
+    those that they draw.
+    """
+    effects = np.zeros(len(dense), dtype=np.float32)
+    for i, table in enumerate(tables.dense):
+        values, first = np.unique(table.values, return_index=True)
+        found = np.minimum(np.searchsorted(values, dense[:, i]), len(values) - 1)
+        effects += np.where(np.isnan(dense[:, i]), table.missing_effect, table.effects[first][found])
+    buckets = []
+    for i, column in enumerate(tables.categories):
+        order = np.argsort(column.keys)
+        keys = column.keys[order]
+        found = np.minimum(np.searchsorted(keys, categorical[:, i]), len(keys) - 1)
+        index = order[found]
+        effects += np.where(keys[found] == categorical[:, i], column.weights[index], np.float32(0.0))
+        buckets.append(index % INTERACTION_BUCKETS)
+    for a, b, weights in tables.interactions:
+        effects += weights[buckets[a] * INTERACTION_BUCKETS + buckets[b]]
+    return effects
