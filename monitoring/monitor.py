@@ -522,7 +522,7 @@ class Monitor:
 
     def _forget_old(self) -> None:
         now = self._clock()
-        if not 0 < self._forget_at - now <= FORGET_SECONDS:  # the clock may have been set back
+        if now >= self._forget_at:
             self._archive.waiting_for_upload()
             records, window_seconds = self._records, self._judge_settings.attribution_window_seconds
             # Conversions are counted by the ids of their requests.

@@ -20,6 +20,7 @@ from components.contracts.raw_rows import microseconds
 from components.contracts.records import micros_of
 from components.runtime.errors import expect
 from monitoring.deciding.policy import (
+    CLOCK_AHEAD_SECONDS,
     Baseline,
     DecisionPoint,
     Evidence,
@@ -183,7 +184,7 @@ class Judge:
         A point without a new row of the serving version has no decision.
         """
         last = microseconds(matured_until) // self._span * self._span
-        if self._judged is not None and last <= self._judged:
+        if self._judged is not None and 0 <= self._judged - last <= microseconds(CLOCK_AHEAD_SECONDS):
             return []
         points: list[DecisionPoint] = []
         for point, requests in self._take_due(last):

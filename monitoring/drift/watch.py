@@ -26,6 +26,7 @@ from components.contracts.features import Features
 from components.contracts.raw_rows import microseconds
 from components.contracts.records import Predictions
 from components.contracts.reference_statistics import ReferenceStatistics
+from monitoring.deciding.policy import CLOCK_AHEAD_SECONDS
 from monitoring.drift.comparison import DriftReport, DriftSettings, compare
 from monitoring.drift.sketch import Layout, Sketch
 
@@ -136,7 +137,8 @@ class DriftWatch:
         """
         if self._length and self._put_off is not None:
             up_to = min(up_to, self._put_off * self._length / 1e6)
-        if not self._length or (self._closed_up_to is not None and up_to <= self._closed_up_to):
+        before = self._closed_up_to
+        if not self._length or (before is not None and 0 <= before - up_to <= CLOCK_AHEAD_SECONDS):
             return []
         self._closed_up_to = up_to
         self._unknown = {key for key in self._unknown if self._end(key[0]) > up_to}

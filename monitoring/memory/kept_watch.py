@@ -87,8 +87,7 @@ class KeptWatch:
 
         Those may mature in this turn, and then leave the store.
         """
-        is_time = not 0 < self._keep_at - self._clock() <= KEEP_SECONDS  # also where the clock was set back
-        if self._is_due or (is_time and self._store.prediction_mark() != self._mark):
+        if self._is_due or (self._clock() >= self._keep_at and self._store.prediction_mark() != self._mark):
             self.keep({})
 
     def shown(self, version: int | None) -> dict[str, Any] | None:

@@ -105,11 +105,3 @@ def test_flat_values_make_equal_settings_and_unknown_or_doubled_names_are_refuse
 
     with pytest.raises(TypeError, match="two settings named archive"):
         settings_of(Doubled)
-
-
-def test_every_flag_is_described(capsys):
-    with pytest.raises(SystemExit):
-        read(["--help"])
-    text = capsys.readouterr().out
-    assert "Folder where matured rows wait for the uploader" in text
-    assert "--window-rows" not in text

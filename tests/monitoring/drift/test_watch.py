@@ -217,6 +217,10 @@ def test_a_record_of_a_closed_bucket_is_passed_over_and_counted(reference, rows)
     watch.observe(Predictions.of([last]))
     assert watch.close(2000.0) == []
     assert (report.rows, dict(watch.passed_over)) == (7950, {"late": 50})
+    watch.close(100_000.0)  # by a clock that is set right then
+    watch.close(2000.0)
+    watch.observe(Predictions.of([replace(each, time=2050.0) for each in requests]))
+    assert [each.rows for each in watch.close(2100.0)] == [7950]
 
 
 def test_versions_without_statistics_are_counted_and_asked_for_again(reference, rows):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import monitoring.memory.store
@@ -21,11 +21,13 @@ from tests.support.monitors import START, WINDOW, add_in_pulls, prediction
     part_rows=st.integers(1, 8),
     bounds=st.lists(st.integers(0, 9), max_size=3),
 )
+@example(times=[0] * 7, pull=1, block_bytes=1, limit=2, max_rows=2, part_rows=1, bounds=[])
 def test_requests_mature_by_time_and_id_and_lie_so_in_their_file(
     tmp_path_factory, times, pull, block_bytes, limit, max_rows, part_rows, bounds
 ):
     store = Store(tmp_path_factory.mktemp("blocks") / "monitor.db")
-    made = {f"r{i:02}": prediction(f"r{i:02}", 1 + i % 3, time=START + 20 * time) for i, time in enumerate(times)}
+    numbers = [7 * i % 12 for i in range(len(times))]
+    made = {f"r{n:02}": prediction(f"r{n:02}", 1 + n % 3, time=START + 20 * t) for n, t in zip(numbers, times)}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(monitoring.memory.store, "_BLOCK_BYTES", block_bytes)
         add_in_pulls(store, list(made.values()), pull)

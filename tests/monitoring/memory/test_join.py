@@ -5,6 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import monitoring.monitor
 from components.contracts.records import Predictions
 from monitoring.memory.join import attribute
 from monitoring.memory.store import Store
@@ -60,8 +61,9 @@ def test_any_order_with_any_repetition_gives_the_labels_of_the_oracle(tmp_path_f
     store.close()
 
 
-def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench):
+def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench, monkeypatch):
     """After a stop, everything is overdue by the clock; the clicks behind in the log must still count."""
+    monkeypatch.setattr(monitoring.monitor, "MATURE_REQUESTS", 7)
     b = bench(pull_messages=2)
     publish(b.log, *[prediction(f"r{i}", 1) for i in range(50)], clicks("o", [("r0", 0, START + 1)]))
     b.clock.now = START + 10 * WINDOW
@@ -71,6 +73,7 @@ def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench):
     assert b.log.backlog() == 51 - 40
     monitor.tick()
     assert monitor.windows[1].labels.sum() == 1
+    assert "passed_over" not in b.store.counters
 
 
 def test_a_clock_set_back_lets_windows_opened_after_it_stay_open(started):
@@ -82,6 +85,7 @@ def test_a_clock_set_back_lets_windows_opened_after_it_stay_open(started):
     assert b.store.num_pending_rows == 2
     b.tick(clicks("o", [("a", 1, START + 5)]), at=START + WINDOW)
     assert b.monitor.windows[1].labels.tolist() == [0, 1]
+    assert "passed_over" not in b.store.counters
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["", "after a restart"])
