@@ -41,8 +41,10 @@ from benchmarks.serving_runs import (
 )
 from benchmarks.spread import Figure, short, spread
 from components.runtime.exit_codes import exits_with_code
-from pipelines.local.environments import SERVING_PEERS, python_of
+from pipelines.local.environments import python_of
 
+SERVING_PEERS = "serving-peers"
+"""The environment of what serving is measured against."""
 _SMALL_BATCHES = (1, 64)
 _RELEASE_BATCH, _RELEASE_LOAD = 64, 0.25
 """Rows per request while releases happen, and the share of the capacity that the load takes."""

@@ -14,6 +14,7 @@ import itertools
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -137,7 +138,7 @@ class PublisherSettings:
     close_seconds: float = 30.0
     """How long closing waits for an unavailable log before it gives up what is queued."""
     max_queued: int = 500_000
-    """Most rows that wait for the log, about 140 MB of 39 columns, and most outcomes, about 100 MB."""
+    """Most rows that wait for the log, 140 MB of 39 columns (530 MB in requests of one), and most outcomes, 170 MB."""
     max_queued_bytes: int = 250_000_000
     """Most that those rows take: of rows with more than 60 categories fewer wait."""
 
@@ -203,6 +204,8 @@ class RecordPublisher:
         self._pending: _Flush | None = None
         """The flush that is under way, or failed and comes first next time."""
         self._flushing = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1)
+        """Of its own: a log that is away must not take the threads that the service's event loop has for all."""
         self._outcome_batches = 0
         self._stopping = False
         self._failures = 0
@@ -236,15 +239,16 @@ class RecordPublisher:
         False where too many wait.
 
         Raises:
-            ContractError: Its time is more than `MAX_AHEAD_SECONDS` in the future.
+            ContractError: Its time is before 1970, or more than `MAX_AHEAD_SECONDS` in the future.
         """
         now = self._timing.clock()
-        if not outcome.time <= now + MAX_AHEAD_SECONDS:
+        if not 0 <= outcome.time <= now + MAX_AHEAD_SECONDS:
             raise ContractError(f"outcome time is {outcome.time}, expected seconds since the epoch, about {now:.0f}")
         if self._counts.queued_outcomes >= self._settings.max_queued:
             self._drop(rows=0, outcomes=1)
             return False
-        outcome = outcome if outcome.time else replace(outcome, time=now)
+        if not outcome.time or type(outcome.time) is not float:  # NumPy's numbers are none of a record
+            outcome = replace(outcome, time=float(outcome.time or now))
         heapq.heappush(self._outcomes, (outcome.time, next(self._numbers), outcome))
         self._counts.queued_outcomes += 1
         return True
@@ -263,7 +267,8 @@ class RecordPublisher:
             if self._pending is None:
                 return
             try:
-                await asyncio.to_thread(lambda flush: self._log.publish(flush.messages), self._pending)
+                publish, loop = self._log.publish, asyncio.get_running_loop()
+                await loop.run_in_executor(self._thread, lambda flush: publish(flush.messages), self._pending)
             except Exception as error:
                 self._note_failure(error)
                 raise
@@ -276,12 +281,15 @@ class RecordPublisher:
             await self._timing.sleep(await self._flush_or_backoff())
 
     async def drain(self) -> None:
-        """Publishes everything that is queued, waiting for each outcome's time; `run` ends too.
+        """Publishes what is queued, outcomes due within `close_seconds` at their time, later ones now; `run` ends too.
 
         Raises:
             Unpublished: The log refused, or stayed unavailable for `close_seconds`; what was queued is dropped.
         """
         self._stopping = True
+        latest = self._timing.clock() + self._settings.close_seconds
+        self._outcomes = [(at if at <= latest else 0.0, number, outcome) for at, number, outcome in self._outcomes]
+        heapq.heapify(self._outcomes)
         give_up_at = None
         while True:
             wait = await self._flush_or_backoff()

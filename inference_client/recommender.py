@@ -139,7 +139,7 @@ class RecommenderClient:
             plan_uri: Model repository whose traffic plan is followed; None = every request asks the one model.
             settings: See `ClientSettings`.
             publishing: See `PublisherSettings`.
-            source: Names this client in the ids of outcome records, unique per log; random without one.
+            source: Names this client in the ids of outcome records, beside what is drawn at each opening.
             timing: Clocks and waits.
 
         Raises:
@@ -151,7 +151,7 @@ class RecommenderClient:
         self._plan_uri = plan_uri
         self._settings = settings or ClientSettings()
         self._publishing, self._timing = publishing or PublisherSettings(), timing or Timing()
-        self._source = source or f"client-{uuid4().hex[:12]}"
+        self._source = source or "client"
         self._scorer: KeyedScorer | None = None
         self._publisher: PartitionedPublisher | None = None
         self._run: asyncio.Task[None] | None = None
@@ -181,7 +181,11 @@ class RecommenderClient:
                 self._publisher = PartitionedPublisher(
                     [
                         RecordPublisher(
-                            log, features=features, source=self._source, settings=settings, timing=self._timing
+                            log,
+                            features=features,
+                            source=f"{self._source[:100]}-{uuid4().hex[:12]}",
+                            settings=settings,
+                            timing=self._timing,
                         )
                         for log in logs
                     ]

@@ -54,11 +54,6 @@ class GrpcTransport:
         self._calls: set[asyncio.Task[Any]] = set()
         """Each holds a slot, also after its caller has given up."""
 
-    @property
-    def in_flight(self) -> int:
-        """Calls on the wire; the callers of some may have given up."""
-        return len(self._calls)
-
     async def infer(
         self, model: str, inputs: list[Any], outputs: list[Any], *, seconds: float, deadline_seconds: float
     ) -> Any:

@@ -51,6 +51,8 @@ P99_SECONDS = 10.0
 P99_READINGS = 12
 """Readings that are kept, and that are needed: two minutes."""
 NONE, BAKES, TAKEN_BACK = "none", "bakes", "taken_back"
+_RETRY_ROUNDS = 128
+"""A take-back that fails is tried again after twice as many rounds each time, but after so many at the latest."""
 _RULES = CanaryPolicy()
 """Its `min_requests` and `error_alpha` hold here too."""
 
@@ -74,6 +76,8 @@ class Baking:
     """Metrics ports of all servers, host:port or dns:///name:port; none = what they count is not judged."""
     fetch: Fetch = fetch
     _reloads_seen: Counter[int] = field(default_factory=Counter)
+    _tries: Counter[int] = field(default_factory=Counter)
+    """How often each version was to be taken back."""
 
     def step(self, reloads: Mapping[int, int]) -> BakingStep:
         """Counts, judges, and takes the version back or ends its baking.
@@ -104,7 +108,7 @@ class Baking:
             return self._take_back(line, bad)
         seconds = seconds_since(line, self.site.clock())
         is_judged = limits.bake_rows == 0 or (found is not None and found.state == WELL)
-        if is_judged and seconds >= limits.bake_seconds:
+        if is_judged and not -3600.0 <= seconds < limits.bake_seconds:  # far ahead is a line of a clock that was wrong
             return self._end(line, f"{found.reason if found and limits.bake_rows else 'nothing bad was counted'}")
         waits = f"{seconds:.0f} of {limits.bake_seconds:.0f} s"
         if not is_judged:
@@ -112,6 +116,9 @@ class Baking:
         return BakingStep(action=BAKES, reason=waits, version=line.version)
 
     def _take_back(self, line: Promotion, reason: str) -> BakingStep:
+        tries = self._tries[line.version] = self._tries[line.version] + 1
+        if tries & (tries - 1) and tries % _RETRY_ROUNDS:  # each try writes to the journal and reloads servers
+            return BakingStep(action=NONE, reason=f"{reason}; could not be taken back yet", version=line.version)
         try:
             rollback(self.site, to_version=line.previous_version, reason=reason, of=line)
         except Refused as error:

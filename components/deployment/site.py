@@ -330,7 +330,8 @@ def _finish_recovery(site: Site, intent: Promotion) -> None:
         )
     if intent.share is not None:
         site.undo_canary_start(intent)
-    if intent.version not in {entry.version for entry in promotion_journal.read_journal(site.store)}:
+    known = [*promotion_journal.read_journal(site.store), promotion_journal.canary_at_work(site.store)]
+    if intent.version not in {entry.version for entry in known if entry is not None}:
         site.repository.withdraw(intent.version)
     site.withdraw(intent, f"the deployment by {intent.who} was interrupted")
     live = f"version {fallback.version} is live" if fallback else "nothing is live"

@@ -153,15 +153,14 @@ def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record:
 
 def _restore(site: Site, config: str | None, fallback: Fallback | None) -> list[str]:
     """Restores the configuration and notifies every server; answers what could not be restored."""
+    site.needs_recovery = True  # until all of it is done, also where it is interrupted
     if not site.holds_lock():
         # Whoever holds the lock now has gone back already, and may have moved on: its servers are not to be touched.
-        site.needs_recovery = True
         return ["another deployment took over, and decides what is served"]
     try:
         if site.repository.read_config() != config:
             site.repository.write_config(config)
     except (TemporaryError, PermanentError, ContractError) as error:
-        site.needs_recovery = True
         logger.error("the configuration could not be restored: %s", error)
         # If the servers were notified now, they would load the version we are rolling back from; those that were not
         # notified yet still serve what was live.
@@ -171,4 +170,5 @@ def _restore(site: Site, config: str | None, fallback: Fallback | None) -> list[
     ]
     for problem in problems:
         logger.error("%s", problem)
+    site.needs_recovery = False
     return problems

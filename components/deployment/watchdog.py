@@ -133,7 +133,7 @@ class Watchdog:
             with closing(self.site.connect(url)) as server:
                 server.check_live()
                 return self._judge(server, name, version)
-        except TemporaryError as error:
+        except (TemporaryError, PermanentError) as error:
             return GONE, f": {error}"
 
     def _judge(self, server: Triton, name: str, version: int) -> tuple[str, str]:
@@ -185,7 +185,7 @@ class Watchdog:
         # A load alone keeps a version answering that is merely another; it does nothing for a dead stub: to the server
         # nothing has changed.
         for unload in (True,) if _DEAD_STUB in trouble else (False, True):
-            self.reloads[version] += 1
+            self.reloads[version] += name == self._repository.names.model  # a canary's are none of the live version
             trouble = self._trouble(server, name, version, load=True, unload=unload)
             if trouble is None:
                 return HEALED, "reloaded"

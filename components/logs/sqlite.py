@@ -101,6 +101,8 @@ class SqliteLog:
         """See `event_log.Publisher`."""
         for message_id, payload in messages:
             expect_size(message_id, payload)
+        if problem := self.problem():
+            raise TemporaryError(problem)
         with self._transaction() as connection:
             connection.executemany("INSERT OR IGNORE INTO messages (message_id, payload) VALUES (?, ?)", messages)
 
@@ -137,11 +139,13 @@ class SqliteLog:
                 "WHERE number = ? AND attempts = ? AND state = 'waiting'",
                 [tuple(map(int, token.split("/"))) for token in ended],
             )
-            # A few of the oldest each time, more than came in: the file stops growing, and no call takes long.
+            # A few of the oldest each time, more than came in: the file stops growing, and no call takes long. A time
+            # ahead is of a clock that was set back.
+            now = self._clock()
             connection.execute(
-                "DELETE FROM messages WHERE leased_until < ? AND number IN"
+                "DELETE FROM messages WHERE NOT leased_until BETWEEN ? AND ? AND number IN"
                 " (SELECT number FROM messages WHERE state = 'acknowledged' ORDER BY number LIMIT ?)",
-                (self._clock() - self._keep_ids_seconds, _FORGOTTEN_AT_ONCE),
+                (now - self._keep_ids_seconds, now + self._longest_seconds, _FORGOTTEN_AT_ONCE),
             )
         for token in ended:
             self._pulled.pop(token, None)

@@ -131,7 +131,7 @@ class LocalTrigger:
         outcome = runs.find_outcome(self._store, name)
         if outcome is not None:
             return RunState(outcome.state, f"{outcome.step}: {outcome.reason}", outcome.version)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, ValueError):  # empty after a power cut
             code = int((self._runs / f"{name}.exit").read_text())
             reason = f"exit code {code}, see {self._runs / f'{name}.log'}"
             return RunState(_STATE_OF_EXIT_CODE.get(code, FAILED), reason)

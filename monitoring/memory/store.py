@@ -50,7 +50,6 @@ RATED_REQUESTS = 20_000
 """Newest requests whose conversion window has closed that the conversion rate is taken over, of all versions."""
 _BLOCK_BYTES = 16 << 20
 """Of a block's numbers at most, but for a larger request: one block is read whole."""
-MINUTE_MICROS = 60_000_000
 _IS_HELD = "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1)"
 """Of a prediction: its block is there, so more than its id is known. NULL where no later block is."""
 
@@ -127,7 +126,7 @@ class Store(FileTables):
             )
         row_bytes = 32 + 4 * added.dense.shape[1] + 8 * added.categorical.shape[1]
         # Of one minute each: one request from a clock that is ahead must not keep the rows of all others.
-        for start, stop in cuts(added.sizes, _BLOCK_BYTES // row_bytes, added.micros // MINUTE_MICROS):
+        for start, stop in cuts(added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000):
             _insert_block(connection, added.between(start, stop), first + start, user_place=user_place)
         return added
 

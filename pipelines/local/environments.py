@@ -5,8 +5,6 @@
 
 from pathlib import Path
 
-SERVING_PEERS = "serving-peers"
-"""Holds what serving is measured against; built by the benchmark that needs it."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

@@ -193,16 +193,13 @@ def _version_table(summary: DemoSummary) -> str:
         [
             str(version.version),
             f"{version.trained_rows:,}, up to {version.learned_until[:19]}",
-            f"{version.judged_rows:,} newer ones, "
-            + (f"learned by version {version.learned_later}" if version.learned_later else "not learned yet"),
+            f"{version.judged_rows:,} newer ones",
             version.parent or "from scratch",
             version.gate,
             version.reason,
-            "" if version.old_auc is None else f"{number(version.old_auc)}, {number(version.replaced_old_auc)}",
             number(version.parity_max_abs_diff),
         ]
         for version in summary.versions
     ]
-    old = "AUC on older rows, and of the version it replaced"
-    head = ["version", "rows learned from", "rows judged by", "parent", "gate", "because", old, "parity"]
+    head = ["version", "rows learned from", "rows judged by", "parent", "gate", "because", "parity"]
     return text_table(head, rows, caption="Released versions and what the gate said of them")

@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 from components.contracts import raw_rows
 from components.contracts.manifests import Model, Release, Verdict
 from components.storage.uris import local_path
-from components.store.models import learned_later, release_path
+from components.store.models import release_path
 from components.store.promotion_journal import INTENT, LIVE_ACTIONS, RELEASE, moment_of, read_entries, read_journal
 from components.store.runs import RunOutcome, read_notes, read_outcomes
 from pipelines.local.plan import DemoPlan, read_verdicts
@@ -124,7 +124,7 @@ class AucNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class VersionNumbers:
-    """One released version, what the gate said of it, and how it does on held-out rows from before its window."""
+    """One released version, and what the gate said of it."""
 
     version: int
     model_id: str
@@ -133,15 +133,9 @@ class VersionNumbers:
     """Time of the newest row that it learned."""
     judged_rows: int
     """Rows that judged it, all newer."""
-    learned_later: int | None
-    """The version with whose round its line had learned all of those; None = no released one has."""
     parent: str | None
     gate: str
     reason: str
-    old_auc: float | None = None
-    """On held-out rows from before its window."""
-    replaced_old_auc: float | None = None
-    """Of the version that it replaced, on the same rows."""
     parity_max_abs_diff: float
 
 
@@ -199,8 +193,6 @@ class TriggerNumbers:
 class FeatureDriftNumbers:
     """What the drift watch saw of the features that version 1 was shown, without a label."""
 
-    buckets_before: int
-    """Buckets before the change in which a column drifted."""
     seconds: float | None
     """From the change to the end of the first bucket after it."""
     columns: dict[str, float]
@@ -338,7 +330,6 @@ def feature_drift(events: Lines, drift_time: float | None) -> FeatureDriftNumber
     for row in (row for event in after for row in event["columns"] if row["drifted"]):
         columns[row["column"]] = max(columns.get(row["column"], 0.0), row["distance"] or 0.0)
     return FeatureDriftNumbers(
-        buckets_before=len(drifted) - len(after),
         seconds=round(after[0]["bucket_end"] - drift_time, 2) if after and drift_time is not None else None,
         columns=dict(sorted(columns.items(), key=lambda item: -item[1])),
     )
@@ -528,12 +519,9 @@ def _serving_promises(summary: DemoSummary) -> Iterator[tuple[bool, str]]:
 
 def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -> list[VersionNumbers]:
     found = []
-    models = [Model.read(local_path(release.model_uri) / Model.MANIFEST) for release in releases]
-    by_id = {model.model_id: model for model in models}
-    versions = {release.model_id: release.version for release in releases}
-    for release, model in zip(releases, models):
+    for release in releases:
+        model = Model.read(local_path(release.model_uri) / Model.MANIFEST)
         verdict = next((v for v in verdicts if v.candidate_model_id == release.model_id), None)
-        old = verdict.old_distribution if verdict else None
         found.append(
             VersionNumbers(
                 version=release.version,
@@ -541,12 +529,9 @@ def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -
                 trained_rows=model.num_train_rows,
                 learned_until=model.last_learned_time,
                 judged_rows=verdict.num_rows if verdict else 0,
-                learned_later=min((versions[later] for later in learned_later(model, by_id)), default=None),
                 parent=model.parent_model_id,
                 gate=verdict.decision if verdict else "",
                 reason=verdict.reason if verdict else "",
-                old_auc=old.candidate.auc if old else None,
-                replaced_old_auc=old.champion.auc if old and old.champion else None,
                 parity_max_abs_diff=release.parity_max_abs_diff,
             )
         )

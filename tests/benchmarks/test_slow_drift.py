@@ -24,14 +24,6 @@ def moving(world, **settings):
     return DriftingWorld(world=world, drift=SlowDrift(seed=3, **settings))
 
 
-def test_the_same_time_gives_the_same_world_whatever_was_asked_before(world, drifting):
-    drifting.at(50.0)
-    there, again = drifting.at(5.25), moving(World.create(7)).at(5.25)
-    assert (there.bias, there.strength, there.bayes_auc) == (again.bias, again.strength, again.bayes_auc)
-    for a, b in zip(there.draw(2000, np.random.default_rng(1)), again.draw(2000, np.random.default_rng(1))):
-        np.testing.assert_array_equal(a, b)
-
-
 @pytest.mark.parametrize("hours", [0.0, 49.5, 300.0])
 def test_click_rate_and_best_auc_do_not_wander(world, drifting, hours):
     now = drifting.at(hours)
@@ -40,12 +32,6 @@ def test_click_rate_and_best_auc_do_not_wander(world, drifting, hours):
     assert rows.label.mean() == pytest.approx(world.click_rate, abs=0.008)
     assert measured == pytest.approx(now.bayes_auc, abs=0.01)
     assert now.bayes_auc == pytest.approx(drifting.at(0.0).bayes_auc, abs=0.006)
-
-
-def test_a_snapshot_knows_the_probability_of_rows_that_it_drew(drifting):
-    now = drifting.at(12.0)
-    rows = now.draw(ROWS, np.random.default_rng(7))
-    np.testing.assert_allclose(now.probability_of(rows.dense, rows.categorical), rows.probability, atol=1e-6)
 
 
 def test_old_truth_loses_a_point_of_auc_in_a_day_and_more_the_older_it_is(world):

@@ -291,6 +291,15 @@ def test_draining_into_a_log_that_refuses_does_not_wait(time, prediction):
     assert time.now == 1000.0
 
 
+def test_closing_sends_at_once_what_is_due_long_after(time):
+    publisher = publisher_of(log := MemoryLog(), time, close_seconds=20.0)
+    for name, ahead in (("soon", np.int64(10)), ("later", np.int64(7200))):
+        publisher.add_outcome(Outcome(request_id=name, time=np.int64(time.now) + ahead))
+    asyncio.run(publisher.drain())
+    assert [name for _, name, _, _ in outcomes_of(log.records())] == ["later", "soon"]
+    assert 1010.0 <= time.now < 1012.0
+
+
 def test_of_a_log_in_partitions_one_has_everything_of_a_request_and_none_waits_for_another(time, prediction):
     down = [True]
     logs = [MemoryLog(), MemoryLog(lambda: TemporaryError("gone") if down[0] else None)]
@@ -414,8 +423,9 @@ def test_the_largest_messages_fit_the_log(time, features):
         ({"request_id": "x" * 129}, "expected 1 to 128 printable"),
         ({"time": 1_760_000_000_000.0}, "outcome time is 1760000000000.0, expected seconds since the epoch"),
         ({"time": float("nan")}, "outcome time is nan"),
+        ({"time": -1.0}, "outcome time is -1.0"),
     ],
-    ids=["event", "row", "empty", "long", "milliseconds", "nan"],
+    ids=["event", "row", "empty", "long", "milliseconds", "nan", "before 1970"],
 )
 def test_an_outcome_that_no_reader_could_match_is_refused(time, wrong, text):
     publisher = publisher_of(MemoryLog(), time)

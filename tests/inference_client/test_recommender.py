@@ -434,6 +434,17 @@ def test_closing_waits_for_the_request_in_flight_and_logs_it(server, log, make_r
     assert [record.request_id for record in read_log(log)] == ["r1"]
 
 
+def test_outcomes_of_a_client_that_is_opened_again_are_new_to_the_log(score_rows, log, read_log):
+    async def talk():
+        client = connect(OwnScorer(score_rows), log=f"sqlite:///{log}", source="checkout-0")
+        for name in ("first", "second"):
+            async with client:
+                client.tell(Outcome(request_id=name))
+
+    asyncio.run(talk())
+    assert outcomes(read_log(log)) == [("first", 0, "click"), ("second", 0, "click")]
+
+
 def test_a_record_waits_for_its_shadow_and_its_outcome_for_the_record(score_rows, make_rows, log, read_log):
     rows = FeatureRows(dense=make_rows(6)[0], categorical=make_rows(6)[1])
 

@@ -23,12 +23,8 @@ def test_loop_turns_and_holds_every_promise(turned):
     assert [run["state"] for run in summary["runs"]] == ["released", "released"]
     assert [version["version"] for version in summary["versions"]] == [1, 2]
     assert summary["versions"][1]["parent"] == summary["versions"][0]["model_id"]
-    assert [version["learned_later"] for version in summary["versions"]] == [2, None], (
-        "what judged the first is learned"
-    )
     assert summary["uncertain"] == []
     drift = summary["feature_drift"]
-    assert drift["buckets_before"] == 0
     assert set(list(drift["columns"])[:2]) == set(summary["drift"]["new_category_columns"]) == {"C2", "C14"}
     assert summary["policies"]["data_drift"] is not None
     assert ended.left == {}

@@ -92,8 +92,8 @@ def _pins(name):
 def test_benchmarks_measure_the_versions_that_the_images_are_locked_to():
     for peers, name, packages in (
         ("benchmarks", "training", ("numpy", "pyarrow", "scikit-learn", "msgspec")),
-        (environments.SERVING_PEERS, "serving", ("onnxruntime", "numpy")),
-        (environments.SERVING_PEERS, "preprocessing", ("nvtabular", "merlin-core", "pandas", "dask")),
+        ("serving-peers", "serving", ("onnxruntime", "numpy")),
+        ("serving-peers", "preprocessing", ("nvtabular", "merlin-core", "pandas", "dask")),
     ):
         theirs, ours = _pins(peers), _pins(name)
         assert {package: theirs[package] for package in packages}.items() <= ours.items()

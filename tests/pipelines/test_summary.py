@@ -15,7 +15,7 @@ from components.store.promotion_journal import Promotion, append_promotion
 from components.store.runs import RunOutcome, run_folder, write_outcome
 from pipelines.local import summary as numbers
 from pipelines.local.plan import DemoSettings, plan_for_world
-from pipelines.local.report import fold_repeated, headline_sentence
+from pipelines.local.report import headline_sentence
 from pipelines.local.runner import LocalFolders
 from pipelines.local.summary import (
     AucNumbers,
@@ -65,7 +65,7 @@ RUNS = [
 VERSIONS = [
     VersionNumbers(
         version=n, model_id=f"m{n}", trained_rows=1, learned_until="2026-01-01T00:00:00+00:00", judged_rows=1,
-        learned_later=None, parent=None, gate="pass", reason="pass", parity_max_abs_diff=3e-7,
+        parent=None, gate="pass", reason="pass", parity_max_abs_diff=3e-7,
     )
     for n in (1, 2)
 ]  # fmt: skip
@@ -75,7 +75,7 @@ GOOD = DemoSummary(
     versions=VERSIONS, release=RELEASE, bad_release=BAD_RELEASE, verified=VERIFIED,
     records=RecordNumbers(published=640, archived=640, duplicates=0, dead_letters=0),
     trigger=TriggerNumbers(reason="low", runs=1), policies={},
-    feature_drift=FeatureDriftNumbers(buckets_before=0, seconds=None, columns={}),
+    feature_drift=FeatureDriftNumbers(seconds=None, columns={}),
     decisions=ReplayedDecisions(points=20, equal=True, digest="00"), seconds={},
     serving_parity_max_abs_diff=3e-7, runs=RUNS, uncertain=[],
 )  # fmt: skip
@@ -227,7 +227,7 @@ def drift_event(bucket_end, version=1, **distances):
 def test_features_that_moved_have_their_largest_distance_and_the_worst_comes_first():
     events = [drift_event(98.0, C2=0.03), drift_event(102.0, C2=0.03), drift_event(104.0, C2=0.1, C14=0.2)]
     found = numbers.feature_drift([*events, drift_event(120.0, version=2, I1=0.9)], DRIFT_TIME)
-    assert (found.buckets_before, found.seconds) == (1, 2.0)
+    assert found.seconds == 2.0
     assert list(found.columns.items()) == [("C14", 0.2), ("C2", 0.1)]
 
 
@@ -309,22 +309,3 @@ def test_a_run_that_was_not_asked_for_is_no_doubt_of_a_policy_that_was_sure():
     assert "nothing that it could be sure of" not in sentence
     assert "data_drift was sure" in sentence
     assert "asked for no run" in sentence
-
-
-def test_where_no_policy_was_sure_the_page_says_so():
-    unsure = replace(WITHOUT_A_RUN, policies={"sequential": None, "data_drift": None})
-    assert "saw nothing that it could be sure of" in headline_sentence(unsure)
-
-
-def event(second, kind, text):
-    return {"time": float(second), "kind": kind, "text": text}
-
-
-def test_drift_between_other_events_is_one_line_too():
-    """Files are archived all the while: forty equal lines of drift would hide the eight events that matter."""
-    events = []
-    for i in range(40):
-        events += [event(10 + 2 * i, "drift", "2 of 40 columns drifted"), event(11 + 2 * i, "archived", f"{i} rows")]
-    folded = fold_repeated([*events, event(99, "run_started", "run a started")], start=0.0)
-    assert [kind for _, _, kind, _ in folded] == ["drift, 40 times", "archived, 40 times", "run started"]
-    assert folded[-1][:2] == ["99.0 s", "1970-01-01 00:01:39 UTC"]

@@ -30,7 +30,7 @@ from uuid import uuid4
 
 from components.contracts.manifests import FAIL, Model, RawDataset, Release, Verdict
 from components.deployment.canary.evidence import Fetch, counts_since, fetch, read_baseline, read_pairs, uncounted
-from components.deployment.canary.policy import ABORT, GROW, HOLD, CanaryJudgement, CanaryPolicy, judge
+from components.deployment.canary.policy import ABORT, GROW, HOLD, CanaryJudgement, CanaryPolicy, judge, judge_counts
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.promote import promote_version
 from components.deployment.release import ReleaseSettings, check_belonging, check_may_replace, forget, prepare_version
@@ -398,6 +398,10 @@ def _judge(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryJudgement
     """What the rules make of the canary's evidence so far, and whether servers have counted without a baseline."""
     assert plan.canary is not None
     seen, unread = _read_counters(plan, settings)
+    counts = None if seen is None else counts_since(plan.baseline, seen)
+    # Failures count also where the evidence cannot be read.
+    if (failing := judge_counts(counts, settings.policy)).action == ABORT:
+        return CanaryJudgement(action=ABORT, reason=failing.reason, by_counts=failing), False
     recommender = logged_recommender(settings.site.store)
     pairs = read_pairs(
         settings.evidence,
@@ -407,7 +411,6 @@ def _judge(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryJudgement
         most=settings.policy.looks[-1],
         user=recommender.data.user if recommender else None,
     )
-    counts = None if seen is None else counts_since(plan.baseline, seen)
     found = judge(pairs, counts, settings.policy, unread=unread)
     if found.action == GROW and plan.canary_share == 0.0:
         reason = f"in the shadow only; {found.reason}; start it again to let it answer"
@@ -419,7 +422,8 @@ def _began(plan: TrafficPlan, store: Path) -> datetime:
     """When the plan's canary, or the shadow that it was before, was recorded; else when the plan was published."""
     lines = [each for each in promotion_journal.read_entries(store) if each.action == promotion_journal.CANARY]
     times = [each.time for each in lines if plan.canary is not None and each.version == plan.canary.version]
-    return datetime.fromisoformat([*times, plan.published_at][0])
+    # The journal's times never go back: after a clock was ahead, the plan's own is right.
+    return min(map(datetime.fromisoformat, [*times[:1], plan.published_at]))
 
 
 def _grow_or_release(

@@ -102,13 +102,13 @@ class KafkaDeadLetters:
     def _read_letters(self, consumer: Consumer) -> tuple[list[DeadLetter], list[TopicPartition]]:
         """What is kept, oldest first, and where each partition ended when it was read.
 
-        Of a message that is kept twice, by a crash between keeping and acknowledging it, the first counts.
+        Of a message kept twice, by a crash between keeping and acknowledging it, one counts; several may have one key.
         """
         topic, brokers = self._location.dead_letter_topic, self._location.brokers
         open_ = set(list_partitions(consumer, self._location, topic))
         # Without an offset: from where the group has committed.
         consumer.assign([TopicPartition(topic, number) for number in open_])
-        found: dict[str, DeadLetter] = {}
+        found: dict[tuple[str, bytes | None], DeadLetter] = {}
         ends: list[TopicPartition] = []
         deadline = time.monotonic() + self._seconds
         while open_:
@@ -125,7 +125,7 @@ class KafkaDeadLetters:
                     ends.append(TopicPartition(topic, number, message.offset() or 0))
                 else:
                     letter = _read_letter(message)
-                    found.setdefault(letter.message_id, letter)
+                    found.setdefault((letter.message_id, letter.payload), letter)
         return sorted(found.values(), key=lambda letter: letter.time), ends
 
 

@@ -16,6 +16,7 @@ from components.deployment.release import Refused, ReleaseSettings, release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions, read_options
 from components.deployment.rollback import rollback
+from components.deployment.watchdog import Watchdog
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.folder import FolderObjects
 from components.storage.uris import open_objects
@@ -224,10 +225,10 @@ def test_a_worse_canary_is_aborted_and_unloaded_only_once_clients_know(place):
     ],
     ids=["errors", "latency"],
 )
-def test_errors_and_latency_of_all_replicas_abort_it_without_any_outcome(place, requests, said):
+def test_errors_and_latency_of_all_replicas_abort_it_also_where_the_outcomes_cannot_be_read(place, requests, said):
     place.start()
     place.requests(**requests)
-    found = place.step()
+    found = canary.step(place.settings(evidence=(None,)))
     assert found.action == "aborted"
     assert said in found.reason
     assert place.plan().canary is None
@@ -406,6 +407,22 @@ def test_a_person_may_try_what_is_undecided_and_nobody_what_failed(place):
         start(*judged(undecided, "fail"), settings=place.release_settings())
     start(undecided[0], refused, undecided[2], settings=place.release_settings())
     assert canary_at_work(place.store) is not None
+
+
+def test_one_odd_server_keeps_no_other_from_being_healed_and_a_canarys_reloads_are_its_own(place):
+    def check(server):
+        if server.url == "a:1":
+            raise PermanentError("no Triton")
+
+    place.start()
+    for name in (MODEL_NAME, CANARY_NAME):
+        place.servers["b:1"].unload(name)
+    connect = {url: AlteredDouble(server, check_live=check) for url, server in place.servers.items()}.get
+    watchdog = Watchdog(site=place.release_settings(connect=connect))
+    for _ in range(4):
+        watchdog.look()
+    assert place.servers["b:1"].loaded() == [1]
+    assert set(+watchdog.reloads) == {1}
 
 
 def test_nothing_live_is_no_place_for_a_canary(unserved, make_candidate):
