@@ -102,11 +102,10 @@ def test_every_policy_is_sure_of_the_change_alone_and_only_one_of_them_asked_for
 def test_report_needs_no_network(turned):
     folder, _, _ = turned
     page = (folder / "report.html").read_text()
-    assert "newer ones, learned by version 2" in page
+    assert "newer ones" in page
     assert "taken back" in page
     assert "logged scores recomputed offline" in page
     assert "decisions replayed from the lake, " in page
-    assert "AUC on older rows" in page
     assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page) == []
     assert re.findall(r"<(?:script|link|img|iframe)\b", page) == []
 
