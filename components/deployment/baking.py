@@ -87,7 +87,7 @@ class Baking:
 
         Raises:
             ContractError: the journal or the recommender is damaged.
-            TemporaryError: the version cannot be taken back now; what was live is live, and the next round tries again.
+            TemporaryError: the version cannot be taken back now; what was live is live, and a later round tries again.
             PermanentError: as `rollback`.
         """
         store = self.site.store
@@ -118,7 +118,7 @@ class Baking:
     def _take_back(self, line: Promotion, reason: str) -> BakingStep:
         tries = self._tries[line.version] = self._tries[line.version] + 1
         if tries & (tries - 1) and tries % _RETRY_ROUNDS:  # each try writes to the journal and reloads servers
-            return BakingStep(action=NONE, reason=f"{reason}; could not be taken back yet", version=line.version)
+            raise TemporaryError(f"version {line.version} could not be taken back yet, and waits: {reason}")
         try:
             rollback(self.site, to_version=line.previous_version, reason=reason, of=line)
         except Refused as error:

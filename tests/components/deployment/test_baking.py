@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,7 +13,7 @@ from components.deployment.baking import COUNTERS_FILE, NONE, TAKEN_BACK, Baking
 from components.deployment.controller import ReleaseController
 from components.deployment.release import release
 from components.deployment.watchdog import Watchdog
-from components.runtime.errors import PermanentError, Refused
+from components.runtime.errors import PermanentError, Refused, TemporaryError
 from components.store.promotion_journal import (
     BAKED,
     INTENT,
@@ -87,6 +88,18 @@ def test_what_the_monitor_found_takes_a_version_back_and_bars_its_model_until_a_
     world.check_all_is_well(3)
     promoted = release(*world.candidate(2), settings=world.settings, override="the clients were at fault")
     assert (told(world.settings)[-1], barred(store)) == ((PROMOTE, promoted.version), {})
+
+
+def test_a_take_back_that_fails_is_tried_ever_less_often(world, bakes, monkeypatch):
+    world.release(1), world.release(2)
+    say(world.settings, BAD)
+    monkeypatch.setattr("components.deployment.baking.rollback", tried := Mock(side_effect=TemporaryError("too large")))
+    controller, counts = bakes(), []
+    for _ in range(300):
+        with pytest.raises(TemporaryError):
+            controller.step({})
+        counts.append(tried.call_count)
+    assert [1 + counts.index(number) for number in range(1, 10)] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
 
 @pytest.fixture
