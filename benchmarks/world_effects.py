@@ -11,12 +11,17 @@ def effects_of(tables: Tables, dense: NDArray[np.float32], categorical: NDArray[
 
     A category that `tables` do not hold has the effect 0, as nothing is known of it there. Integers must be among
     those that they draw.
+
+    >>> from inference_client.simulation.world import World
+    >>> tables = World.create(7).tables
+    >>> rows = tables.draw(10_000, np.random.default_rng(0))
+    >>> bool(np.allclose(effects_of(tables, rows.dense, rows.categorical), rows.effects, atol=1e-5))
+    True
     """
     effects = np.zeros(len(dense), dtype=np.float32)
     for i, table in enumerate(tables.dense):
-        values, first = np.unique(table.values, return_index=True)
-        found = np.minimum(np.searchsorted(values, dense[:, i]), len(values) - 1)
-        effects += np.where(np.isnan(dense[:, i]), table.missing_effect, table.effects[first][found])
+        found = np.minimum(np.searchsorted(table.values, dense[:, i]), len(table.values) - 1)  # quantiles ascend
+        effects += np.where(np.isnan(dense[:, i]), table.missing_effect, table.effects[found])
     buckets = []
     for i, column in enumerate(tables.categories):
         order = np.argsort(column.keys)

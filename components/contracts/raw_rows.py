@@ -147,6 +147,10 @@ class ColumnNames:
         return self.weight is not None
 
 
+CLOCK_AHEAD_SECONDS = 3600.0
+"""A time that is noted this far ahead is of a clock that was wrong: nobody waits until it has come."""
+
+
 def microseconds(time: float) -> int:
     """Seconds since the epoch as `event_time` keeps them, in whole microseconds.
 

@@ -25,6 +25,7 @@ from typing import Any
 from components.contracts.baking import BAD, WELL
 from components.contracts.manifests import CURRENT
 from components.contracts.metrics import sequential_binomial
+from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS
 from components.deployment.canary.evidence import COUNTERS, Fetch, counted, fetch, read_p99
 from components.deployment.canary.policy import STEADY_MEAN, ArmCounts, CanaryPolicy
 from components.deployment.repository.model_repository import ModelRepository
@@ -108,7 +109,7 @@ class Baking:
             return self._take_back(line, bad)
         seconds = seconds_since(line, self.site.clock())
         is_judged = limits.bake_rows == 0 or (found is not None and found.state == WELL)
-        if is_judged and not -3600.0 <= seconds < limits.bake_seconds:  # far ahead is a line of a clock that was wrong
+        if is_judged and not -CLOCK_AHEAD_SECONDS <= seconds < limits.bake_seconds:
             return self._end(line, f"{found.reason if found and limits.bake_rows else 'nothing bad was counted'}")
         waits = f"{seconds:.0f} of {limits.bake_seconds:.0f} s"
         if not is_judged:
@@ -116,7 +117,8 @@ class Baking:
         return BakingStep(action=BAKES, reason=waits, version=line.version)
 
     def _take_back(self, line: Promotion, reason: str) -> BakingStep:
-        tries = self._tries[line.version] = self._tries[line.version] + 1
+        self._tries[line.version] += 1
+        tries = self._tries[line.version]
         if tries & (tries - 1) and tries % _RETRY_ROUNDS:  # each try writes to the journal and reloads servers
             raise TemporaryError(f"version {line.version} could not be taken back yet, and waits: {reason}")
         try:

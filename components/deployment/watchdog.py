@@ -185,7 +185,8 @@ class Watchdog:
         # A load alone keeps a version answering that is merely another; it does nothing for a dead stub: to the server
         # nothing has changed.
         for unload in (True,) if _DEAD_STUB in trouble else (False, True):
-            self.reloads[version] += name == self._repository.names.model  # a canary's are none of the live version
+            if name == self._repository.names.model:  # a canary's are none of the live version
+                self.reloads[version] += 1
             trouble = self._trouble(server, name, version, load=True, unload=unload)
             if trouble is None:
                 return HEALED, "reloaded"

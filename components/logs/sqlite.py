@@ -139,8 +139,7 @@ class SqliteLog:
                 "WHERE number = ? AND attempts = ? AND state = 'waiting'",
                 [tuple(map(int, token.split("/"))) for token in ended],
             )
-            # A few of the oldest each time, more than came in: the file stops growing, and no call takes long. A time
-            # ahead is of a clock that was set back.
+            # A few of the oldest, more than came in: no call takes long. A time ahead is of a clock that was set back.
             now = self._clock()
             connection.execute(
                 "DELETE FROM messages WHERE NOT leased_until BETWEEN ? AND ? AND number IN"

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.raw_rows import microseconds
+from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
 from components.contracts.records import micros_of
 from components.runtime.errors import expect
 from monitoring.deciding.policy import (
-    CLOCK_AHEAD_SECONDS,
     Baseline,
     DecisionPoint,
     Evidence,

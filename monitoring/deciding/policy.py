@@ -16,9 +16,6 @@ from numpy.typing import NDArray
 
 from monitoring.measures.window import Kpis
 
-CLOCK_AHEAD_SECONDS = 3600.0
-"""What was judged by a clock this far ahead does not keep records from being judged once the clock is right."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaturedRows:

@@ -23,10 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.features import Features
-from components.contracts.raw_rows import microseconds
+from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
 from components.contracts.records import Predictions
 from components.contracts.reference_statistics import ReferenceStatistics
-from monitoring.deciding.policy import CLOCK_AHEAD_SECONDS
 from monitoring.drift.comparison import DriftReport, DriftSettings, compare
 from monitoring.drift.sketch import Layout, Sketch
 

@@ -214,8 +214,7 @@ class Archive:
         return min(times, default=None)
 
     def _is_overdue(self, oldest: float | None, now: float) -> bool:
-        # What is from the future: the clock was set back.
-        return oldest is not None and not 0 <= now - oldest < self._roll_seconds
+        return oldest is not None and not 0 <= now - oldest < self._roll_seconds  # ahead: the clock was set back
 
     def _write_all_rows(self) -> list[ArchivedPart]:
         written: list[ArchivedPart] = []

@@ -323,7 +323,7 @@ def first_sure(decisions: Lines, drift_time: float | None) -> dict[str, float | 
 
 
 def feature_drift(events: Lines, drift_time: float | None) -> FeatureDriftNumbers:
-    """What the drift watch saw before and after the change."""
+    """What the drift watch saw after the change."""
     drifted = [e for e in events if e["kind"] == "drift" and e["version"] == 1 and e["drifted"]]
     after = [e for e in drifted if drift_time is not None and e["bucket_end"] > drift_time]
     columns: dict[str, float] = {}

@@ -20,10 +20,6 @@ def drifting(world):
     return DriftingWorld(world=world, drift=SlowDrift(seed=3))
 
 
-def moving(world, **settings):
-    return DriftingWorld(world=world, drift=SlowDrift(seed=3, **settings))
-
-
 @pytest.mark.parametrize("hours", [0.0, 49.5, 300.0])
 def test_click_rate_and_best_auc_do_not_wander(world, drifting, hours):
     now = drifting.at(hours)
@@ -34,9 +30,8 @@ def test_click_rate_and_best_auc_do_not_wander(world, drifting, hours):
     assert now.bayes_auc == pytest.approx(drifting.at(0.0).bayes_auc, abs=0.006)
 
 
-def test_old_truth_loses_a_point_of_auc_in_a_day_and_more_the_older_it_is(world):
+def test_old_truth_loses_a_point_of_auc_in_a_day_and_more_the_older_it_is(drifting):
     """What the default `moving_share` promises, over five days that begin anew."""
-    drifting = moving(world)
     lost = {age: [] for age in (1.0, 5.0, 24.0)}
     for start in range(0, 120, 24):
         old = drifting.at(start)
