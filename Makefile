@@ -34,26 +34,32 @@ python:
 
 ENVIRONMENTS ?= driver validation preprocessing training serving
 
-# Two at a time. A second `make` waits for the lock and finds the work done. An environment whose interpreter is gone,
-# as after an upgrade of the system, is built again.
+# Two at a time. A second `make` waits for the lock and finds the work done. `built` holds a digest of the locks that the
+# environment was built from: it is built again when their content changed, or when its interpreter is gone, as after an
+# upgrade of the system. File times decide nothing, since a fresh clone's files are all new.
 environments: python
-	@mkdir -p .venvs; for name in $(ENVIRONMENTS); do \
-	  .venvs/$$name/bin/python -c '' 2>/dev/null || rm -f .venvs/$$name/built; done
-	@flock .venvs/lock $(MAKE) -s --no-print-directory -j2 $(ENVIRONMENTS:%=.venvs/%/built)
+	@mkdir -p .venvs
+	@flock .venvs/lock $(SHELL) -c 'for name in $(ENVIRONMENTS); do \
+	  [ "$$(cat .venvs/$$name/built 2>/dev/null)" = "$$($(MAKE) -s --no-print-directory digest-$$name)" ] && \
+	  .venvs/$$name/bin/python -c "" 2>/dev/null || rm -f .venvs/$$name/built; done; \
+	  $(MAKE) -s --no-print-directory -j2 $(ENVIRONMENTS:%=.venvs/%/built)'
 
-# Every package is pinned with its hash but torch (requirements/torch.txt). `built` is touched last.
-.SECONDEXPANSION:
-.venvs/%/built: requirements/%.lock $$(wildcard requirements/$$*.test.lock) requirements/torch.txt
+LOCKS_OF = requirements/$(1).lock $(wildcard requirements/$(1).test.lock) requirements/torch.txt
+digest-%:
+	@cat $(call LOCKS_OF,$*) | sha256sum | cut -d " " -f 1
+
+# Every package is pinned with its hash but torch (requirements/torch.txt). `built` is written last.
+.venvs/%/built:
 	@echo "building environment $* (log: .venvs/$*.log)"
 	@{ rm -rf .venvs/$* && $(PYTHON) -m venv .venvs/$* && \
 	  install=".venvs/$*/bin/python -m pip install --disable-pip-version-check" && \
-	  $$install --no-deps --require-hashes $(patsubst %,-r %,$(filter %.lock,$^)) && \
+	  $$install --no-deps --require-hashes $(patsubst %,-r %,$(filter %.lock,$(call LOCKS_OF,$*))) && \
 	  case $* in \
 	    training|benchmarks) $$install -r requirements/torch.txt;; \
 	    driver) $$install --no-deps --no-build-isolation -e .;; \
 	  esac; } > .venvs/$*.log 2>&1 || { tail -n 5 .venvs/$*.log >&2; \
 	  echo "error: environment $* could not be built, see .venvs/$*.log" >&2; exit 1; }
-	@touch $@
+	@$(MAKE) -s --no-print-directory digest-$* > $@
 
 # DATA=<file or folder> takes your own rows instead of the simulated ones, RECOMMENDER=<file> says what their columns are
 # (without it Criteo's are known, and others drafted). WORLD=shop takes a simulated shop's (examples/shop). LOG=pubsub

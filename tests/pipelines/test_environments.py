@@ -48,14 +48,18 @@ def make_serving(folder):
 
 @needs_make
 @pytest.mark.slow
-def test_environment_is_built_once_and_again_when_a_lock_changed_or_its_interpreter_is_gone(folder):
+def test_environment_is_built_once_and_again_when_the_content_of_a_lock_changed_or_its_interpreter_is_gone(folder):
     building = "building environment serving (log: .venvs/serving.log)\n"
     assert make_serving(folder).stdout == building
     assert environments.python_of("serving", folder).exists()
     assert make_serving(folder).stdout == ""
     lock = folder / "requirements" / "serving.test.lock"
     os.utime(lock, (lock.stat().st_mtime + 60,) * 2)
+    assert make_serving(folder).stdout == ""  # as in a fresh clone over linked environments
+    lock.write_text("# nothing else\n")
+    os.utime(lock, (1, 1))
     assert make_serving(folder).stdout == building
+    assert make_serving(folder).stdout == ""
     python = environments.python_of("serving", folder)
     python.unlink()
     python.symlink_to(folder / "an interpreter that was upgraded away")
