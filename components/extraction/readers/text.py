@@ -1,237 +1,279 @@
-"""Files of delimited text by pyarrow.csv, one row a line; gzip or plain.
+"""Files of delimited text and of JSON lines, split into columns by DuckDB.
 
-A file is read in blocks of whole lines; pyarrow.csv splits a block, and each distinct value of a column is checked
-against the contract once. A malformed line is recorded with its number and reason, and the rest of its block stays.
-Which form a file has is decided by `forms`; what a column holds is said by `criteo` and `named`.
+Which lines form a record is decided before (`lines`), so DuckDB is given whole records only. It must give as many rows
+back: anything else is an error. A column of JSON lines is text, too: a number as it is written, a list in brackets.
 """
 
 import csv
-import gzip
-import zlib
+import tempfile
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pv
+from numpy.typing import NDArray
 
-from components.extraction.raw_schema import MalformedRows, raw_batch, without_rows
-from components.runtime.errors import ContractError
+from components.extraction.readers.lines import (
+    BLOCK_BYTES,
+    Block,
+    Dialect,
+    LineCounts,
+    LineTexts,
+    Records,
+    Rejected,
+    read_blocks,
+    split_records,
+)
+from components.runtime.errors import ContractError, first_line
 from components.runtime.forked import available_cores
 
-BLOCK_BYTES = 2 << 20
-"""About 8,700 Criteo lines."""
-MAX_LINE_BYTES = 1 << 20
-_READ_BYTES = 256 << 10
-_GZIP_MAGIC = b"\x1f\x8b"
-_BOM = b"\xef\xbb\xbf"
-_ENCODED = pa.dictionary(pa.int32(), pa.binary())
-"""Binary, because a byte that is not UTF-8 must make its line malformed and not the file."""
+DELIMITERS = (",", "\t", ";", "|")
+_HEAD_BYTES = 256 << 10
+_HEAD_LINES = 500
+_JSON = Dialect(delimiter="\x01", num_fields=1, has_quotes=False)
+"""Of JSON lines: a line is a record. JSON holds no control characters."""
+
+
+_IS_OBJECT = "coalesce(try(json_type(line)) = 'OBJECT', false)"
+"""In SQL, whether the text `line` is a JSON object."""
+
+
+class Chunk(NamedTuple):
+    """Some rows of a file, in file order."""
+
+    rows: Any
+    """Arrow record batch of the wanted columns, by their names in the file; of text files all are strings."""
+    numbers: NDArray[np.int64]
+    """Line of each row in the file, of Parquet its number; from 1."""
+    rejected: list[Rejected]
+    """Lines between these rows that are none."""
+    counts: LineCounts
+    texts: "Texts"
+
+
+class Texts:
+    """How rows stand in their file, for people."""
+
+    def __init__(self, lines: LineTexts) -> None:
+        self._lines = lines
+
+    def of(self, at: int, number: int) -> str:
+        """Return the text of the row at a position of the chunk, whose number in the file is given."""
+        return self._lines.of(number)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextLayout:
-    """How one text form writes a row."""
-
-    delimiter: str
-    fields: tuple[str, ...]
-    """The name of each field, in file order; those that no column reads are ignored."""
-    has_header: bool
-    """Whether the first line holds names."""
-    has_quotes: bool = False
-    """Whether a field may stand in double quotes. A line break in quotes makes its lines malformed."""
-    missing: tuple[str, ...] = ("",)
-    """What stands for no value."""
-
-    def num_fields(self, line: bytes) -> int:
-        """How many fields a line has; 0 where a quote is not closed."""
-        if not self.has_quotes:
-            return line.count(self.delimiter.encode()) + 1
-        if line.count(b'"') % 2:
-            return 0
-        return len(next(csv.reader([line.decode(errors="replace")], delimiter=self.delimiter)))
-
-
-class TextColumn(NamedTuple):
-    """A raw column in a text file."""
-
-    field: str
-    """Its name in the layout."""
-    parse: Callable[[Any], Any]
-    """Distinct values (binary array) to an array of the raw type, null where a value is malformed."""
-    expected: str
-    """What a value is, for people."""
-    is_required: bool
-    """Whether an empty field is malformed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextFile:
-    """One text file; see `forms.Reader`."""
+class TextRows:
+    """The rows of one text file."""
 
     path: Path
-    layout: TextLayout
-    columns: Mapping[str, TextColumn]
-    """By raw column; the others are null."""
-    schema: Any
-    """The raw schema."""
-    has_times: bool = False
-    """See `Reader.has_times`."""
+    names: tuple[str, ...]
+    """Of the columns, in file order; "" for one without a name."""
+    dialect: Dialect
+    is_json: bool = False
+    num_skipped: int = 0
+    """Blank lines and comments before the header."""
 
-    def batches(self, malformed: MalformedRows) -> Iterator[Any]:
-        """See `Reader.batches`. Empty lines do not count."""
-        for parsed in self._parsed_blocks():
-            for line, reason, text in parsed.malformed:
-                malformed.add(self.path, line, reason, text=text)
-            malformed.count(self.path, parsed.batch.num_rows + len(parsed.malformed))
-            if parsed.batch.num_rows:
-                yield parsed.batch
+    def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
+        """Yield the wanted columns of all rows, in file order; memory is bounded by a few blocks.
 
-    def _parsed_blocks(self) -> Iterator["ParsedBlock"]:
-        """All blocks in order, as many at a time as there are cores: pyarrow lets other threads work meanwhile."""
-        waiting = deque[Future[ParsedBlock]]()
-        with ThreadPoolExecutor(cores := available_cores()) as pool:
-            for block in blocks(self.path):
-                waiting.append(pool.submit(self.parse, block))
+        Raises:
+            ContractError: The file is damaged; see `lines.read_blocks`.
+        """
+        with tempfile.TemporaryDirectory(prefix="rows.") as folder, ThreadPoolExecutor(cores := available_cores()) as pool:
+            parser, waiting = _Parser(self, wanted, Path(folder)), deque[Future[Chunk]]()
+            for records in self._records():
+                waiting.append(pool.submit(parser.parse, records))
                 if len(waiting) > cores:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
 
-    def parse(self, block: "Block") -> "ParsedBlock":
-        """The rows of a block."""
-        if self.layout.has_header and block.first_line == 1:
-            block = Block(2, block.content.partition(b"\n")[2])
-        content = block.content
-        if b"\r" in content:
-            # pyarrow would end a line at a lone carriage return; as a character it makes its field malformed.
-            content = content.replace(b"\r\n", b"\n").replace(b"\r", b"?")
-        is_ragged = False
+    def _records(self) -> Iterator[Records]:
+        rest: Block | None = None
+        for found in read_blocks(self.path, block_bytes=BLOCK_BYTES):
+            block = found if rest is None else Block(rest.first_line, rest.content + found.content, found.is_last)
+            records = split_records(block, self.dialect)
+            rest = records.rest
+            yield records
+
+
+class _Parser:
+    """Splits records into columns; called by several threads."""
+
+    def __init__(self, rows: TextRows, wanted: Sequence[str], folder: Path) -> None:
+        self._rows, self._wanted, self._folder = rows, list(wanted), folder
+        self._local = threading.local()
+
+    def parse(self, records: Records) -> Chunk:
+        num_rows = len(records.numbers)
+        rejected, counts = records.rejected, replace(records.counts)
+        if not num_rows:
+            columns = [pa.array([], pa.string()) for _ in self._wanted]
+            batch = pa.record_batch(columns, names=self._wanted)
+            return Chunk(batch, records.numbers, rejected, counts, Texts(records.texts))
         try:
-            table = self._split_fields(content)
-        except pa.ArrowInvalid:
-            # A line has another number of fields: the only reason, since the types take any bytes. pyarrow's
-            # invalid_row_handler would fail on such a line if it were not UTF-8.
-            is_ragged = True
-            lines, num_fields = content.splitlines(keepends=True), len(self.layout.fields)
-            whole = [line for line in lines if self.layout.num_fields(line.rstrip(b"\n")) == num_fields]
-            table = self._split_fields(b"".join(whole))
-        columns, reasons = self._parse_columns(table)
-        malformed = list(self._malformed_lines(block, reasons)) if is_ragged or reasons else []
-        return ParsedBlock(without_rows(raw_batch(columns, self.schema), reasons), malformed)
+            found = self._json(records) if self._rows.is_json else self._fields(records)
+        except duckdb.Error as error:
+            first, last = int(records.numbers[0]), int(records.numbers[-1])
+            raise ContractError(
+                f"{self._rows.path} cannot be read between line {first} and {last}: {first_line(error)}"
+            ) from error
+        if found.num_rows != num_rows:
+            raise ContractError(
+                f"{self._rows.path} has {num_rows} records from line {int(records.numbers[0])} on, of which "
+                f"{found.num_rows} were read: which are lost is not known, so none is taken"
+            )
+        numbers = records.numbers
+        if self._rows.is_json:
+            valid = np.asarray(found.column("valid").to_numpy(zero_copy_only=False), bool)
+            for number in numbers[~valid].tolist():
+                text = records.texts.of(number)
+                rejected.append(Rejected(number, "no JSON object stands in the line", text))
+            rejected.sort()
+            counts.rows, counts.rejected = int(valid.sum()), counts.rejected + int((~valid).sum())
+            found, numbers = found.filter(pa.array(valid)).drop_columns(["valid"]), numbers[valid]
+        batch = pa.record_batch([column.combine_chunks() for column in found.columns], names=self._wanted)
+        return Chunk(batch, numbers, rejected, counts, Texts(records.texts))
 
-    def _split_fields(self, content: bytes) -> Any:
-        """The fields of all lines as dictionary-encoded bytes; `pa.ArrowInvalid` where a line has more or fewer."""
-        wanted = list(dict.fromkeys(column.field for column in self.columns.values()))
-        if not content.strip(b"\n"):
-            return pa.table({name: pa.array([], _ENCODED) for name in wanted})
-        names = list(self.layout.fields)
-        return pv.read_csv(
-            pa.BufferReader(content),
-            # One thread: other blocks have the others.
-            read_options=pv.ReadOptions(column_names=names, block_size=len(content) + 1, use_threads=False),
-            parse_options=pv.ParseOptions(
-                delimiter=self.layout.delimiter, quote_char='"' if self.layout.has_quotes else False
-            ),
-            convert_options=pv.ConvertOptions(
-                column_types=dict.fromkeys(wanted, _ENCODED),
-                include_columns=wanted,
-                null_values=list(self.layout.missing),
-                strings_can_be_null=True,
-            ),
-        )
+    def _fields(self, records: Records) -> Any:
+        dialect = self._rows.dialect
+        path = self._folder / f"{threading.get_ident()}.csv"
+        path.write_bytes(records.content)
+        positions = [self._rows.names.index(name) for name in self._wanted]
+        has_quotes = dialect.has_quotes and b'"' in records.content
+        options = {
+            "header": "false",
+            "auto_detect": "false",
+            "delim": _literal(dialect.delimiter),
+            "quote": _literal('"' if has_quotes else ""),
+            "escape": _literal(dialect.escape if has_quotes else ""),
+            "new_line": "'\\n'",
+            "nullstr": "''",
+            "max_line_size": str(len(records.content) + 1),
+            "parallel": "false",
+            "columns": "{" + ", ".join(f"'c{i}': 'VARCHAR'" for i in range(dialect.num_fields)) + "}",
+        }
+        said = ", ".join(f"{name} = {value}" for name, value in options.items())
+        columns = ", ".join(f"c{at} AS w{i}" for i, at in enumerate(positions)) or "1 AS w0"
+        found = self._connection.sql(f"SELECT {columns} FROM read_csv({_literal(str(path))}, {said})").to_arrow_table()
+        return found if positions else found.select([])
 
-    def _parse_columns(self, table: Any) -> tuple[dict[str, Any], dict[int, str]]:
-        """Typed columns, null where a value is malformed; and the first reason for each malformed row."""
-        columns: dict[str, Any] = {}
-        reasons: dict[int, str] = {}
-        for name, column in self.columns.items():
-            encoded = table.column(column.field).unify_dictionaries().combine_chunks()
-            if isinstance(encoded, pa.ChunkedArray):
-                encoded = encoded.chunk(0) if encoded.num_chunks else pa.array([], _ENCODED)
-            columns[name] = column.parse(encoded.dictionary).take(encoded.indices)
-            if columns[name].null_count > (0 if column.is_required else encoded.null_count):
-                wrong = pc.is_null(columns[name])
-                wrong = wrong if column.is_required else pc.and_(encoded.indices.is_valid(), wrong)
-                for at in np.flatnonzero(wrong.to_numpy(zero_copy_only=False)):
-                    text = (encoded[int(at)].as_py() or b"").decode(errors="backslashreplace")
-                    reasons.setdefault(int(at), f"{column.field} is {text!r}, expected {column.expected}")
-        return columns, reasons
+    def _json(self, records: Records) -> Any:
+        lines = pa.array(records.content[:-1].decode().split("\n"), pa.string())
+        paths = ", ".join(_literal(_json_path(name)) for name in self._wanted)
+        self._connection.register("lines", pa.table({"line": lines}))
+        columns = "".join(f", found[{i + 1}] AS w{i}" for i in range(len(self._wanted)))
+        return self._connection.sql(
+            f"SELECT valid{columns} FROM (SELECT {_IS_OBJECT} AS valid, "
+            f"CASE WHEN {_IS_OBJECT} THEN json_extract_string(line, [{paths}]::VARCHAR[]) END AS found FROM lines)"
+        ).to_arrow_table()
 
-    def _malformed_lines(self, block: "Block", reasons: dict[int, str]) -> Iterator[tuple[int, str, str]]:
-        """Line number, reason and original text of the block's malformed lines."""
-        row, expected = 0, len(self.layout.fields)
-        for number, line in enumerate(block.content.split(b"\n"), start=block.first_line):
-            stripped = line.removesuffix(b"\r")
-            if not stripped:
-                continue
-            num_fields = self.layout.num_fields(stripped)
-            reason: str | None = f"{num_fields} columns, expected {expected}" if num_fields else "a quote is not closed"
-            if num_fields == expected:
-                reason = reasons.get(row)
-                row += 1
-            if reason:
-                yield number, reason, stripped.decode(errors="backslashreplace")
+    @property
+    def _connection(self) -> duckdb.DuckDBPyConnection:
+        if not hasattr(self._local, "connection"):
+            # One thread each: the blocks are what is shared out.
+            self._local.connection = duckdb.connect(config={"threads": 1})
+        return self._local.connection  # type: ignore[no-any-return]
 
 
-class Block(NamedTuple):
-    """Whole lines of a file; only the file's last line may lack its newline."""
-
-    first_line: int
-    """Number of its first line in the file, from 1."""
-    content: bytes
+def _literal(text: str) -> str:
+    """Return a text as SQL writes it."""
+    return "'" + text.replace("'", "''") + "'"
 
 
-class ParsedBlock(NamedTuple):
-    """A block's rows."""
-
-    batch: Any
-    """The well-formed ones, in the raw schema."""
-    malformed: list[tuple[int, str, str]]
-    """Line number, reason and original text of each of the others."""
+def _json_path(name: str) -> str:
+    return '$."' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
-    """The blocks of `path`, in order, without a UTF-8 byte order mark; memory is bounded by a block.
+# -- which form
+
+
+class Head(NamedTuple):
+    """How a text file begins."""
+
+    lines: list[str]
+    """The first lines of the file that are not blank; at most `_HEAD_LINES`, each with a line feed."""
+    num_skipped: int
+    """Comments before the first of them that is none."""
+
+
+def read_head(path: Path) -> Head:
+    """Return the first lines of a text file.
 
     Raises:
-        ContractError: the gzip stream is truncated or damaged, or a line is longer than `MAX_LINE_BYTES`.
+        ContractError: The file is empty, binary, or damaged.
     """
-    with open(path, "rb") as file:
-        is_gzip = file.read(2) == _GZIP_MAGIC
-    first_line, pending = 1, bytearray()
-    with gzip.open(path) if is_gzip else open(path, "rb") as file:
-        while True:
-            try:
-                chunk = file.read1(_READ_BYTES)
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                damage = "truncated" if isinstance(error, EOFError) else f"damaged ({error})"
-                num_lines = first_line - 1 + pending.count(b"\n")
-                raise ContractError(
-                    f"{path} is {damage}: {num_lines} whole lines were read before, expected a complete gzip file"
-                ) from error
-            pending += chunk
-            if chunk and len(pending) < block_bytes:
-                continue
-            content = bytes(pending).removeprefix(_BOM) if first_line == 1 else bytes(pending)
-            end = content.rfind(b"\n") + 1 if chunk else len(content)
-            if len(content) - end > MAX_LINE_BYTES:
-                raise ContractError(
-                    f"{path} has a line longer than {MAX_LINE_BYTES} bytes, expected rows of a click log"
-                )
-            if end:
-                yield Block(first_line, content[:end])
-                first_line, pending = first_line + content.count(b"\n", 0, end), bytearray(content[end:])
-            if not chunk:
-                return
+    content = next(read_blocks(path, block_bytes=_HEAD_BYTES)).content
+    found = [line.decode(errors="backslashreplace") + "\n" for line in content.split(b"\n")[: 2 * _HEAD_LINES]]
+    lines = [line for line in found if line.strip()][:_HEAD_LINES]
+    if not lines:
+        raise ContractError(f"{path} is empty, expected a header with the columns' names, and rows")
+    return Head(lines, next((i for i, line in enumerate(lines) if not line.startswith("#")), 0))
 
 
-def matching(distinct: Any, pattern: str) -> Any:
-    """The values (binary array) that match, as strings; null elsewhere."""
-    matches = pc.match_substring_regex(distinct, pattern)
-    return pc.if_else(matches, distinct, pa.scalar(None, distinct.type)).cast(pa.string())
+def text_rows(path: Path, head: Head) -> TextRows:
+    """Return the rows of a file of delimited text with a header, in the dialect that most of its first lines have."""
+    lines = _without_comments(head)
+    delimiter = max(DELIMITERS, key=lambda each: _fit(lines, each))
+    header = lines[0]
+    names = [name.strip() for name in _split(header, delimiter)]
+    while len(names) > 1 and not names[-1] and _usual_length(lines[1:], delimiter, len(names)) < len(names):
+        names.pop()  # a delimiter behind the last name alone
+    quoted = [line for line in lines[1:] if '"' in line]
+    plain = Dialect(delimiter=delimiter, num_fields=len(names), header=header.removesuffix("\n").encode())
+    slashed = replace(plain, escape="\\")
+    is_slashed = sum(map(slashed.is_record, quoted)) > sum(map(plain.is_record, quoted))
+    if names[0].startswith("#"):
+        names[0] = names[0].lstrip("# ")
+    return TextRows(path=path, names=tuple(names), dialect=slashed if is_slashed else plain)
+
+
+def json_rows(path: Path, head: Head) -> TextRows:
+    """Return the rows of a file of JSON objects, one a line; columns are the keys of its first lines.
+
+    Raises:
+        ContractError: The first line holds no object.
+    """
+    names: dict[str, None] = {}
+    with duckdb.connect(config={"threads": 1}) as connection:
+        connection.register("lines", pa.table({"line": pa.array(head.lines)}))
+        for (keys,) in connection.execute(f"SELECT CASE WHEN {_IS_OBJECT} THEN json_keys(line) END FROM lines").fetchall():
+            names.update(dict.fromkeys(keys or ()))
+    if not names:
+        raise ContractError(f"{path} begins with {head.lines[0][:40]!r}, expected one JSON object in each line")
+    return TextRows(path=path, names=tuple(names), dialect=_JSON, is_json=True)
+
+
+def _without_comments(head: Head) -> list[str]:
+    first, following = head.lines[0], head.lines[head.num_skipped : head.num_skipped + 1]
+    if head.num_skipped == 1 and following and any(
+        len(_split(first, each)) == len(_split(following[0], each)) > 1 for each in DELIMITERS
+    ):
+        return head.lines  # the header itself begins with #
+    return head.lines[head.num_skipped :]
+
+
+def _split(line: str, delimiter: str) -> list[str]:
+    return next(csv.reader([line.removesuffix("\n").removesuffix("\r")], delimiter=delimiter), [])
+
+
+def _fit(lines: list[str], delimiter: str) -> tuple[float, int]:
+    """Return how well a delimiter fits: the share of lines with as many fields as the header, and that number."""
+    num_fields = len(_split(lines[0], delimiter))
+    if num_fields == 1:
+        return 0.0, 1
+    lengths = [len(_split(line, delimiter)) for line in lines[1:100]]
+    fitting = sum(num_fields <= length <= num_fields + 1 for length in lengths)
+    return round(fitting / len(lengths), 1) if lengths else 1.0, num_fields
+
+
+def _usual_length(lines: list[str], delimiter: str, num_fields: int) -> int:
+    lengths = [len(_split(line, delimiter)) for line in lines]
+    return max(set(lengths), key=lengths.count) if lengths else num_fields
