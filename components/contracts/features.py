@@ -106,10 +106,14 @@ class ListOptions:
     """The categorical feature whose categories and vectors the list uses; without it the list has its own."""
     embed: int | None = None
     """Length of the vectors of its elements, as of a categorical feature. With `table` it is that feature's."""
+    separator: str = "|"
+    """What stands between the elements in a text file. A field in brackets is read as a JSON list whatever it is."""
 
     def __post_init__(self) -> None:
         if self.max < 1:
             raise ContractError(f"max is {self.max}, expected at least 1")
+        if not self.separator:
+            raise ContractError("separator is '', expected what stands between the elements of a list in a text file")
         _require_width(self.embed)
         if self.table is not None and self.embed is not None:
             raise ContractError(f"embed is {self.embed} beside table {self.table!r}, expected the table's embed alone")

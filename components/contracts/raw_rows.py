@@ -65,8 +65,11 @@ ROW_TYPES: dict[str, str] = {
 """Arrow type of each column that every raw row has; the features stand behind the first."""
 LIST = "list<{type}>"
 """Arrow type of a list of elements of a type."""
-SEPARATOR = "|"
-"""Between the elements of a list in a text file."""
+TIME_FORMATS = (
+    "iso", "YYYYMMDD", "YYMMDDhh", "YYYYMMDDhh", "YYMMDDhhmm", "YYYYMMDDhhmm", "YYYYMMDDhhmmss",
+    "seconds", "milliseconds", "microseconds", "nanoseconds",
+)  # fmt: skip
+"""How files may write times: as ISO 8601, as the digits of a UTC time, or as a count since 1970."""
 
 
 def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
@@ -125,6 +128,9 @@ class ColumnNames:
     """Number of the row in its request; without the column the rows are numbered in file order."""
     event_time: str = EVENT_TIME
     """When the row was shown; without the column rows have no time until `evergreen ingest` gives them one."""
+    time_format: str | None = None
+    """How the files write times, one of `TIME_FORMATS`; without it the form is found from the values, and refused where
+    two forms fit or the times would lie outside 1990 to tomorrow."""
     user: str | None = None
     """The categorical feature that says who saw the row. With it the gate counts the rows of a user as alike, and tells
     how well each user's rows are ordered."""
@@ -140,6 +146,8 @@ class ColumnNames:
                 f"columns are named {names}, expected a name for each of label, request, row and time, and another for "
                 "a weight"
             )
+        if self.time_format is not None and self.time_format not in TIME_FORMATS:
+            raise ContractError(f"time_format is {self.time_format!r}, expected one of {', '.join(TIME_FORMATS)}")
 
     @property
     def has_weights(self) -> bool:

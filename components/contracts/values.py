@@ -19,6 +19,12 @@ MISSING_WORDS = frozenset(
 that word otherwise."""
 EXACT_FLOATS = 2**53
 """From here on a float of 64 bits no longer tells a whole number from the next one."""
+EXACT_BELOW = {
+    **dict.fromkeys(("float64", "double"), EXACT_FLOATS),
+    **dict.fromkeys(("float32", "float"), 2**24),
+    **dict.fromkeys(("float16", "halffloat"), 2**11),
+}
+"""The same by type of floats, as NumPy and Arrow call it."""
 LEAST_WHOLE, END_OF_WHOLE = -(2**63), 2**64
 """Whole numbers that are categories: those of 64 bits, signed or unsigned. The second is one too large."""
 A_CATEGORY = "a whole number of 64 bits, true or false, or None for missing"

@@ -4,6 +4,8 @@ Rows have a label, 13 integers and 26 categories of up to 8 hex digits, and no t
 these features reads them.
 """
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,78 +15,98 @@ import pyarrow.compute as pc
 from components.contracts.criteo import CRITEO
 from components.contracts.features import Features
 from components.contracts.raw_rows import LABEL
-from components.extraction.raw_schema import raw_schema
-from components.extraction.readers.text import TextColumn, TextFile, TextLayout, matching
+from components.extraction.readers.lines import Dialect
+from components.extraction.readers.text import Chunk, Head, TextRows
+from components.extraction.readers.values import LABELS, Rule, matching
 from components.runtime.errors import ContractError
 
 COLUMNS = (LABEL, *CRITEO.names)
 """What Criteo publishes, in the order of its files without header."""
-NUM_TSV_FIELDS = len(COLUMNS)
 INTEGER_PATTERN = r"^-?[0-9]{1,18}(\.0*)?$"
 """An integer as text: `.0` because pandas writes an integer column with missing values so; 18 digits fit an int64."""
 HEX_PATTERN = r"^[0-9a-fA-F]{1,8}$"
 """A category as text."""
-_SCHEMA = raw_schema(CRITEO)
 
 
 def are_its(features: Features) -> bool:
-    """Whether these are Criteo's features, for which alone its forms are read."""
+    """Return whether these are Criteo's features, for which alone its forms are read."""
     return features == CRITEO
 
 
-def text_file(path: Path, lines: list[str]) -> TextFile | None:
-    """The reader of a text file that begins with these lines; None if it is none of Criteo's.
+@dataclass(frozen=True, kw_only=True)
+class CriteoRows:
+    """The rows of one of Criteo's files; see `forms.Rows`."""
+
+    rows: TextRows
+    columns: dict[str, str]
+    """Name in the file of each raw column."""
+
+    @property
+    def path(self) -> Path:
+        """See `forms.Rows.path`."""
+        return self.rows.path
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `forms.Rows.names`."""
+        return self.rows.names
+
+    def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
+        """See `forms.Rows.chunks`."""
+        return self.rows.chunks(wanted)
+
+
+def criteo_rows(path: Path, head: Head, rows: TextRows) -> CriteoRows:
+    """Return the rows of a text file in one of Criteo's forms.
+
+    Args:
+        path: The file.
+        head: Its first lines.
+        rows: The file as one of text with a header.
 
     Raises:
-        ContractError: it has a header that lacks a Criteo column, or names it twice.
+        ContractError: It has none of the forms, or a header that lacks a Criteo column or names it twice.
     """
-    layout = layout_of_header(lines[0], path=path) or next(filter(None, map(layout_of_fields, lines)), None)
-    return TextFile(path=path, layout=layout, columns=TEXT_COLUMNS, schema=_SCHEMA) if layout else None
+    names = [name.lower() for name in rows.names]
+    if LABEL in names:
+        if missing := [name for name in COLUMNS if names.count(name.lower()) != 1]:
+            raise ContractError(
+                f"{path} has a header that names {missing} not exactly once, expected every Criteo column"
+            )
+        known = {name.lower(): name for name in COLUMNS}
+        return CriteoRows(rows=rows, columns={known[n]: own for n, own in zip(names, rows.names) if n in known})
+    if any(line.count("\t") + 1 == len(COLUMNS) for line in head.lines[:20]):
+        dialect = Dialect(delimiter="\t", num_fields=len(COLUMNS), has_quotes=False)
+        return CriteoRows(rows=replace(rows, names=COLUMNS, dialect=dialect), columns={name: name for name in COLUMNS})
+    raise ContractError(
+        f"{path} is no Criteo file: its first line has {head.lines[0].count(chr(9)) + 1} tab-separated and "
+        f"{head.lines[0].count(',') + 1} comma-separated columns, expected {len(COLUMNS)} (label, 13 integers, "
+        "26 categories), or a header with Label"
+    )
 
 
-def layout_of_header(line: str, *, path: Path) -> TextLayout | None:
-    """The layout that a header line states; None if the line is no header.
+def parse_hex(texts: Any) -> Any:
+    """Return the int64 values of categories (string array); null where a text is not 1 to 8 hex digits.
 
-    Columns may be named in any case and any order; unknown ones (`Id`) are ignored.
-
-    Raises:
-        ContractError: a Criteo column is missing or named twice.
-    """
-    delimiter = "\t" if "\t" in line else ","
-    names = [name.strip().lower() for name in line.split(delimiter)]
-    if LABEL not in names:
-        return None
-    if missing := [name for name in COLUMNS if names.count(name.lower()) != 1]:
-        raise ContractError(f"{path} has a header that names {missing} not exactly once, expected every Criteo column")
-    known = {name.lower(): name for name in COLUMNS}
-    fields = tuple(known.get(name, f"field {i}") for i, name in enumerate(names))
-    return TextLayout(delimiter=delimiter, fields=fields, has_header=True)
-
-
-def layout_of_fields(line: str) -> TextLayout | None:
-    """The layout of a file without header, judged by a line's number of fields; None if it is none of Criteo's."""
-    is_its = line.count("\t") + 1 == NUM_TSV_FIELDS
-    return TextLayout(delimiter="\t", fields=COLUMNS, has_header=False) if is_its else None
-
-
-def parse_hex(distinct: Any) -> Any:
-    """The int64 values of categories (binary array); null where a value is not 1 to 8 hex digits.
-
-    >>> parse_hex(pa.array([b"ff", b"0x1f", None])).to_pylist()
+    >>> parse_hex(pa.array(["ff", "0x1f", None])).to_pylist()
     [255, None, None]
     """
-    return pc.binary_join_element_wise("0x", matching(distinct, HEX_PATTERN), "").cast(pa.int64())
+    return pc.binary_join_element_wise("0x", matching(texts, HEX_PATTERN), "").cast(pa.int64())
 
 
-def _parse_integers(distinct: Any) -> Any:
-    return matching(distinct, INTEGER_PATTERN).cast(pa.float64()).cast(pa.float32())
+def _parse_integers(texts: Any) -> Any:
+    return matching(texts, INTEGER_PATTERN).cast(pa.float64()).cast(pa.float32())
 
 
-TEXT_COLUMNS = {
-    LABEL: TextColumn(LABEL, lambda texts: matching(texts, "^[01]$").cast(pa.int32()), "0 or 1", is_required=True),
-    **{name: TextColumn(name, _parse_integers, "an integer or nothing", is_required=False) for name in CRITEO.numeric},
-    **{
-        name: TextColumn(name, parse_hex, "1 to 8 hex digits or nothing", is_required=False)
-        for name in CRITEO.categorical
-    },
+def _no_typed(column: Any) -> Any:
+    raise pa.ArrowTypeError(f"{column.type} is no text")
+
+
+_INTEGERS = Rule(type=pa.float32(), expected="an integer or nothing", of_text=_parse_integers, of_typed=_no_typed)
+_HEX = Rule(type=pa.int64(), expected="1 to 8 hex digits or nothing", of_text=parse_hex, of_typed=_no_typed)
+RULES = {
+    LABEL: LABELS,
+    **dict.fromkeys(CRITEO.numeric, _INTEGERS),
+    **dict.fromkeys(CRITEO.categorical, _HEX),
 }
+"""How each column is read."""

@@ -1,17 +1,16 @@
-"""Which files of a folder are click logs, which form each has, and files with a user's own column names.
+"""Which files of a folder hold rows, which form each has, and its rows in the raw schema of a recommender.
 
-A user's files are Parquet, or text with a header; see `ColumnNames`. Numeric features are finite numbers; categories
-whole numbers, in text decimal ones, or words; lists Parquet's lists of them, in text one field with `|` between
-elements; the label is 0 or 1, or a boolean; a weight a finite number of at least 0. A time is a timestamp, which
-without a zone is UTC, or seconds since the epoch. Columns that nobody named are not read.
+A file is Parquet, text with a header, JSON lines, or Criteo's text; see `ColumnNames` for the names of its columns.
+Whatever the form, its values are read by one set of rules (`values`, `time_forms`). Columns that nobody named are not
+read.
 """
 
-import csv
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,325 +20,69 @@ import pyarrow.compute as pc
 
 from components.contracts.features import Features
 from components.contracts.raw_rows import (
+    CLOCK_AHEAD_SECONDS,
     EVENT_TIME,
     LABEL,
     REQUEST_ID,
     ROW,
-    SEPARATOR,
     SERVED_BY,
     WEIGHT,
     ColumnNames,
     is_visible,
-    list_lengths,
     raw_types,
 )
 from components.contracts.recommender import Recommender
-from components.extraction.raw_schema import (
-    BATCH_ROWS,
-    BYTES,
-    EXPECTED_WEIGHT,
-    KEY_COLUMNS,
-    TIME_TYPE,
-    MalformedRows,
-    categories,
-    find_malformed,
-    in_lists,
-    is_list,
-    lake_schema,
-    nan_to_null,
-    open_parquet,
-    raw_batch,
-    record_malformed,
-    texts,
-    without_rows,
-)
+from components.extraction.raw_schema import MalformedRows, lake_schema, open_parquet, raw_batch, without_rows
 from components.extraction.readers import criteo
+from components.extraction.readers.lines import LineCounts, Rejected
 from components.extraction.readers.parquet import RawParquet
-from components.extraction.readers.text import TextColumn, TextFile, TextLayout, blocks, matching
-from components.runtime.errors import ContractError, first_line
-from components.store.archived_rows import reading_parquet
-
-DELIMITERS = (",", "\t", ";")
-MAX_SECONDS = 1e11
-"""Of a time, about the year 5138: milliseconds since the epoch are more."""
-_MISSING = ("", "nan", "NaN", "null", "NULL")
-"""What stands for no value in a text."""
-_WHOLE = r"^[+-]?[0-9]{1,19}(\.0*)?$"
-_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
-_SECONDS = r"^[0-9]{1,12}(\.[0-9]*)?$"
-_DAY = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
-_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?$"
-
-
-def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path, with_keys: bool) -> dict[str, str]:
-    """The name in a file of each raw column that is read.
-
-    `with_keys`: whether request id, row and time are read, as far as they are there.
-
-    Raises:
-        ContractError: the file lacks a column, or has it twice.
-    """
-    features, names = recommender.features, recommender.data
-    wanted = {LABEL: names.label, **{name: name for name in features.names}}
-    if names.weight is not None:
-        wanted[WEIGHT] = names.weight
-    for raw, name in ((REQUEST_ID, names.request_id), (ROW, names.row), (EVENT_TIME, names.event_time)):
-        # A name of the user's own is a promise; the default is none.
-        if with_keys and (name in here or name != raw):
-            wanted[raw] = name
-    if missing := [name for name in wanted.values() if name not in here]:
-        raise ContractError(f"{path} lacks the columns {missing} of recommender {recommender.name}, has {list(here)}")
-    if twice := sorted({name for name in wanted.values() if list(here).count(name) > 1}):
-        raise ContractError(f"{path} has the columns {twice} twice, expected each once")
-    return wanted
-
-
-# -- text
-
-
-def text_layout(line: str, recommender: Recommender) -> TextLayout | None:
-    """The layout of a file that begins with this line; None if it is no header that names the label."""
-    for delimiter in DELIMITERS:
-        fields = next(csv.reader([line], delimiter=delimiter), [])
-        if recommender.data.label in fields:
-            return TextLayout(
-                delimiter=delimiter, fields=tuple(fields), has_header=True, has_quotes=True, missing=_MISSING
-            )
-    return None
-
-
-def text_file(path: Path, layout: TextLayout, recommender: Recommender, *, with_keys: bool) -> TextFile:
-    """The reader of a text file with that layout.
-
-    Raises:
-        ContractError: see `columns_of`.
-    """
-    columns = columns_of(layout.fields, recommender, path=path, with_keys=with_keys)
-    return TextFile(
-        path=path,
-        layout=layout,
-        columns={raw: _text_column(raw, name, recommender.features) for raw, name in columns.items()},
-        schema=lake_schema(recommender.features, weighted=WEIGHT in columns),
-        has_times=EVENT_TIME in columns,
-    )
-
-
-def _text_column(raw: str, field: str, features: Features) -> TextColumn:
-    parse: Callable[[Any], Any]
-    if raw in features.numeric:
-        return TextColumn(field, _parse_numbers, "a finite number or nothing", is_required=False)
-    if raw in (*features.categorical, *features.lists):
-        parse, expected = _parse_integers, "a whole number of 64 bits"
-        if raw in features.words:
-            parse, expected = _parse_names, "a text in UTF-8"
-        if raw in features.lists:
-            parse, expected = partial(_parse_lists, parse), f"{expected}, or more with | between,"
-        return TextColumn(field, parse, f"{expected} or nothing", is_required=False)
-    parse, expected = {
-        LABEL: (_parse_labels, "0, 1, true or false"),
-        WEIGHT: (_parse_weights, EXPECTED_WEIGHT),
-        REQUEST_ID: (_parse_names, "a text"),
-        ROW: (_parse_rows, "a whole number"),
-        EVENT_TIME: (parse_times, "an ISO 8601 time, or seconds since the epoch"),
-    }[raw]
-    return TextColumn(field, parse, expected, is_required=True)
-
-
-def _parse_labels(distinct: Any) -> Any:
-    numbers = matching(distinct, r"^[01](\.0*)?$").cast(pa.float64()).cast(pa.int32())
-    words = pc.equal(pc.utf8_lower(matching(distinct, "^(?i)(true|false)$")), "true").cast(pa.int32())
-    return pc.coalesce(numbers, words)
-
-
-def _parse_numbers(distinct: Any) -> Any:
-    numbers = matching(distinct, _NUMBER).cast(pa.float64()).cast(pa.float32())
-    return pc.if_else(pc.is_finite(numbers), numbers, pa.scalar(None, numbers.type))
-
-
-def _parse_weights(distinct: Any) -> Any:
-    numbers = _parse_numbers(distinct)
-    return pc.if_else(pc.greater_equal(numbers, 0), numbers, pa.scalar(None, numbers.type))
-
-
-def _parse_integers(distinct: Any) -> Any:
-    found = pc.replace_substring_regex(matching(distinct, _WHOLE), r"\.0*$|^\+", "")
-    in_range = [None if text is None or not -(2**63) <= int(text) < 2**63 else int(text) for text in found.to_pylist()]
-    return pa.array(in_range, pa.int64())
-
-
-def _parse_lists(parse: Callable[[Any], Any], distinct: Any) -> Any:
-    """Lists of what `parse` makes of their elements; null where one of these is malformed."""
-    split = pc.split_pattern(distinct, SEPARATOR)
-    parts = split.flatten()
-    elements, is_missing = parse(parts), pc.is_in(parts, value_set=pa.array(_MISSING, parts.type))
-    is_wrong = pc.and_not(elements.is_null(), is_missing).to_numpy(zero_copy_only=False)
-    list_of = np.repeat(np.arange(len(split)), list_lengths(split))
-    has_wrong = pa.array(np.isin(np.arange(len(split)), list_of[is_wrong]))
-    elements = pc.if_else(is_missing, pa.scalar(None, elements.type), elements)
-    lists = pa.ListArray.from_arrays(split.offsets, elements)
-    return pc.if_else(has_wrong, pa.scalar(None, lists.type), lists)
-
-
-def _parse_rows(distinct: Any) -> Any:
-    return matching(distinct, r"^[0-9]{1,9}(\.0*)?$").cast(pa.float64()).cast(pa.int32())
-
-
-def _parse_names(distinct: Any) -> Any:
-    try:
-        return distinct.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([_decoded(value) for value in distinct.to_pylist()], pa.string())
-
-
-def _decoded(value: bytes | None) -> str | None:
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def parse_times(distinct: Any) -> Any:
-    """The times of texts (binary array), as `event_time`; null where a text is none.
-
-    >>> texts = [b"1970-01-01 00:00:01", b"1970-01-01T01:00:00+01:00", b"1970-01-02", b"1.5", b"soon", b"1970-13-01"]
-    >>> [None if time is None else time.timestamp() for time in parse_times(pa.array(texts)).to_pylist()]
-    [1.0, 0.0, 86400.0, 1.5, None, None]
-    """
-    seconds = matching(distinct, _SECONDS).cast(pa.float64())
-    seconds = pc.if_else(pc.less(seconds, MAX_SECONDS), seconds, pa.scalar(None, seconds.type))
-    days = pc.binary_join_element_wise(matching(distinct, _DAY), "00:00:00", " ")
-    texts = pc.coalesce(matching(distinct, _TIME), days)
-    has_zone = pc.match_substring_regex(texts, r"(Z|:\d{2}(\.\d+)?[+-][\d:]+)$")
-    texts = pc.if_else(has_zone, texts, pc.binary_join_element_wise(texts, "Z", ""))
-    return pc.coalesce(_micros(seconds), _cast_texts(texts))
-
-
-def _cast_texts(texts: Any) -> Any:
-    exact = pa.timestamp("ns", tz="UTC")
-    try:
-        return texts.cast(exact).cast(TIME_TYPE, safe=False)
-    except pa.ArrowInvalid:  # a text that looks like a time is none, such as the 31st of February
-        if len(texts) > 1:
-            middle = len(texts) // 2
-            return pa.concat_arrays([_cast_texts(texts.slice(0, middle)), _cast_texts(texts.slice(middle))])
-        return pa.nulls(len(texts), TIME_TYPE)
-
-
-def _micros(seconds: Any) -> Any:
-    return pc.round(pc.multiply(seconds.cast(pa.float64()), 1e6)).cast(pa.int64()).cast(TIME_TYPE)
-
-
-# -- Parquet
-
-
-@dataclass(frozen=True, kw_only=True)
-class NamedParquet:
-    """One Parquet file; see `forms.Reader`."""
-
-    path: Path
-    features: Features
-    columns: Mapping[str, str]
-    """See `columns_of`."""
-
-    @property
-    def has_times(self) -> bool:
-        """See `Reader.has_times`."""
-        return EVENT_TIME in self.columns
-
-    @cached_property
-    def _schema(self) -> Any:
-        return lake_schema(self.features, weighted=WEIGHT in self.columns)
-
-    def batches(self, malformed: MalformedRows) -> Iterator[Any]:
-        """See `Reader.batches`."""
-        file, schema = open_parquet(self.path), self._schema
-        wanted = list(dict.fromkeys(self.columns.values()))
-        keys = [name for name in KEY_COLUMNS if name in self.columns]
-        first_row = 1
-        with reading_parquet(self.path):
-            for found in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
-                batch = raw_batch(
-                    {raw: self._conform(raw, found.column(self.columns[raw])) for raw in self.columns}, schema
-                )
-                reasons = find_malformed(batch, self.features, keys=keys, names=self.columns)
-                numbers = range(first_row, first_row + found.num_rows)
-                record_malformed(found, reasons, path=self.path, numbers=numbers, malformed=malformed)
-                first_row += found.num_rows
-                malformed.count(self.path, found.num_rows)
-                yield without_rows(batch, reasons)
-
-    def _conform(self, raw: str, values: Any) -> Any:
-        """The values in the type of the raw column; refuses those of a type, or with a value, that cannot be."""
-        wanted = self._schema.field(raw).type
-        if raw not in self.features.lists:
-            return self._conform_values(raw, wanted, values)
-        if not (is_list(values.type) or pa.types.is_null(values.type)):
-            raise self._unfit(raw, values, "lists")
-        return in_lists(values, partial(self._conform_values, raw, wanted.value_type))
-
-    def _conform_values(self, raw: str, wanted: Any, values: Any) -> Any:
-        """The values of a column, or the elements of a list, in the type `wanted`."""
-        if pa.types.is_dictionary(values.type):
-            values = values.cast(values.type.value_type)
-        if pa.types.is_floating(values.type):
-            values = nan_to_null(values)
-        is_word = raw in self.features.words
-        types, expected = _WORDS if is_word else _TYPES_OF.get(raw, _NUMBERS)
-        if not pa.types.is_null(values.type) and not any(is_type(values.type) for is_type in types):
-            raise self._unfit(raw, values, expected)
-        try:
-            if raw == EVENT_TIME:
-                return self._times(values)
-            if is_word:
-                return texts(values)
-            if raw in (*self.features.categorical, *self.features.lists) and pa.types.is_boolean(values.type):
-                return categories(values)
-            return values.cast(wanted, safe=raw not in (*self.features.numeric, WEIGHT))
-        except pa.ArrowException as error:
-            raise self._unfit(raw, values, f"{expected}: {first_line(error)}") from error
-
-    def _times(self, values: Any) -> Any:
-        kind = values.type
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-            if (most := pc.max(pc.abs(values.cast(pa.float64()))).as_py() or 0) >= MAX_SECONDS:
-                raise self._unfit(EVENT_TIME, values, f"seconds since the epoch, not {most:.0f}")
-            return _micros(values)
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            return parse_times(values.cast(pa.string()).cast(pa.binary()))
-        return values.cast(TIME_TYPE, safe=False)
-
-    def _unfit(self, raw: str, values: Any, expected: str) -> ContractError:
-        return ContractError(f"{self.path} has {self.columns[raw]} of type {values.type}, expected {expected}")
-
-
-_NUMBERS = (
-    (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean),
-    "numbers",
+from components.extraction.readers.text import Chunk, json_rows, read_head, text_rows
+from components.extraction.readers.time_forms import EARLIEST, USUAL, TimeRule, find_form
+from components.extraction.readers.typed import ParquetRows, shown_value
+from components.extraction.readers.values import (
+    CATEGORIES,
+    LABELS,
+    NUMBERS,
+    PLACES,
+    REQUEST_IDS,
+    WEIGHTS,
+    WORDS,
+    ListRule,
+    Rule,
 )
-_TEXTS = (pa.types.is_string, pa.types.is_large_string)
-_WORDS = ((*_TEXTS, *BYTES, pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating), "texts or whole numbers")
-_TYPES_OF = {
-    REQUEST_ID: ((*_TEXTS, pa.types.is_integer), "texts or whole numbers"),
-    EVENT_TIME: (
-        (*_TEXTS, pa.types.is_timestamp, pa.types.is_date, pa.types.is_integer, pa.types.is_floating),
-        "timestamps, or seconds since the epoch",
-    ),
-}
-"""By raw column, which Arrow types are read, and how they are called in messages; of any other `_NUMBERS`."""
+from components.extraction.times import to_iso
+from components.runtime.errors import ContractError
+
+AnyRule = Rule | ListRule | TimeRule
 
 logger = logging.getLogger(__name__)
 
-_NAME = re.compile(r"(day_\d+(\.gz)?|.*\.(tsv|txt|csv)(\.gz)?|.*\.parquet)$", re.IGNORECASE)
+_NAME = re.compile(
+    r"(day_\d+(\.gz)?|.*\.(tsv|txt|csv|psv|jsonl|ndjson|json)(\.(gz|bz2|zst))?|.*\.parquet)$", re.IGNORECASE
+)
 _COMPANION = re.compile(r"(readme|license)\b.*", re.IGNORECASE)
 """Criteo's own archives hold these beside the rows."""
 _TRAIN, _TEST = re.compile(r"train\b.*", re.IGNORECASE), re.compile(r"test\b.*", re.IGNORECASE)
 """Kaggle's archive holds rows without labels beside those with them."""
-_SNIFFED_LINES = 20
-_SNIFFED_BYTES = 1 << 16
+
+
+class Rows(Protocol):
+    """The rows of a file with its own columns, in any form."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its columns, in file order; "" for one without a name."""
+
+    def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
+        """Yield the wanted columns of all rows, in file order; memory does not grow with the file."""
 
 
 class Reader(Protocol):
-    """One file of click logs, in any form."""
+    """One file of click logs, as rows of a recommender."""
 
     @property
     def path(self) -> Path:
@@ -348,6 +91,10 @@ class Reader(Protocol):
     @property
     def has_times(self) -> bool:
         """Whether rows have event times."""
+
+    @property
+    def counts(self) -> LineCounts:
+        """What the lines read so far were; of Parquet only rows and rejected rows."""
 
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """Record batches in the lake's schema, in file order; memory is bounded by a batch, not by the file.
@@ -378,8 +125,11 @@ def click_log_files(path: Path) -> list[Path]:
         logger.warning("passed over %d files in %s that are no click logs: %s", len(others), path, others[:5])
     files = [path / name for name in _visible_names(path) if name not in others]
     if not files:
-        raise ContractError(f"{path} holds no file of rows, expected day_N[.gz], *.tsv, *.txt, *.csv or *.parquet")
-    if twice := [file for file in files if file.suffix == ".gz" and file.with_suffix("") in files]:
+        raise ContractError(
+            f"{path} holds no file of rows, expected day_N, *.csv, *.tsv, *.txt, *.jsonl (plain, .gz, .bz2 or .zst) or "
+            "*.parquet"
+        )
+    if twice := [file for file in files if file.suffix in (".gz", ".bz2", ".zst") and file.with_suffix("") in files]:
         raise ContractError(f"{twice[0]} is there unpacked, too, expected each row in one file")
     return sorted(files, key=lambda p: natural_key(p.name))
 
@@ -407,49 +157,272 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
 
 
-def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True) -> Reader:
-    """The reader for the form that `path` has.
-
-    Criteo's own text is read for a recommender with exactly Criteo's features; it has neither times nor weights.
-    `with_keys`: whether a user's request ids, rows and times are read; without them they are null.
+def open_rows(path: Path) -> Rows:
+    """Return the rows of a file with the columns that it names: Parquet, JSON lines, or text with a header.
 
     Raises:
-        ContractError: none of the forms; says what the file looks like.
+        ContractError: The file is none of these, empty or damaged.
     """
+    if not path.is_file():
+        raise ContractError(f"{path} is no file, expected one of rows")
+    if _is_parquet(path):
+        return ParquetRows.open(path)
+    head = read_head(path)
+    first = head.lines[0].lstrip()
+    if first.startswith("["):
+        raise ContractError(f"{path} begins with '[', expected JSON lines, one object in each, or text with a header")
+    return json_rows(path, head) if first.startswith("{") else text_rows(path, head)
+
+
+def _is_parquet(path: Path) -> bool:
     with open(path, "rb") as file:
-        magic = file.read(4)
-    if magic == b"PAR1" or path.suffix == ".parquet":
-        return _parquet_reader(path, recommender, with_keys=with_keys)
-    content = next((block.content for block in blocks(path, block_bytes=_SNIFFED_BYTES)), b"")
-    decoded = [line.rstrip(b"\r").decode(errors="backslashreplace") for line in content.split(b"\n")]
-    lines = [line for line in decoded if line][:_SNIFFED_LINES]
-    if not lines:
-        raise ContractError(f"{path} is empty, expected rows")
-    layout = text_layout(lines[0], recommender)
-    is_criteos = criteo.are_its(recommender.features) and not recommender.data.has_weights
-    if layout is not None and not (is_criteos and recommender.data.event_time not in layout.fields):
-        return text_file(path, layout, recommender, with_keys=with_keys)
-    if is_criteos and (reader := criteo.text_file(path, lines)):
-        return reader
-    found = (
-        f"its first line has {lines[0].count(chr(9)) + 1} tab-separated and {lines[0].count(',') + 1} comma-separated"
-    )
-    if is_criteos:
+        return file.read(4) == b"PAR1" or path.suffix == ".parquet"
+
+
+def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True, now: float | None = None) -> Reader:
+    """Return the reader for the form that a file has.
+
+    Criteo's own text is read for a recommender with exactly Criteo's features; it has neither times nor weights.
+
+    Args:
+        path: The file.
+        recommender: Whose rows it holds.
+        with_keys: Whether request ids, rows and times are read; without them they are null.
+        now: Seconds since the epoch, beyond which no row can lie; None = the machine's clock.
+
+    Raises:
+        ContractError: The file has none of the forms, or lacks a column.
+    """
+    now = time.time() if now is None else now
+    rows = _criteo_rows(path, recommender) or open_rows(path)
+    if isinstance(rows, ParquetRows) and _is_raw(path, recommender):
+        weighted = recommender.data.has_weights
+        raw = RawParquet(path=path, features=recommender.features, weighted=weighted, with_words=True)
+        return _RawReader(raw)
+    if isinstance(rows, criteo.CriteoRows):
+        return FileReader(rows=rows, recommender=recommender, columns=rows.columns, rules=criteo.RULES, now=now)
+    if recommender.data.label not in rows.names:
         raise ContractError(
-            f"{path} is no Criteo file: {found} columns, expected {criteo.NUM_TSV_FIELDS} (label, 13 integers, "
-            "26 categories), or a header with Label"
+            f"{path} has no column {recommender.data.label!r}, the label of recommender {recommender.name}: its header "
+            f"names {_shown_names(rows.names)}"
         )
-    raise ContractError(
-        f"{path} has no header that names the label {recommender.data.label!r}: {found} columns, expected a header, "
-        "or Parquet"
-    )
+    columns = columns_of(rows.names, recommender, path=path, with_keys=with_keys)
+    rules = {raw: rule_of(raw, recommender.features) for raw in columns if raw != EVENT_TIME}
+    return FileReader(rows=rows, recommender=recommender, columns=columns, rules=rules, now=now)
 
 
-def _parquet_reader(path: Path, recommender: Recommender, *, with_keys: bool) -> Reader:
+@dataclass(frozen=True)
+class _RawReader:
+    """A file in the raw schema; see `Reader`."""
+
+    file: RawParquet
+    counts: LineCounts = field(default_factory=LineCounts)
+    has_times = True
+
+    @property
+    def path(self) -> Path:
+        """See `Reader.path`."""
+        return self.file.path
+
+    def batches(self, malformed: MalformedRows) -> Iterator[Any]:
+        """See `Reader.batches`."""
+        before = malformed.num_rows
+        for batch in self.file.batches(malformed):
+            self.counts.rows += batch.num_rows
+            yield batch
+        self.counts.rejected += malformed.num_rows - before
+
+
+def _shown_names(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:20])
+    return f"{shown} and {len(names) - 20} more" if len(names) > 20 else shown
+
+
+def _criteo_rows(path: Path, recommender: Recommender) -> "criteo.CriteoRows | None":
+    """Return the rows of one of Criteo's text files, or None if the file or the recommender is of another kind."""
+    if not criteo.are_its(recommender.features) or recommender.data.has_weights or _is_parquet(path):
+        return None
+    head = read_head(path)
+    rows = text_rows(path, head)
+    if recommender.data.label in rows.names and recommender.data.event_time in rows.names:
+        return None
+    return criteo.criteo_rows(path, head, rows)
+
+
+def _is_raw(path: Path, recommender: Recommender) -> bool:
+    """Return whether a Parquet file is in the raw schema, as a lake's are, and not in a user's."""
     schema, features, weighted = open_parquet(path).schema_arrow, recommender.features, recommender.data.has_weights
     raw = set(raw_types(features, weighted=weighted)) - set(SERVED_BY)
-    has_raw_names = replace(recommender.data, user=None) == ColumnNames(weight=WEIGHT if weighted else None)
-    if has_raw_names and raw <= set(schema.names) and pa.types.is_timestamp(schema.field(EVENT_TIME).type):
-        return RawParquet(path=path, features=features, weighted=weighted, with_words=True)
-    columns = columns_of(schema.names, recommender, path=path, with_keys=with_keys)
-    return NamedParquet(path=path, features=features, columns=columns)
+    usual = replace(recommender.data, user=None, item=None, time_format=None)
+    if usual != ColumnNames(weight=WEIGHT if weighted else None) or not raw <= set(schema.names):
+        return False
+    return bool(pa.types.is_timestamp(schema.field(EVENT_TIME).type))
+
+
+def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path, with_keys: bool) -> dict[str, str]:
+    """Return the name in a file of each raw column that is read.
+
+    Args:
+        here: The file's columns.
+        recommender: Whose rows they are.
+        path: The file, for messages.
+        with_keys: Whether request id, row and time are read, as far as they are there.
+
+    Raises:
+        ContractError: The file lacks a column, or has it twice.
+    """
+    features, names = recommender.features, recommender.data
+    wanted = {LABEL: names.label, **{name: name for name in features.names}}
+    if names.weight is not None:
+        wanted[WEIGHT] = names.weight
+    for raw, name in ((REQUEST_ID, names.request_id), (ROW, names.row), (EVENT_TIME, names.event_time)):
+        # A name of the user's own is a promise; the default is none.
+        if with_keys and (name in here or name != raw):
+            wanted[raw] = name
+    if missing := [name for name in wanted.values() if name not in here]:
+        raise ContractError(f"{path} lacks the columns {missing} of recommender {recommender.name}, has {list(here)}")
+    if twice := sorted({name for name in wanted.values() if list(here).count(name) > 1}):
+        raise ContractError(f"{path} has the columns {twice} twice, expected each once")
+    return wanted
+
+
+_RULES: dict[str, Rule] = {LABEL: LABELS, WEIGHT: WEIGHTS, REQUEST_ID: REQUEST_IDS, ROW: PLACES}
+
+
+def rule_of(raw: str, features: Features) -> Rule | ListRule:
+    """Return how the values of a raw column, times aside, are read."""
+    if raw in features.lists:
+        element = WORDS if raw in features.words else CATEGORIES
+        return ListRule(element, features.list_options_of(raw).separator)
+    if raw in features.categorical:
+        return WORDS if raw in features.words else CATEGORIES
+    return NUMBERS if raw in features.numeric else _RULES[raw]
+
+
+@dataclass(kw_only=True)
+class FileReader:
+    """The rows of a user's file in the lake's schema; see `Reader`."""
+
+    rows: Rows
+    recommender: Recommender
+    columns: Mapping[str, str]
+    """See `columns_of`."""
+    rules: Mapping[str, Rule | ListRule]
+    """How each column but the time is read."""
+    now: float
+    """Seconds since the epoch."""
+    counts: LineCounts = field(default_factory=LineCounts)
+    num_ahead: int = 0
+    """Malformed rows whose time is ahead of the clock."""
+    span: tuple[int, int] | None = None
+    """Times of the oldest and newest row so far, microseconds since the epoch; None without any."""
+
+    @property
+    def path(self) -> Path:
+        """See `Reader.path`."""
+        return self.rows.path
+
+    @property
+    def has_times(self) -> bool:
+        """See `Reader.has_times`."""
+        return EVENT_TIME in self.columns
+
+    @cached_property
+    def _schema(self) -> Any:
+        return lake_schema(self.recommender.features, weighted=WEIGHT in self.columns)
+
+    def batches(self, malformed: MalformedRows) -> Iterator[Any]:
+        """See `Reader.batches`."""
+        rules: dict[str, AnyRule] = dict(self.rules)
+        wanted = list(dict.fromkeys(self.columns.values()))
+        for chunk in self.rows.chunks(wanted):
+            if self.has_times and EVENT_TIME not in rules and chunk.rows.num_rows:
+                rules[EVENT_TIME] = TimeRule(form=self._time_form(chunk))
+            batch, reasons = self._read(chunk, rules)
+            self._record(chunk, reasons, malformed)
+            batch = without_rows(batch, reasons)
+            if batch.num_rows:
+                self._note_span(batch)
+                yield batch
+        self._say_span()
+
+    def _time_form(self, chunk: Chunk) -> str:
+        name = self.columns[EVENT_TIME]
+        found = self.recommender.data.time_format
+        if found is None:
+            found = find_form(chunk.rows.column(name), now=self.now, name=f"{self.path}: {name}")
+            logger.info("%s: %s is read as %s", self.path, name, found)
+        return found
+
+    def _read(self, chunk: Chunk, rules: Mapping[str, AnyRule]) -> tuple[Any, dict[int, str]]:
+        """Return the rows of a chunk in the lake's schema, and by position why some are malformed."""
+        reasons: dict[int, str] = {}
+        columns: dict[str, Any] = {}
+        if not chunk.rows.num_rows:
+            return raw_batch({LABEL: pa.array([], pa.int32())}, self._schema), reasons
+        for raw, name in self.columns.items():
+            rule, column = rules[raw], chunk.rows.column(name)
+            parsed = rule.parse(column)
+            columns[raw] = parsed.values
+            for at in _positions(parsed.is_wrong):
+                value = shown_value(column[at])
+                reasons.setdefault(at, f"{name} is {_shortened(value)}, expected {rule.expected}")
+            if rule.is_required:
+                for at in _positions(parsed.is_missing):
+                    reasons.setdefault(at, f"{name} is missing, expected {rule.expected}")
+        if EVENT_TIME in columns:
+            self._find_outside(columns[EVENT_TIME], reasons)
+        return raw_batch(columns, self._schema), reasons
+
+    def _find_outside(self, times: Any, reasons: dict[int, str]) -> None:
+        """Add the rows whose time is no time of a click log: it is ahead of the clock, or stands for none."""
+        latest = round((self.now + CLOCK_AHEAD_SECONDS) * 1e6)
+        earliest = EARLIEST if self.recommender.data.time_format is None else 0
+        micros, name = times.cast(pa.int64()), self.columns[EVENT_TIME]
+        for at in _positions(pc.fill_null(pc.or_(pc.greater(micros, latest), pc.less(micros, earliest)), False)):
+            if at in reasons:
+                continue
+            time_of_row = micros[at].as_py()
+            if time_of_row > latest:
+                self.num_ahead += 1
+                expected = f"ahead of the clock, expected no time after {to_iso(latest)}"
+            else:
+                expected = f"expected no time before {to_iso(earliest)} (data.time_format allows times from 1970 on)"
+            reasons[at] = f"{name} is {times[at].cast(pa.string())}, {expected}"
+
+    def _record(self, chunk: Chunk, reasons: dict[int, str], malformed: MalformedRows) -> None:
+        found = [Rejected(number, reason, text) for number, reason, text in chunk.rejected]
+        for at, reason in reasons.items():
+            number = int(chunk.numbers[at])
+            found.append(Rejected(number, reason, chunk.texts.of(at, number)))
+        for line, reason, text in sorted(found):
+            malformed.add(self.path, line, reason, text=text)
+        self.counts.add(replace(chunk.counts, rows=chunk.counts.rows - len(reasons)))
+        self.counts.rejected += len(reasons)
+        malformed.count(self.path, chunk.rows.num_rows + len(chunk.rejected))
+
+    def _note_span(self, batch: Any) -> None:
+        if not self.has_times:
+            return
+        bounds = pc.min_max(batch.column(EVENT_TIME).cast(pa.int64())).as_py()
+        first, last = self.span or (bounds["min"], bounds["max"])
+        self.span = min(first, bounds["min"]), max(last, bounds["max"])
+
+    def _say_span(self) -> None:
+        if self.span is None:
+            return
+        first, last = self.span
+        said = f"{self.path}: rows from {to_iso(first)} to {to_iso(last)}"
+        if first < USUAL:
+            logger.warning("%s, before 2000: data.time_format says how times are read if these are wrong", said)
+        else:
+            logger.info("%s", said)
+
+
+def _positions(mask: Any) -> list[int]:
+    return np.flatnonzero(mask.to_numpy(zero_copy_only=False)).tolist()  # type: ignore[no-any-return]
+
+
+def _shortened(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 200 else f"{shown[:200]}..."

@@ -189,10 +189,10 @@ class LineTexts:
 
 
 def shown(line: bytes) -> str:
-    """Return a line as text for people, its first 2,000 characters.
+    r"""Return a line as text for people, its first 2,000 characters.
 
     >>> shown(bytes([97, 0xFF, 10]))
-    'a\\\\xff'
+    'a\\xff'
     """
     return line[:2000].removesuffix(b"\n").removesuffix(b"\r").decode(errors="backslashreplace")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import duckdb
 import numpy as np
@@ -57,14 +57,20 @@ class Chunk(NamedTuple):
     texts: "Texts"
 
 
-class Texts:
+class Texts(Protocol):
     """How rows stand in their file, for people."""
+
+    def of(self, at: int, number: int) -> str:
+        """Return the text of the row at a position of the chunk, whose number in the file is given."""
+
+
+class _Lines:
+    """See `Texts`."""
 
     def __init__(self, lines: LineTexts) -> None:
         self._lines = lines
 
     def of(self, at: int, number: int) -> str:
-        """Return the text of the row at a position of the chunk, whose number in the file is given."""
         return self._lines.of(number)
 
 
@@ -86,7 +92,8 @@ class TextRows:
         Raises:
             ContractError: The file is damaged; see `lines.read_blocks`.
         """
-        with tempfile.TemporaryDirectory(prefix="rows.") as folder, ThreadPoolExecutor(cores := available_cores()) as pool:
+        cores = available_cores()
+        with tempfile.TemporaryDirectory(prefix="rows.") as folder, ThreadPoolExecutor(cores) as pool:
             parser, waiting = _Parser(self, wanted, Path(folder)), deque[Future[Chunk]]()
             for records in self._records():
                 waiting.append(pool.submit(parser.parse, records))
@@ -117,7 +124,7 @@ class _Parser:
         if not num_rows:
             columns = [pa.array([], pa.string()) for _ in self._wanted]
             batch = pa.record_batch(columns, names=self._wanted)
-            return Chunk(batch, records.numbers, rejected, counts, Texts(records.texts))
+            return Chunk(batch, records.numbers, rejected, counts, _Lines(records.texts))
         try:
             found = self._json(records) if self._rows.is_json else self._fields(records)
         except duckdb.Error as error:
@@ -140,7 +147,7 @@ class _Parser:
             counts.rows, counts.rejected = int(valid.sum()), counts.rejected + int((~valid).sum())
             found, numbers = found.filter(pa.array(valid)).drop_columns(["valid"]), numbers[valid]
         batch = pa.record_batch([column.combine_chunks() for column in found.columns], names=self._wanted)
-        return Chunk(batch, numbers, rejected, counts, Texts(records.texts))
+        return Chunk(batch, numbers, rejected, counts, _Lines(records.texts))
 
     def _fields(self, records: Records) -> Any:
         dialect = self._rows.dialect
@@ -151,9 +158,9 @@ class _Parser:
         options = {
             "header": "false",
             "auto_detect": "false",
-            "delim": _literal(dialect.delimiter),
-            "quote": _literal('"' if has_quotes else ""),
-            "escape": _literal(dialect.escape if has_quotes else ""),
+            "delim": sql_text(dialect.delimiter),
+            "quote": sql_text('"' if has_quotes else ""),
+            "escape": sql_text(dialect.escape if has_quotes else ""),
             "new_line": "'\\n'",
             "nullstr": "''",
             "max_line_size": str(len(records.content) + 1),
@@ -162,12 +169,12 @@ class _Parser:
         }
         said = ", ".join(f"{name} = {value}" for name, value in options.items())
         columns = ", ".join(f"c{at} AS w{i}" for i, at in enumerate(positions)) or "1 AS w0"
-        found = self._connection.sql(f"SELECT {columns} FROM read_csv({_literal(str(path))}, {said})").to_arrow_table()
+        found = self._connection.sql(f"SELECT {columns} FROM read_csv({sql_text(str(path))}, {said})").to_arrow_table()
         return found if positions else found.select([])
 
     def _json(self, records: Records) -> Any:
         lines = pa.array(records.content[:-1].decode().split("\n"), pa.string())
-        paths = ", ".join(_literal(_json_path(name)) for name in self._wanted)
+        paths = ", ".join(sql_text(_json_path(name)) for name in self._wanted)
         self._connection.register("lines", pa.table({"line": lines}))
         columns = "".join(f", found[{i + 1}] AS w{i}" for i in range(len(self._wanted)))
         return self._connection.sql(
@@ -183,7 +190,7 @@ class _Parser:
         return self._local.connection  # type: ignore[no-any-return]
 
 
-def _literal(text: str) -> str:
+def sql_text(text: str) -> str:
     """Return a text as SQL writes it."""
     return "'" + text.replace("'", "''") + "'"
 
@@ -244,7 +251,9 @@ def json_rows(path: Path, head: Head) -> TextRows:
     names: dict[str, None] = {}
     with duckdb.connect(config={"threads": 1}) as connection:
         connection.register("lines", pa.table({"line": pa.array(head.lines)}))
-        for (keys,) in connection.execute(f"SELECT CASE WHEN {_IS_OBJECT} THEN json_keys(line) END FROM lines").fetchall():
+        for (keys,) in connection.execute(
+            f"SELECT CASE WHEN {_IS_OBJECT} THEN json_keys(line) END FROM lines"
+        ).fetchall():
             names.update(dict.fromkeys(keys or ()))
     if not names:
         raise ContractError(f"{path} begins with {head.lines[0][:40]!r}, expected one JSON object in each line")
@@ -253,8 +262,10 @@ def json_rows(path: Path, head: Head) -> TextRows:
 
 def _without_comments(head: Head) -> list[str]:
     first, following = head.lines[0], head.lines[head.num_skipped : head.num_skipped + 1]
-    if head.num_skipped == 1 and following and any(
-        len(_split(first, each)) == len(_split(following[0], each)) > 1 for each in DELIMITERS
+    if (
+        head.num_skipped == 1
+        and following
+        and any(len(_split(first, each)) == len(_split(following[0], each)) > 1 for each in DELIMITERS)
     ):
         return head.lines  # the header itself begins with #
     return head.lines[head.num_skipped :]
