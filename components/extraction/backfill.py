@@ -14,7 +14,6 @@ import json
 import logging
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -22,14 +21,14 @@ from typing import Any, NamedTuple
 
 from components.contracts.raw_rows import DAY_PARTITION, VERSION_COMPLETE, VERSION_PARTITION
 from components.contracts.recommender import Recommender
-from components.extraction.ingest import add_store_flag, dated, name_of, read_rows, recommender_of, spool_rows
+from components.extraction.ingest import ReadCounts, add_store_flag, check_copies, read_rows, recommender_of
 from components.extraction.lake import sorted_day
 from components.extraction.lake_files import FileMark, VersionMarker, is_own_file, version_of_folder
-from components.extraction.raw_schema import MalformedRows, PartWriter
-from components.extraction.readers.forms import click_log_files, find_reader
-from components.extraction.readers.parquet import RawParquet
+from components.extraction.raw_schema import MalformedRows, PartWriter, lake_schema
+from components.extraction.readers.forms import RawReader, click_log_files, find_reader
 from components.extraction.settings import ExtractionSettings
-from components.extraction.times import parse_day
+from components.extraction.spool import Spool
+from components.extraction.times import DAY_MICROS, day_span, parse_day
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser, whoami
@@ -79,7 +78,9 @@ def backfill(files: list[Path], recommender: Recommender, *, lake: str, day: dat
             PartWriter(rows) as writer,
         ):
             num_duplicates = 0
-            for table, duplicates in _day_rows(files, recommender, day, malformed=malformed, scratch=scratch):
+            for table, duplicates in _day_rows(
+                files, recommender, day, malformed=malformed, scratch=scratch, limit=limit
+            ):
                 num_duplicates += duplicates
                 writer.write(table)
             malformed.judge()
@@ -161,12 +162,12 @@ class DayVersions:
 
 
 def _day_rows(
-    files: list[Path], recommender: Recommender, day: date, *, malformed: MalformedRows, scratch: Path
+    files: list[Path], recommender: Recommender, day: date, *, malformed: MalformedRows, scratch: Path, limit: float
 ) -> Iterator[tuple[Any, int]]:
     """The day's rows in time order, a bounded piece at a time, each with how many duplicates were left out."""
     readers = [find_reader(path, recommender) for path in files]
-    raw = [isinstance(reader, RawParquet) for reader in readers]
-    if timed := [reader.path for reader in readers if reader.has_times and not isinstance(reader, RawParquet)]:
+    raw = [isinstance(reader, RawReader) for reader in readers]
+    if timed := [reader.path for reader in readers if reader.has_times and not isinstance(reader, RawReader)]:
         raise ContractError(
             f"{timed[0]} has event times and is not in the raw schema, expected files of a lake; `evergreen ingest` "
             "into another lake makes such files of it"
@@ -175,14 +176,22 @@ def _day_rows(
         raise ContractError(
             f"{files[raw.index(True)]} has event times, {files[raw.index(False)]} has none; expected files of one kind"
         )
-    if not any(raw):
-        counts = Counter[str]()
-        spool_rows(read_rows(files, recommender, malformed, counts=counts), recommender, scratch / "spool")
-        source = name_of(files, prefix=f"backfill-{day}")
-        for batch, _ in dated(scratch / "spool", source, recommender, total=counts["rows"], first_day=day, days=1):
-            yield batch, 0
-        return
     weighted = recommender.data.has_weights
+    if not any(raw):
+        spool = Spool(scratch, features=recommender.features, weighted=weighted)
+        for batch in read_rows(files, recommender, malformed, counts=ReadCounts()):
+            spool.write(batch)
+        start = day_span(day).start
+        assert start is not None
+        with spool.close() as events:
+            check_copies(counts := events.counts(), recommender, files, limit=limit)
+            yield (
+                lake_schema(recommender.features, weighted=weighted).empty_table(),
+                counts.duplicates + counts.replaced,
+            )
+            for batch in events.spread(start=start, length=DAY_MICROS):
+                yield batch, 0
+        return
     yield from sorted_day(files, day, features=recommender.features, malformed=malformed, weighted=weighted)
 
 

@@ -1,10 +1,9 @@
 """Brings a user's files into the lake: `python -m components.extraction.ingest`.
 
-Rows keep their times, or get some: spread evenly, in file order, over whole days, as rows without times (Criteo's) must
-be. Rows are spooled to disk first: their spacing depends on their number, which malformed rows make known only at the
-end, and times come in any order. The earlier rows become day partitions of the lake, the later ones a file to replay.
-Days appear in the order of their rows' times, each file whole or not at all; ingesting the same files again replaces
-what they left.
+Rows keep their times, or, if asked, get some: spread evenly, in file order, over whole days. Rows are spooled to disk
+first (`spool`), which finds rows that are there twice and puts all in order. The earlier rows become day partitions of
+the lake, the later ones a file to replay. Days appear in the order of their rows' times, each file whole or not at all.
+Ingesting the same files again replaces what they left, and rows that the lake holds from other files are left out.
 """
 
 import argparse
@@ -15,52 +14,38 @@ import os
 import re
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import date, timedelta
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from components.contracts.manifests import CURRENT
-from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, LABEL, REQUEST_ID, ROW
+from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, is_visible
 from components.contracts.recommender import Recommender
-from components.extraction.lake import sorted_day
-from components.extraction.raw_schema import (
-    BATCH_ROWS,
-    TIME_TYPE,
-    MalformedRows,
-    PartWriter,
-    click_columns,
-    lake_schema,
-    raw_batch,
-)
-from components.extraction.readers.forms import click_log_files, find_reader, passed_over
+from components.extraction.raw_schema import MalformedRows, PartWriter, lake_schema
+from components.extraction.readers.forms import FileReader, Reader, click_log_files, find_reader, passed_over
+from components.extraction.readers.lines import LineCounts
 from components.extraction.settings import ExtractionSettings
+from components.extraction.spool import Events, RowCounts, Spool
 from components.extraction.times import DAY_MICROS, day_span, parse_day, to_iso
 from components.runtime.durable import fsync_path
 from components.runtime.errors import ContractError, expect
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
-from components.storage.objects import NUM_TRANSFERS, Objects
+from components.storage.objects import NUM_TRANSFERS, Objects, local_copy
 from components.storage.uris import open_objects, typed_folder, typed_uri
 from components.store.recommenders import accepted
 
 logger = logging.getLogger(__name__)
 
-ROWS_PER_REQUEST = 100
-MAX_DAYS = 500
-"""Days of one ingestion, each of which has a file open."""
 _PARTITION = DAY_PARTITION.format(day="")
 
 
@@ -80,6 +65,8 @@ class IngestSettings:
     """Rows taken from the beginning; None = all."""
     lake_fraction: float = 1.0
     """Share of the rows, the earlier ones, that go to the lake; in (0, 1]."""
+    keep_repeated: bool = False
+    """Whether rows without an id of their own that equal rows of the lake are further events, and not the same ones."""
 
     def __post_init__(self) -> None:
         if (self.last_day is None) != (self.days is None):
@@ -92,21 +79,62 @@ class IngestSettings:
         expect(self, "more than 0 and at most 1", lambda value: 0 < value <= 1, "lake_fraction")
 
 
+@dataclass(kw_only=True)
+class ReadCounts:
+    """What reading files found."""
+
+    lines: LineCounts = field(default_factory=LineCounts)
+    ahead: int = 0
+    """Malformed rows whose time is ahead of the clock."""
+
+    def add(self, reader: Reader) -> None:
+        """Add what a reader has read."""
+        self.lines.add(reader.counts)
+        if isinstance(reader, FileReader):
+            self.ahead += reader.num_ahead
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingested:
+    """What was done; the counts of rows are of what was written."""
+
+    rows: int
+    lake_rows: int
+    replay_rows: int
+    clicks: int
+    malformed: int
+    ahead: int
+    """Of the malformed rows, those whose time is ahead of the clock."""
+    duplicates: int
+    """Equal copies of rows, which were dropped."""
+    replaced: int
+    """Earlier copies of rows that the files hold again with other content, such as their click."""
+    already_in_lake: int
+    """Rows that the lake holds from other files, which were not written again."""
+    lines: dict[str, int]
+    """Lines of the files: rows, rejected, continued, header, blank, comments."""
+
+
 def ingest(
     files: list[Path], recommender: Recommender, *, lake: str, replay: Path | None, settings: IngestSettings
-) -> dict[str, int]:
-    """Ingests the files in order and returns counts: rows, lake_rows, replay_rows, malformed, duplicates, clicks.
+) -> Ingested:
+    """Ingest files in order, and return what was done.
 
     Malformed rows are kept in `<replay>.malformed_rows.jsonl`, without a replay file in `ingest.malformed_rows.jsonl`
-    in the current folder; it exists only if there are any. `files` are in the order of their rows. The lake is a URI or
-    an absolute path; a folder is created if absent. `replay` is the Parquet file for the rows that do not go to the
-    lake; None where all of them do.
+    in the current folder; it exists only if there are any.
+
+    Args:
+        files: In the order of their rows.
+        recommender: Whose rows they hold.
+        lake: A URI or an absolute path; a folder is created if absent.
+        replay: Parquet file for the rows that do not go to the lake; None where all of them do.
+        settings: What becomes of the rows.
 
     Raises:
-        ContractError: a file is of no known form, damaged or too malformed, there is no row at all, or rows are to keep
-            times that they do not have.
-        TemporaryError: the bucket cannot be reached.
-        PermanentError: no permission, no bucket, or no room.
+        ContractError: A file is of no known form, damaged or too malformed; there is no row at all; rows are to keep
+            times that they do not have; or too many have the key of another row, or are in the lake already.
+        TemporaryError: The bucket cannot be reached.
+        PermanentError: No permission, no bucket, or no room.
     """
     if replay is None and settings.lake_fraction < 1:
         raise ContractError(f"lake_fraction is {settings.lake_fraction} without a file to replay, expected 1")
@@ -116,78 +144,49 @@ def ingest(
     place.parent.mkdir(parents=True, exist_ok=True)
     # Beside the replay file, so that finished files are moved by a rename; its dot hides it from readers.
     with tempfile.TemporaryDirectory(prefix=".ingest.", dir=place.parent, ignore_cleanup_errors=True) as folder:
-        scratch = Path(folder)
-        spool, weighted, counts = scratch / "spool", recommender.data.has_weights, Counter[str]()
+        scratch, weighted, read = Path(folder), recommender.data.has_weights, ReadCounts()
         malformed_file = scratch / "malformed_rows.jsonl"
         limit = recommender.section("extraction", ExtractionSettings).max_malformed_fraction
         with MalformedRows(malformed_file, max_fraction=limit) as malformed:
-            reading = partial(read_rows, files, recommender, malformed, counts=counts, max_rows=settings.max_rows)
-            if settings.days:
-                spool_rows(reading(), recommender, spool)
-            else:
-                spool_days(reading(with_keys=True), source, spool)
+            spool = Spool(scratch, features=recommender.features, weighted=weighted)
+            keeps_times = settings.days is None
+            for batch in read_rows(
+                files, recommender, malformed, counts=read, keeps_times=keeps_times, max_rows=settings.max_rows
+            ):
+                spool.write(batch)
             malformed.judge()
-        if not (total := counts["rows"]):
-            raise ContractError(f"{', '.join(map(str, files))} holds no row, expected some")
-        num_lake, num_sorted = max(1, int(total * settings.lake_fraction)), 0
-        if settings.days and settings.last_day:
-            first_day = settings.last_day - timedelta(days=settings.days - 1)
-            rows = dated(spool, source, recommender, total=total, first_day=first_day, days=settings.days)
-        else:
-            rows = in_time_order(spool, recommender)
-        with pq.ParquetWriter(scratch / "replay", lake_schema(recommender.features, weighted=weighted)) as replay_file:
-            num_sorted = _write_days(rows, num_lake, days=scratch / "days", source=source, replay=replay_file)
-        num_lake = min(num_lake, num_sorted)
+        with spool.close() as events:
+            if not spool.num_rows:
+                raise ContractError(f"{', '.join(map(str, files))} holds no row, expected some")
+            check_copies(events.counts(), recommender, files, limit=limit)
+            if not settings.keep_repeated:
+                _leave_out_known(events, objects, source, keeps_times=keeps_times, limit=limit)
+            counts = events.counts()
+            num_lake = max(1, int(counts.rows * settings.lake_fraction)) if counts.rows else 0
+            with pq.ParquetWriter(scratch / "replay", lake_schema(recommender.features, weighted=weighted)) as writer:
+                _write_days(_ordered(events, settings), num_lake, days=scratch / "days", source=source, replay=writer)
         _publish_days(objects, scratch / "days", source)
         if replay is not None:
             _publish_file(scratch / "replay", replay)
         _publish_malformed(malformed_file, place.with_name(f"{place.name}.malformed_rows.jsonl"))
-    return {
-        "rows": num_sorted,
-        "lake_rows": num_lake,
-        "replay_rows": num_sorted - num_lake,
-        "malformed": malformed.num_rows,
-        "duplicates": total - num_sorted,
-        "clicks": counts["clicks"],
-    }
+    return Ingested(
+        rows=counts.rows,
+        lake_rows=num_lake,
+        replay_rows=counts.rows - num_lake,
+        clicks=counts.clicks,
+        malformed=malformed.num_rows,
+        ahead=read.ahead,
+        duplicates=counts.duplicates,
+        replaced=counts.replaced,
+        already_in_lake=counts.known,
+        lines=asdict(read.lines),
+    )
 
 
 def name_of(files: list[Path], *, prefix: str = "ingest") -> str:
-    """Names these files in request ids and lake files by their names and sizes, whatever folder they lie in."""
+    """Name these files in lake files by their names and sizes, whatever folder they lie in."""
     text = "\n".join(f"{path.name} {path.stat().st_size}" for path in files)
     return f"{prefix}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-
-
-def spool_rows(batches: Iterable[Any], recommender: Recommender, path: Path) -> None:
-    """Copies what the rows of `read_rows` say by themselves to an Arrow stream file."""
-    features, weighted = recommender.features, recommender.data.has_weights
-    names, schema = click_columns(features, weighted=weighted), lake_schema(features, weighted=weighted)
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_stream(path, pa.schema([schema.field(name) for name in names]), options=options) as spool:
-        for rows in batches:
-            spool.write_batch(rows.select(names))
-
-
-def spool_days(batches: Iterable[Any], source: str, folder: Path) -> None:
-    """Copies the rows of `read_rows`, which have times, to a file a day in the new folder.
-
-    Raises:
-        ContractError: the rows are of more than `MAX_DAYS` days.
-    """
-    folder.mkdir()
-    origin = _Origin(source)
-    writers: dict[int, Any] = {}
-    with ExitStack() as stack:
-        for found in batches:
-            rows = origin.complete(found)
-            days = rows.column(EVENT_TIME).cast(pa.int64()).to_numpy() // DAY_MICROS
-            for day in np.unique(days).tolist():
-                if day not in writers:
-                    if len(writers) == MAX_DAYS:
-                        raise ContractError(f"rows are of more than {MAX_DAYS} days, expected the times of a click log")
-                    path = folder / f"{to_iso(day * DAY_MICROS)[:10]}.parquet"
-                    writers[day] = stack.enter_context(pq.ParquetWriter(path, rows.schema))
-                writers[day].write_batch(rows.filter(pa.array(days == day)))
 
 
 def read_rows(
@@ -195,141 +194,114 @@ def read_rows(
     recommender: Recommender,
     malformed: MalformedRows,
     *,
-    counts: Counter[str],
-    with_keys: bool = False,
+    counts: ReadCounts,
+    keeps_times: bool = False,
     max_rows: int | None = None,
 ) -> Iterator[Any]:
-    """The first `max_rows` well-formed rows of the files, in batches in the lake's schema, of which none is empty.
+    """Yield the first `max_rows` well-formed rows of the files, in batches in the lake's schema, none of them empty.
 
-    `counts` gets their `rows` and `clicks`.
+    Args:
+        files: In the order of their rows.
+        recommender: Whose rows they hold.
+        malformed: Takes the malformed rows.
+        counts: Gets what was read.
+        keeps_times: Whether rows must have times; else those that they have are left out.
+        max_rows: None = all.
 
     Raises:
-        ContractError: a file cannot be read, or has no times where they are wanted (`with_keys`).
+        ContractError: A file cannot be read, or has no times where they are wanted.
     """
     left = max_rows
     for file in files:
         logger.info("reading %s", file)
-        reader = find_reader(file, recommender, with_keys=with_keys)
-        if with_keys and not reader.has_times:
+        reader = find_reader(file, recommender, with_times=keeps_times)
+        if keeps_times and not reader.has_times:
             raise ContractError(
-                f"{file} has no column {recommender.data.event_time!r}, expected times, or last_day and days over "
-                "which rows are spread"
+                f"{file} has no column {recommender.data.event_time!r}, expected times; or say over which days its "
+                "rows are to be spread, such as --last-day 2026-03-07 --days 7"
             )
-        if reader.has_times and not with_keys:
+        if reader.has_times and not keeps_times:
             logger.warning("%s has event times, which are replaced: rows keep them without last_day and days", file)
-        for batch in reader.batches(malformed):
-            rows = batch if left is None else batch.slice(0, left)
-            left = None if left is None else left - rows.num_rows
-            if rows.num_rows:
-                counts.update(rows=rows.num_rows, clicks=pc.sum(rows.column(LABEL)).as_py() or 0)
-                yield rows
-            if left == 0:
-                return
+        with ExitStack() as stack:
+            stack.callback(counts.add, reader)
+            for batch in reader.batches(malformed):
+                rows = batch if left is None else batch.slice(0, left)
+                left = None if left is None else left - rows.num_rows
+                if rows.num_rows:
+                    yield rows if keeps_times else _without_times(rows)
+                if left == 0:
+                    return
 
 
-class _Origin:
-    """Names the rows of files that do not say which request they belong to, or which row of it they are.
+def _without_times(rows: Any) -> Any:
+    at = rows.schema.get_field_index(EVENT_TIME)
+    return rows.set_column(at, rows.schema.field(EVENT_TIME), pa.nulls(rows.num_rows, rows.schema.field(at).type))
 
-    Without a request id each row is a request of its own; without a number the rows of a request are numbered in file
-    order, for which every request id is held in memory.
+
+def check_copies(counts: RowCounts, recommender: Recommender, files: list[Path], *, limit: float) -> None:
+    """Refuse files of which many rows have the key of another row with other features.
+
+    Raises:
+        ContractError: These are more than the share `limit`.
     """
-
-    def __init__(self, source: str) -> None:
-        self._source, self._num_rows = source, 0
-        self._num_of_request: dict[str, int] = {}
-
-    def complete(self, batch: Any) -> Any:
-        """The batch with a request id and a number in each row; either column has all values, or none."""
-        requests, numbers = batch.column(REQUEST_ID), batch.column(ROW)
-        if requests.null_count:
-            requests = _request_ids(self._source, self._num_rows + np.arange(batch.num_rows))
-        if numbers.null_count:
-            numbers = pa.array(self._number(requests.dictionary_encode()), pa.int32())
-        self._num_rows += batch.num_rows
-        columns = {name: batch.column(name) for name in batch.schema.names}
-        return raw_batch({**columns, REQUEST_ID: requests, ROW: numbers}, batch.schema)
-
-    def _number(self, encoded: Any) -> NDArray[np.int64]:
-        codes = encoded.indices.to_numpy()
-        order = np.argsort(codes, kind="stable")
-        sizes = np.bincount(codes)
-        first = np.cumsum(sizes) - sizes
-        numbers: NDArray[np.int64] = np.empty(len(codes), np.int64)
-        numbers[order] = np.arange(len(codes)) - first[codes[order]]
-        names = encoded.dictionary.to_pylist()
-        before = np.array([self._num_of_request.get(name, 0) for name in names])
-        self._num_of_request.update(zip(names, (before + sizes).tolist()))
-        numbers += before[codes]
-        return numbers
+    total = counts.rows + counts.duplicates + counts.replaced + counts.known
+    if counts.conflicting > limit * total:
+        names = recommender.data
+        raise ContractError(
+            f"{', '.join(map(str, files))}: {counts.conflicting:,} of {total:,} rows have the {names.request_id} and "
+            f"{names.row} of another row, with other features (such as {counts.example}), expected at most "
+            f"{limit:.2%}: name columns that identify a row in the recommender's data, or leave request_id and row out"
+        )
+    if counts.replaced:
+        logger.warning("%d rows are there again with other content: the last copy of each counts", counts.replaced)
+    if counts.duplicates:
+        logger.warning("%d rows are equal copies of others and are dropped", counts.duplicates)
 
 
-def in_time_order(folder: Path, recommender: Recommender) -> Iterator[tuple[Any, NDArray[np.int64]]]:
-    """The rows that `spool_days` wrote in order of time, each (request id, row) once, and their times."""
-    features, weighted = recommender.features, recommender.data.has_weights
-    with MalformedRows(Path(os.devnull)) as malformed:  # what was spooled has none
-        for path in sorted(folder.iterdir()):
-            day = parse_day("day", path.stem)
-            for table, _ in sorted_day([path], day, features=features, malformed=malformed, weighted=weighted):
-                for batch in table.to_batches(max_chunksize=BATCH_ROWS):
-                    yield batch, batch.column(EVENT_TIME).cast(pa.int64()).to_numpy()
+def _leave_out_known(events: Events, objects: Objects, source: str, *, keeps_times: bool, limit: float) -> None:
+    """Leave out the rows that other files of the lake hold.
 
-
-def dated(
-    spool: Path, source: str, recommender: Recommender, *, total: int, first_day: date, days: int
-) -> Iterator[tuple[Any, NDArray[np.int64]]]:
-    """The `total` spooled rows in the lake's schema, and their times, spread evenly over `days` days."""
-    start = day_span(first_day).start
-    assert start is not None
-    row = 0
-    with pa.ipc.open_stream(pa.OSFile(str(spool))) as stream:
-        for batch in stream:
-            for at in range(0, batch.num_rows, BATCH_ROWS):
-                piece = batch.slice(at, BATCH_ROWS)
-                times = spread(row, piece.num_rows, start=start, length=days * DAY_MICROS, total=total)
-                yield with_origin(piece, recommender, source=source, first_row=row, times=times), times
-                row += piece.num_rows
-
-
-def with_origin(batch: Any, recommender: Recommender, *, source: str, first_row: int, times: NDArray[np.int64]) -> Any:
-    """The click columns of `batch` as rows of requests `<source>-<n>`, 100 rows each.
-
-    `source` names where the rows come from, and `first_row` is the place of the first one there; `times` are
-    microseconds.
+    Raises:
+        ContractError: Rows that are spread over days are in the lake already, where they lie at other times.
     """
-    features, weighted = recommender.features, recommender.data.has_weights
-    places = first_row + np.arange(batch.num_rows, dtype=np.int64)
-    return raw_batch(
-        {
-            **{name: batch.column(name) for name in click_columns(features, weighted=weighted)},
-            REQUEST_ID: _request_ids(source, places // ROWS_PER_REQUEST),
-            ROW: pa.array((places % ROWS_PER_REQUEST).astype(np.int32)),
-            EVENT_TIME: pa.array(times).cast(TIME_TYPE),
-        },
-        lake_schema(features, weighted=weighted),
-    )
+    days = {f"{_PARTITION}{to_iso(day * DAY_MICROS)[:10]}" for day in events.days()}
+    own = f"part-{source}-"
+    with ExitStack() as stack:
+        listed = [each.name for each in objects.list(_PARTITION) if each.name.count("/") == 1]
+        parted = [(name, *name.split("/")) for name in listed]
+        others = [
+            name
+            for name, day, file in parted
+            if file.endswith(".parquet") and is_visible(file) and not file.startswith(own)
+            if day in days or not keeps_times
+        ]
+        files = [stack.enter_context(local_copy(objects, name)) for name in sorted(others)]
+        num_known = events.leave_out_known(files, with_times=keeps_times)
+    if not num_known:
+        return
+    total = events.counts().rows + num_known
+    if not keeps_times and num_known > limit * total:
+        raise ContractError(
+            f"{num_known:,} of {total:,} rows are in the lake {objects.uri} already, from other files and at other "
+            "times, expected new rows: spread them into another lake, or say --keep-repeated if they are further events"
+        )
+    logger.warning("%d of %d rows are in the lake already and are not written again", num_known, total)
 
 
-def _request_ids(source: str, numbers: NDArray[np.int64]) -> Any:
-    return pc.binary_join_element_wise(source, pc.ascii_lpad(pa.array(numbers).cast(pa.string()), 9, "0"), "-")
+def _ordered(events: Events, settings: IngestSettings) -> Iterator[tuple[Any, Any]]:
+    """Yield batches of the events in the order of their times, which come beside them in microseconds."""
+    if settings.days and settings.last_day:
+        start = day_span(settings.last_day - timedelta(days=settings.days - 1)).start
+        assert start is not None
+        batches = events.spread(start=start, length=settings.days * DAY_MICROS)
+    else:
+        batches = events.in_time_order()
+    for batch in batches:
+        yield batch, batch.column(EVENT_TIME).cast(pa.int64()).to_numpy()
 
 
-def spread(first_row: int, num_rows: int, *, start: int, length: int, total: int) -> NDArray[np.int64]:
-    """Times of rows `first_row` .. when `total` rows lie evenly in [start, start + length) microseconds.
-
-    Row i lies at start + floor(i * length / total).
-
-    >>> spread(1, 3, start=100, length=10, total=4).tolist()
-    [102, 105, 107]
-    """
-    # Whole files have more rows times microseconds than an int64; what is left per batch has not.
-    whole, rest = divmod(first_row * length, total)
-    return start + whole + (rest + np.arange(num_rows, dtype=np.int64) * length) // total
-
-
-def _write_days(
-    rows: Iterator[tuple[Any, NDArray[np.int64]]], num_lake: int, *, days: Path, source: str, replay: Any
-) -> int:
-    """Writes the first `num_lake` rows as day partitions below `days`, the others to `replay`; how many all are."""
+def _write_days(rows: Iterator[tuple[Any, Any]], num_lake: int, *, days: Path, source: str, replay: Any) -> None:
+    """Write the first `num_lake` rows as day partitions below `days`, the others to `replay`."""
     row = 0
 
     def lake_pieces() -> Iterator[tuple[int, Any]]:
@@ -350,7 +322,6 @@ def _write_days(
         with PartWriter(folder, prefix=f"part-{source}") as writer:
             for _, piece in pieces:
                 writer.write(piece)
-    return row
 
 
 def _publish_days(objects: Objects, days: Path, source: str) -> None:
@@ -400,9 +371,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The command's flags; `--help` is its documentation."""
     parser = CommandParser(
         prog="evergreen ingest",
-        description="Reads files of rows (Parquet, text with a header; Criteo's TSV) in order, and writes the earlier "
-        "ones to the lake, the later ones to a file to replay. Rows keep their times, or get some, spread over whole "
-        "days. Malformed rows are kept in <replay>.malformed_rows.jsonl, or ingest.malformed_rows.jsonl in the current "
+        description="Reads files of rows (Parquet, text with a header, JSON lines; Criteo's TSV) in order, and writes "
+        "the earlier ones to the lake, the later ones to a file to replay. Rows keep their times, or get some, spread "
+        "over whole days. Malformed rows are kept in <replay>.malformed_rows.jsonl, or ingest.malformed_rows.jsonl in the current "
         "folder. Prints its counts as JSON.",
     )
     add_store_flag(parser)
@@ -417,6 +388,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-rows", type=int, default=None, help="rows taken from the beginning; default: all")
     parser.add_argument("--lake-fraction", type=float, default=1.0, help="share of the rows, the earlier ones, to lake")
     parser.add_argument("--replay", type=Path, help="Parquet file for the other rows, where there are some")
+    parser.add_argument(
+        "--keep-repeated",
+        action="store_true",
+        help="rows without an id that equal rows of the lake are further events; default: they are the same ones",
+    )
     return parser
 
 
@@ -430,12 +406,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         days=arguments.days,
         max_rows=arguments.max_rows,
         lake_fraction=arguments.lake_fraction,
+        keep_repeated=arguments.keep_repeated,
     )
     files = click_log_files(arguments.data)
     lake = typed_uri(arguments.lake)
     recommender = recommender_of(arguments.store)
-    counts = ingest(files, recommender, lake=lake, replay=arguments.replay, settings=settings)
-    print(json.dumps({**counts, "passed_over": passed_over(arguments.data)}))
+    done = ingest(files, recommender, lake=lake, replay=arguments.replay, settings=settings)
+    print(json.dumps({**asdict(done), "passed_over": passed_over(arguments.data)}))
     return 0
 
 

@@ -179,7 +179,7 @@ def _is_parquet(path: Path) -> bool:
         return file.read(4) == b"PAR1" or path.suffix == ".parquet"
 
 
-def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True, now: float | None = None) -> Reader:
+def find_reader(path: Path, recommender: Recommender, *, with_times: bool = True, now: float | None = None) -> Reader:
     """Return the reader for the form that a file has.
 
     Criteo's own text is read for a recommender with exactly Criteo's features; it has neither times nor weights.
@@ -187,7 +187,7 @@ def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True,
     Args:
         path: The file.
         recommender: Whose rows it holds.
-        with_keys: Whether request ids, rows and times are read; without them they are null.
+        with_times: Whether times are read; else they are null.
         now: Seconds since the epoch, beyond which no row can lie; None = the machine's clock.
 
     Raises:
@@ -198,7 +198,7 @@ def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True,
     if isinstance(rows, ParquetRows) and _is_raw(path, recommender):
         weighted = recommender.data.has_weights
         raw = RawParquet(path=path, features=recommender.features, weighted=weighted, with_words=True)
-        return _RawReader(raw)
+        return RawReader(raw)
     if isinstance(rows, criteo.CriteoRows):
         return FileReader(rows=rows, recommender=recommender, columns=rows.columns, rules=criteo.RULES, now=now)
     if recommender.data.label not in rows.names:
@@ -206,13 +206,16 @@ def find_reader(path: Path, recommender: Recommender, *, with_keys: bool = True,
             f"{path} has no column {recommender.data.label!r}, the label of recommender {recommender.name}: its header "
             f"names {_shown_names(rows.names)}"
         )
-    columns = columns_of(rows.names, recommender, path=path, with_keys=with_keys)
+    columns = columns_of(rows.names, recommender, path=path)
+    has_times = EVENT_TIME in columns
+    if not with_times:
+        columns.pop(EVENT_TIME, None)
     rules = {raw: rule_of(raw, recommender.features) for raw in columns if raw != EVENT_TIME}
-    return FileReader(rows=rows, recommender=recommender, columns=columns, rules=rules, now=now)
+    return FileReader(rows=rows, recommender=recommender, columns=columns, rules=rules, now=now, has_times=has_times)
 
 
 @dataclass(frozen=True)
-class _RawReader:
+class RawReader:
     """A file in the raw schema; see `Reader`."""
 
     file: RawParquet
@@ -259,14 +262,13 @@ def _is_raw(path: Path, recommender: Recommender) -> bool:
     return bool(pa.types.is_timestamp(schema.field(EVENT_TIME).type))
 
 
-def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path, with_keys: bool) -> dict[str, str]:
+def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> dict[str, str]:
     """Return the name in a file of each raw column that is read.
 
     Args:
         here: The file's columns.
         recommender: Whose rows they are.
         path: The file, for messages.
-        with_keys: Whether request id, row and time are read, as far as they are there.
 
     Raises:
         ContractError: The file lacks a column, or has it twice.
@@ -277,7 +279,7 @@ def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path, wit
         wanted[WEIGHT] = names.weight
     for raw, name in ((REQUEST_ID, names.request_id), (ROW, names.row), (EVENT_TIME, names.event_time)):
         # A name of the user's own is a promise; the default is none.
-        if with_keys and (name in here or name != raw):
+        if name in here or name != raw:
             wanted[raw] = name
     if missing := [name for name in wanted.values() if name not in here]:
         raise ContractError(f"{path} lacks the columns {missing} of recommender {recommender.name}, has {list(here)}")
@@ -311,6 +313,8 @@ class FileReader:
     """How each column but the time is read."""
     now: float
     """Seconds since the epoch."""
+    has_times: bool = False
+    """See `Reader.has_times`."""
     counts: LineCounts = field(default_factory=LineCounts)
     num_ahead: int = 0
     """Malformed rows whose time is ahead of the clock."""
@@ -322,11 +326,6 @@ class FileReader:
         """See `Reader.path`."""
         return self.rows.path
 
-    @property
-    def has_times(self) -> bool:
-        """See `Reader.has_times`."""
-        return EVENT_TIME in self.columns
-
     @cached_property
     def _schema(self) -> Any:
         return lake_schema(self.recommender.features, weighted=WEIGHT in self.columns)
@@ -336,7 +335,7 @@ class FileReader:
         rules: dict[str, AnyRule] = dict(self.rules)
         wanted = list(dict.fromkeys(self.columns.values()))
         for chunk in self.rows.chunks(wanted):
-            if self.has_times and EVENT_TIME not in rules and chunk.rows.num_rows:
+            if EVENT_TIME in self.columns and EVENT_TIME not in rules and chunk.rows.num_rows:
                 rules[EVENT_TIME] = TimeRule(form=self._time_form(chunk))
             batch, reasons = self._read(chunk, rules)
             self._record(chunk, reasons, malformed)
@@ -402,7 +401,7 @@ class FileReader:
         malformed.count(self.path, chunk.rows.num_rows + len(chunk.rejected))
 
     def _note_span(self, batch: Any) -> None:
-        if not self.has_times:
+        if EVENT_TIME not in self.columns:
             return
         bounds = pc.min_max(batch.column(EVENT_TIME).cast(pa.int64())).as_py()
         first, last = self.span or (bounds["min"], bounds["max"])

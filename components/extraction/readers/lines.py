@@ -212,9 +212,11 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
     """
     decoder, first_line, pending = _Decoder(path), 1, bytearray()
     with _opened(path) as file:
+        # Of a truncated gzip file `read1` gives what is whole before it fails.
+        read = getattr(file, "read1", file.read)
         while True:
             try:
-                chunk = file.read(_READ_BYTES)
+                chunk = read(_READ_BYTES)
             except (EOFError, gzip.BadGzipFile, zlib.error, OSError, pa.ArrowException) as error:
                 damage = "truncated" if isinstance(error, EOFError) else f"damaged ({error})"
                 num_lines = first_line - 1 + pending.count(b"\n")

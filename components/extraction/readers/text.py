@@ -272,7 +272,7 @@ def _without_comments(head: Head) -> list[str]:
 
 
 def _split(line: str, delimiter: str) -> list[str]:
-    return next(csv.reader([line.removesuffix("\n").removesuffix("\r")], delimiter=delimiter), [])
+    return next(csv.reader([line.removesuffix("\n").replace("\r", "").replace("\0", "")], delimiter=delimiter), [])
 
 
 def _fit(lines: list[str], delimiter: str) -> tuple[float, int]:

@@ -26,8 +26,8 @@ EARLIEST = to_micros(datetime(1990, 1, 1))
 """Microseconds since the epoch: logs of clicks are not older, small numbers are no times."""
 USUAL = to_micros(datetime(2000, 1, 1))
 """Times before are read, and said."""
-FITTING_SHARE = 0.99
-"""Share of a column's values that a form must read, as far as a file may have malformed rows."""
+FITTING_SHARE = 0.9
+"""Share of a column's distinct values that a form must read; the others are malformed."""
 _ISO = re.compile(
     r"(\d{4})[-/](\d{2})[-/](\d{2})(?:[T ]+(\d{2}):(\d{2})(?::(\d{2})(?:[.,](\d{1,9}))?)?"
     r" ?(Z|z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?)?",
@@ -135,12 +135,12 @@ def find_form(column: Any, *, now: float, name: str) -> str:
         return ISO
     latest = round(now * 1e6) + DAY_MICROS
     numbers = [_number(text) for text in texts]
-    fitting = []
+    num_fitting = {}
     for form, read in FORMS.items():
         times = [None if number is None else read(*number) for number in numbers]
-        num_fitting = sum(time is not None and EARLIEST <= time <= latest for time in times)
-        if num_fitting >= FITTING_SHARE * len(times):
-            fitting.append(form)
+        num_fitting[form] = sum(time is not None and EARLIEST <= time <= latest for time in times)
+    most = max(num_fitting.values())
+    fitting = [form for form, num in num_fitting.items() if num == most >= FITTING_SHARE * len(numbers)]
     digits = [form for form in fitting if form.startswith("Y")]
     if len(digits) == 1 and (len(values) > 1 or len(fitting) == 1):
         return digits[0]

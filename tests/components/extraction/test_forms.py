@@ -8,7 +8,7 @@ import pytest
 
 from components.contracts import criteo, raw_rows
 from components.extraction.readers import forms
-from components.extraction.readers.forms import NamedParquet, click_log_files
+from components.extraction.readers.forms import FileReader, RawReader, click_log_files
 from components.extraction.readers.parquet import RawParquet
 from components.extraction.times import TimeSpan
 from components.runtime.errors import ContractError
@@ -55,8 +55,8 @@ def test_text_of_no_known_form_is_refused_by_name(tmp_path, text, message):
 def test_parquet_is_recognised_by_its_columns(tmp_path, raw_table):
     pq.write_table(raw_table(20), tmp_path / "raw.parquet")
     pq.write_table(raw_table(20).select([raw_rows.LABEL, *criteo.FEATURES]), tmp_path / "day_0")
-    assert isinstance(find_reader(tmp_path / "raw.parquet"), RawParquet)
-    assert isinstance(find_reader(tmp_path / "day_0"), NamedParquet)
+    assert isinstance(find_reader(tmp_path / "raw.parquet"), RawReader)
+    assert isinstance(find_reader(tmp_path / "day_0"), FileReader)
 
 
 def test_raw_rows_without_identity_or_time_are_set_aside(tmp_path, raw_table, read):

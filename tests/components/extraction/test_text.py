@@ -10,22 +10,26 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from components.contracts import criteo
-from components.extraction.raw_schema import raw_schema
 from components.extraction.readers import criteo as criteo_forms
-from components.extraction.readers import forms
+from components.extraction.readers import forms, lines
 from components.extraction.readers import text as text_module
 from components.extraction.readers.criteo import parse_hex
-from components.extraction.readers.text import blocks
+from components.extraction.readers.lines import Dialect, read_blocks
 from components.runtime.errors import ContractError
 
-RAW_SCHEMA = raw_schema(criteo.CRITEO)
 find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
 
 
 def criteo_file(path):
     """A file of tab-separated fields without header, whatever is in its lines."""
-    layout = criteo_forms.layout_of_fields("\t" * 39)
-    return text_module.TextFile(path=path, layout=layout, columns=criteo_forms.TEXT_COLUMNS, schema=RAW_SCHEMA)
+    dialect = Dialect(delimiter="\t", num_fields=40, has_quotes=False)
+    return forms.FileReader(
+        rows=text_module.TextRows(path=path, names=criteo_forms.COLUMNS, dialect=dialect),
+        recommender=criteo.CRITEO_RECOMMENDER,
+        columns={name: name for name in criteo_forms.COLUMNS},
+        rules=criteo_forms.RULES,
+        now=0.0,
+    )
 
 
 HEADER = ("Label", *criteo.FEATURES)
@@ -71,9 +75,9 @@ def test_integers_that_pandas_wrote_as_floats_are_read(tmp_path, criteo_rows, wr
 
 
 BAD_FIELDS = {
-    "label 2": (0, "2", "label is '2', expected 0 or 1"),
+    "label 2": (0, "2", "label is '2', expected 0, 1, true or false"),
     "word for an integer": (3, "many", "I3 is 'many', expected an integer or nothing"),
-    "not a number": (3, "nan", "I3 is 'nan', expected an integer or nothing"),
+    "infinite": (3, "inf", "I3 is 'inf', expected an integer or nothing"),
     "hex integer": (3, "0x1f", "I3 is '0x1f', expected an integer or nothing"),
     "category not hex": (14, "68fd1e6g", "C1 is '68fd1e6g', expected 1 to 8 hex digits or nothing"),
     "nine hex digits": (39, "168fd1e64", "C26 is '168fd1e64', expected 1 to 8 hex digits or nothing"),
@@ -126,11 +130,11 @@ def test_every_line_is_read_or_set_aside_wherever_blocks_end(
     rows = criteo_rows(data.draw(st.integers(1, 60)), seed=data.draw(st.integers(0, 5)))
     junk = st.sampled_from(["", "x", "1\t2", "\t" * 39, "9" + "\t" * 39, "\t" * 40])
     noise = data.draw(st.dictionaries(st.integers(0, len(rows) - 1), junk, max_size=8))
-    lines = [noise.get(i, "\t".join(row)) for i, row in enumerate(rows)]
+    written = [noise.get(i, "\t".join(row)) for i, row in enumerate(rows)]
     path = tmp_path / "day_0.gz"
-    path.write_bytes(gzip.compress("\n".join(lines).encode()))
-    monkeypatch.setattr(text_module, "blocks", lambda p: blocks(p, block_bytes=block_bytes))
-    monkeypatch.setattr(text_module, "_READ_BYTES", 64)
+    path.write_bytes(gzip.compress("\n".join(written).encode()))
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(lines, "_READ_BYTES", 64)
     found, malformed = read(criteo_file(path))
     assert found == truth([row for i, row in enumerate(rows) if i not in noise])
     assert [(m["line"], m["text"]) for m in malformed] == [(i + 1, t) for i, t in sorted(noise.items()) if t]
@@ -139,14 +143,14 @@ def test_every_line_is_read_or_set_aside_wherever_blocks_end(
 NOT_HEX = ["xyz", "0x1f", "1_0", "+1", "-1", " 1", "1 ", "123456789", "\u0661", "1\n", "nan"]
 
 
-@given(st.lists(st.binary(max_size=10) | st.from_regex(rb"[0-9a-fA-F]{1,9}", fullmatch=True)))
-@example([text.encode() for text in NOT_HEX])
+@given(st.lists(st.text(max_size=10) | st.from_regex(r"[0-9a-fA-F]{1,9}", fullmatch=True)))
+@example(NOT_HEX)
 @settings(max_examples=100, deadline=None)
-def test_hex_digits_have_their_value_and_other_bytes_have_none(values):
-    def one(value: bytes) -> int | None:
-        return int(value, 16) if 0 < len(value) <= 8 and set(value) <= set(string.hexdigits.encode()) else None
+def test_hex_digits_have_their_value_and_other_texts_have_none(values):
+    def one(value: str) -> int | None:
+        return int(value, 16) if 0 < len(value) <= 8 and set(value) <= set(string.hexdigits) else None
 
-    assert parse_hex(pa.array(values, pa.binary())).to_pylist() == [one(v) for v in values]
+    assert parse_hex(pa.array(values, pa.string())).to_pylist() == [one(v) for v in values]
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.98])
@@ -179,4 +183,4 @@ def test_concatenated_gzip_members_are_one_file(tmp_path, criteo_rows, write_tex
 def test_a_file_without_lines_does_not_fill_the_memory(tmp_path):
     (tmp_path / "day_0").write_bytes(b"0" * (3 << 20))
     with pytest.raises(ContractError, match="line longer than"):
-        list(blocks(tmp_path / "day_0", block_bytes=1 << 16))
+        list(read_blocks(tmp_path / "day_0", block_bytes=1 << 16))
