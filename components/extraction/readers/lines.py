@@ -29,8 +29,12 @@ BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 20
 MAX_RECORD_LINES = 100
 """Most lines of one record: a quote that is not closed within as many lines is a stray one."""
+_MANY_RECORDS = 3
+"""Whole records after an open quote from which it is taken for a stray one, also where a later quote could close it."""
 _READ_BYTES = 256 << 10
 _HEAD_BYTES = 1 << 16
+_LEAST_HEAD = 16
+"""Bytes from which a file's zeros tell an encoding."""
 _BOMS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -112,17 +116,22 @@ class Dialect:
     @cached_property
     def _field(self) -> str:
         other = re.escape(self.delimiter)
+        if not self.has_quotes:
+            return rf"[^{other}\n]*"
         inside = r'[^"]*(?:""[^"]*)*' if self.escape == '"' else r'[^"\\]*(?:\\[\s\S][^"\\]*)*'
         return rf'(?:"{inside}"|[^"{other}\n][^{other}\n]*|)'
 
     @cached_property
-    def record_pattern(self) -> str:
-        """RE2 pattern of a whole record with all its fields, up to its line end."""
-        return rf"^{self._field}(?:{re.escape(self.delimiter)}{self._field}){{{self.num_fields - 1}}}\n"
+    def plain_pattern(self) -> str:
+        """RE2 pattern of a whole record with all its fields, in which quotes stand around fields alone."""
+        other = re.escape(self.delimiter)
+        plain = self._field.replace(rf'[^"{other}\n][^{other}\n]*', rf'[^"{other}\n]+')
+        return rf"^{plain}(?:{other}{plain}){{{self.num_fields - 1}}}\n\z"
 
     @cached_property
     def _record(self) -> re.Pattern[str]:
-        return re.compile(self.record_pattern + r"\Z")
+        other = re.escape(self.delimiter)
+        return re.compile(rf"{self._field}(?:{other}{self._field}){{{self.num_fields - 1}}}\n\Z")
 
     @cached_property
     def _any_record(self) -> re.Pattern[str]:
@@ -130,20 +139,21 @@ class Dialect:
 
     @cached_property
     def _first_field(self) -> re.Pattern[str]:
-        return re.compile(rf"{self._field}(?:{re.escape(self.delimiter)}|\n\Z)")
+        return re.compile(rf"({self._field})(?:{re.escape(self.delimiter)}|\n\Z)")
 
     def is_record(self, text: str) -> bool:
         """Return whether the text, line end included, is a record with all its fields."""
         return self._record.match(text) is not None
 
-    def num_fields_of(self, text: str) -> int | None:
-        """Return the number of fields of a record, or None if its quotes are not balanced."""
+    def fields_of(self, text: str) -> list[str] | None:
+        """Return the fields of a record as they stand in it, or None if its quotes are not balanced."""
         if not self._any_record.match(text):
             return None
-        at = num_fields = 0
-        while at < len(text) and (found := self._first_field.match(text, at)):
-            at, num_fields = found.end(), num_fields + 1
-        return num_fields
+        at, found = 0, list[str]()
+        while at < len(text) and (field := self._first_field.match(text, at)):
+            found.append(field[1])
+            at = field.end()
+        return found
 
     def literal(self, text: str) -> str | None:
         """Return the line as a record in which its quotes are characters, or None if it has other fields then."""
@@ -151,6 +161,12 @@ class Dialect:
         if len(parts) != self.num_fields:
             return None
         return self.delimiter.join(map(self._quoted, parts)) + "\n"
+
+    def plain(self, fields: list[str]) -> str:
+        """Return fields, as they stand in a record, as one in which quotes stand around fields alone."""
+        if not self.has_quotes:
+            return self.delimiter.join(fields) + "\n"
+        return self.delimiter.join(text if text.startswith('"') else self._quoted(text) for text in fields) + "\n"
 
     def _quoted(self, text: str) -> str:
         if '"' not in text:
@@ -287,7 +303,7 @@ class _Decoder:
         self._begun = True
         encoding = next((name for mark, name in _BOMS if chunk.startswith(mark)), None)
         head = chunk[:_HEAD_BYTES]
-        if encoding is None and head.count(0) > len(head) // 4:
+        if encoding is None and len(head) >= _LEAST_HEAD and head.count(0) > len(head) // 4:
             even, odd = head[::2].count(0), head[1::2].count(0)
             encoding = "utf-16-le" if odd > 4 * even else "utf-16-be" if even > 4 * odd else None
             if encoding is None:
@@ -383,7 +399,7 @@ class _Splitter:
             regular &= pc.binary_length(lines).to_numpy() > 1
         if dialect.has_quotes and b'"' in content:
             quoted = np.flatnonzero(_holds(lines, b'"'))
-            found = pc.match_substring_regex(lines.take(pa.array(quoted)), dialect.record_pattern + r"\z")
+            found = pc.match_substring_regex(lines.take(pa.array(quoted)), dialect.plain_pattern)
             regular[quoted] = found.to_numpy(zero_copy_only=False)
         for each in (b"\r", b"\0"):
             if each in content:
@@ -408,6 +424,8 @@ class _Splitter:
         longer = pc.equal(pc.count_substring(lines, dialect.delimiter), dialect.num_fields)
         longer = pc.and_(longer, pc.ends_with(lines, mark + b"\n")).to_numpy(zero_copy_only=False)
         longer &= ~(_holds(lines, b'"') | _holds(lines, b"\r") | _holds(lines, b"\0") | self._is_record)
+        if dialect.header is not None:
+            longer &= pc.not_equal(lines, dialect.header + b"\n").to_numpy(zero_copy_only=False)
         if not longer.any() or any(not _is_utf8(line) for line in lines.filter(pa.array(longer)).to_pylist()):
             return lines
         cut = pc.binary_replace_slice(lines.filter(pa.array(longer)), start=-2, stop=-1, replacement=b"")
@@ -434,14 +452,15 @@ class _Splitter:
             return self._reject(line, line, "a carriage return stands inside the line")
         if trimmed := self._without_trailing(text):
             return self._take(line, trimmed)
-        found = dialect.num_fields_of(text) if dialect.has_quotes else text.count(dialect.delimiter) + 1
+        text = text.replace("\r\n", "\n")
+        fields = dialect.fields_of(text)
         if text.startswith("#"):
             self._counts.comments += 1
             return line
-        if found is not None:
-            if found == dialect.num_fields:  # such as one with a carriage return before its end
-                return self._take(line, text)
-            return self._reject(line, line, f"{found} columns, expected {dialect.num_fields}")
+        if fields is not None:
+            if len(fields) == dialect.num_fields:  # a quote stands inside a field
+                return self._take(line, dialect.plain(fields))
+            return self._reject(line, line, f"{len(fields)} columns, expected {dialect.num_fields}")
         return self._open_quote(line, text)
 
     def _without_trailing(self, text: str) -> str | None:
@@ -451,7 +470,7 @@ class _Splitter:
         while body.endswith(mark):
             body = body[: -len(mark)]
             if self._dialect.is_record(f"{body}\n"):
-                return f"{body}\n"
+                return self._dialect.plain(self._dialect.fields_of(f"{body}\n") or [])
         return None
 
     def _open_quote(self, line: int, text: str) -> int | None:
@@ -473,13 +492,15 @@ class _Splitter:
                 return None
         literal = dialect.literal(text)
         if end is not None:
-            is_several = not any(alone[:-1]) and (literal is None or not alone[-1])
-            if is_several:
+            inner, last_alone = alone[:-1], alone[-1]
+            if not any(inner) and (literal is None or not last_alone):
                 self._is_record[line] = True
                 self._is_kept[line : end + 1] = True
                 self._is_record[line + 1 : end + 1] = False
                 return end
-            if not (all(alone) and (literal is not None or dialect.num_fields > 2)):
+            # Nobody writes many lines into one field of which each is a whole record.
+            is_stray = all(alone) and len(inner) >= _MANY_RECORDS and dialect.num_fields > 2
+            if not is_stray:
                 self._is_record[line : end + 1] = self._is_kept[line : end + 1] = False
                 return self._reject(line, end, "a quote opens here, and which one closes it cannot be told")
         if literal is not None:
