@@ -373,8 +373,8 @@ def build_parser() -> argparse.ArgumentParser:
         prog="evergreen ingest",
         description="Reads files of rows (Parquet, text with a header, JSON lines; Criteo's TSV) in order, and writes "
         "the earlier ones to the lake, the later ones to a file to replay. Rows keep their times, or get some, spread "
-        "over whole days. Malformed rows are kept in <replay>.malformed_rows.jsonl, or ingest.malformed_rows.jsonl in the current "
-        "folder. Prints its counts as JSON.",
+        "over whole days. Malformed rows are kept in <replay>.malformed_rows.jsonl, or ingest.malformed_rows.jsonl in "
+        "the current folder. Prints its counts as JSON.",
     )
     add_store_flag(parser)
     parser.add_argument("--data", required=True, type=Path, help="a file, or a folder of files")

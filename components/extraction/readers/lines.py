@@ -497,6 +497,7 @@ class _Splitter:
                 self._is_record[line] = True
                 self._is_kept[line : end + 1] = True
                 self._is_record[line + 1 : end + 1] = False
+                self._changed |= {i: self._lines[i].as_py() for i in range(line, end + 1)}
                 return end
             # Nobody writes many lines into one field of which each is a whole record.
             is_stray = all(alone) and len(inner) >= _MANY_RECORDS and dialect.num_fields > 2
