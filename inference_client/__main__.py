@@ -1,4 +1,4 @@
-"""Command line of the client: score, replay, simulate a lake, drift a world.
+"""Command line of the client: replay, simulate a lake, drift a world.
 
 Parses and calls; errors become exit codes in `runtime.exit_codes`.
 """
@@ -6,7 +6,6 @@ Parses and calls; errors become exit codes in `runtime.exit_codes`.
 import argparse
 import json
 import logging
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -59,41 +58,6 @@ def _add_server(parser: argparse.ArgumentParser, *, is_required: bool = True) ->
     server = "host:port of Triton's gRPC endpoint, or dns:///name:port for all replicas behind a name"
     parser.add_argument("--server", required=True, help=server)
     parser.add_argument("--deadline-seconds", type=float, help="per request, retries included")
-
-
-def _add_score(parser: argparse.ArgumentParser) -> None:
-    _add_server(parser)
-    parser.add_argument("--data", type=Path, required=True, help="Parquet file of rows, or a folder of them")
-    parser.add_argument("--limit", type=int, help="score the first rows only")
-
-
-def _score_file(options: argparse.Namespace) -> None:
-    import asyncio
-
-    from components.store.recommenders import recommender_at
-    from inference_client.recommender import RecommenderClient
-    from inference_client.scoring import ClientSettings
-    from inference_client.traffic import read_rows, row_files
-
-    if options.limit is not None and options.limit < 1:
-        raise ContractError(f"limit is {options.limit}, expected at least 1")
-    recommender, settings = recommender_at(options.recommender), _settings_from_flags(ClientSettings, options)
-    # In `... | head`, the program ends with its reader.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-
-    async def score_all() -> None:
-        done = 0
-        async with RecommenderClient(options.server, recommender=recommender, log=None, settings=settings) as client:
-            for batch in read_rows(row_files(options.data), recommender, labelled=False):
-                rows = batch.features.take(slice(None if options.limit is None else options.limit - done))
-                if not len(rows):
-                    break
-                scored = await client.score(rows)
-                for score in scored.scores.tolist():
-                    print(json.dumps({"row": done, "score": score, "model_version": scored.model_version}))
-                    done += 1
-
-    asyncio.run(score_all())
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
@@ -217,7 +181,6 @@ def _split_names(text: str) -> tuple[str, ...]:
 
 
 _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Callable[[argparse.ArgumentParser], None], str]] = {
-    "score": (_score_file, _add_score, "score the rows of a file; prints a JSON line per row"),
     "traffic": (_replay_traffic, _add_replay, "send traffic at a stated rate and publish records"),
     "simulate": (_simulate_lake, _add_simulate, "write a lake of rows of a new synthetic world"),
     "drift": (_drift_world, _add_drift, "write a drifted copy of a world"),

@@ -36,7 +36,7 @@ ROOMS = {
     "scale": ("k8s.scaling", (), "try the autoscaler without a cluster: simulate it over a trace of requests"),
     "incident": ("monitoring.backtest.incident", (), "record a span of the monitor's records and decisions"),
     "replay": ("monitoring.backtest.incident", ("replay",), "decide a recorded incident again, and compare"),
-    "score": ("inference_client", ("score",), "score rows of a file"),
+    "score": ("pipelines.score", (), "score rows of a file"),
     "recommender": ("pipelines.recommender_file", (), "draft, check and accept the file that describes a recommender"),
     "schema": ("components.validation.schema_versions", (), "show, compare and accept schemas of the rows"),
     "quarantine": ("components.validation.quarantine_store", (), "list quarantined rows"),

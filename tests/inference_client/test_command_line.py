@@ -8,10 +8,12 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.csv import write_csv
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
+from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
 from components.contracts.records import PredictionBatch
 from components.runtime.errors import PermanentError
 from components.storage.folder import FolderObjects
@@ -21,8 +23,8 @@ from tests.support.served_names import TRAFFIC_FILE
 from tests.support.traffic_plans import CANARY, STABLE, make_plan
 
 
-def run(*arguments, **options):
-    command = [sys.executable, "-m", "inference_client", *map(str, arguments)]
+def run(*arguments, module="inference_client", **options):
+    command = [sys.executable, "-m", module, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 
 
@@ -221,19 +223,37 @@ def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
     assert len(errors.splitlines()) == 1
 
 
-def test_score_prints_a_line_per_row(server, folder, store, raw_table, score_rows):
-    pq.write_table(raw_table(20), folder / "data.parquet")
-    done = run("score", "--server", server.url, "--recommender", store, "--data", folder / "data.parquet", "--limit", 7)
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_score_prints_a_line_per_row_of_every_form_and_names_what_is_malformed(server, folder, store, raw_table, form):
+    table = raw_table(20).drop_columns(["label", "event_time"])
+    path = folder / f"rows.{form}"
+    if form == "csv":  # Criteo's text has categories as hex digits
+        for name in CATEGORICAL:
+            texts = [None if value is None else f"{value:x}" for value in table[name].to_pylist()]
+            table = table.set_column(table.schema.get_field_index(name), name, pa.array(texts))
+    (pq.write_table if form == "parquet" else write_csv)(table, path)
+    flags = ["score", "--server", server.url, "--recommender", store, "--data", path]
+    done = run(*flags, "--limit", 7, module="pipelines")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.returncode == 0
-    assert [line["row"] for line in lines] == list(range(7))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line["line"] for line in lines] == [number + (form == "csv") for number in range(1, 8)]
     assert all(line["model_version"] == 1 and 0 <= line["score"] <= 1 for line in lines)
+    if form == "csv":
+        text = path.read_text().splitlines()
+        text[3] = "many" + text[3][text[3].index(",") :]
+        path.write_text("\n".join(text) + "\n")
+        broken = run(*flags, module="pipelines")
+        told = [json.loads(line) for line in broken.stdout.splitlines()]
+        assert (broken.returncode, len(told)) == (2, 20)
+        assert [line["line"] for line in told if "error" in line] == [4]
+        assert [line for line in told[:7] if "score" in line] == [line for line in lines if line["line"] != 4]
+        assert broken.stderr == "1 rows are malformed and have no score\n"
 
 
 def test_whoever_reads_the_first_line_only_meets_no_traceback(server, folder, store, raw_table):
     pq.write_table(raw_table(20_000), folder / "rows.parquet")
     flags = ["--server", server.url, "--recommender", str(store), "--data", str(folder / "rows.parquet")]
-    line = [sys.executable, "-m", "inference_client", "score", *flags]
+    line = [sys.executable, "-m", "pipelines.score", *flags]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
         process.stdout.close()

@@ -56,20 +56,22 @@ class CriteoRows:
         return self.rows.chunks(wanted)
 
 
-def criteo_rows(path: Path, head: Head, rows: TextRows) -> CriteoRows:
+def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True) -> CriteoRows:
     """Return the rows of a text file in one of Criteo's forms.
 
     Args:
         path: The file.
         head: Its first lines.
         rows: The file as one of text with a header.
+        labelled: Whether rows must have a label; a header may lack it else.
 
     Raises:
         ContractError: It has none of the forms, or a header that lacks a Criteo column or names it twice.
     """
     names = [name.lower() for name in rows.names]
-    if LABEL in names:
-        if missing := [name for name in COLUMNS if names.count(name.lower()) != 1]:
+    if LABEL in names or (not labelled and COLUMNS[1].lower() in names):
+        wanted = COLUMNS if labelled else COLUMNS[1:]
+        if missing := [name for name in wanted if names.count(name.lower()) != 1]:
             raise ContractError(
                 f"{path} has a header that names {missing} not exactly once, expected every Criteo column"
             )

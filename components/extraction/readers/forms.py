@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from components.contracts.features import Features
 from components.contracts.raw_rows import (
@@ -36,7 +37,7 @@ from components.extraction.raw_schema import MalformedRows, lake_schema, open_pa
 from components.extraction.readers import criteo
 from components.extraction.readers.lines import LineCounts, Rejected
 from components.extraction.readers.parquet import RawParquet
-from components.extraction.readers.text import Chunk, json_rows, read_head, text_rows
+from components.extraction.readers.text import Chunk, TextRows, json_rows, read_head, text_rows
 from components.extraction.readers.time_forms import EARLIEST, USUAL, TimeRule, find_form
 from components.extraction.readers.typed import ParquetRows, shown_value
 from components.extraction.readers.values import (
@@ -179,6 +180,25 @@ def _is_parquet(path: Path) -> bool:
         return file.read(4) == b"PAR1" or path.suffix == ".parquet"
 
 
+def unlabelled_reader(path: Path, recommender: Recommender) -> "FileReader":
+    """Return the reader of a file whose rows are to be scored: its features alone, without label, ids and times.
+
+    A feature that is served as one value may be absent.
+
+    Raises:
+        ContractError: The file has no known form, or lacks a column.
+    """
+    rows, features = open_rows(path), recommender.features
+    if criteo.are_its(features) and isinstance(rows, TextRows):
+        found = criteo.criteo_rows(path, read_head(path), rows, labelled=False)
+        columns = {raw: name for raw, name in found.columns.items() if raw != LABEL}
+        return FileReader(rows=found, recommender=recommender, columns=columns, rules=criteo.RULES, now=0.0)
+    here = [name for name in features.names if name in rows.names or name in features.needed]
+    columns = _present(rows.names, {name: name for name in here}, recommender, path=path)
+    rules = {name: rule_of(name, features) for name in columns}
+    return FileReader(rows=rows, recommender=recommender, columns=columns, rules=rules, now=0.0)
+
+
 def find_reader(path: Path, recommender: Recommender, *, with_times: bool = True, now: float | None = None) -> Reader:
     """Return the reader for the form that a file has.
 
@@ -281,6 +301,11 @@ def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> 
         # A name of the user's own is a promise; the default is none.
         if name in here or name != raw:
             wanted[raw] = name
+    return _present(here, wanted, recommender, path=path)
+
+
+def _present(here: Sequence[str], wanted: dict[str, str], recommender: Recommender, *, path: Path) -> dict[str, str]:
+    """Return the wanted columns if a file has each once."""
     if missing := [name for name in wanted.values() if name not in here]:
         raise ContractError(f"{path} lacks the columns {missing} of recommender {recommender.name}, has {list(here)}")
     if twice := sorted({name for name in wanted.values() if list(here).count(name) > 1}):
@@ -299,6 +324,26 @@ def rule_of(raw: str, features: Features) -> Rule | ListRule:
     if raw in features.categorical:
         return WORDS if raw in features.words else CATEGORIES
     return NUMBERS if raw in features.numeric else _RULES[raw]
+
+
+class NumberedRows(NamedTuple):
+    """Some rows of a file, with where they stand in it."""
+
+    batch: Any
+    """The well-formed rows, in the lake's schema."""
+    numbers: NDArray[np.int64]
+    """The line of each, of Parquet its row; from 1."""
+    rejected: list[Rejected]
+    """The malformed rows and lines between them, by line."""
+    features: frozenset[str]
+    """Columns of the batch that the file has."""
+
+    def first(self, num_rows: int) -> "NumberedRows":
+        """Return the first rows, malformed ones counted, too."""
+        lines = sorted([*self.numbers.tolist(), *(each.line for each in self.rejected)])[:num_rows]
+        num_kept = int(np.searchsorted(self.numbers, lines[-1], side="right")) if lines else 0
+        rejected = [each for each in self.rejected if lines and each.line <= lines[-1]]
+        return self._replace(batch=self.batch.slice(0, num_kept), numbers=self.numbers[:num_kept], rejected=rejected)
 
 
 @dataclass(kw_only=True)
@@ -332,18 +377,32 @@ class FileReader:
 
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """See `Reader.batches`."""
+        for found in self.numbered():
+            for line, reason, text in found.rejected:
+                malformed.add(self.path, line, reason, text=text)
+            malformed.count(self.path, len(found.numbers) + len(found.rejected))
+            if found.batch.num_rows:
+                yield found.batch
+        self._say_span()
+
+    def numbered(self) -> Iterator[NumberedRows]:
+        """Yield the well-formed rows with their lines, and the malformed ones beside them, in file order."""
         rules: dict[str, AnyRule] = dict(self.rules)
         wanted = list(dict.fromkeys(self.columns.values()))
         for chunk in self.rows.chunks(wanted):
             if EVENT_TIME in self.columns and EVENT_TIME not in rules and chunk.rows.num_rows:
                 rules[EVENT_TIME] = TimeRule(form=self._time_form(chunk))
             batch, reasons = self._read(chunk, rules)
-            self._record(chunk, reasons, malformed)
-            batch = without_rows(batch, reasons)
+            rejected = [
+                Rejected(number := int(chunk.numbers[at]), reason, chunk.texts.of(at, number))
+                for at, reason in reasons.items()
+            ]
+            self.counts.add(replace(chunk.counts, rows=chunk.counts.rows - len(reasons)))
+            self.counts.rejected += len(reasons)
+            batch, numbers = without_rows(batch, reasons), np.delete(chunk.numbers, list(reasons))
             if batch.num_rows:
                 self._note_span(batch)
-                yield batch
-        self._say_span()
+            yield NumberedRows(batch, numbers, sorted([*chunk.rejected, *rejected]), frozenset(self.columns))
 
     def _time_form(self, chunk: Chunk) -> str:
         name = self.columns[EVENT_TIME]
@@ -388,17 +447,6 @@ class FileReader:
             else:
                 expected = f"expected no time before {to_iso(earliest)} (data.time_format allows times from 1970 on)"
             reasons[at] = f"{name} is {times[at].cast(pa.string())}, {expected}"
-
-    def _record(self, chunk: Chunk, reasons: dict[int, str], malformed: MalformedRows) -> None:
-        found = [Rejected(number, reason, text) for number, reason, text in chunk.rejected]
-        for at, reason in reasons.items():
-            number = int(chunk.numbers[at])
-            found.append(Rejected(number, reason, chunk.texts.of(at, number)))
-        for line, reason, text in sorted(found):
-            malformed.add(self.path, line, reason, text=text)
-        self.counts.add(replace(chunk.counts, rows=chunk.counts.rows - len(reasons)))
-        self.counts.rejected += len(reasons)
-        malformed.count(self.path, chunk.rows.num_rows + len(chunk.rejected))
 
     def _note_span(self, batch: Any) -> None:
         if EVENT_TIME not in self.columns:
