@@ -30,7 +30,7 @@ from components.extraction.readers.text import sql_text
 from components.runtime.errors import ContractError, PermanentError, first_line
 from components.runtime.forked import available_cores
 
-_MEMORY = "1500MB"
+_MEMORY = "1GB"
 """Most that sorting holds; what is more goes to disk."""
 _PLACE = "_place"
 """Column of a row's place in the files, from 0."""
