@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy as np
 from components.contracts.features import Features
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, EVENTS, OutcomeBatch, PredictionBatch, Record, record_id
+from components.contracts.values import is_missing
 from components.logs.event_log import MAX_MESSAGE_BYTES, Publisher, partition_of
 from components.runtime.errors import ContractError, PermanentError, TemporaryError, expect
 from inference_client.timing import Timing
@@ -51,7 +53,8 @@ class Outcome:
     """What came of a scored row."""
 
     time: float = 0.0
-    """Seconds since the epoch of the event; 0 = now. A time to come (of simulated users) is waited for."""
+    """Seconds since the epoch of the event; 0 = now. A datetime or pandas Timestamp with a time zone, and a NumPy
+    datetime64, which is UTC, become such seconds. A time to come (of simulated users) is waited for."""
     request_id: str
     """Of the request that scored the row."""
     row: int = 0
@@ -62,9 +65,33 @@ class Outcome:
     def __post_init__(self) -> None:
         if self.event not in EVENTS:
             raise ContractError(f"outcome event is {self.event!r}, expected one of {EVENTS}")
-        if not 0 <= self.row < MAX_ROWS_PER_RECORD:
-            raise ContractError(f"outcome row is {self.row}, expected 0..{MAX_ROWS_PER_RECORD - 1}")
+        is_row = isinstance(self.row, int | np.integer) and not isinstance(self.row, bool)
+        if not is_row or not 0 <= self.row < MAX_ROWS_PER_RECORD:
+            raise ContractError(f"outcome row is {self.row!r}, expected 0..{MAX_ROWS_PER_RECORD - 1}")
         check_id("request_id", self.request_id)
+        object.__setattr__(self, "time", _seconds_of(self.time))
+
+
+def _seconds_of(time: object) -> float:
+    """Return the seconds since the epoch of an outcome's time.
+
+    Raises:
+        ContractError: It is no number and no time with a known zone.
+    """
+    if not is_missing(time):
+        if isinstance(time, np.datetime64) and not np.isnat(time):
+            return float(time.astype("datetime64[us]").astype(np.int64)) / 1e6
+        # Without a zone it would be read by the zone of whichever machine runs this.
+        if isinstance(time, datetime) and time.utcoffset() is not None:
+            return time.timestamp()
+    if isinstance(time, int | float | np.integer | np.floating) and not isinstance(time, bool):
+        try:
+            return float(time)
+        except OverflowError:
+            pass
+    raise ContractError(
+        f"outcome time is {time!r}, expected seconds since the epoch, a datetime with a time zone, or a datetime64"
+    )
 
 
 @dataclass(kw_only=True)
@@ -247,8 +274,8 @@ class RecordPublisher:
         if self._counts.queued_outcomes >= self._settings.max_queued:
             self._drop(rows=0, outcomes=1)
             return False
-        if not outcome.time or type(outcome.time) is not float:  # NumPy's numbers are none of a record
-            outcome = replace(outcome, time=float(outcome.time or now))
+        if not outcome.time:
+            outcome = replace(outcome, time=now)
         heapq.heappush(self._outcomes, (outcome.time, next(self._numbers), outcome))
         self._counts.queued_outcomes += 1
         return True
@@ -458,9 +485,10 @@ def check_id(name: str, text: str) -> None:
     """Returns if `text` can name a request or a publisher in the log; ids of this length keep messages below 1 MB.
 
     Raises:
-        ContractError: It is empty, too long, or not printable ASCII.
+        ContractError: It is no text, empty, too long, or not printable ASCII.
 
     >>> check_id("request_id", "user-7/page-3")
     """
-    if not (0 < len(text) <= MAX_ID_LENGTH and text.isascii() and text.isprintable()):
+    is_text = isinstance(text, str) and text.isascii() and text.isprintable()
+    if not is_text or not 0 < len(text) <= MAX_ID_LENGTH:
         raise ContractError(f"{name} is {text!r}, expected 1 to {MAX_ID_LENGTH} printable ASCII characters")

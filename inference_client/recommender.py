@@ -94,6 +94,12 @@ def positions_of(count: int) -> NDArray[np.int32]:
     return np.arange(1, count + 1, dtype=np.int32)
 
 
+def _check_key(key: object) -> None:
+    """Refuses a key that a traffic plan could not read, also while there is no plan."""
+    if key is not None and not isinstance(key, str):
+        raise ContractError(f"key is {key!r}, expected a text, or None")
+
+
 def _candidate_rows(
     candidates: RowsByName | FeatureRows, context: RowsByName | FeatureRows | None, features: Features
 ) -> FeatureRows:
@@ -241,6 +247,7 @@ class RecommenderClient:
             TemporaryError, PermanentError: The rows were not scored; see `ScoringClient.score`. Never for the log.
         """
         features = feature_rows(rows, self.recommender.features)
+        _check_key(key)
         request_id, logs = self._checked_id(request_id), self._logs(len(features), log)
         scored = await self._score(features, request_id, key, logs=logs)
         now = self._timing.clock()
@@ -288,6 +295,7 @@ class RecommenderClient:
             raise ContractError(f"k is {k}, expected 1..{MAX_ROWS_PER_RECORD}")
         check_share(explore)
         features = _candidate_rows(candidates, context, self.recommender.features)
+        _check_key(key)
         request_id, logs = self._checked_id(request_id), self._logs(min(k, len(features)), log)
         scored = await self._score(features, request_id, key, logs=logs)
         best = np.argsort(-scored.scores, kind="stable")[:k]

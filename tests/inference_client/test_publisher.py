@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sqlite3
 import zlib
+from datetime import datetime, timedelta, timezone
 
 import numpy as np
 import pytest
@@ -424,11 +425,42 @@ def test_the_largest_messages_fit_the_log(time, features):
         ({"time": 1_760_000_000_000.0}, "outcome time is 1760000000000.0, expected seconds since the epoch"),
         ({"time": float("nan")}, "outcome time is nan"),
         ({"time": -1.0}, "outcome time is -1.0"),
+        ({"time": datetime(2026, 3, 1)}, r"outcome time is datetime.datetime\(2026, 3, 1, 0, 0\), expected .*zone"),
+        ({"time": "2026-03-01T00:00:00Z"}, "outcome time is '2026-03-01T00:00:00Z', expected seconds since the epoch"),
+        ({"time": np.datetime64("NaT")}, "outcome time is .*NaT"),
+        ({"time": None}, "outcome time is None"),
+        ({"time": True}, "outcome time is True"),
+        ({"time": 10**400}, "outcome time is 1000"),
+        ({"row": 1.5}, "outcome row is 1.5, expected 0..2047"),
+        ({"row": "1"}, "outcome row is '1', expected 0..2047"),
+        ({"row": True}, "outcome row is True"),
+        ({"row": None}, "outcome row is None"),
+        ({"request_id": 7}, "request_id is 7, expected 1 to 128 printable"),
+        ({"request_id": ["r1"]}, r"request_id is \['r1'\], expected 1 to 128 printable"),
     ],
-    ids=["event", "row", "empty", "long", "milliseconds", "nan", "before 1970"],
+    ids=lambda value: str(value)[:30] if isinstance(value, dict) else "",
 )
 def test_an_outcome_that_no_reader_could_match_is_refused(time, wrong, text):
     publisher = publisher_of(MemoryLog(), time)
     with pytest.raises(ContractError, match=text):
         publisher.add_outcome(Outcome(**{"request_id": "r1", **wrong}))
     assert publisher.counts.queued_outcomes == 0
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        datetime(1970, 1, 1, 0, 16, 40, 250_000, tzinfo=timezone.utc),
+        datetime(1970, 1, 1, 5, 46, 40, 250_000, tzinfo=timezone(timedelta(hours=5, minutes=30))),
+        np.datetime64("1970-01-01T00:16:40.250"),
+        np.datetime64("1970-01-01T00:16:40.250000000"),
+        np.float64(1000.25),
+        1000.25,
+    ],
+)
+def test_time_of_an_outcome_is_the_same_moment_in_every_form(time, when):
+    log = MemoryLog()
+    publisher = publisher_of(log, time)
+    publisher.add_outcome(Outcome(request_id="r1", time=when, row=np.int64(2)))
+    asyncio.run(publisher.drain())
+    assert outcomes_of(log.records()) == [("click", "r1", 2, 1000.25)]

@@ -236,12 +236,25 @@ def test_impossible_lists_are_refused(server, make_rows, n, k, text):
             "column item, row 0 is 'red', expected a whole number of 64 bits",
         ),
         (pa.table({"price": [1.0, 1e39], "item": [1, 2]}), "column price, row 1 is 1e\\+39, expected a finite number"),
-        ({"price": [1.0, 2.0], "item": [1, 2**63]}, f"column item, row 1 is {2**63}"),
+        ({"price": [1.0, 2.0], "item": [1, 2**64]}, f"column item, row 1 is {2**64}"),
         ({"price": [1.0, 2.0], "item": [1.0, 2.5]}, "column item, row 1 is 2.5"),
         ({"price": [1.0, 2.0], "item": [1]}, "column item has 1 rows, expected 2 as column price"),
         ({"price": [1.0], "itme": [1]}, "rows have a column 'itme', which is no feature, expected item"),
         ({"price": 1.0, "item": [1]}, "column price is 1.0, expected a list or an array"),
+        ({"price": b"12", "item": [1, 2]}, "column price is b'12', expected a list or an array"),
+        ({"price": {"a": 1.0}, "item": [1]}, "column price is {'a': 1.0}, expected a list or an array"),
+        ({"price": {1.0}, "item": [1]}, "column price is {1.0}, expected a list or an array"),
+        ({"price": np.array(1.0), "item": [1]}, r"column price is array\(1.\), expected a list or an array"),
+        ({"price": [1.0], "item": ["1.5"]}, "column item, row 0 is '1.5', expected a whole number of 64 bits"),
+        ({"price": [1.0], "item": [b"1"]}, "column item, row 0 is b'1', expected a whole number of 64 bits"),
+        ({"price": [[1.0]], "item": [1]}, r"column price, row 0 is \[1.0\], expected a finite number"),
+        ({"price": [1.0], "item": [[1]]}, r"column item, row 0 is \[1\], expected a whole number of 64 bits"),
         ("price", "rows are a str, expected a dict of columns"),
+        ("", "rows are a str, expected a dict of columns"),
+        (b"price", "rows are a bytes, expected a dict of columns"),
+        (["1.5,7"], "row 0 is '1.5,7', expected a dict of features"),
+        ([{"price": 1.0, "item": 1}, "1.5,7"], "row 1 is '1.5,7', expected a dict of features"),
+        ([{"price": 1.0, "item": 1}, None], "row 1 is None, expected a dict of features"),
         (FeatureRows(dense=np.zeros((1, 13)), categorical=np.zeros((1, 26))), "have 13 numeric and 26 categorical"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -485,8 +498,14 @@ def test_ids_and_sizes_that_the_log_cannot_hold_are_refused_before_scoring(score
         async with connect(scorer, log=f"sqlite:///{log}") as client:
             with pytest.raises(ContractError, match="the logged request has 2049 rows, expected at most 2048"):
                 await client.score(many)
-            with pytest.raises(ContractError, match="request_id is"):
-                await client.score(few, request_id="x" * 129)
+            for wrong in ("x" * 129, 7, b"r1", ""):
+                with pytest.raises(ContractError, match="request_id is"):
+                    await client.score(few, request_id=wrong)
+            for wrong in (7, b"user", ["user"]):
+                with pytest.raises(ContractError, match="key is .*expected a text, or None"):
+                    await client.score(few, key=wrong)
+                with pytest.raises(ContractError, match="key is .*expected a text, or None"):
+                    await client.rank(few, 1, key=wrong)
             assert scorer.asked == []
             return await client.score(many, log=False)
 
