@@ -38,6 +38,7 @@ from inference_client.publisher import (
     Unpublished,
     check_id,
 )
+from inference_client.request_ids import RequestIds
 from inference_client.routing import PlannedClient, open_scorer
 from inference_client.rows import FeatureRows, RowsByName, feature_rows
 from inference_client.scoring import ClientSettings, KeyedScorer, Scored, ScoringClient, shadow_of
@@ -165,6 +166,7 @@ class RecommenderClient:
         self._awaiting_shadow: dict[str, list[Outcome]] = {}
         """Outcomes of requests whose records wait for their shadows."""
         self._recording: set[asyncio.Task[None]] = set()
+        self._ids = RequestIds()
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._is_open = False
@@ -237,13 +239,15 @@ class RecommenderClient:
 
         Args:
             rows: A dict of columns, a list of dicts, an Arrow table, or `FeatureRows`.
-            request_id: Names the request in the log, to which it must be new; random without one.
+            request_id: Names the request in the log, to which it must be new; random without one. What two requests
+                have in common, such as a session's id, names neither.
             key: The user for whom the rows are scored: the same key meets the same model of a traffic plan.
             log: False for rows that are shown to nobody, such as a warm-up's.
 
         Raises:
             ContractError: A row is not as the model takes it, or a logged request has more of them than a message of
-                the log holds: `MAX_ROWS_PER_RECORD`, fewer of wide rows.
+                the log holds: `MAX_ROWS_PER_RECORD`, fewer of wide rows. Or its id names one of the newest
+                `REMEMBERED_IDS` requests that this client logged.
             TemporaryError, PermanentError: The rows were not scored; see `ScoringClient.score`. Never for the log.
         """
         features = feature_rows(rows, self.recommender.features)
@@ -288,7 +292,7 @@ class RecommenderClient:
         Raises:
             ContractError: k is outside 1..`MAX_ROWS_PER_RECORD`, or more than a message of the log holds, `explore`
                 outside [0, 0.5), the context is not one row, there are no candidates, or a row is not as the model
-                takes it.
+                takes it. Or the id, as of `score`.
             TemporaryError, PermanentError: As `score`.
         """
         if not 1 <= k <= MAX_ROWS_PER_RECORD:
@@ -374,19 +378,30 @@ class RecommenderClient:
         return True
 
     async def _score(self, features: FeatureRows, request_id: str, key: str | None, *, logs: bool) -> Scored:
-        """The scores; a request some of whose rows got none is logged, if it is to be, and fails."""
+        """The scores; a request some of whose rows got none is logged, if it is to be, and fails.
+
+        The id of a logged request names no second one; that of a request that left no record is free again.
+        """
         if self._scorer is None or not self._is_open:
             raise ContractError("the client is not open, expected `async with RecommenderClient(...)`")
+        if logs:
+            self._ids.take(request_id)
+        is_logged = False
         self._in_flight += 1
         try:
-            return await self._scorer.score(features.dense, features.categorical, request_id=request_id, key=key)
+            scored = await self._scorer.score(features.dense, features.categorical, request_id=request_id, key=key)
+            is_logged = logs
+            return scored
         except UnusableScores as error:
             # Of a request that was split, only a part's scores are known.
             if logs and len(error.scores) == len(features):
                 failed = Scored(error.scores, error.model_version)
                 self._record(features, failed, request_id=request_id, time=self._timing.clock())
+                is_logged = True
             raise
         finally:
+            if logs and not is_logged:
+                self._ids.give_back(request_id)
             self._in_flight -= 1
             self._idle.set()
 

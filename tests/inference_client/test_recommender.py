@@ -17,6 +17,7 @@ from components.contracts.records import OutcomeBatch, PredictionBatch
 from components.runtime.errors import ContractError, TemporaryError
 from inference_client import Outcome, PublisherSettings, RecommenderClient, SyncRecommenderClient, Unpublished
 from inference_client.errors import BadReply, ModelAbsent, ServerUnavailable
+from inference_client.request_ids import RequestIds
 from inference_client.rows import FeatureRows, feature_rows
 from inference_client.scoring import ClientSettings, Scored, shadow_of
 from inference_client.timing import Timing
@@ -510,6 +511,78 @@ def test_ids_and_sizes_that_the_log_cannot_hold_are_refused_before_scoring(score
             return await client.score(many, log=False)
 
     assert len(asyncio.run(talk()).scores) == 2049
+
+
+def test_request_id_names_one_logged_request(score_rows, make_rows, log, read_log):
+    scorer = OwnScorer(score_rows)
+    rows = [FeatureRows(dense=dense[:1], categorical=categorical[:1]) for dense, categorical in [make_rows(1)] * 5]
+
+    async def talk():
+        async with connect(scorer, log=f"sqlite:///{log}") as client:
+            await client.score(rows[0], request_id="session 7", log=False)  # in no log, so it names nothing
+            await client.score(rows[0], request_id="session 7")
+            for again in rows[1:]:
+                with pytest.raises(ContractError, match="request_id 'session 7' names a request .* logged before"):
+                    await client.score(again, request_id="session 7")
+                with pytest.raises(ContractError, match="expected a new one for each request"):
+                    await client.rank(again, 1, request_id="session 7")
+            await client.score(rows[0], request_id="session 7", log=False)
+            ranking = await client.rank(rows[0], 1)
+            with pytest.raises(ContractError, match="logged before"):
+                await client.score(rows[1], request_id=ranking.request_id)
+        return client.log_counts
+
+    counts = asyncio.run(talk())
+    assert len(scorer.asked) == 4
+    assert counts.published_rows == sum(len(record) for record in predictions(read_log(log))) == 2
+
+
+def test_two_requests_at_once_cannot_share_an_id(make_rows, log, read_log):
+    rows = FeatureRows(dense=make_rows(1)[0], categorical=make_rows(1)[1])
+
+    class Slow:
+        async def score(self, dense, categorical, *, request_id=None, key=None):
+            await asyncio.sleep(0)
+            return Scored(np.full(len(dense), 0.5, np.float32), 3)
+
+    async def talk():
+        async with connect(Slow(), log=f"sqlite:///{log}") as client:
+            asked = (client.score(rows, request_id="r") for _ in range(3))
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    answers = asyncio.run(talk())
+    assert [type(answer).__name__ for answer in answers] == ["ScoredRows", "ContractError", "ContractError"]
+    assert len(predictions(read_log(log))) == 1
+
+
+@pytest.mark.parametrize("failure", [ServerUnavailable("away"), BadReply("no scores"), asyncio.CancelledError()])
+def test_id_of_a_request_that_left_no_record_is_free_again(score_rows, make_rows, log, read_log, failure):
+    rows = FeatureRows(dense=make_rows(1)[0], categorical=make_rows(1)[1])
+    failures = [failure]
+
+    def score(dense, categorical):
+        if failures:
+            raise failures.pop()
+        return score_rows(dense, categorical)
+
+    async def talk():
+        async with connect(OwnScorer(score), log=f"sqlite:///{log}") as client:
+            with pytest.raises(type(failure)):
+                await client.score(rows, request_id="r")
+            await client.score(rows, request_id="r")
+
+    asyncio.run(talk())
+    assert [record.request_id for record in predictions(read_log(log))] == ["r"]
+
+
+def test_ids_of_the_newest_requests_are_remembered_and_no_more():
+    ids = RequestIds(remembered=3)
+    for name in "abcd":
+        ids.take(name)
+    ids.take("a")  # the fourth before
+    for name in "cda":
+        with pytest.raises(ContractError, match=f"request_id '{name}'"):
+            ids.take(name)
 
 
 def test_of_wide_rows_a_request_has_as_many_as_a_message_of_the_log_holds(log):
