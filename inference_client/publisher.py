@@ -12,12 +12,10 @@ import asyncio
 import heapq
 import itertools
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
 
 import numpy as np
 
@@ -27,6 +25,7 @@ from components.contracts.records import CLICK, EVENTS, OutcomeBatch, Prediction
 from components.contracts.values import is_missing
 from components.logs.event_log import MAX_MESSAGE_BYTES, Publisher, partition_of
 from components.runtime.errors import ContractError, PermanentError, TemporaryError, expect
+from inference_client.flush import Flush
 from inference_client.timing import Timing
 
 logger = logging.getLogger(__name__)
@@ -39,8 +38,6 @@ MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
 """With everything in one flush, the log could time out after an outage again and again."""
 MAX_OUTCOMES_PER_FLUSH = 10_000
 """They are taken from their queue in the event loop, 30 ms of it."""
-RECORDS_PER_TURN = 16
-"""Encoded without a pause, which takes half a millisecond."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 2.0
 """Waits between failed flushes double from the first to the second."""
 MAX_ID_LENGTH = 128
@@ -106,7 +103,7 @@ class PublishingCounts:
     queued_outcomes: int = 0
     """Outcomes that wait here, including those whose time has not come."""
     dropped_rows: int = 0
-    """Rows that came while the queue was full; they are lost."""
+    """Rows that are lost: they came while the queue was full, the log took no such message, or the client closed."""
     dropped_outcomes: int = 0
     problem: str | None = None
     """Why the log is unavailable; None while it takes records."""
@@ -117,8 +114,8 @@ class PublishingCounts:
 _METRICS = (
     ("published_rows", "_total", "Rows of predictions that the log has."),
     ("published_outcomes", "_total", "Outcomes that the log has."),
-    ("dropped_rows", "_total", "Rows of predictions that are lost: the queue was full, or the client closed."),
-    ("dropped_outcomes", "_total", "Outcomes that are lost: the queue was full, or the client closed."),
+    ("dropped_rows", "_total", "Rows of predictions that are lost: see the log lines."),
+    ("dropped_outcomes", "_total", "Outcomes that are lost: see the log lines."),
     ("queued_rows", "", "Rows of predictions that wait for the log."),
     ("queued_outcomes", "", "Outcomes that wait for their time or for the log."),
 )
@@ -179,26 +176,6 @@ class PublisherSettings:
         return replace(self, max_queued=queued, max_queued_bytes=num_bytes)
 
 
-@dataclass(frozen=True)
-class _Flush:
-    """Records that are published together; their ids never name other content, however often they are published."""
-
-    records: list[Record]
-    form: RecordFormat
-    num_rows: int
-    num_outcomes: int
-
-    @cached_property
-    def messages(self) -> list[tuple[str, bytes]]:
-        encoded = []
-        for number, record in enumerate(self.records):
-            encoded.append((record_id(record), self.form.encode(record)))
-            if number % RECORDS_PER_TURN == 0:
-                # Lets go of the interpreter's lock: the event loop else waits 5 ms for it each time that it wakes.
-                time.sleep(0)
-        return encoded
-
-
 class RecordPublisher:
     """Queues predictions and outcomes, and publishes what is due; use in one event loop."""
 
@@ -228,7 +205,7 @@ class RecordPublisher:
         self._outcomes: list[tuple[float, int, Outcome]] = []
         """A heap by time, then number: 7 times as quick as one that compares outcomes."""
         self._numbers = itertools.count()
-        self._pending: _Flush | None = None
+        self._pending: Flush | None = None
         """The flush that is under way, or failed and comes first next time."""
         self._flushing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1)
@@ -294,8 +271,8 @@ class RecordPublisher:
             if self._pending is None:
                 return
             try:
-                publish, loop = self._log.publish, asyncio.get_running_loop()
-                await loop.run_in_executor(self._thread, lambda flush: publish(flush.messages), self._pending)
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._thread, self._pending.publish, self._log)
             except Exception as error:
                 self._note_failure(error)
                 raise
@@ -324,6 +301,7 @@ class RecordPublisher:
             if not self._failures:
                 give_up_at = None
                 if not (self._predictions or self._outcomes or self._pending):
+                    self._say_dropped()
                     return
                 if not self._predictions:
                     wait = max(wait, self._outcomes[0][0] - self._timing.clock())
@@ -332,6 +310,17 @@ class RecordPublisher:
                 if self._counts.refused or now >= give_up_at:
                     raise self._give_up()
             await self._timing.sleep(wait)
+
+    def _say_dropped(self) -> None:
+        counts = self._counts
+        if counts.dropped_rows or counts.dropped_outcomes:
+            logger.warning(
+                "closed; %d rows and %d outcomes are in the log, %d rows and %d outcomes were dropped",
+                counts.published_rows,
+                counts.published_outcomes,
+                counts.dropped_rows,
+                counts.dropped_outcomes,
+            )
 
     async def _flush_or_backoff(self) -> float:
         """Tries to flush; the seconds until the next try."""
@@ -356,7 +345,7 @@ class RecordPublisher:
         counts.queued_rows = counts.queued_outcomes = 0
         return lost
 
-    def _next_flush(self) -> _Flush | None:
+    def _next_flush(self) -> Flush | None:
         """What is due now, with at most `_max_flushed_rows` rows or one prediction; None when nothing is."""
         num_rows, taken = 0, 0
         for prediction in self._predictions:
@@ -377,7 +366,7 @@ class RecordPublisher:
             for start in range(0, len(outcomes), MAX_OUTCOMES_PER_MESSAGE):
                 records.append(self._outcome_batch(outcomes[start : start + MAX_OUTCOMES_PER_MESSAGE]))
         num_outcomes = sum(len(outcomes) for outcomes in due.values())
-        return _Flush(records, self._form, num_rows, num_outcomes) if records else None
+        return Flush(records, self._form, num_rows, num_outcomes) if records else None
 
     def _outcome_batch(self, due: list[Outcome]) -> OutcomeBatch:
         self._outcome_batches += 1
@@ -413,10 +402,11 @@ class RecordPublisher:
             known = isinstance(error, TemporaryError | PermanentError)
             logger.warning("the log %s, records wait: %s", state, error, exc_info=None if known else error)
 
-    def _note_success(self, flush: _Flush) -> None:
+    def _note_success(self, flush: Flush) -> None:
         counts = self._counts
-        counts.published_rows += flush.num_rows
-        counts.published_outcomes += flush.num_outcomes
+        rows, outcomes = self._drop_refused(flush.refused)
+        counts.published_rows += flush.num_rows - rows
+        counts.published_outcomes += flush.num_outcomes - outcomes
         counts.queued_rows -= flush.num_rows
         counts.queued_outcomes -= flush.num_outcomes
         counts.problem, counts.refused = None, False
@@ -431,6 +421,19 @@ class RecordPublisher:
                 counts.dropped_rows,
                 counts.dropped_outcomes,
             )
+
+    def _drop_refused(self, refused: Sequence[tuple[Record, Exception]]) -> tuple[int, int]:
+        """Counts records that the log takes in no message; returns how many rows and outcomes they hold."""
+        num_rows = num_outcomes = 0
+        for record, error in refused:
+            is_prediction = isinstance(record, PredictionBatch)
+            kind = "rows" if is_prediction else "outcomes"
+            logger.error("%d %s of record %s are dropped: %s", len(record), kind, record_id(record), error)
+            num_rows += len(record) if is_prediction else 0
+            num_outcomes += 0 if is_prediction else len(record)
+        self._counts.dropped_rows += num_rows
+        self._counts.dropped_outcomes += num_outcomes
+        return num_rows, num_outcomes
 
 
 class PartitionedPublisher:

@@ -439,10 +439,13 @@ class RecommenderClient:
         self._awaiting_shadow[request_id] = []
 
         async def add_with_shadow() -> None:
-            shadow, complete = await shadow_of(scored, SHADOW_WAIT_SECONDS), record
-            if shadow is not None:
-                version, scores = shadow.model_version, shadow.scores[selection]
-                complete = replace(record, shadow_version=version, shadow_scores=scores)
+            complete = record
+            try:
+                if (shadow := await shadow_of(scored, SHADOW_WAIT_SECONDS)) is not None:
+                    version, scores = shadow.model_version, shadow.scores[selection]
+                    complete = replace(record, shadow_version=version, shadow_scores=scores)
+            except Exception as error:  # whatever a shadow answers, what was served is logged
+                logger.warning("request %s is logged without its shadow: %r", request_id, error)
             publisher.add(complete, self._awaiting_shadow.pop(request_id))
 
         task = asyncio.get_running_loop().create_task(add_with_shadow())

@@ -491,6 +491,31 @@ def test_a_shadow_counts_if_it_comes_in_time_and_from_another_version():
     assert asyncio.run(asked(3, None)) is None
 
 
+def test_record_is_logged_whatever_its_shadow_does(score_rows, make_rows, log, read_log, caplog):
+    rows = FeatureRows(dense=make_rows(2)[0], categorical=make_rows(2)[1])
+
+    class Broken(OwnScorer):
+        async def _shadow_of(self, scores):
+            raise RuntimeError("a defect") if len(self.asked) == 1 else ValueError("no number")
+
+    class Wild(OwnScorer):
+        async def _shadow_of(self, scores):
+            return Scored(scores + 7, 4)
+
+    async def talk():
+        for number, scorer in enumerate((Broken(score_rows, shadow=1), Wild(score_rows, shadow=1))):
+            async with connect(scorer, log=f"sqlite:///{log}") as client:
+                await client.score(rows, request_id=f"r{number}")
+                assert client.tell(Outcome(request_id=f"r{number}"))
+
+    asyncio.run(talk())
+    records = read_log(log)
+    assert [(each.request_id, each.shadow_version) for each in predictions(records)] == [("r0", None), ("r1", None)]
+    assert outcomes(records) == [("r0", 0, "click"), ("r1", 0, "click")]
+    said = [each for each in caplog.messages if "is logged without its shadow" in each]
+    assert len(said) == 2
+
+
 def test_ids_and_sizes_that_the_log_cannot_hold_are_refused_before_scoring(score_rows, make_rows, log):
     scorer = OwnScorer(score_rows)
     few, many = (FeatureRows(dense=rows[0], categorical=rows[1]) for rows in (make_rows(1), make_rows(2049)))
