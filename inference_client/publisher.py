@@ -12,19 +12,20 @@ import asyncio
 import heapq
 import itertools
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from datetime import datetime
 
 import numpy as np
 
 from components.contracts.features import Features
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, EVENTS, OutcomeBatch, PredictionBatch, Record, record_id
+from components.contracts.values import is_missing
 from components.logs.event_log import MAX_MESSAGE_BYTES, Publisher, partition_of
 from components.runtime.errors import ContractError, PermanentError, TemporaryError, expect
+from inference_client.flush import Flush
 from inference_client.timing import Timing
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,6 @@ MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
 """With everything in one flush, the log could time out after an outage again and again."""
 MAX_OUTCOMES_PER_FLUSH = 10_000
 """They are taken from their queue in the event loop, 30 ms of it."""
-RECORDS_PER_TURN = 16
-"""Encoded without a pause, which takes half a millisecond."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 2.0
 """Waits between failed flushes double from the first to the second."""
 MAX_ID_LENGTH = 128
@@ -51,7 +50,8 @@ class Outcome:
     """What came of a scored row."""
 
     time: float = 0.0
-    """Seconds since the epoch of the event; 0 = now. A time to come (of simulated users) is waited for."""
+    """Seconds since the epoch of the event; 0 = now. A datetime or pandas Timestamp with a time zone, and a NumPy
+    datetime64, which is UTC, become such seconds. A time to come (of simulated users) is waited for."""
     request_id: str
     """Of the request that scored the row."""
     row: int = 0
@@ -62,9 +62,33 @@ class Outcome:
     def __post_init__(self) -> None:
         if self.event not in EVENTS:
             raise ContractError(f"outcome event is {self.event!r}, expected one of {EVENTS}")
-        if not 0 <= self.row < MAX_ROWS_PER_RECORD:
-            raise ContractError(f"outcome row is {self.row}, expected 0..{MAX_ROWS_PER_RECORD - 1}")
+        is_row = isinstance(self.row, int | np.integer) and not isinstance(self.row, bool)
+        if not is_row or not 0 <= self.row < MAX_ROWS_PER_RECORD:
+            raise ContractError(f"outcome row is {self.row!r}, expected 0..{MAX_ROWS_PER_RECORD - 1}")
         check_id("request_id", self.request_id)
+        object.__setattr__(self, "time", _seconds_of(self.time))
+
+
+def _seconds_of(time: object) -> float:
+    """Return the seconds since the epoch of an outcome's time.
+
+    Raises:
+        ContractError: It is no number and no time with a known zone.
+    """
+    if not is_missing(time):
+        if isinstance(time, np.datetime64) and not np.isnat(time):
+            return float(time.astype("datetime64[us]").astype(np.int64)) / 1e6
+        # Without a zone it would be read by the zone of whichever machine runs this.
+        if isinstance(time, datetime) and time.utcoffset() is not None:
+            return time.timestamp()
+    if isinstance(time, int | float | np.integer | np.floating) and not isinstance(time, bool):
+        try:
+            return float(time)
+        except OverflowError:
+            pass
+    raise ContractError(
+        f"outcome time is {time!r}, expected seconds since the epoch, a datetime with a time zone, or a datetime64"
+    )
 
 
 @dataclass(kw_only=True)
@@ -79,7 +103,7 @@ class PublishingCounts:
     queued_outcomes: int = 0
     """Outcomes that wait here, including those whose time has not come."""
     dropped_rows: int = 0
-    """Rows that came while the queue was full; they are lost."""
+    """Rows that are lost: they came while the queue was full, the log took no such message, or the client closed."""
     dropped_outcomes: int = 0
     problem: str | None = None
     """Why the log is unavailable; None while it takes records."""
@@ -90,8 +114,8 @@ class PublishingCounts:
 _METRICS = (
     ("published_rows", "_total", "Rows of predictions that the log has."),
     ("published_outcomes", "_total", "Outcomes that the log has."),
-    ("dropped_rows", "_total", "Rows of predictions that are lost: the queue was full, or the client closed."),
-    ("dropped_outcomes", "_total", "Outcomes that are lost: the queue was full, or the client closed."),
+    ("dropped_rows", "_total", "Rows of predictions that are lost: see the log lines."),
+    ("dropped_outcomes", "_total", "Outcomes that are lost: see the log lines."),
     ("queued_rows", "", "Rows of predictions that wait for the log."),
     ("queued_outcomes", "", "Outcomes that wait for their time or for the log."),
 )
@@ -152,26 +176,6 @@ class PublisherSettings:
         return replace(self, max_queued=queued, max_queued_bytes=num_bytes)
 
 
-@dataclass(frozen=True)
-class _Flush:
-    """Records that are published together; their ids never name other content, however often they are published."""
-
-    records: list[Record]
-    form: RecordFormat
-    num_rows: int
-    num_outcomes: int
-
-    @cached_property
-    def messages(self) -> list[tuple[str, bytes]]:
-        encoded = []
-        for number, record in enumerate(self.records):
-            encoded.append((record_id(record), self.form.encode(record)))
-            if number % RECORDS_PER_TURN == 0:
-                # Lets go of the interpreter's lock: the event loop else waits 5 ms for it each time that it wakes.
-                time.sleep(0)
-        return encoded
-
-
 class RecordPublisher:
     """Queues predictions and outcomes, and publishes what is due; use in one event loop."""
 
@@ -201,7 +205,7 @@ class RecordPublisher:
         self._outcomes: list[tuple[float, int, Outcome]] = []
         """A heap by time, then number: 7 times as quick as one that compares outcomes."""
         self._numbers = itertools.count()
-        self._pending: _Flush | None = None
+        self._pending: Flush | None = None
         """The flush that is under way, or failed and comes first next time."""
         self._flushing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1)
@@ -247,8 +251,8 @@ class RecordPublisher:
         if self._counts.queued_outcomes >= self._settings.max_queued:
             self._drop(rows=0, outcomes=1)
             return False
-        if not outcome.time or type(outcome.time) is not float:  # NumPy's numbers are none of a record
-            outcome = replace(outcome, time=float(outcome.time or now))
+        if not outcome.time:
+            outcome = replace(outcome, time=now)
         heapq.heappush(self._outcomes, (outcome.time, next(self._numbers), outcome))
         self._counts.queued_outcomes += 1
         return True
@@ -267,8 +271,8 @@ class RecordPublisher:
             if self._pending is None:
                 return
             try:
-                publish, loop = self._log.publish, asyncio.get_running_loop()
-                await loop.run_in_executor(self._thread, lambda flush: publish(flush.messages), self._pending)
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._thread, self._pending.publish, self._log)
             except Exception as error:
                 self._note_failure(error)
                 raise
@@ -297,6 +301,7 @@ class RecordPublisher:
             if not self._failures:
                 give_up_at = None
                 if not (self._predictions or self._outcomes or self._pending):
+                    self._say_dropped()
                     return
                 if not self._predictions:
                     wait = max(wait, self._outcomes[0][0] - self._timing.clock())
@@ -305,6 +310,17 @@ class RecordPublisher:
                 if self._counts.refused or now >= give_up_at:
                     raise self._give_up()
             await self._timing.sleep(wait)
+
+    def _say_dropped(self) -> None:
+        counts = self._counts
+        if counts.dropped_rows or counts.dropped_outcomes:
+            logger.warning(
+                "closed; %d rows and %d outcomes are in the log, %d rows and %d outcomes were dropped",
+                counts.published_rows,
+                counts.published_outcomes,
+                counts.dropped_rows,
+                counts.dropped_outcomes,
+            )
 
     async def _flush_or_backoff(self) -> float:
         """Tries to flush; the seconds until the next try."""
@@ -329,7 +345,7 @@ class RecordPublisher:
         counts.queued_rows = counts.queued_outcomes = 0
         return lost
 
-    def _next_flush(self) -> _Flush | None:
+    def _next_flush(self) -> Flush | None:
         """What is due now, with at most `_max_flushed_rows` rows or one prediction; None when nothing is."""
         num_rows, taken = 0, 0
         for prediction in self._predictions:
@@ -350,7 +366,7 @@ class RecordPublisher:
             for start in range(0, len(outcomes), MAX_OUTCOMES_PER_MESSAGE):
                 records.append(self._outcome_batch(outcomes[start : start + MAX_OUTCOMES_PER_MESSAGE]))
         num_outcomes = sum(len(outcomes) for outcomes in due.values())
-        return _Flush(records, self._form, num_rows, num_outcomes) if records else None
+        return Flush(records, self._form, num_rows, num_outcomes) if records else None
 
     def _outcome_batch(self, due: list[Outcome]) -> OutcomeBatch:
         self._outcome_batches += 1
@@ -386,10 +402,11 @@ class RecordPublisher:
             known = isinstance(error, TemporaryError | PermanentError)
             logger.warning("the log %s, records wait: %s", state, error, exc_info=None if known else error)
 
-    def _note_success(self, flush: _Flush) -> None:
+    def _note_success(self, flush: Flush) -> None:
         counts = self._counts
-        counts.published_rows += flush.num_rows
-        counts.published_outcomes += flush.num_outcomes
+        rows, outcomes = self._drop_refused(flush.refused)
+        counts.published_rows += flush.num_rows - rows
+        counts.published_outcomes += flush.num_outcomes - outcomes
         counts.queued_rows -= flush.num_rows
         counts.queued_outcomes -= flush.num_outcomes
         counts.problem, counts.refused = None, False
@@ -404,6 +421,19 @@ class RecordPublisher:
                 counts.dropped_rows,
                 counts.dropped_outcomes,
             )
+
+    def _drop_refused(self, refused: Sequence[tuple[Record, Exception]]) -> tuple[int, int]:
+        """Counts records that the log takes in no message; returns how many rows and outcomes they hold."""
+        num_rows = num_outcomes = 0
+        for record, error in refused:
+            is_prediction = isinstance(record, PredictionBatch)
+            kind = "rows" if is_prediction else "outcomes"
+            logger.error("%d %s of record %s are dropped: %s", len(record), kind, record_id(record), error)
+            num_rows += len(record) if is_prediction else 0
+            num_outcomes += 0 if is_prediction else len(record)
+        self._counts.dropped_rows += num_rows
+        self._counts.dropped_outcomes += num_outcomes
+        return num_rows, num_outcomes
 
 
 class PartitionedPublisher:
@@ -458,9 +488,10 @@ def check_id(name: str, text: str) -> None:
     """Returns if `text` can name a request or a publisher in the log; ids of this length keep messages below 1 MB.
 
     Raises:
-        ContractError: It is empty, too long, or not printable ASCII.
+        ContractError: It is no text, empty, too long, or not printable ASCII.
 
     >>> check_id("request_id", "user-7/page-3")
     """
-    if not (0 < len(text) <= MAX_ID_LENGTH and text.isascii() and text.isprintable()):
+    is_text = isinstance(text, str) and text.isascii() and text.isprintable()
+    if not is_text or not 0 < len(text) <= MAX_ID_LENGTH:
         raise ContractError(f"{name} is {text!r}, expected 1 to {MAX_ID_LENGTH} printable ASCII characters")

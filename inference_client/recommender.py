@@ -38,6 +38,7 @@ from inference_client.publisher import (
     Unpublished,
     check_id,
 )
+from inference_client.request_ids import RequestIds
 from inference_client.routing import PlannedClient, open_scorer
 from inference_client.rows import FeatureRows, RowsByName, feature_rows
 from inference_client.scoring import ClientSettings, KeyedScorer, Scored, ScoringClient, shadow_of
@@ -92,6 +93,12 @@ class Ranking:
 def positions_of(count: int) -> NDArray[np.int32]:
     """[count] places in a list, from 1."""
     return np.arange(1, count + 1, dtype=np.int32)
+
+
+def _check_key(key: object) -> None:
+    """Refuses a key that a traffic plan could not read, also while there is no plan."""
+    if key is not None and not isinstance(key, str):
+        raise ContractError(f"key is {key!r}, expected a text, or None")
 
 
 def _candidate_rows(
@@ -159,6 +166,7 @@ class RecommenderClient:
         self._awaiting_shadow: dict[str, list[Outcome]] = {}
         """Outcomes of requests whose records wait for their shadows."""
         self._recording: set[asyncio.Task[None]] = set()
+        self._ids = RequestIds()
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._is_open = False
@@ -231,16 +239,19 @@ class RecommenderClient:
 
         Args:
             rows: A dict of columns, a list of dicts, an Arrow table, or `FeatureRows`.
-            request_id: Names the request in the log, to which it must be new; random without one.
+            request_id: Names the request in the log, to which it must be new; random without one. What two requests
+                have in common, such as a session's id, names neither.
             key: The user for whom the rows are scored: the same key meets the same model of a traffic plan.
             log: False for rows that are shown to nobody, such as a warm-up's.
 
         Raises:
             ContractError: A row is not as the model takes it, or a logged request has more of them than a message of
-                the log holds: `MAX_ROWS_PER_RECORD`, fewer of wide rows.
+                the log holds: `MAX_ROWS_PER_RECORD`, fewer of wide rows. Or its id names one of the newest
+                `REMEMBERED_IDS` requests that this client logged.
             TemporaryError, PermanentError: The rows were not scored; see `ScoringClient.score`. Never for the log.
         """
         features = feature_rows(rows, self.recommender.features)
+        _check_key(key)
         request_id, logs = self._checked_id(request_id), self._logs(len(features), log)
         scored = await self._score(features, request_id, key, logs=logs)
         now = self._timing.clock()
@@ -281,13 +292,14 @@ class RecommenderClient:
         Raises:
             ContractError: k is outside 1..`MAX_ROWS_PER_RECORD`, or more than a message of the log holds, `explore`
                 outside [0, 0.5), the context is not one row, there are no candidates, or a row is not as the model
-                takes it.
+                takes it. Or the id, as of `score`.
             TemporaryError, PermanentError: As `score`.
         """
         if not 1 <= k <= MAX_ROWS_PER_RECORD:
             raise ContractError(f"k is {k}, expected 1..{MAX_ROWS_PER_RECORD}")
         check_share(explore)
         features = _candidate_rows(candidates, context, self.recommender.features)
+        _check_key(key)
         request_id, logs = self._checked_id(request_id), self._logs(min(k, len(features)), log)
         scored = await self._score(features, request_id, key, logs=logs)
         best = np.argsort(-scored.scores, kind="stable")[:k]
@@ -366,19 +378,30 @@ class RecommenderClient:
         return True
 
     async def _score(self, features: FeatureRows, request_id: str, key: str | None, *, logs: bool) -> Scored:
-        """The scores; a request some of whose rows got none is logged, if it is to be, and fails."""
+        """The scores; a request some of whose rows got none is logged, if it is to be, and fails.
+
+        The id of a logged request names no second one; that of a request that left no record is free again.
+        """
         if self._scorer is None or not self._is_open:
             raise ContractError("the client is not open, expected `async with RecommenderClient(...)`")
+        if logs:
+            self._ids.take(request_id)
+        is_logged = False
         self._in_flight += 1
         try:
-            return await self._scorer.score(features.dense, features.categorical, request_id=request_id, key=key)
+            scored = await self._scorer.score(features.dense, features.categorical, request_id=request_id, key=key)
+            is_logged = logs
+            return scored
         except UnusableScores as error:
             # Of a request that was split, only a part's scores are known.
             if logs and len(error.scores) == len(features):
                 failed = Scored(error.scores, error.model_version)
                 self._record(features, failed, request_id=request_id, time=self._timing.clock())
+                is_logged = True
             raise
         finally:
+            if logs and not is_logged:
+                self._ids.give_back(request_id)
             self._in_flight -= 1
             self._idle.set()
 
@@ -416,10 +439,13 @@ class RecommenderClient:
         self._awaiting_shadow[request_id] = []
 
         async def add_with_shadow() -> None:
-            shadow, complete = await shadow_of(scored, SHADOW_WAIT_SECONDS), record
-            if shadow is not None:
-                version, scores = shadow.model_version, shadow.scores[selection]
-                complete = replace(record, shadow_version=version, shadow_scores=scores)
+            complete = record
+            try:
+                if (shadow := await shadow_of(scored, SHADOW_WAIT_SECONDS)) is not None:
+                    version, scores = shadow.model_version, shadow.scores[selection]
+                    complete = replace(record, shadow_version=version, shadow_scores=scores)
+            except Exception as error:  # whatever a shadow answers, what was served is logged
+                logger.warning("request %s is logged without its shadow: %r", request_id, error)
             publisher.add(complete, self._awaiting_shadow.pop(request_id))
 
         task = asyncio.get_running_loop().create_task(add_with_shadow())

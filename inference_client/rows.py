@@ -4,8 +4,6 @@ The names are those of the recommender's features. Reading files is left to `tra
 is stated in `contracts.serving`.
 """
 
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -16,12 +14,10 @@ from numpy.typing import NDArray
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY, Features, ListOptions, category_of
 from components.contracts.raw_rows import placed_lists
 from components.contracts.recommender import nearest
+from components.contracts.values import EXACT_BELOW, EXACT_FLOATS, NoCategory, is_missing, word_of
 from components.runtime.errors import ContractError
 
 _A_NUMBER = "a finite number, or None for missing"
-_A_CATEGORY = "a whole number of 64 bits, or None for missing"
-_A_WORD = "a text or a whole number of 64 bits, or None for missing"
-_WHOLE = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _SCALARS = (str, int, float, type(None))
 _LARGEST = float(np.finfo(np.float32).max)
 _WHOLE_TYPES = ("int8", "int16", "int32", "int64")
@@ -74,7 +70,8 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
     """`rows` as matrices of their own, which later changes of the caller's arrays do not reach.
 
     A numeric value is a number, a category a whole number, which may be written as text, or any text where the feature
-    holds words; None and NaN are missing. A list is a list or an array of categories; None is one without elements.
+    holds words, or a truth value. None, NaN, pandas' NA and the texts that files have for it are missing
+    (`contracts.values`). A list is a list or an array of categories; None is one without elements.
     `FeatureRows` are copied as they are. `may_lack_columns`: whether a column may be absent, and is then missing in
     every row; one that is served as one value always may.
 
@@ -134,36 +131,48 @@ def numbers(name: str, values: Any) -> NDArray[np.float32]:
             found = plain.astype(np.float32)
         if not np.isinf(found).any():
             return found
-    listed = values.to_pylist() if _is_arrow(values) else values
-    for row, value in enumerate(listed):
-        plain_value = value.item() if isinstance(value, np.generic) else value
-        if not _is_number(plain_value):
+    found = np.empty(len(values), dtype=np.float32)
+    for row, value in enumerate(values.to_pylist() if _is_arrow(values) else values):
+        plain_value = _plain_value(value)
+        if is_missing(plain_value):
+            found[row] = np.nan
+        elif isinstance(plain_value, int | float) and abs(plain_value) <= _LARGEST:
+            found[row] = plain_value
+        else:
             raise WrongValue(column=name, row=row, value=plain_value, expected=_A_NUMBER)
-    return np.array([np.nan if value is None else value for value in listed], dtype=np.float32)
+    return found
 
 
-def categories(name: str, values: Any, *, holds_words: bool = False) -> NDArray[np.int64]:
+def categories(
+    name: str, values: Any, *, holds_words: bool = False, exact_below: int | None = None
+) -> NDArray[np.int64]:
     """The categories [n] that a column's values stand for, -1 = missing; see `features.CategoricalOptions`.
 
-    `holds_words`: whether a value may be a text that is no whole number.
+    Args:
+        name: Of the column, for errors.
+        values: A list or an array.
+        holds_words: Whether a value may be a text that is no whole number.
+        exact_below: See `contracts.values.EXACT_BELOW`; None = as the type of `values` says.
 
     Raises:
         WrongValue: A value is no category.
     """
     if (plain := _plain_categories(values)) is not None:
         return plain
+    of_column = exact_below or EXACT_BELOW.get(_type_name(values), EXACT_FLOATS)
     # Each distinct value is looked at once: a click log repeats itself.
     found: dict[Any, int] = {}
     places = np.empty(len(values), dtype=np.int64)
     for row, value in enumerate(values.to_pylist() if _is_arrow(values) else values):
-        plain_value = value.item() if isinstance(value, np.generic) else value
-        key = (type(plain_value), plain_value if isinstance(plain_value, _SCALARS) else None)
+        plain_value = _plain_value(value)
+        key = (type(value), plain_value if isinstance(plain_value, _SCALARS) else None)
         if key not in found:
-            category = _category(plain_value, holds_words=holds_words)
-            if category is None:
-                expected = _A_WORD if holds_words else _A_CATEGORY
-                raise WrongValue(column=name, row=row, value=plain_value, expected=expected)
-            found[key] = category
+            limit = EXACT_BELOW.get(str(value.dtype), of_column) if isinstance(value, np.generic) else of_column
+            try:
+                word = word_of(plain_value, holds_words=holds_words, exact_below=limit)
+            except NoCategory as error:
+                raise WrongValue(column=name, row=row, value=plain_value, expected=error.expected) from None
+            found[key] = MISSING_CATEGORY if word is None else category_of(word)
         places[row] = found[key]
     return places
 
@@ -173,15 +182,20 @@ def _elements(name: str, values: Any, options: ListOptions, *, holds_words: bool
     lists = values.to_pylist() if _is_arrow(values) else values
     taken: list[Any] = []
     for row, value in enumerate(lists):
-        if value is None or (isinstance(value, float) and math.isnan(value)):
-            taken.append(())
-        elif isinstance(value, list | tuple | np.ndarray):
+        if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim == 1):
             taken.append(value)
+        elif is_missing(value):
+            taken.append(())
         else:
             raise WrongValue(column=name, row=row, value=value, expected="a list, or None for no element")
     sizes = [len(each) for each in taken]
     try:
-        elements = categories(name, [each for value in taken for each in value], holds_words=holds_words)
+        elements = categories(
+            name,
+            [each for value in taken for each in value],
+            holds_words=holds_words,
+            exact_below=EXACT_BELOW.get(_type_name(values)),
+        )
     except WrongValue as error:
         row = int(np.searchsorted(np.cumsum(sizes), error.row, side="right"))
         raise WrongValue(column=name, row=row, value=error.value, expected=f"elements to be {error.expected}") from None
@@ -190,26 +204,11 @@ def _elements(name: str, values: Any, options: ListOptions, *, holds_words: bool
     return placed_lists(elements[held], num_held, options)
 
 
-def _category(value: object, *, holds_words: bool) -> int | None:
-    """The category of one value; None where it is none."""
-    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
-        return MISSING_CATEGORY
-    if isinstance(value, bool):
-        return category_of(str(value).lower())
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, int):
-        return category_of(str(value)) if -(2**63) <= value < 2**63 else None
-    if not isinstance(value, str):
-        return None
-    if holds_words:
-        return category_of(value)
-    return _category(int(value), holds_words=False) if _WHOLE.fullmatch(value) else None
-
-
-def _is_number(value: object) -> bool:
-    """Whether the value is missing, or a number that float32 holds."""
-    return value is None or (isinstance(value, int | float) and not abs(value) > _LARGEST)
+def _plain_value(value: object) -> object:
+    """Return NumPy's scalars as Python's; its times stay, which would become integers."""
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return None if np.isnat(value) else value
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _check_widths(rows: FeatureRows, features: Features) -> None:
@@ -226,13 +225,27 @@ def _columns_by_name(rows: Any) -> Mapping[str, Any]:
         return {name: rows.column(name) for name in rows.schema.names}
     if isinstance(rows, Mapping):
         for name, values in rows.items():
-            if isinstance(values, str) or not hasattr(values, "__len__"):
+            if isinstance(values, _NO_COLUMNS) or not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0:
                 raise ContractError(f"column {name} is {values!r}, expected a list or an array with a value per row")
         return rows
-    if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
+    if isinstance(rows, Sequence) and not isinstance(rows, str | bytes | bytearray):
+        for at, row in enumerate(rows):
+            if not isinstance(row, Mapping):
+                raise ContractError(f"row {at} is {row!r}, expected a dict of features")
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
     raise ContractError(f"rows are a {type(rows).__name__}, expected a dict of columns, a list of dicts or a table")
+
+
+_NO_COLUMNS = (str, bytes, bytearray, Mapping, set, frozenset)
+"""They have a length too, but no value for each row, or no order."""
+
+
+def _type_name(values: Any) -> str:
+    """Return the name of the type of an array's values; empty of what is no array."""
+    if not _is_arrow(values):
+        return str(getattr(values, "dtype", ""))
+    return str(getattr(values.type, "value_type", values.type))  # of a dictionary or of lists, that of their values
 
 
 def _numpy_array(values: Any, *, missing: float) -> NDArray[Any] | None:
@@ -241,7 +254,7 @@ def _numpy_array(values: Any, *, missing: float) -> NDArray[Any] | None:
         array = np.asarray(values)
         if array.dtype == object:
             array = np.asarray([missing if value is None else value for value in values])
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, TypeError):
         return None
     return array if array.ndim == 1 else None
 
@@ -254,7 +267,7 @@ def _plain_categories(values: Any) -> NDArray[np.int64] | None:
         num_missing, array = values.null_count, values.cast("int64").fill_null(MISSING_CATEGORY).to_numpy()
     else:
         found = _numpy_array(values, missing=MISSING_CATEGORY)
-        if found is None or found.dtype.kind != "i":
+        if found is None or found.dtype.kind not in "iu":
             return None
         num_missing = 0 if isinstance(values, np.ndarray) else sum(value is None for value in values)
         array = found.astype(np.int64)

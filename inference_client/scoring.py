@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import InferInput, InferRequestedOutput
 
+from components.contracts.records import MAX_VERSION
 from components.contracts.serving import (
     COLUMNS,
     INPUT_TYPES,
@@ -307,7 +308,7 @@ class ScoringClient:
                 if (await self._ask_columns(request)).takes == sent.takes:
                     raise
                 continue
-            version = (request.model, int(reply.get_response().model_version))
+            version = (request.model, _version_of(reply, self.server))
             if version not in self._columns:
                 await self._ask_columns(request)
             taken = self._columns.get(version)
@@ -324,7 +325,11 @@ class ScoringClient:
             request.model, seconds=self._seconds_left(request), deadline_seconds=request.seconds
         )
         stated = config.parameters[COLUMNS].string_value if COLUMNS in config.parameters else None
-        newest = ColumnMap(self._own_columns, json.loads(stated) if stated else self._own_columns)
+        try:
+            newest = ColumnMap(self._own_columns, json.loads(stated) if stated else self._own_columns)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            said = f"server {self.server} says that {request.model} takes {str(stated)[:80]!r}"
+            raise BadReply(f"{said}, expected the columns of its inputs as JSON") from error
         for version in config.version_policy.specific.versions:
             self._columns[request.model, version] = newest
         self._newest[request.model] = newest
@@ -367,9 +372,17 @@ def _input_tensors(dense: NDArray[np.float32], categorical: NDArray[np.int64]) -
     ]
 
 
+def _version_of(reply: Any, server: str) -> int:
+    """The model version that answered; raises BadReply where it is none of a record."""
+    text = reply.get_response().model_version
+    if text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_VERSION)) and int(text) <= MAX_VERSION:
+        return int(text)
+    raise BadReply(f"server {server} names its version {text[:40]!r}, expected a number from 0 to {MAX_VERSION}")
+
+
 def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
     """The checked content of one reply; raises BadReply."""
-    version = reply.get_response().model_version
+    version = _version_of(reply, server)
     try:
         scores = reply.as_numpy(PROBABILITY_OUTPUT.name)
     except ValueError as error:
@@ -382,14 +395,12 @@ def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
             f"expected float32 {[num_rows, PROBABILITY_OUTPUT.width]}"
         )
     flat = scores[:, 0]
-    if not version.isdigit():
-        raise BadReply(f"server {server} names its version {version!r}, expected a number")
     # NaN fails both comparisons.
     is_usable = (flat >= 0) & (flat <= 1)
     if len(bad := flat[~is_usable]):
         raise UnusableScores(
             f"server {server} sent {len(bad)} scores outside [0, 1], the first is {bad[0]}",
             scores=np.where(is_usable, flat, np.float32(np.nan)),
-            model_version=int(version),
+            model_version=version,
         )
-    return Scored(flat, int(version))
+    return Scored(flat, version)

@@ -40,6 +40,7 @@ from monitoring.measures.window import Kpis, VersionWindows, measure_version
 from monitoring.memory.archive import Archive
 from monitoring.memory.join import UnscoredRows, attribute, read_records
 from monitoring.memory.kept_watch import KeptWatch
+from monitoring.memory.repeated import reuse_reason, reused_key
 from monitoring.memory.store import Store, cuts
 from monitoring.released_models import ReleasedModels
 from monitoring.rows import MaturedRequests
@@ -400,7 +401,7 @@ class Monitor:
         unusable = [(delivery.message_id, reason) for delivery, reason in bad]
         predictions, outcomes = intake.predictions, intake.outcomes
         try:
-            added = self._store.add(predictions, outcomes, unusable, now=now, user_place=self._recommender.user_place)
+            stored = self._store.add(predictions, outcomes, unusable, now=now, user_place=self._recommender.user_place)
         except ContractError as error:
             if len(deliveries) == 1:
                 self._store.add(None, [], [(deliveries[0].message_id, str(error))], now=now)
@@ -410,8 +411,11 @@ class Monitor:
             for half in (deliveries[: len(deliveries) // 2], deliveries[len(deliveries) // 2 :]):
                 self._take_in(half, now)
             return
-        if added is not None:
-            self._drift.observe(added)
+        if predictions is not None and len(stored.reused):
+            ids, places = predictions.ids[stored.reused].tolist(), intake.places[stored.reused].tolist()
+            bad += self._count_reused([(deliveries[place], each) for place, each in zip(places, ids)])
+        if stored.added is not None:
+            self._drift.observe(stored.added)
         if unscored:
             self.acting.new_versions.count_unusable(unscored)
         # At once: the next steps may fail for now, and what is stored is not delivered again.
@@ -423,6 +427,12 @@ class Monitor:
         self._checkpoint("intake.acknowledged")
         if bad:
             self._set_aside(bad)
+
+    def _count_reused(self, reused: Sequence[tuple[Delivery, str]]) -> list[tuple[Delivery, str]]:
+        """Counts predictions under the id of another request; returns each with the reason why it is set aside."""
+        bad = [(delivery, reuse_reason(request_id)) for delivery, request_id in reused]
+        self._store.count_reused([(reused_key(d.message_id, d.payload), reason) for d, reason in bad])
+        return bad
 
     def _set_aside(self, bad: Sequence[tuple[Delivery, str]]) -> None:
         for delivery, reason in bad:

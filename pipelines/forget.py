@@ -40,6 +40,7 @@ from components.contracts.raw_rows import EVENT_TIME, OUTCOME_PARTITION, REQUEST
 from components.contracts.recommender import Recommender
 from components.contracts.reference_statistics import read_reference
 from components.contracts.serving import ServedNames
+from components.contracts.values import NoCategory, word_of
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.repository.model_repository import GOLDEN_FILE
@@ -51,7 +52,6 @@ from components.extraction.raw_schema import (
     categories,
     in_lists,
     is_list,
-    nan_to_null,
     open_parquet,
 )
 from components.extraction.times import to_iso
@@ -137,12 +137,8 @@ class User:
 
     def _are_user(self, values: Any) -> Any:
         """Which of an Arrow array's words, numbers or categories are the user, read as extraction reads them."""
-        values = _plain(values)
-        if pa.types.is_floating(values.type):
-            values = nan_to_null(values)
-        if not self._holds_words and not pa.types.is_boolean(values.type):
-            values = values.cast(pa.int64())
-        return pc.fill_null(pc.equal(categories(values), self.category), False)
+        found = categories(_plain(values), holds_words=self._holds_words)
+        return pc.fill_null(pc.equal(found, self.category), False)
 
     def rows(self, batch: Any) -> Any:
         """Which rows of a batch are the user's, as an Arrow array of truth values."""
@@ -189,8 +185,16 @@ class User:
         if row is not None:
             lists = [row[name] for name in self.lists if isinstance(row.get(name), list)]
             values = [row.get(self.column), *itertools.chain(*lists)]
-            return any(value is not None and category_of(str(value)) == self.category for value in values)
+            return any(map(self._is_user, values))
         return re.search(rf"(?<!\w){re.escape(self.text)}(?!\w)", text) is not None
+
+    def _is_user(self, value: object) -> bool:
+        """Return whether a value of a malformed row is the user."""
+        try:
+            word = word_of(value, holds_words=self._holds_words)
+        except NoCategory:
+            return str(value) == self.text
+        return word is not None and category_of(word) == self.category
 
     def count(self, path: Path) -> "Counted":
         """How many rows of a Parquet file hold the user; the user's own are met by that. 0 where there are no raw rows.

@@ -71,8 +71,9 @@ class CategoricalOptions:
     """
 
     type: Literal["int64", "string"] = "int64"
-    """`int64`: whole numbers; `string`: texts, or whole numbers and truth values as texts. A number from 0 to 2^52 - 1
-    is its own category, also as a text; any other value is hashed to 52 bits."""
+    """`int64`: whole numbers of 64 bits, signed or unsigned; `string`: texts, or whole numbers as texts. `true` and
+    `false` in any case are the two truth values in both. A number from 0 to 2^52 - 1 is its own category, also as a
+    text; any other value is hashed to 52 bits."""
     served_as: int | str | None = None
     """A value that the served model takes in every row, whatever the row holds: 1 for the place of an item in a list.
     The network learns from the real values how much they mattered, and what was shown where is then no reason to show

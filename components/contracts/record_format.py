@@ -214,8 +214,10 @@ class RecordFormat:
 
     def decode_plain(
         self, contents: Sequence[bytes], *, recommender: str | None, before: float = END_OF_TIME
-    ) -> tuple[list[Predictions], list[int]]:
+    ) -> tuple[list[tuple[Predictions, NDArray[np.int64]]], list[int]]:
         """The predictions that can be read side by side, and the places of all other messages, which `decode` reads.
+
+        With the predictions come the places of their messages, [m].
 
         Side by side are those with equally many rows that lack no column, have no propensities and no shadow, name the
         `recommender` or none, and were made before this time.
@@ -254,9 +256,10 @@ class RecordFormat:
         found = []
         for num_bytes, group in alike.items():
             read_ones, usable = self._read_alike([sent for _, sent in group], num_bytes // width)
-            rest += [group[at][0] for at in np.flatnonzero(~usable)]
-            found.append(read_ones.select(usable))
-        return [each for each in found if len(each)], rest
+            places = np.array([place for place, _ in group], np.int64)
+            rest += places[~usable].tolist()
+            found.append((read_ones.select(usable), places[usable]))
+        return [(predictions, places) for predictions, places in found if len(predictions)], rest
 
     def _read_alike(self, sent: Sequence[Any], num_rows: int) -> tuple[Predictions, NDArray[np.bool_]]:
         """The plain predictions of `num_rows` rows each; and which lack no feature, score or place from 1 on."""

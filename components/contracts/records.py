@@ -185,12 +185,16 @@ class Requests:
 
     def ordered(self: R, times: NDArray[Any]) -> R:
         """By `times`, [m], and at one time by id."""
+        return self.select(self.order(times))
+
+    def order(self, times: NDArray[Any]) -> NDArray[np.int64]:
+        """Their places by `times`, [m], and at one time by id."""
         order = np.argsort(times, kind="stable")
         in_order = times[order]
         if (in_order[1:] == in_order[:-1]).any():
             order = np.argsort(self.ids, kind="stable")
             order = order[np.argsort(times[order], kind="stable")]
-        return self.select(order)
+        return order
 
     def by_version(self: R) -> Iterator[tuple[int, R]]:
         """Each model version and its requests; the version of the last request comes last."""

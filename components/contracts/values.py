@@ -49,6 +49,21 @@ def is_missing_word(text: str) -> bool:
     return text.strip() in MISSING_WORDS
 
 
+def is_missing(value: object) -> bool:
+    """Return whether a value of any type means that there is none: None, NaN, pandas' NA and NaT, a missing word.
+
+    >>> [is_missing(value) for value in (None, float("nan"), "NULL", 0, "")]
+    [True, True, True, False, True]
+    """
+    if isinstance(value, str):
+        return is_missing_word(value)
+    # By their names, because pandas is not installed everywhere.
+    return value is None or type(value).__name__ in _PANDAS_MISSING or (isinstance(value, float) and math.isnan(value))
+
+
+_PANDAS_MISSING = ("NAType", "NaTType")
+
+
 def word_of(value: object, *, holds_words: bool, exact_below: int = EXACT_FLOATS) -> str | None:
     """Return the word of one value of a categorical feature or list; None if the value is missing.
 
@@ -58,7 +73,7 @@ def word_of(value: object, *, holds_words: bool, exact_below: int = EXACT_FLOATS
     Args:
         value: None, a bool, int, float or str.
         holds_words: Whether the feature's type is `string`; else a text must be a whole number or a truth value.
-        exact_below: Whole numbers that the type of a float tells apart; 2**24 for one of 32 bits.
+        exact_below: See `EXACT_BELOW`; of the type that a float had where it came from.
 
     Raises:
         NoCategory: The value is of another type, no whole number of 64 bits, or a float too large to be exact.
@@ -68,7 +83,7 @@ def word_of(value: object, *, holds_words: bool, exact_below: int = EXACT_FLOATS
     >>> word_of("07", holds_words=False)
     '7'
     """
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if is_missing(value):
         return None
     if isinstance(value, bool):
         return TRUTH_WORDS[value]
@@ -82,9 +97,7 @@ def word_of(value: object, *, holds_words: bool, exact_below: int = EXACT_FLOATS
     raise NoCategory(value, expected)
 
 
-def _word_of_text(text: str, *, holds_words: bool) -> str | None:
-    if is_missing_word(text):
-        return None
+def _word_of_text(text: str, *, holds_words: bool) -> str:
     word = plain_word(text)
     if holds_words or word in TRUTH_WORDS:
         return word

@@ -31,8 +31,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contracts import raw_rows
-from components.contracts.features import MAX_CATEGORY, Features, category_of
+from components.contracts.features import MAX_CATEGORY, TRUTH_WORDS, Features, category_of
 from components.contracts.manifests import Model
+from components.contracts.values import EXACT_BELOW, NoCategory, is_missing_word, word_of
 from components.contracts.workflow import FeatureWorkflow
 from components.extraction.settings import ExtractionSettings
 from components.extraction.times import TimeSpan
@@ -110,7 +111,7 @@ def find_schema_mismatches(
             found.append(SchemaMismatch(each.name, str(each.type), None, str(path)))
         elif each.name in numbers and each.name not in unread:
             of_values = each.type.value_type if each.name in features.lists and is_list(each.type) else each.type
-            is_fit = _is_number(of_values) or (each.name in features.words and _is_text(of_values))
+            is_fit = _is_number(of_values) or (each.name in features.words and is_text(of_values))
             if each.name in features.lists and not pa.types.is_null(each.type):
                 is_fit = is_fit and is_list(each.type)
             if not is_fit:
@@ -123,7 +124,8 @@ def is_list(found: Any) -> bool:
     return any(is_of(found) for is_of in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
 
 
-def _is_text(found: Any) -> bool:
+def is_text(found: Any) -> bool:
+    """Whether an Arrow type is one of texts or bytes, also as a dictionary."""
     values = found.value_type if pa.types.is_dictionary(found) else found
     types = pa.types
     kinds = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
@@ -332,34 +334,98 @@ def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
     )
 
 
-def texts(values: Any) -> Any:
-    """The words (Arrow string) that `categories` sees in texts, bytes, truth values or whole numbers.
+def texts(values: Any, *, holds_words: bool = True) -> Any:
+    """Return the words (Arrow string) of a column's values, as `contracts.values.word_of` spells each.
+
+    Args:
+        values: Arrow array of texts, bytes, truth values or whole numbers.
+        holds_words: Whether the feature's type is `string`.
 
     Raises:
-        pa.ArrowException: as `categories`.
+        pa.ArrowException: A value is no category, or bytes are no UTF-8.
     """
-    return (values.cast(pa.int64()) if pa.types.is_floating(values.type) else values).cast(pa.string())
+    kind = values.type
+    if is_text(kind):
+        return _of_distinct(values, lambda word: word, pa.string(), holds_words=holds_words)
+    if pa.types.is_floating(kind):
+        values = exact_whole(values)
+    elif pa.types.is_decimal(kind):
+        values = values.cast(pa.decimal128(38, 0))
+    return values.cast(pa.string())
 
 
-def categories(values: Any) -> Any:
-    """The categories (Arrow int64) that whole numbers, texts or truth values stand for; each distinct one hashed once.
-
-    An empty text is missing, as it is in a text file and for the client.
+def categories(values: Any, *, holds_words: bool = True) -> Any:
+    """Return the categories (Arrow int64) that values stand for; each distinct one is hashed once.
 
     Raises:
-        pa.ArrowException: a number is no whole one, or bytes are no UTF-8.
+        pa.ArrowException: As `texts`.
     """
-    if any(is_type(values.type) for is_type in (pa.types.is_boolean, *BYTES)):
-        values = values.cast(pa.string())
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        values = values.cast(pa.int64()) if not pa.types.is_uint64(values.type) else values
-        is_own = pc.and_(pc.greater_equal(values, 0), pc.less_equal(values, MAX_CATEGORY))
+    if pa.types.is_floating(values.type):
+        values = exact_whole(values)
+    if pa.types.is_integer(values.type) or pa.types.is_null(values.type):
+        signed = values.cast(pa.int64(), safe=False)  # what only 64 unsigned bits hold becomes negative
+        is_own = pc.and_(pc.greater_equal(signed, 0), pc.less_equal(signed, MAX_CATEGORY))
         if pc.all(is_own).as_py() is not False:
-            return values.cast(pa.int64())
-        values = values.cast(pa.string())
-    encoded = values.dictionary_encode()
-    found = [category_of(text) if text else None for text in encoded.dictionary.to_pylist()]
-    return pa.array(found, pa.int64()).take(encoded.indices)
+            return signed
+    if not is_text(values.type):
+        values = texts(values)
+    return _of_distinct(values, category_of, pa.int64(), holds_words=holds_words)
+
+
+def whole_numbers(values: Any) -> Any:
+    """Return the values of a feature of the type `int64` as a lake keeps them (Arrow int64).
+
+    A truth value, and a number that only 64 unsigned bits hold, is kept as its category, which names itself.
+
+    Raises:
+        pa.ArrowException: As `texts`.
+    """
+    kind = values.type
+    if pa.types.is_floating(kind):
+        return exact_whole(values)
+    if pa.types.is_boolean(kind):
+        return categories(values)
+    if pa.types.is_uint64(kind) or pa.types.is_decimal(kind):
+        values = texts(values)
+    if is_text(values.type):
+        return _of_distinct(values, _number_or_category, pa.int64(), holds_words=False)
+    return values.cast(pa.int64())
+
+
+def _number_or_category(word: str) -> int:
+    if word in TRUTH_WORDS or int(word) >= 2**63:
+        return category_of(word)
+    return int(word)
+
+
+def exact_whole(values: Any) -> Any:
+    """Return floats (Arrow) that are certainly whole numbers as int64; NaN becomes null.
+
+    Raises:
+        pa.ArrowException: A value is not whole, or so large that its neighbour has the same float.
+    """
+    exact_below = EXACT_BELOW[str(values.type)]
+    values = nan_to_null(values.cast(pa.float64()))
+    is_large = pc.greater_equal(pc.abs(values), float(exact_below))
+    if pc.any(is_large).as_py():
+        try:
+            word_of(values.filter(is_large)[0].as_py(), holds_words=False, exact_below=exact_below)
+        except NoCategory as error:
+            raise pa.ArrowInvalid(str(error)) from error
+    return values.cast(pa.int64())
+
+
+def _of_distinct(values: Any, convert: Callable[[str], Any], kind: Any, *, holds_words: bool) -> Any:
+    """Return what `convert` makes of the word of each text, in the Arrow type `kind`; missing texts become null."""
+    encoded = values.cast(pa.string()).dictionary_encode()
+    found: list[Any] = []
+    for text in encoded.dictionary.to_pylist():
+        try:
+            word = word_of(text, holds_words=holds_words)
+        except NoCategory as error:
+            raise pa.ArrowInvalid(str(error)) from error
+        found.append(None if word is None else convert(word))
+    return pa.array(found, kind).take(encoded.indices)
 
 
 def in_lists(values: Any, convert: Callable[[Any], Any]) -> Any:
@@ -385,6 +451,13 @@ def in_lists(values: Any, convert: Callable[[Any], Any]) -> Any:
 def nan_to_null(values: Any) -> Any:
     """`values` (floating) with NaN, the tensors' missing value, as null."""
     return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+
+
+def without_missing_words(values: Any) -> Any:
+    """Return texts (Arrow) of a numeric column with null for those that mean no value."""
+    encoded = values.dictionary_encode()
+    is_missing = pa.array([is_missing_word(text) for text in encoded.dictionary.to_pylist()], pa.bool_())
+    return pc.if_else(is_missing.take(encoded.indices), pa.scalar(None, values.type), values)
 
 
 def find_malformed(

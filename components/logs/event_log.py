@@ -43,7 +43,7 @@ class Publisher(Protocol):
         """Stores (id, payload) messages durably: all of them once this returns.
 
         After an error some may be stored: publish all again, with the same ids. An id published twice may be delivered
-        twice; SQLite delivers it once.
+        twice; SQLite delivers it once. Another payload under a known id is another message, which is delivered too.
 
         Raises:
             ContractError: a payload is larger than `MAX_MESSAGE_BYTES`; nothing was sent.

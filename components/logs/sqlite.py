@@ -8,6 +8,7 @@ import os
 import sqlite3
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,13 +19,15 @@ from components.runtime.errors import PermanentError, TemporaryError
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS messages (
     number INTEGER PRIMARY KEY,
-    message_id TEXT NOT NULL UNIQUE,
+    message_id TEXT NOT NULL,
+    digest INTEGER NOT NULL,
     payload BLOB,
     state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'acknowledged', 'dead letter')),
     leased_until REAL NOT NULL DEFAULT 0,
     attempts INTEGER NOT NULL DEFAULT 0,
     reason TEXT,
-    dead_lettered_at REAL
+    dead_lettered_at REAL,
+    UNIQUE (message_id, digest)
 );
 CREATE INDEX IF NOT EXISTS waiting ON messages (number) WHERE state = 'waiting';
 """
@@ -37,8 +40,9 @@ _LONGEST_LEASE_SECONDS = 3600.0
 class SqliteLog:
     """Publisher and subscriber of one log file.
 
-    An acknowledged message gives up its payload and keeps its id for `keep_ids_seconds`, by which a publisher's
-    repetition is recognised. Threads may share one.
+    An acknowledged message gives up its payload and keeps its id, and a digest of its content, for `keep_ids_seconds`.
+    By these a publisher's repetition is recognised; other content under a known id is another message. Threads may
+    share one.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class SqliteLog:
 
         Raises:
             TemporaryError: the file cannot be opened.
-            PermanentError: the file is no log.
+            PermanentError: the file is no log, or of an older version.
         """
         self._lease_seconds = lease_seconds
         self._clock = clock
@@ -90,12 +94,15 @@ class SqliteLog:
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=FULL")
                 self._connection.executescript(_SCHEMA)
-                return
+                break
             except sqlite3.OperationalError as error:
                 # Where two openers switch a new file to WAL at once, SQLite fails one without its busy timeout.
                 if "locked" not in str(error) or time.monotonic() >= deadline:
                     raise
                 time.sleep(0.01)
+        columns = [name for _, name, *_ in self._connection.execute("PRAGMA table_info(messages)")]
+        if "digest" not in columns:
+            raise sqlite3.DatabaseError("it is of an older version, expected a new file")
 
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
         """See `event_log.Publisher`."""
@@ -104,7 +111,10 @@ class SqliteLog:
         if problem := self.problem():
             raise TemporaryError(problem)
         with self._transaction() as connection:
-            connection.executemany("INSERT OR IGNORE INTO messages (message_id, payload) VALUES (?, ?)", messages)
+            connection.executemany(
+                "INSERT OR IGNORE INTO messages (message_id, digest, payload) VALUES (?, ?, ?)",
+                [(message_id, zlib.crc32(payload), payload) for message_id, payload in messages],
+            )
 
     def pull(self, max_messages: int) -> list[Delivery]:
         """See `event_log.Subscriber`."""

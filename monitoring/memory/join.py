@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from components.contracts.raw_rows import microseconds
 from components.contracts.record_format import RecordFormat
@@ -35,6 +36,8 @@ class Intake(NamedTuple):
 
     predictions: Predictions | None
     """None = there are none."""
+    places: NDArray[np.int64]
+    """[m] of each prediction among the messages."""
     outcomes: list[OutcomeBatch]
     bad: list[tuple[int, ContractError]]
     """Place among the messages, and why it is none of these."""
@@ -47,8 +50,9 @@ def read_records(payloads: Sequence[bytes], *, now: float, form: RecordFormat, r
     a prediction of another recommender.
     """
     last = now + MAX_FUTURE_SECONDS
-    predictions, rest = form.decode_plain(payloads, recommender=recommender, before=last)
+    plain, rest = form.decode_plain(payloads, recommender=recommender, before=last)
     batches: list[PredictionBatch] = []
+    places: list[int] = []
     outcomes: list[OutcomeBatch] = []
     bad: list[tuple[int, ContractError]] = []
     for place in rest:
@@ -57,11 +61,18 @@ def read_records(payloads: Sequence[bytes], *, now: float, form: RecordFormat, r
             _expect_usable(record, now)
         except ContractError as error:
             bad.append((place, error))
+            continue
+        if isinstance(record, PredictionBatch):
+            batches.append(record)
+            places.append(place)
         else:
-            (batches if isinstance(record, PredictionBatch) else outcomes).append(record)  # type: ignore[arg-type]
+            outcomes.append(record)
     if batches:
-        predictions.append(Predictions.of(batches))
-    return Intake(Predictions.joined(predictions) if predictions else None, outcomes, bad)
+        plain.append((Predictions.of(batches), np.array(places, np.int64)))
+    if not plain:
+        return Intake(None, np.empty(0, np.int64), outcomes, bad)
+    predictions, places_of = zip(*plain)
+    return Intake(Predictions.joined(predictions), np.concatenate(places_of), outcomes, bad)
 
 
 def _expect_usable(record: Record, now: float) -> None:

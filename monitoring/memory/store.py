@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, Predic
 from components.contracts.serving import ColumnMap
 from components.runtime.errors import ContractError
 from monitoring.memory.database import DAY_MICROS, FileTables, add_to, pack, unpack
+from monitoring.memory.repeated import KnownRequest, ToldApart, batch_key, tell_apart
 from monitoring.rows import Click, LateOutcome, MaturedRequests, Waiting
 
 _KEEP_EARLIEST = (
@@ -65,36 +67,39 @@ class Store(FileTables):
         *,
         now: float,
         user_place: int | None = None,
-    ) -> Predictions | None:
-        """Stores the records of one pull; those stored before only count as duplicates.
+    ) -> "Stored":
+        """Stores the records of one pull; those stored before only count as duplicates (`memory.repeated`).
 
         `unusable` are (message id, reason) of future dead letters, which are counted here and kept by the log;
         `user_place` is the user's among the categories of a row, None = the recommender names none.
-
-        Returns:
-            The predictions that were not stored before, by time and id; None = none.
 
         Raises:
             ContractError: one of them is nothing that SQLite takes; nothing was stored.
             TemporaryError: the disk is full; nothing was stored.
         """
         counts: dict[str, float] = {}
-        added = None
+        stored = Stored(None, np.empty(0, np.int64))
         with self._transaction(counts) as connection, _records_errors():
-            for bad in unusable:
-                new = connection.execute("INSERT OR IGNORE INTO dead_letters VALUES (?, ?)", bad).rowcount
-                add_to(counts, "dead_letter", new)
+            add_to(counts, "dead_letter", _new_dead_letters(connection, unusable))
             if predictions is not None:
-                added = self._add_predictions(connection, predictions, counts, now=now, user_place=user_place)
+                stored = self._add_predictions(connection, predictions, counts, now=now, user_place=user_place)
             for outcome in outcomes:
                 new = connection.execute(
-                    "INSERT OR IGNORE INTO outcome_batches VALUES (?, ?)", (outcome.batch_id, now)
+                    "INSERT OR IGNORE INTO outcome_batches VALUES (?, ?)", (batch_key(outcome), now)
                 ).rowcount
                 if not new:
                     add_to(counts, "duplicate", 1)
                 else:
                     self._add_outcomes(connection, outcome, counts, now=now)
-        return added
+        return stored
+
+    def count_reused(self, letters: Sequence[tuple[str, str]]) -> None:
+        """Counts (key, reason) of future dead letters under the ids of other requests, each key once."""
+        counts: dict[str, float] = {}
+        with self._transaction(counts) as connection:
+            new = _new_dead_letters(connection, letters)
+            add_to(counts, "dead_letter", new)
+            add_to(counts, "reused_id", new)
 
     def _add_predictions(
         self,
@@ -104,20 +109,22 @@ class Store(FileTables):
         *,
         now: float,
         user_place: int | None,
-    ) -> Predictions | None:
-        added = predictions.ordered(predictions.times)
+    ) -> "Stored":
+        order = predictions.order(predictions.times)
+        added, reused = predictions.select(order), np.empty(0, np.int64)
         first = self.prediction_mark() + 1
         connection.execute("SAVEPOINT ids")
         try:
             _insert_ids(connection, added, first, now=now)
         except sqlite3.IntegrityError:  # some are known: rare, and to look first would take as long as to insert
             connection.execute("ROLLBACK TO ids")
-            added = self._without_known(added)
-            add_to(counts, "duplicate", len(predictions) - len(added))
+            apart = self._tell_apart(added)
+            added, reused = added.select(apart.new), order[apart.reused]
+            add_to(counts, "duplicate", len(apart.redelivered))
             _insert_ids(connection, added, first, now=now)
         connection.execute("RELEASE ids")
         if not len(added):
-            return None
+            return Stored(None, reused)
         add_to(counts, "predicted", added.num_rows)
         if connection.execute("SELECT 1 FROM clicks WHERE number IS NULL LIMIT 1").fetchone():
             connection.executemany(
@@ -128,15 +135,25 @@ class Store(FileTables):
         # Of one minute each: one request from a clock that is ahead must not keep the rows of all others.
         for start, stop in cuts(added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000):
             _insert_block(connection, added.between(start, stop), first + start, user_place=user_place)
-        return added
+        return Stored(added, reused)
 
-    def _without_known(self, predictions: Predictions) -> Predictions:
-        """The first of each id that is not known."""
-        query = "SELECT request_id FROM predictions WHERE request_id IN ({ids})"
-        ids = predictions.ids.tolist()
-        known = {request_id for (request_id,) in self._select_by_id(query, ids)}
-        first = {each: place for place, each in reversed([*enumerate(ids)]) if each not in known}
-        return predictions.select(np.array(sorted(first.values()), np.int64))
+    def _tell_apart(self, predictions: Predictions) -> ToldApart:
+        """Which of them are new, delivered again, or other requests under a known id."""
+        query = (
+            "SELECT request_id, rowid, time, model_version, num_rows, canary FROM predictions"
+            " WHERE request_id IN ({ids})"
+        )
+        known = {name: KnownRequest(*rest) for name, *rest in self._select_by_id(query, {*predictions.ids.tolist()})}
+        return tell_apart(predictions, known, self._block_of)
+
+    def _block_of(self, number: int) -> tuple[int, Predictions] | None:
+        """The rows of the block of a prediction, with the number of its first one; None if they are archived."""
+        query = (
+            "SELECT first, content FROM blocks JOIN block_rows USING (last)"
+            " WHERE last >= ? AND first <= ? ORDER BY last LIMIT 1"
+        )
+        row = self._connection.execute(query, (number, number)).fetchone()
+        return None if row is None else (int(row[0]), unpack(Predictions, row[1]))
 
     def _add_outcomes(
         self, connection: sqlite3.Connection, outcome: OutcomeBatch, counts: dict[str, float], *, now: float
@@ -402,6 +419,21 @@ class Store(FileTables):
             counts["unmatched_outcome"] = connection.execute(
                 f"DELETE FROM clicks WHERE {is_orphan}", (orphaned,)
             ).rowcount
+
+
+class Stored(NamedTuple):
+    """What became of the predictions of one pull."""
+
+    added: Predictions | None
+    """Those that were not stored before, by time and id; None = none."""
+    reused: NDArray[np.int64]
+    """Places of those that were not stored, because their ids name other requests."""
+
+
+def _new_dead_letters(connection: sqlite3.Connection, letters: Sequence[tuple[str, str]]) -> int:
+    """Keeps (key, reason) of dead letters; how many were not known."""
+    query = "INSERT OR IGNORE INTO dead_letters VALUES (?, ?)"
+    return sum(connection.execute(query, each).rowcount for each in letters)
 
 
 def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:

@@ -27,6 +27,7 @@ RECORD_OUTCOMES = {
     "matured": "rows whose label became final",
     "archived": "rows in sealed archive files",
     "duplicate": "messages delivered again",
+    "reused_id": "requests under the id of another request: dead letters",
     "late_outcome": "outcomes after their attribution window",
     "unmatched_outcome": "outcomes on rows or requests that were never predicted",
     "dead_letter": "messages that could not be used",

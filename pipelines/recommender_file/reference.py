@@ -11,12 +11,14 @@ from typing import Any, get_type_hints
 
 from components.contracts.raw_rows import ColumnNames
 from components.contracts.recommender import SECTIONS
+from components.contracts.values import MISSING_WORDS
 from components.runtime.flags import field_docstrings
 from pipelines.recommender import section_classes
 from pipelines.recommender_file.form import FORMAT, OPTIONS
 
 OF_FEATURES = ("num_dense", "num_categorical", "widths")
 """Fields of a network that the features decide; nobody sets them."""
+_MISSING_WORDS = ", ".join(f"`{word}`" for word in sorted(MISSING_WORDS - {""}))
 _HEAD = f"""# The recommender's file
 
 `recommender.yaml` describes one recommender. `evergreen recommender init DATA` drafts it from a click log, `check FILE`
@@ -37,6 +39,18 @@ or texts) and `lists` of such. Each is a list of names, or names with options, s
 `price: {{transform: [clip(0..1000), minmax]}}` or `last_items: {{table: item_id, max: 20}}`; `I1..I13` stands for 13
 names. In a text file a list is one field with `|` between its elements, in Parquet a column of lists; null, in a list
 too, is no element. Times cannot be learned from yet.
+
+## What a value means
+
+One value is one category in files, in the lake and in the client, however it is spelled:
+
+- **Missing**: null, NaN, an empty text, and these texts, also with spaces around them: {_MISSING_WORDS}. A word that is
+  spelled like one of them, such as the country code NA, needs another spelling.
+- **Truth values**: `true` and `false` in any case, and booleans of Python, NumPy, Parquet and pandas.
+- **Whole numbers**: of 64 bits, signed or unsigned. A float that is whole is the same number up to 2^53. Beyond that
+  one float stands for several numbers, so it is refused by name: write such ids as integers or texts. Floats of 32 bits
+  are exact up to 2^24.
+- **Words**: any other text, exactly as it is spelled.
 
 ## Columns that change
 

@@ -63,8 +63,9 @@ def decode(message, form=FORM):
     except ContractError:
         assert not together
         raise
-    for each in together:
+    for each, places in together:
         assert_same(each, records.Predictions.of([alone, alone]))
+        assert places.tolist() == [0, 2]
     return alone
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sqlite3
 import zlib
+from datetime import datetime, timedelta, timezone
 
 import numpy as np
 import pytest
@@ -424,11 +425,124 @@ def test_the_largest_messages_fit_the_log(time, features):
         ({"time": 1_760_000_000_000.0}, "outcome time is 1760000000000.0, expected seconds since the epoch"),
         ({"time": float("nan")}, "outcome time is nan"),
         ({"time": -1.0}, "outcome time is -1.0"),
+        ({"time": datetime(2026, 3, 1)}, r"outcome time is datetime.datetime\(2026, 3, 1, 0, 0\), expected .*zone"),
+        ({"time": "2026-03-01T00:00:00Z"}, "outcome time is '2026-03-01T00:00:00Z', expected seconds since the epoch"),
+        ({"time": np.datetime64("NaT")}, "outcome time is .*NaT"),
+        ({"time": None}, "outcome time is None"),
+        ({"time": True}, "outcome time is True"),
+        ({"time": 10**400}, "outcome time is 1000"),
+        ({"row": 1.5}, "outcome row is 1.5, expected 0..2047"),
+        ({"row": "1"}, "outcome row is '1', expected 0..2047"),
+        ({"row": True}, "outcome row is True"),
+        ({"row": None}, "outcome row is None"),
+        ({"request_id": 7}, "request_id is 7, expected 1 to 128 printable"),
+        ({"request_id": ["r1"]}, r"request_id is \['r1'\], expected 1 to 128 printable"),
     ],
-    ids=["event", "row", "empty", "long", "milliseconds", "nan", "before 1970"],
+    ids=lambda value: str(value)[:30] if isinstance(value, dict) else "",
 )
 def test_an_outcome_that_no_reader_could_match_is_refused(time, wrong, text):
     publisher = publisher_of(MemoryLog(), time)
     with pytest.raises(ContractError, match=text):
         publisher.add_outcome(Outcome(**{"request_id": "r1", **wrong}))
     assert publisher.counts.queued_outcomes == 0
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        datetime(1970, 1, 1, 0, 16, 40, 250_000, tzinfo=timezone.utc),
+        datetime(1970, 1, 1, 5, 46, 40, 250_000, tzinfo=timezone(timedelta(hours=5, minutes=30))),
+        np.datetime64("1970-01-01T00:16:40.250"),
+        np.datetime64("1970-01-01T00:16:40.250000000"),
+        np.float64(1000.25),
+        1000.25,
+    ],
+)
+def test_time_of_an_outcome_is_the_same_moment_in_every_form(time, when):
+    log = MemoryLog()
+    publisher = publisher_of(log, time)
+    publisher.add_outcome(Outcome(request_id="r1", time=when, row=np.int64(2)))
+    asyncio.run(publisher.drain())
+    assert outcomes_of(log.records()) == [("click", "r1", 2, 1000.25)]
+
+
+class SmallLog(MemoryLog):
+    """Takes messages of at most so many bytes, as a broker whose limit somebody lowered."""
+
+    def __init__(self, most: int, **how) -> None:
+        super().__init__(**how)
+        self.most = most
+
+    def publish(self, messages):
+        for name, payload in messages:
+            if len(payload) > self.most:
+                raise ContractError(f"message {name} has {len(payload)} bytes, expected at most {self.most}")
+        super().publish(messages)
+
+
+@pytest.mark.parametrize("place", [0, 3, 6])
+def test_record_over_the_logs_limit_is_dropped_with_a_sentence_and_the_next_go_on(time, prediction, caplog, place):
+    log = SmallLog(3000)
+    publisher = publisher_of(log, time)
+    names = [f"r{i}" for i in range(7)]
+    for at, name in enumerate(names):
+        publisher.add(prediction(name, n=20 if at == place else 2), clicks(name, 0))
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(publisher.flush())
+    assert [r.request_id for r in log.records() if isinstance(r, PredictionBatch)] == [
+        *names[:place],
+        *names[place + 1 :],
+    ]
+    assert {name for _, name, *_ in outcomes_of(log.records())} == {*names}
+    counts = publisher.counts
+    assert (counts.published_rows, counts.dropped_rows, counts.queued_rows, counts.problem) == (12, 20, 0, None)
+    (said,) = caplog.messages
+    assert f"20 rows of record r{place} are dropped: message r{place} has" in said
+    publisher.add(prediction("later"))
+    asyncio.run(publisher.drain())
+    assert log.records()[-1].request_id == "later"
+    assert publisher.counts.published_rows == 16
+
+
+def test_outcomes_over_the_logs_limit_go_in_smaller_messages(time):
+    log = SmallLog(400)
+    publisher = publisher_of(log, time)
+    for row in range(50):
+        publisher.add_outcome(Outcome(request_id="r", row=row, time=1000.0))
+    asyncio.run(publisher.drain())
+    assert sorted(row for *_, row, _ in outcomes_of(log.records())) == list(range(50))
+    assert len({name for name, _ in log.messages}) == len(log.messages) > 1
+    assert (publisher.counts.published_outcomes, publisher.counts.dropped_outcomes) == (50, 0)
+
+
+def test_outage_amid_a_refusal_drops_nothing_twice_and_nothing_else(time, prediction):
+    failures = [None, TemporaryError("gone"), TemporaryError("gone")]
+    log = SmallLog(3000, outage=lambda: failures.pop(0) if failures else None)
+    publisher = publisher_of(log, time)
+    for name, n in (("a", 2), ("large", 20), ("b", 2), ("c", 2)):
+        publisher.add(prediction(name, n=n), clicks("a", *range(40)) if name == "a" else ())
+    asyncio.run(publisher.drain())
+    assert {r.request_id for r in log.records() if isinstance(r, PredictionBatch)} == {"a", "b", "c"}
+    assert len(outcomes_of(log.records())) == 40
+    counts = publisher.counts
+    assert (counts.published_rows, counts.dropped_rows, counts.published_outcomes) == (6, 20, 40)
+
+
+def test_record_that_cannot_be_encoded_stops_no_other(time, prediction):
+    log = MemoryLog()
+    publisher = publisher_of(log, time)
+    wide = prediction("wide")
+    object.__setattr__(wide, "dense", np.zeros((4, 99), np.float32))
+    for record in (prediction("a"), wide, prediction("b")):
+        publisher.add(record)
+    asyncio.run(publisher.drain())
+    assert [record.request_id for record in log.records()] == ["a", "b"]
+    assert (publisher.counts.published_rows, publisher.counts.dropped_rows) == (8, 4)
+
+
+def test_closing_says_how_many_rows_are_in_the_log_and_how_many_were_dropped(time, prediction, caplog):
+    publisher = publisher_of(MemoryLog(), time, max_queued=4)
+    for name in "abc":
+        publisher.add(prediction(name))
+    asyncio.run(publisher.drain())
+    assert "closed; 4 rows and 0 outcomes are in the log, 8 rows and 0 outcomes were dropped" in caplog.messages

@@ -17,6 +17,7 @@ from components.contracts.records import OutcomeBatch, PredictionBatch
 from components.runtime.errors import ContractError, TemporaryError
 from inference_client import Outcome, PublisherSettings, RecommenderClient, SyncRecommenderClient, Unpublished
 from inference_client.errors import BadReply, ModelAbsent, ServerUnavailable
+from inference_client.request_ids import RequestIds
 from inference_client.rows import FeatureRows, feature_rows
 from inference_client.scoring import ClientSettings, Scored, shadow_of
 from inference_client.timing import Timing
@@ -236,12 +237,25 @@ def test_impossible_lists_are_refused(server, make_rows, n, k, text):
             "column item, row 0 is 'red', expected a whole number of 64 bits",
         ),
         (pa.table({"price": [1.0, 1e39], "item": [1, 2]}), "column price, row 1 is 1e\\+39, expected a finite number"),
-        ({"price": [1.0, 2.0], "item": [1, 2**63]}, f"column item, row 1 is {2**63}"),
+        ({"price": [1.0, 2.0], "item": [1, 2**64]}, f"column item, row 1 is {2**64}"),
         ({"price": [1.0, 2.0], "item": [1.0, 2.5]}, "column item, row 1 is 2.5"),
         ({"price": [1.0, 2.0], "item": [1]}, "column item has 1 rows, expected 2 as column price"),
         ({"price": [1.0], "itme": [1]}, "rows have a column 'itme', which is no feature, expected item"),
         ({"price": 1.0, "item": [1]}, "column price is 1.0, expected a list or an array"),
+        ({"price": b"12", "item": [1, 2]}, "column price is b'12', expected a list or an array"),
+        ({"price": {"a": 1.0}, "item": [1]}, "column price is {'a': 1.0}, expected a list or an array"),
+        ({"price": {1.0}, "item": [1]}, "column price is {1.0}, expected a list or an array"),
+        ({"price": np.array(1.0), "item": [1]}, r"column price is array\(1.\), expected a list or an array"),
+        ({"price": [1.0], "item": ["1.5"]}, "column item, row 0 is '1.5', expected a whole number of 64 bits"),
+        ({"price": [1.0], "item": [b"1"]}, "column item, row 0 is b'1', expected a whole number of 64 bits"),
+        ({"price": [[1.0]], "item": [1]}, r"column price, row 0 is \[1.0\], expected a finite number"),
+        ({"price": [1.0], "item": [[1]]}, r"column item, row 0 is \[1\], expected a whole number of 64 bits"),
         ("price", "rows are a str, expected a dict of columns"),
+        ("", "rows are a str, expected a dict of columns"),
+        (b"price", "rows are a bytes, expected a dict of columns"),
+        (["1.5,7"], "row 0 is '1.5,7', expected a dict of features"),
+        ([{"price": 1.0, "item": 1}, "1.5,7"], "row 1 is '1.5,7', expected a dict of features"),
+        ([{"price": 1.0, "item": 1}, None], "row 1 is None, expected a dict of features"),
         (FeatureRows(dense=np.zeros((1, 13)), categorical=np.zeros((1, 26))), "have 13 numeric and 26 categorical"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -477,6 +491,31 @@ def test_a_shadow_counts_if_it_comes_in_time_and_from_another_version():
     assert asyncio.run(asked(3, None)) is None
 
 
+def test_record_is_logged_whatever_its_shadow_does(score_rows, make_rows, log, read_log, caplog):
+    rows = FeatureRows(dense=make_rows(2)[0], categorical=make_rows(2)[1])
+
+    class Broken(OwnScorer):
+        async def _shadow_of(self, scores):
+            raise RuntimeError("a defect") if len(self.asked) == 1 else ValueError("no number")
+
+    class Wild(OwnScorer):
+        async def _shadow_of(self, scores):
+            return Scored(scores + 7, 4)
+
+    async def talk():
+        for number, scorer in enumerate((Broken(score_rows, shadow=1), Wild(score_rows, shadow=1))):
+            async with connect(scorer, log=f"sqlite:///{log}") as client:
+                await client.score(rows, request_id=f"r{number}")
+                assert client.tell(Outcome(request_id=f"r{number}"))
+
+    asyncio.run(talk())
+    records = read_log(log)
+    assert [(each.request_id, each.shadow_version) for each in predictions(records)] == [("r0", None), ("r1", None)]
+    assert outcomes(records) == [("r0", 0, "click"), ("r1", 0, "click")]
+    said = [each for each in caplog.messages if "is logged without its shadow" in each]
+    assert len(said) == 2
+
+
 def test_ids_and_sizes_that_the_log_cannot_hold_are_refused_before_scoring(score_rows, make_rows, log):
     scorer = OwnScorer(score_rows)
     few, many = (FeatureRows(dense=rows[0], categorical=rows[1]) for rows in (make_rows(1), make_rows(2049)))
@@ -485,12 +524,90 @@ def test_ids_and_sizes_that_the_log_cannot_hold_are_refused_before_scoring(score
         async with connect(scorer, log=f"sqlite:///{log}") as client:
             with pytest.raises(ContractError, match="the logged request has 2049 rows, expected at most 2048"):
                 await client.score(many)
-            with pytest.raises(ContractError, match="request_id is"):
-                await client.score(few, request_id="x" * 129)
+            for wrong in ("x" * 129, 7, b"r1", ""):
+                with pytest.raises(ContractError, match="request_id is"):
+                    await client.score(few, request_id=wrong)
+            for wrong in (7, b"user", ["user"]):
+                with pytest.raises(ContractError, match="key is .*expected a text, or None"):
+                    await client.score(few, key=wrong)
+                with pytest.raises(ContractError, match="key is .*expected a text, or None"):
+                    await client.rank(few, 1, key=wrong)
             assert scorer.asked == []
             return await client.score(many, log=False)
 
     assert len(asyncio.run(talk()).scores) == 2049
+
+
+def test_request_id_names_one_logged_request(score_rows, make_rows, log, read_log):
+    scorer = OwnScorer(score_rows)
+    rows = [FeatureRows(dense=dense[:1], categorical=categorical[:1]) for dense, categorical in [make_rows(1)] * 5]
+
+    async def talk():
+        async with connect(scorer, log=f"sqlite:///{log}") as client:
+            await client.score(rows[0], request_id="session 7", log=False)  # in no log, so it names nothing
+            await client.score(rows[0], request_id="session 7")
+            for again in rows[1:]:
+                with pytest.raises(ContractError, match="request_id 'session 7' names a request .* logged before"):
+                    await client.score(again, request_id="session 7")
+                with pytest.raises(ContractError, match="expected a new one for each request"):
+                    await client.rank(again, 1, request_id="session 7")
+            await client.score(rows[0], request_id="session 7", log=False)
+            ranking = await client.rank(rows[0], 1)
+            with pytest.raises(ContractError, match="logged before"):
+                await client.score(rows[1], request_id=ranking.request_id)
+        return client.log_counts
+
+    counts = asyncio.run(talk())
+    assert len(scorer.asked) == 4
+    assert counts.published_rows == sum(len(record) for record in predictions(read_log(log))) == 2
+
+
+def test_two_requests_at_once_cannot_share_an_id(make_rows, log, read_log):
+    rows = FeatureRows(dense=make_rows(1)[0], categorical=make_rows(1)[1])
+
+    class Slow:
+        async def score(self, dense, categorical, *, request_id=None, key=None):
+            await asyncio.sleep(0)
+            return Scored(np.full(len(dense), 0.5, np.float32), 3)
+
+    async def talk():
+        async with connect(Slow(), log=f"sqlite:///{log}") as client:
+            asked = (client.score(rows, request_id="r") for _ in range(3))
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    answers = asyncio.run(talk())
+    assert [type(answer).__name__ for answer in answers] == ["ScoredRows", "ContractError", "ContractError"]
+    assert len(predictions(read_log(log))) == 1
+
+
+@pytest.mark.parametrize("failure", [ServerUnavailable("away"), BadReply("no scores"), asyncio.CancelledError()])
+def test_id_of_a_request_that_left_no_record_is_free_again(score_rows, make_rows, log, read_log, failure):
+    rows = FeatureRows(dense=make_rows(1)[0], categorical=make_rows(1)[1])
+    failures = [failure]
+
+    def score(dense, categorical):
+        if failures:
+            raise failures.pop()
+        return score_rows(dense, categorical)
+
+    async def talk():
+        async with connect(OwnScorer(score), log=f"sqlite:///{log}") as client:
+            with pytest.raises(type(failure)):
+                await client.score(rows, request_id="r")
+            await client.score(rows, request_id="r")
+
+    asyncio.run(talk())
+    assert [record.request_id for record in predictions(read_log(log))] == ["r"]
+
+
+def test_ids_of_the_newest_requests_are_remembered_and_no_more():
+    ids = RequestIds(remembered=3)
+    for name in "abcd":
+        ids.take(name)
+    ids.take("a")  # the fourth before
+    for name in "cda":
+        with pytest.raises(ContractError, match=f"request_id '{name}'"):
+            ids.take(name)
 
 
 def test_of_wide_rows_a_request_has_as_many_as_a_message_of_the_log_holds(log):

@@ -112,6 +112,31 @@ def test_an_absent_canary_costs_no_request(served, objects, publish, make_rows, 
     assert served.scoring.asked == [CANARY_NAME, MODEL_NAME, MODEL_NAME]
 
 
+@pytest.mark.parametrize("version", ["", "latest", "4.0", "-4", "\u00b2", "9" * 20, "9" * 5000])
+@pytest.mark.parametrize("arm", ["canary", "shadow"])
+def test_canary_whose_version_is_no_number_costs_no_request_and_no_record(
+    served, objects, publish, make_rows, score_rows, read_log, tmp_path, version, arm
+):
+    served.scoring.canary_version = version
+    rows = FeatureRows(dense=make_rows(2)[0], categorical=make_rows(2)[1])
+    publish(make_plan(share=1.0) if arm == "canary" else make_plan(share=0.0, shadow=1.0))
+
+    async def talk():
+        options = {"recommender": CRITEO_RECOMMENDER, "log": f"sqlite:///{tmp_path}/log.db", "plan_uri": objects.uri}
+        async with RecommenderClient(served.url, **options) as client:
+            answers = [await client.score(rows, request_id=f"r{i}", key=f"user {i}") for i in range(3)]
+        return answers, client.log_counts
+
+    answers, counts = asyncio.run(talk())
+    for answer in answers:
+        assert (answer.canary, answer.model_version, answer.logged) == (False, 3, True)
+        np.testing.assert_array_equal(answer.scores, score_rows(rows.dense, rows.categorical))
+    records = read_log(tmp_path / "log.db")
+    logged = sorted((each.request_id, each.model_version, each.shadow_version is None) for each in records)
+    assert logged == [(f"r{i}", 3, True) for i in range(3)]
+    assert (counts.published_rows, counts.dropped_rows) == (6, 0)
+
+
 @pytest.mark.parametrize(
     ("failure", "kind"),
     [

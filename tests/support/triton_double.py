@@ -29,8 +29,8 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         """Versions of the next answers; then `version`."""
         self.failures: list[tuple[grpc.StatusCode, str]] = []
         self.always: tuple[grpc.StatusCode, str] | None = None
-        self.canary_version: int | None = None
-        """Version under the canary's name; None = it is not served."""
+        self.canary_version: int | str | None = None
+        """Version under the canary's name; None = it is not served, a text = what no server of ours calls a version."""
         self.canary_failure: tuple[grpc.StatusCode, str] | None = None
         self.canary_wait: asyncio.Event | None = None
         self.asked: list[str] = []
@@ -51,7 +51,8 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelConfig(self, request, context):  # noqa: N802 the protocol's name
         version = self.canary_version if request.name == CANARY_NAME else (self.versions or [self.version])[0]
         reply = service_pb2.ModelConfigResponse()
-        reply.config.version_policy.specific.versions.append(version or 0)
+        if isinstance(version, int):
+            reply.config.version_policy.specific.versions.append(version)
         reply.config.parameters[COLUMNS].string_value = json.dumps(self.columns_of(version))
         return reply
 

@@ -25,6 +25,7 @@ from components.extraction.raw_schema import (
     find_malformed,
     find_schema_mismatches,
     in_lists,
+    is_text,
     lake_schema,
     nan_to_null,
     open_parquet,
@@ -32,6 +33,8 @@ from components.extraction.raw_schema import (
     raw_schema,
     record_malformed,
     texts,
+    whole_numbers,
+    without_missing_words,
     without_rows,
 )
 from components.extraction.times import TimeSpan, to_micros
@@ -139,15 +142,16 @@ class RawParquet:
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
         if name not in (*self.features.categorical, *self.features.lists):
+            if name in self.features.numeric and is_text(values.type):
+                values = without_missing_words(values)
             return values.cast(wanted) if values.type != wanted else values
         # Of whole numbers a text that looks like one is taken, and reported (`columns`).
         holds_words = name in self.features.words
-        if holds_words or pa.types.is_boolean(values.type):
-            if self.words and holds_words and not pa.types.is_integer(values.type):
-                self.words.add(name, texts(values))
-            return texts(values) if wanted == pa.string() else categories(values)
-        values = values.cast(wanted)
-        return values if self.with_words else categories(values)
+        if self.words and holds_words and not pa.types.is_integer(values.type):
+            self.words.add(name, texts(values))
+        if not self.with_words:
+            return categories(values, holds_words=holds_words)
+        return texts(values) if holds_words else whole_numbers(values)
 
     def _may_hold(self, group: Any) -> bool:
         """Whether a row group can hold a row of ours, by its statistics; True where there are none."""

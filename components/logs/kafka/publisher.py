@@ -127,6 +127,11 @@ def _gravest(errors: Sequence[KafkaError], what: str) -> Exception:
 class KafkaPublisher(KafkaSender):
     """The writing end of `logs.event_log` on the location's topic, each message keyed by its id."""
 
+    def __init__(self, location: KafkaLocation) -> None:
+        """Refuses settings at once: from `publish` a ContractError speaks of a message."""
+        super().__init__(location)
+        self._open_producer()
+
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
         """See `event_log.Publisher`."""
         for message_id, payload in messages:

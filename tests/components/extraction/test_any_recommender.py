@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -442,8 +443,28 @@ def test_a_lake_keeps_words_and_numbers_of_every_form_and_its_readers_see_their_
 @pytest.mark.parametrize("name", ["item", "user"])
 @pytest.mark.parametrize(
     "values",
-    [[True, False, None], [7, -1, None], [7.0, -1.0, None], pa.array([2**63 - 1, 0, None], pa.uint64())],
-    ids=["booleans", "integers", "integers with gaps", "unsigned"],
+    [
+        [True, False, None],
+        [7, -1, None],
+        [7.0, -1.0, None],
+        [2.0**53 - 1, 2.0**52, float("nan")],
+        pa.array([2**24 - 1.0, 0, None], pa.float32()),
+        pa.array([2**63 - 1, 0, None], pa.uint64()),
+        pa.array([2**64 - 1, 2**63, None], pa.uint64()),
+        ["True", "FALSE", "NULL"],
+        ["18446744073709551615", "-4", " N/A "],
+    ],
+    ids=[
+        "booleans",
+        "integers",
+        "integers with gaps",
+        "large floats",
+        "short floats",
+        "unsigned",
+        "unsigned of 64 bits",
+        "truth values as texts",
+        "numbers as texts",
+    ],
 )
 def test_a_lake_and_a_client_make_the_same_categories_of_values_of_any_type(tmp_path, name, values):
     rows = [{"label": i % 2, "price": 1.0, "request_id": f"q{i}", "row": 0, "event_time": DAY} for i in range(3)]
@@ -458,6 +479,100 @@ def test_a_lake_and_a_client_make_the_same_categories_of_values_of_any_type(tmp_
     ).categorical
     assert in_client[:, WORDS.categorical.index(name)].tolist() == batch.column(name).fill_null(-1).to_pylist()
     assert in_client.max() >= 0
+
+
+@pytest.mark.parametrize("name", ["item", "user"])
+@pytest.mark.parametrize("is_list", [False, True], ids=["column", "list"])
+@pytest.mark.parametrize(
+    "values",
+    [[True, False], ["True", "False"], ["TRUE", "false"], [" true", "fAlSe "]],
+    ids=["bool", "csv", "any", "spaces"],
+)
+def test_truth_values_are_two_categories_in_lake_and_client_however_they_are_spelled(tmp_path, name, values, is_list):
+    kept = {"item": pa.string(), "user": pa.int64()}[name]
+    features = WORDS
+    if is_list:
+        features = replace(WORDS, lists=("tags",), list_options={"tags": ListOptions(table=name)})
+    column = "tags" if is_list else name
+    rows = [{"label": i % 2, "price": 1.0, "request_id": f"q{i}", "row": 0, "event_time": DAY} for i in range(2)]
+    table = pa.Table.from_pylist([{**row, "item": "x", "user": 1} for row in rows])
+    own = pa.array([[each] for each in values] if is_list else values)
+    table = table.drop_columns([column] if not is_list else []).append_column(column, own)
+    pq.write_table(table, path := tmp_path / "part.parquet")
+    expected = [hashed("true"), hashed("false")]
+    for with_words in (True, False):  # a file of the raw schema becomes a lake's, and that is read
+        with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
+            (batch,) = RawParquet(path=path, features=features, with_words=with_words).batches(malformed)
+        held = kept if with_words else pa.int64()
+        assert batch.schema.field(column).type == (pa.list_(held) if is_list else held)
+        pq.write_table(pa.Table.from_batches([batch]), path := tmp_path / "lake.parquet")
+    found = batch.column(column).to_pylist()
+    assert [each[0] if is_list else each for each in found] == expected
+    place = features.place_names.index(features.places_of(column)[0])
+    for sent in (values, own, np.array(values)) if not is_list else ([[each] for each in values], own):
+        given = {"price": [1.0, 1.0], "item": ["x", "x"], "user": [1, 1], column: sent}
+        assert feature_rows(given, features).categorical[:, place].tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["item", "user", "tags"])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            pa.array([7.0, 9007199254741002.0]),
+            "9007199254741002.0, expected .*an int or a text: .*below 9007199254740992",
+        ),
+        (pa.array([7.0, -(2.0**53)]), "expected .*an int or a text"),
+        (pa.array([7.0, 2.0**24], pa.float32()), "16777216.0, expected .*an int or a text: .*below 16777216 only"),
+        (pa.array([7.0, float("inf")]), "inf, expected"),
+        (pa.array([7.0, 2.5]), "2.5"),
+    ],
+)
+def test_floats_that_name_no_id_for_certain_are_refused_by_column_and_value_in_lake_and_client(
+    tmp_path, name, values, message
+):
+    features = replace(WORDS, lists=("tags",), list_options={"tags": ListOptions(table="user")})
+    rows = [{"label": i, "price": 1.0, "request_id": f"q{i}", "row": 0, "event_time": DAY} for i in range(2)]
+    own = {"item": pa.nulls(2), "user": pa.nulls(2), "tags": pa.nulls(2)}
+    own[name] = pa.array([[each] for each in values.to_pylist()], pa.list_(values.type)) if name == "tags" else values
+    table = pa.Table.from_pylist(rows)
+    for each, column in own.items():
+        table = table.append_column(each, column)
+    pq.write_table(table, path := tmp_path / "part.parquet")
+    for with_words in (True, False):
+        with (
+            MalformedRows(tmp_path / "malformed.jsonl") as malformed,
+            pytest.raises(ContractError, match=message) as said,
+        ):
+            list(RawParquet(path=path, features=features, with_words=with_words).batches(malformed))
+        assert f"part.parquet has {name} of type" in str(said.value)
+    arrays = [own[name], own[name].to_pylist() if values.type == pa.float64() else own[name]]
+    if name != "tags":
+        arrays += [values.to_numpy(), [*values.to_numpy()]]
+    for sent in arrays:
+        with pytest.raises(ContractError, match=f"column {name}, row 1 is .*{message}"):
+            feature_rows({"price": [1.0] * 2, **{each: own[each] for each in own}, name: sent}, features)
+
+
+def test_missing_words_of_a_lake_are_missing_in_every_kind_of_column(tmp_path):
+    words = ["NULL", r"\N", "N/A", "?", " ", "#N/A"]
+    features = replace(WORDS, lists=("tags",), list_options={"tags": ListOptions(type="string")})
+    rows = [
+        {"label": i % 2, "price": word, "item": word, "user": word, "tags": [word, "red"]}
+        | {"request_id": f"q{i}", "row": 0, "event_time": DAY}
+        for i, word in enumerate(words)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path := tmp_path / "part.parquet")
+    for with_words in (True, False):
+        with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
+            (batch,) = RawParquet(path=path, features=features, with_words=with_words).batches(malformed)
+        assert malformed.num_rows == 0
+        assert [batch.column(each).null_count for each in ("price", "item", "user")] == [len(words)] * 3
+        assert batch.column("tags").to_pylist() == [["red" if with_words else hashed("red")]] * len(words)
+    in_client = feature_rows([{name: row[name] for name in features.names} for row in rows], features)
+    assert np.isnan(in_client.dense).all()
+    assert in_client.categorical[:, :2].tolist() == [[-1, -1]] * len(words)
+    assert in_client.categorical[:, 2].tolist() == [hashed("red")] * len(words)
 
 
 def test_extraction_notes_the_words_of_the_windows_rows_but_no_users(tmp_path):

@@ -116,6 +116,27 @@ def test_message_published_again_is_recognised_by_its_id(bench, publisher, subsc
         assert set(again) <= {"a"}
 
 
+def test_other_content_under_a_known_id_is_delivered_too(bench, publisher, subscriber):
+    publisher.publish([("session", b"first"), ("session", b"second")])
+    publisher.publish([("session", b"third"), ("session", b"first")])
+    deliveries = bench.rest(subscriber)
+    assert {(d.message_id, d.payload) for d in deliveries} == {
+        ("session", b"first"),
+        ("session", b"second"),
+        ("session", b"third"),
+    }
+    subscriber.acknowledge(d.token for d in deliveries)
+    bench.publisher().publish([("session", b"fourth")])
+    deliveries = [d for d in bench.rest(subscriber) if d.payload == b"fourth"]
+    assert names(deliveries)[:1] == ["session"]
+    for delivery in deliveries:
+        subscriber.dead_letter(delivery.token, "its id is known")
+    publisher.publish([("session", b"fifth")])
+    for delivery in pull(subscriber, count=1):
+        subscriber.dead_letter(delivery.token, "its id is known")
+    assert {letter.payload for letter in subscriber.list_dead_letters()} == {b"fourth", b"fifth"}
+
+
 def test_poison_becomes_a_dead_letter_with_reason_and_bytes_and_is_delivered_no_more(bench, publisher, subscriber):
     publisher.publish([("bad", b"\x00garbage"), ("worse", b"")])
     deliveries = {d.message_id: d for d in pull(subscriber, count=2)}

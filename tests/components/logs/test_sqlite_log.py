@@ -17,7 +17,7 @@ from components.logs.sqlite import SqliteLog
 log = SqliteLog(sys.argv[1])
 log.publish([("kept", b"1")])
 log._connection.execute("BEGIN IMMEDIATE")
-log._connection.execute("INSERT INTO messages (message_id, payload) VALUES ('half', x'00')")
+log._connection.execute("INSERT INTO messages (message_id, digest, payload) VALUES ('half', 0, x'00')")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -61,6 +61,17 @@ def test_file_that_is_no_database_is_a_permanent_error(path):
         SqliteLog(path)
 
 
+def test_file_of_an_older_version_is_a_permanent_error(path):
+    with sqlite3.connect(path) as older:
+        older.execute(
+            "CREATE TABLE messages (number INTEGER PRIMARY KEY, message_id TEXT NOT NULL UNIQUE, payload BLOB,"
+            " state TEXT, leased_until REAL)"
+        )
+    older.close()
+    with pytest.raises(PermanentError, match=r"log\.sqlite: it is of an older version, expected a new file"):
+        SqliteLog(path)
+
+
 def test_ids_of_acknowledged_messages_are_forgotten_in_time_and_no_others(path):
     now = 1000.0
     log = SqliteLog(path, lease_seconds=10.0, keep_ids_seconds=100.0, clock=lambda: now)
@@ -69,9 +80,11 @@ def test_ids_of_acknowledged_messages_are_forgotten_in_time_and_no_others(path):
     log.acknowledge([first.token])
     log.dead_letter(second.token, "bad")
 
+    payloads = {"acknowledged": b"1", "dead letter": b"2", "leased": b"3"}
+
     def is_new(message_id):
         before = log.backlog()
-        log.publish([(message_id, b"again")])
+        log.publish([(message_id, payloads[message_id])])
         return log.backlog() > before
 
     now += 110.0

@@ -128,6 +128,6 @@ def test_ids_and_orphans_are_forgotten_only_when_old_and_archived(tmp_path):
     assert store.counters["duplicate"] == 1
     store.forget(before=11.0)
     assert store.counters["unmatched_outcome"] == 1
-    store.add(Predictions.of([prediction("b", 1)]), [], [], now=12.0)
+    store.add(Predictions.of([prediction("b", 1, time=START + 1)]), [], [], now=12.0)
     assert store.counters["duplicate"] == 2  # b is not archived, so it is remembered
     store.close()

@@ -33,7 +33,7 @@ def test_outcomes_are_frozen():
             outcomes.setdefault(name, []).append(" ".join(value for _, value in labels))
     records = ["predicted", "outcome", "matured", "archived", "duplicate", "late_outcome", "unmatched_outcome"]
     assert outcomes == {
-        "ctr_monitor_records_total": sorted([*records, "dead_letter", "passed_over"]),
+        "ctr_monitor_records_total": sorted([*records, "dead_letter", "passed_over", "reused_id"]),
         "ctr_monitor_retrain_requests_total": sorted(REQUEST_OUTCOMES),
         "ctr_monitor_drift_checks_total": sorted(DRIFT_OUTCOMES),
         "ctr_monitor_runs_total": sorted(VERDICTS),
