@@ -150,13 +150,17 @@ class RawDataset(Manifest):
     """Malformed rows, kept beside their reason in `malformed_uri`."""
     malformed_uri: str | None
     num_duplicates: int
-    """Rows dropped because their (request_id, row) had been read already."""
+    """Rows left out because another row has their (request_id, row) and the same content."""
     digest: str
     """SHA-256 over the Parquet files: the version of the data."""
     parent_model_id: str | None = None
     """The model that the round continues; None = from scratch."""
     champion_model_id: str | None = None
     """The model that the candidate must beat; None = it is judged alone."""
+    num_updated: int = 0
+    """Rows left out because another copy counts, which has the same features and another label, time or score."""
+    num_conflicting: int = 0
+    """Rows left out because another copy counts, which has other features."""
     num_straddling_rows: int = 0
     """Rows newer than `last_learned_time` that are not held out either, because training rows belong to their requests.
     Like the rows held out they are in the window of the next round."""

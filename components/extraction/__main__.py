@@ -13,7 +13,7 @@ from components.runtime.flags import CommandParser
 STEP = "extraction"
 COUNTS = (
     *("train_rows", "holdout_rows", "straddling_rows", "replay_rows", "replay_holdout_rows", "late_rows"),
-    *("late_clicks", "malformed", "duplicates"),
+    *("late_clicks", "malformed", "duplicates", "updated", "conflicting"),
 )
 TIMES = ("first_event_time", "last_event_time", "last_learned_time")
 """What the run's note tells of a `RawDataset`: numbers, without their `num_`, and times."""

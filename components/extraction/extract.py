@@ -34,6 +34,7 @@ from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID
 from components.contracts.recommender import Recommender
 from components.contracts.row_hash import request_hashes
 from components.contracts.words import WordCounts
+from components.extraction.copies import Copies
 from components.extraction.lake import Lake, WindowPiece
 from components.extraction.raw_schema import (
     FILE_ROWS,
@@ -149,7 +150,8 @@ MALFORMED_FILE, WORDS_FILE = "malformed.jsonl", "words.json"
 @dataclass
 class _CopiedRows:
     num_rows: int = 0
-    num_duplicates: int = 0
+    copies: Copies = field(default_factory=Copies)
+    """Rows that were left out because another copy of them counts."""
     first: int = 0
     days: Counter[int] = field(default_factory=Counter)
     """Rows read of each day, by its number since 1970."""
@@ -161,13 +163,13 @@ class _CopiedRows:
         self.first = self.first if self.num_rows else other.first
         self.last = other.last
         self.num_rows += other.num_rows
-        self.num_duplicates += other.num_duplicates
+        self.copies.add(other.copies)
         self.days.update(other.days)
 
-    def add(self, table: Any, num_duplicates: int) -> None:
-        """Counts the rows of a table that was read, and how many duplicates were left out of it."""
+    def add(self, table: Any, copies: Copies) -> None:
+        """Count the rows of a table that was read, and the copies that were left out of it."""
         self.num_rows += table.num_rows
-        self.num_duplicates += num_duplicates
+        self.copies.add(copies)
         times = table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
         numbers, counts = np.unique(times // DAY_MICROS, return_counts=True)
         self.days.update(dict(zip(numbers.tolist(), counts.tolist())))
@@ -212,7 +214,9 @@ def extract(
         num_holdout_rows=split.num_newer - found.num_straddling,
         num_malformed=malformed.num_rows,
         malformed_uri=(folder / MALFORMED_FILE).as_uri() if malformed.num_rows else None,
-        num_duplicates=count.num_duplicates + late.num_duplicates,
+        num_duplicates=found.copies.num_equal,
+        num_updated=found.copies.num_updated,
+        num_conflicting=found.copies.num_conflicting,
         digest=data_digest(folder),
         parent_model_id=rivals.parent.model_id if rivals.parent else None,
         champion_model_id=rivals.champion.model_id if rivals.champion else None,
@@ -240,6 +244,8 @@ class _Written(NamedTuple):
 
     copied: _CopiedRows
     late: _CopiedRows
+    copies: Copies
+    """Left out of both."""
     malformed: MalformedRows
     num_late_clicks: int
     """Of the window's and late rows; replayed ones have theirs, too."""
@@ -258,6 +264,7 @@ def _write_rows(
         count, parts = _copy_window(lake, window, malformed, folder=folder, workers=workers)
         late = _copy_late(lake, window, malformed, folder=folder)
         malformed.judge()
+    copies = _judged_copies(count, late, window, settings=settings)
     num_late_clicks = lake.late.num_joined
     _expect_rows(count, window, lake)
     cut = _cut(parts, window, lake=lake, settings=settings, rivals=rivals)
@@ -266,7 +273,22 @@ def _write_rows(
     replay = draw_replay(lake, count.first, **num_drawn, num_days=settings.replay_days, folder=folder)
     num_straddling = _remove_straddling(folder, split.num_newer, window, workers=workers)
     last_learned = max(cut.last_learned, watermark(rivals.parent) if rivals.parent else 0)
-    return _Written(count, late, malformed, num_late_clicks, last_learned, split, replay, num_straddling)
+    return _Written(count, late, copies, malformed, num_late_clicks, last_learned, split, replay, num_straddling)
+
+
+def _judged_copies(count: _CopiedRows, late: _CopiedRows, window: TimeSpan, *, settings: ExtractionSettings) -> Copies:
+    """The rows left out of window and late rows, logged; too many that conflict are refused."""
+    copies = Copies()
+    copies.add(count.copies)
+    copies.add(late.copies)
+    if copies.num_rows:
+        logger.info(
+            "%s: of rows that came more than once %d equal copies were left out, %d older ones with another label or "
+            "time, and %d with other features", window, copies.num_equal, copies.num_updated, copies.num_conflicting,
+        )  # fmt: skip
+    limit = settings.max_conflicting_fraction
+    copies.judge(count.num_rows + late.num_rows, max_fraction=limit, source=f"window {window}")
+    return copies
 
 
 def data_digest(folder: Path) -> str:
@@ -316,12 +338,12 @@ def _copy_lot(lot: _Lot, *, lake: Lake, malformed: MalformedRows, folder: Path) 
     count = _CopiedRows()
     own, part = malformed.of_part(lot.number), lake.of_part()
     with own, PartWriter(folder / WINDOW, prefix=f"lot-{lot.number:06d}") as writer:
-        for table, num_duplicates in part.tables_of(lot.pieces, own):
+        for table, copies in part.tables_of(lot.pieces, own):
             times = table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
             assert times.min() >= count.last or not count.num_rows, "rows come in time order"
             count.first = count.first if count.num_rows else int(times[0])
             count.last = int(times[-1])
-            count.add(table, num_duplicates)
+            count.add(table, copies)
             writer.write(table)
     return _CopiedLot(count, writer.parts, own, part.words, part.late.num_joined)
 
@@ -329,9 +351,9 @@ def _copy_lot(lot: _Lot, *, lake: Lake, malformed: MalformedRows, folder: Path) 
 def _copy_late(lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path) -> _CopiedRows:
     count = _CopiedRows()
     with PartWriter(folder / LATE, prefix=LATE) as writer:
-        for table, num_duplicates in lake.late_tables(window, malformed):
+        for table, copies in lake.late_tables(window, malformed):
             writer.write(table)
-            count.add(table, num_duplicates)
+            count.add(table, copies)
     return count
 
 

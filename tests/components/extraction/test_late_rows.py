@@ -118,6 +118,19 @@ def test_a_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog)
     assert "what was changed is not learned" in caplog.text
 
 
+def test_a_click_that_comes_as_a_late_copy_of_a_learned_row_is_counted_and_named(rounds, between, caplog):
+    shown = between(24, 30)
+    rounds.add(shown.set_column(0, raw_rows.LABEL, pa.array([0] * len(shown), pa.int32())), "a.parquet")
+    rounds.turn()
+    clicked = shown.set_column(0, raw_rows.LABEL, pa.array([1] * 4 + [0] * (len(shown) - 4), pa.int32()))
+    rounds.add(clicked.slice(0, 10), "b.parquet")
+    rounds.add(between(30, 48), "c.parquet")
+    with caplog.at_level(logging.WARNING, "components.extraction.lake"):
+        dataset = rounds.turn()
+    assert (dataset.num_late_rows, dataset.num_duplicates, dataset.num_updated) == (0, 6, 4)
+    assert "4 late rows of day 2026-03-02 came with another label or other features after they had been" in caplog.text
+
+
 def test_a_row_whose_seen_copy_was_malformed_is_learnt_when_it_comes_in_order(rounds, between):
     good = between(24, 30)
     labels = pa.array([7, *good[raw_rows.LABEL].to_pylist()[1:]], pa.int32())
