@@ -17,7 +17,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -199,8 +199,20 @@ def extract(
     ):
         found = _write_rows(lake, window, folder=aside, settings=settings, rivals=rivals, workers=workers)
         has_words = lake.words.write(aside / WORDS_FILE, without=recommender.columns_of_users)
+    split = found.split
+    logger.info(
+        "%s: %d rows to learn, %d late; %d newer ones", window, split.num_train, found.late.num_rows, split.num_newer
+    )
+    dataset = _dataset(found, lake, window, folder=folder, recommender=recommender, rivals=rivals)
+    return replace(dataset, words_uri=(folder / WORDS_FILE).as_uri() if has_words else None)
+
+
+def _dataset(
+    found: "_Written", lake: Lake, window: TimeSpan, *, folder: Path, recommender: Recommender, rivals: Rivals
+) -> RawDataset:
+    """The manifest of what was written, without words."""
+    settings = recommender.section("extraction", ExtractionSettings)
     count, late, malformed, split, replay = found.copied, found.late, found.malformed, found.split, found.replay
-    logger.info("%s: %d rows to learn, %d late; %d newer ones", window, split.num_train, late.num_rows, split.num_newer)
     return RawDataset(
         source_uri=lake.files.uri,
         window_start=to_iso(window.start) if window.start is not None else None,
@@ -234,7 +246,6 @@ def extract(
         num_late_rows=late.num_rows,
         files=_files_seen(lake, found.last_learned, settings.late_days),
         schema_mismatches=malformed.schema_mismatches,
-        words_uri=(folder / WORDS_FILE).as_uri() if has_words else None,
         recommender=recommender,
     )
 
