@@ -9,10 +9,12 @@ all lie before the window. Late rows (see `seen_files`) come before the others i
 
 The output folder `<work>/<run>/extraction/` appears whole: `train/` and `holdout/` with Parquet files in the raw
 schema, `replay/` and `replay_holdout/` with rows older than the window (see `replay`), `malformed.jsonl` where a row
-was malformed, and `words.json` where a column holds words. A retried task replaces it.
+was malformed, `ahead.jsonl` where rows are ahead of the clock, and `words.json` where a column holds words. A retried
+task replaces it.
 """
 
 import hashlib
+import json
 import logging
 import os
 from collections import Counter
@@ -45,7 +47,7 @@ from components.extraction.raw_schema import (
     excluded_columns,
 )
 from components.extraction.replay import HELD_OUT, REPLAYED, DrawnReplay, draw_replay
-from components.extraction.settings import ExtractionSettings
+from components.extraction.settings import MAX_LATE_DAYS, ExtractionSettings
 from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
 from components.extraction.window import NO_RIVALS, Rivals, days_asked, watermark
 from components.runtime import forked
@@ -144,7 +146,7 @@ LOT_ROWS = 4 * FILE_ROWS
 """Rows that a worker copies at a time, about."""
 WINDOW, LATE = "all", "late"
 """Folders while the step works; the last is the beginning of late rows' file names, too, which sort before `part`."""
-MALFORMED_FILE, WORDS_FILE = "malformed.jsonl", "words.json"
+MALFORMED_FILE, AHEAD_FILE, WORDS_FILE = "malformed.jsonl", "ahead.jsonl", "words.json"
 
 
 @dataclass
@@ -226,6 +228,10 @@ def _dataset(
         num_holdout_rows=split.num_newer - found.num_straddling,
         num_malformed=malformed.num_rows,
         malformed_uri=(folder / MALFORMED_FILE).as_uri() if malformed.num_rows else None,
+        num_ahead=found.num_ahead,
+        ahead_uri=(folder / AHEAD_FILE).as_uri() if found.num_ahead else None,
+        num_left_files=len(lake.left_files),
+        num_left_rows=_num_left_rows(lake),
         num_duplicates=found.copies.num_equal,
         num_updated=found.copies.num_updated,
         num_conflicting=found.copies.num_conflicting,
@@ -244,7 +250,7 @@ def _dataset(
         excluded_columns=excluded_columns(settings.columns, recommender.features),
         days=_days_read(lake, window, num_rows=count.days, num_late=late.days, num_newer=split.newer_days),
         num_late_rows=late.num_rows,
-        files=_files_seen(lake, found.last_learned, settings.late_days),
+        files=_files_seen(lake, found.last_learned),
         schema_mismatches=malformed.schema_mismatches,
         recommender=recommender,
     )
@@ -258,6 +264,7 @@ class _Written(NamedTuple):
     copies: Copies
     """Left out of both."""
     malformed: MalformedRows
+    num_ahead: int
     num_late_clicks: int
     """Of the window's and late rows; replayed ones have theirs, too."""
     last_learned: int
@@ -270,6 +277,8 @@ def _write_rows(
     lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionSettings, rivals: Rivals, workers: Workers
 ) -> _Written:
     """Writes the folders of the module's head into `folder`; errors as `extract`."""
+    num_ahead = _note_ahead(lake, folder / AHEAD_FILE)
+    _warn_of_left(lake, settings)
     limit, named = settings.max_malformed_fraction, lake.files.named
     with MalformedRows(folder / MALFORMED_FILE, max_fraction=limit, named=named) as malformed:
         count, parts = _copy_window(lake, window, malformed, folder=folder, workers=workers)
@@ -284,7 +293,56 @@ def _write_rows(
     replay = draw_replay(lake, count.first, **num_drawn, num_days=settings.replay_days, folder=folder)
     num_straddling = _remove_straddling(folder, split.num_newer, window, workers=workers)
     last_learned = max(cut.last_learned, watermark(rivals.parent) if rivals.parent else 0)
-    return _Written(count, late, copies, malformed, num_late_clicks, last_learned, split, replay, num_straddling)
+    return _Written(
+        copied=count,
+        late=late,
+        copies=copies,
+        malformed=malformed,
+        num_ahead=num_ahead,
+        num_late_clicks=num_late_clicks,
+        last_learned=last_learned,
+        split=split,
+        replay=replay,
+        num_straddling=num_straddling,
+    )
+
+
+def _note_ahead(lake: Lake, path: Path) -> int:
+    """Record the files with rows ahead of the clock, a line each, and return how many rows are."""
+    if not (found := lake.ahead_files()):
+        return 0
+    path.write_text("".join(json.dumps(each._asdict()) + "\n" for each in found), encoding="utf-8")
+    num_rows = sum(each.num_rows for each in found)
+    logger.warning(
+        "%d rows in %d files are not learned yet, because their times are ahead of the clock; the first: %s: %s",
+        num_rows, len(found), found[0].file, found[0].reason,
+    )  # fmt: skip
+    return num_rows
+
+
+def _warn_of_left(lake: Lake, settings: ExtractionSettings) -> None:
+    """Name the files that the parent's line has not seen and that this round does not learn."""
+    if not (left := lake.left_files):
+        return
+    assert lake.seen is not None
+    counted = [each.num_rows for each in left if each.num_rows is not None]
+    rows = f"with about {sum(counted):,} rows " if len(counted) == len(left) else ""
+    first, last = min(each.day for each in left), max(each.day for each in left)
+    needed = (days_asked(lake.seen.watermark, 0)[0] - first).days
+    bound = "older than window_start" if lake.seen.begins_anew else f"older than late_days={settings.late_days}"
+    way = f"a window_start of {first}" + (
+        f" or --set extraction.late_days={needed}" if needed <= MAX_LATE_DAYS and not lake.seen.begins_anew else ""
+    )
+    logger.warning(
+        "%d files %sof %s to %s were not seen by this lineage and are %s: their rows are not learned; %s learns them. "
+        "The first: %s", len(left), rows, first, last, bound, way, left[0].name,
+    )  # fmt: skip
+
+
+def _num_left_rows(lake: Lake) -> int | None:
+    """See `RawDataset.num_left_rows`."""
+    counts = [each.num_rows for each in lake.left_files]
+    return None if None in counts else sum(each or 0 for each in counts)
 
 
 def _judged_copies(count: _CopiedRows, late: _CopiedRows, window: TimeSpan, *, settings: ExtractionSettings) -> Copies:
@@ -381,9 +439,11 @@ def _days_read(
     return days
 
 
-def _files_seen(lake: Lake, last_learned: int, late_days: int) -> dict[str, dict[str, int]]:
+def _files_seen(lake: Lake, last_learned: int) -> dict[str, dict[str, int]]:
     """See `RawDataset.files`."""
-    return {str(day): lake.files_of(day) for day in days_asked(last_learned, late_days)} if late_days else {}
+    days = days_asked(last_learned, MAX_LATE_DAYS)
+    found = {day: lake.files_of(day) for day in days}
+    return {str(day): files for day, files in found.items() if files or day == days[0]}
 
 
 class _Split(NamedTuple):

@@ -37,10 +37,10 @@ from components.contracts.raw_rows import (
 from components.contracts.records import CLICK
 from components.contracts.words import WordCounts
 from components.extraction.copies import KEY, Copies, newest_copies, without_known
-from components.extraction.lake_files import LakeFiles, base_name, version_of_folder
+from components.extraction.lake_files import LakeFiles, version_of_folder
 from components.extraction.raw_schema import TIME_TYPE, MalformedRows, lake_schema, open_parquet, raw_schema
 from components.extraction.readers.parquet import RawParquet, group_times, within
-from components.extraction.times import TimeSpan, day_span
+from components.extraction.times import TimeSpan, day_span, to_iso
 from components.extraction.window import SeenFiles
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
@@ -148,6 +148,28 @@ class Piece(NamedTuple):
     """Rows that lie in the span, by the row groups' statistics: about."""
 
 
+class AheadFile(NamedTuple):
+    """A file with rows that are ahead of the clock."""
+
+    file: str
+    """Relative to the lake."""
+    num_rows: int
+    """Those that are ahead."""
+    reason: str
+
+
+class LeftFile(NamedTuple):
+    """A file that the parent's line has not seen, and of which this round learns no row, or none before some time."""
+
+    day: date
+    name: str
+    """Relative to the lake."""
+    num_rows: int | None
+    """Rows that are left; None = the file is not on this machine, or not readable."""
+    counts_as_seen: bool
+    """Whether the line has seen the file after this round, since the round reads other rows of it or begins anew."""
+
+
 class WindowPiece(NamedTuple):
     """A piece of a window."""
 
@@ -156,19 +178,32 @@ class WindowPiece(NamedTuple):
     """See `RawParquet`: whether it is the day's first."""
 
 
-def newest_time(path: Path, day: TimeSpan) -> int | None:
-    """Event time of the newest row of a raw file that lies in its day, microseconds since the epoch; None without one.
+def newest_time(path: Path, span: TimeSpan) -> int | None:
+    """Event time of the newest row of a raw file in a span, microseconds since the epoch; None without one.
 
     Raises:
         ContractError: the file is not whole Parquet, or has no event times.
     """
+    newest: int | None = pc.max(_times_within(path, span).cast(pa.int64())).as_py()
+    return newest
+
+
+def count_rows(path: Path, span: TimeSpan) -> int:
+    """How many rows of a raw file lie in a span; only where the row groups' statistics leave a choice they are read.
+
+    Raises:
+        ContractError: as `newest_time`.
+    """
+    return len(_times_within(path, span)) if may_hold_rows(path, span) else 0
+
+
+def _times_within(path: Path, span: TimeSpan) -> Any:
     file = open_parquet(path)
     if EVENT_TIME not in file.schema_arrow.names:
         raise ContractError(f"{path} lacks the column {EVENT_TIME}, expected the raw schema")
     with reading_parquet(path):
         times = file.read(columns=[EVENT_TIME]).column(0).cast(TIME_TYPE)
-    newest: int | None = pc.max(times.filter(within(times, day)).cast(pa.int64())).as_py()
-    return newest
+    return times.filter(within(times, span))
 
 
 def may_hold_rows(path: Path, span: TimeSpan) -> bool:
@@ -243,6 +278,9 @@ class Lake:
     """See `RawParquet.unread`."""
     seen: SeenFiles | None = None
     """What the parent's line saw; None = no row is late."""
+    ahead_from: int | None = None
+    """The first time that is ahead of the clock, microseconds since the epoch: rows from then on are not read. None =
+    all are."""
     late: LateClicks = field(init=False, repr=False)
     """Clicks that came after their rows were written, joined to the rows as they are read."""
 
@@ -270,7 +308,7 @@ class Lake:
             ContractError: a file of the day is damaged.
         """
         read, late = self.files.of_day(day), self._late_files.get(day, [])
-        span = day_span(day).clipped(window)
+        span = self._due(day_span(day)).clipped(window)
         digest = hashlib.sha256()
         for file, path in zip(read.files, self.files.paths(read.files)):
             if file in late or (not span.is_empty and may_hold_rows(path, span)):
@@ -279,9 +317,11 @@ class Lake:
         return digest.hexdigest()
 
     def files_of(self, day: date) -> dict[str, int]:
-        """Bytes by name of all files that are version 0 of a day, or were when the parent's line saw it."""
-        here = {base_name(file): file.size for file in self.files.of_day(day).own}
-        return dict(sorted({**(self.seen.by_day.get(day, {}) if self.seen else {}), **here}.items()))
+        """Bytes by name of the files that are version 0 of a day and count as seen from now on, or were seen before."""
+        left = {each.name for each in self.left_files if not each.counts_as_seen}
+        here = {name: file.size for name, file in self.files.own_files(day).items() if file.name not in left}
+        before = {} if self.seen is None or self.seen.begins_anew else self.seen.record.get(day, {})
+        return dict(sorted({**before, **here}.items()))
 
     @cached_property
     def _late_files(self) -> dict[date, list[ObjectInfo]]:
@@ -291,6 +331,55 @@ class Lake:
         days = [day for day in self.files.days if day in self.seen.by_day]
         late = {day: self.seen.late(day, self.files.of_day(day).appended) for day in days}
         return {day: files for day, files in late.items() if files}
+
+    @cached_property
+    def left_files(self) -> list[LeftFile]:
+        """The files that the parent's line has not seen and whose rows this round leaves, by day and name.
+
+        Of a bucket, a file of a day that the round does not read is not fetched to count its rows.
+        """
+        if self.seen is None:
+            return []
+        found = []
+        for day in self.files.days:
+            if not (unseen := self.seen.left(day, self.files.own_files(day).values())):
+                continue
+            is_read = day_span(day).end > self.seen.left_before  # type: ignore[operator]
+            span = day_span(day).clipped(TimeSpan(None, self.seen.left_before))
+            for file in [each for each in self.files.of_day(day).appended if each in unseen]:
+                num_rows = self._count(file, span) if is_read or self.files.is_folder else None
+                if num_rows != 0:
+                    found.append(LeftFile(day, file.name, num_rows, is_read or self.seen.begins_anew))
+        return found
+
+    def ahead_files(self) -> list[AheadFile]:
+        """The files with rows that are ahead of the clock, by day and name.
+
+        Raises:
+            ContractError: such a file is damaged.
+        """
+        if self.ahead_from is None:
+            return []
+        found = []
+        for day in self.files.days:
+            span = day_span(day).clipped(TimeSpan(self.ahead_from, None))
+            if span.is_empty:
+                continue
+            is_all = span == day_span(day)
+            reason = f"{f'day {day} is' if is_all else 'rows are'} ahead of {to_iso(self.ahead_from)}"
+            files = self.files.of_day(day).files
+            for file, path in zip(files, self.files.paths(files)):
+                num_rows = open_parquet(path).metadata.num_rows if is_all else count_rows(path, span)
+                found += [AheadFile(file.name, num_rows, reason)] if num_rows else []
+        return found
+
+    def _count(self, file: ObjectInfo, span: TimeSpan) -> int | None:
+        """Rows of the span in a file; None where it is not readable."""
+        try:
+            return count_rows(self.files.paths([file])[0], span)
+        except ContractError as error:
+            logger.warning("rows that were not learned cannot be counted: %s", error)
+            return None
 
     def describe(self) -> str:
         """What it holds, first and last day included; for messages."""
@@ -320,6 +409,7 @@ class Lake:
         Raises:
             ContractError: a file is damaged.
         """
+        window = self._due(window)
         days = [day for day in self.files.days if not window.clipped(day_span(day)).is_empty]
         self.files.paths(file for day in days for file in self.files.of_day(day).files)  # all at once
         if days:
@@ -364,10 +454,12 @@ class Lake:
                 yield self.late.join(table, day), copies
 
     def newest(self) -> int | None:
-        """Event time of the newest row, microseconds since the epoch; None where there is none."""
+        """Event time of the newest row not ahead of the clock, microseconds since the epoch; None without one."""
         for day in reversed(self.files.days):
+            if (span := self._due(day_span(day))).is_empty:
+                continue
             files = self.files.paths(self.files.of_day(day).files)
-            times = [time for time in (newest_time(path, day_span(day)) for path in files) if time is not None]
+            times = [time for time in (newest_time(path, span) for path in files) if time is not None]
             if times:
                 return max(times)
         return None
@@ -396,6 +488,10 @@ class Lake:
         """
         table, copies = self._sorted(piece, malformed, with_strays=with_strays)
         return self.late.join(table, piece.day), copies
+
+    def _due(self, span: TimeSpan) -> TimeSpan:
+        """The part of a span that is not ahead of the clock."""
+        return span.clipped(TimeSpan(None, self.ahead_from))
 
     def _paths_without_late(self, day: date) -> list[Path]:
         late = self._late_files.get(day, [])

@@ -43,6 +43,9 @@ class ExtractionSettings:
     late_days: int = 1
     """Days before the last row that the parent learned of which rows are learned, too, that came to the lake later,
     where `window_start` does not say; 0 = none."""
+    pass_over: tuple[str, ...] = ()
+    """Patterns of names below the lake that are not read, such as `notes/*`. Any other file that has no place in a lake
+    stops the step, because its rows would be missing."""
     columns: tuple[str, ...] = ()
     """Features to learn from; empty = all."""
     attribution_hours: float = 0.0
