@@ -150,13 +150,26 @@ class RawDataset(Manifest):
     """Malformed rows, kept beside their reason in `malformed_uri`."""
     malformed_uri: str | None
     num_duplicates: int
-    """Rows dropped because their (request_id, row) had been read already."""
+    """Rows left out because another row has their (request_id, row) and the same content."""
     digest: str
     """SHA-256 over the Parquet files: the version of the data."""
     parent_model_id: str | None = None
     """The model that the round continues; None = from scratch."""
     champion_model_id: str | None = None
     """The model that the candidate must beat; None = it is judged alone."""
+    num_updated: int = 0
+    """Rows left out because another copy counts, which has the same features and another label, time or score."""
+    num_conflicting: int = 0
+    """Rows left out because another copy counts, which has other features."""
+    num_ahead: int = 0
+    """Rows that were not read because their event times are ahead of the clock; a later round reads them. Their files
+    are in `ahead_uri`, each with its number of rows and a reason."""
+    ahead_uri: str | None = None
+    num_left_files: int = 0
+    """Files that the parent's line has not seen and that this round does not learn: they are older than late rows are
+    learned, or than the window that somebody asked for."""
+    num_left_rows: int | None = 0
+    """Their rows; None where a file could not be counted."""
     num_straddling_rows: int = 0
     """Rows newer than `last_learned_time` that are not held out either, because training rows belong to their requests.
     Like the rows held out they are in the window of the next round."""
@@ -186,9 +199,9 @@ class RawDataset(Manifest):
     files that came to the lake after the parent's line had learned newer rows. Never held out, and never among the
     rows replayed beside them."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What the lake's days up to the last row learned consisted of, as far back as a later round asks: bytes by file
-    name by day (YYYY-MM-DD), back-filled versions aside. Files that are not here are late. A day without files has an
-    entry; one without an entry is unknown. Empty for Criteo's own files and where the run does not read late rows."""
+    """What the line has seen of the lake's days up to the last row learned, and of the 366 days before: bytes by file
+    name by day (YYYY-MM-DD), back-filled versions aside. Files that are not here are late. The first day has an entry
+    even without files; a later day without an entry had none, and of earlier days nothing is known."""
     schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
     """Columns of the window's files that nobody agreed on, or that hold no numbers where numbers were agreed on (they
     were cast): column, arrow_type, expected (None for a new one), file, the first that has it so. Each column once."""

@@ -3,9 +3,11 @@
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from components.contracts.manifests import CURRENT
+from components.contracts.manifests import CURRENT, RawDataset
 from components.contracts.recommender import parse_settings
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
@@ -13,7 +15,7 @@ from components.runtime.flags import CommandParser
 STEP = "extraction"
 COUNTS = (
     *("train_rows", "holdout_rows", "straddling_rows", "replay_rows", "replay_holdout_rows", "late_rows"),
-    *("late_clicks", "malformed", "duplicates"),
+    *("late_clicks", "malformed", "duplicates", "updated", "conflicting", "ahead", "left_files", "left_rows"),
 )
 TIMES = ("first_event_time", "last_event_time", "last_learned_time")
 """What the run's note tells of a `RawDataset`: numbers, without their `num_`, and times."""
@@ -59,22 +61,28 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 @exits_with_code
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the step; see `runtime.exit_codes` for its exit codes."""
+def main(argv: Sequence[str] | None = None, *, clock: Callable[[], float] = time.time) -> int:
+    """Run the step; see `runtime.exit_codes` for its exit codes.
+
+    Args:
+        argv: The flags; None = the process's.
+        clock: Seconds since the epoch; rows ahead of it are not read. A `--lake-until` takes its place.
+    """
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    _extract_window(arguments)
+    _extract_window(arguments, clock)
     return 0
 
 
-def _extract_window(arguments: argparse.Namespace) -> None:
+def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -> None:
+    from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
     from components.extraction.extract import extract
     from components.extraction.lake import Lake
     from components.extraction.lake_files import opened_lake
     from components.extraction.raw_schema import excluded_columns, unread_columns
     from components.extraction.settings import ExtractionSettings
     from components.extraction.times import parse_time
-    from components.extraction.window import find_rivals, resolve_window, seen_files
+    from components.extraction.window import expect_past, find_rivals, resolve_window, seen_files
     from components.storage.uris import local_path
     from components.store.recommenders import accepted
     from components.store.runs import noted
@@ -86,13 +94,23 @@ def _extract_window(arguments: argparse.Namespace) -> None:
         settings = recommender.section(STEP, ExtractionSettings)
         rivals = find_rivals(store, parent=arguments.parent, champion=arguments.champion, features=recommender.features)
         excluded = excluded_columns(settings.columns, recommender.features)
-        seen = seen_files(None if arguments.window_start else rivals.parent, settings.late_days)
+        seen = seen_files(rivals.parent, settings.late_days, start=arguments.window_start)
         work = local_path(arguments.work)
         until = parse_time("lake_until", arguments.lake_until) / 1e6 if arguments.lake_until else None
-        with opened_lake(arguments.lake, work=work, until=until) as files:
+        now = clock() if until is None else until
+        ahead_from = microseconds(now + CLOCK_AHEAD_SECONDS) + 1
+        expect_past(rivals, ahead_from)
+        with opened_lake(arguments.lake, work=work, until=until, pass_over=settings.pass_over) as files:
             unread = unread_columns(excluded, rivals.champion)
             weighted = recommender.data.has_weights
-            lake = Lake(files=files, features=recommender.features, weighted=weighted, unread=unread, seen=seen)
+            lake = Lake(
+                files=files,
+                features=recommender.features,
+                weighted=weighted,
+                unread=unread,
+                seen=seen,
+                ahead_from=ahead_from,
+            )
             window = resolve_window(
                 start=arguments.window_start,
                 end=arguments.window_end,
@@ -111,16 +129,20 @@ def _extract_window(arguments: argparse.Namespace) -> None:
                 dask_scheduler=arguments.dask_scheduler,
             )
         dataset.write(arguments.output)
-        note.facts = {
-            "recommender": recommender.digest,
-            "settings": changes,
-            "parent": dataset.parent_model_id,
-            "champion": dataset.champion_model_id,
-            "window_start": arguments.window_start,
-            "window_end": arguments.window_end,
-            **{name: getattr(dataset, f"num_{name}") for name in COUNTS},
-            **{name: getattr(dataset, name) for name in TIMES},
-        }
+        note.facts = {"settings": changes, **_facts(dataset, arguments)}
+
+
+def _facts(dataset: RawDataset, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the run's note tells of the step."""
+    return {
+        "recommender": dataset.recommender.digest,
+        "parent": dataset.parent_model_id,
+        "champion": dataset.champion_model_id,
+        "window_start": arguments.window_start,
+        "window_end": arguments.window_end,
+        **{name: getattr(dataset, f"num_{name}") for name in COUNTS},
+        **{name: getattr(dataset, name) for name in TIMES},
+    }
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from components.contracts.raw_rows import DAY_PARTITION, VERSION_COMPLETE, VERSION_PARTITION
 from components.contracts.recommender import Recommender
-from components.extraction.ingest import ReadCounts, add_store_flag, check_copies, read_rows, recommender_of
+from components.extraction.copies import Copies
+from components.extraction.ingest import ReadCounts, add_store_flag, read_rows, recommender_of
 from components.extraction.lake import sorted_day
 from components.extraction.lake_files import FileMark, VersionMarker, is_own_file, version_of_folder
 from components.extraction.raw_schema import MalformedRows, PartWriter, lake_schema
@@ -50,6 +51,9 @@ class Backfilled(NamedTuple):
     num_rows: int
     num_malformed: int
     num_duplicates: int
+    """See `RawDataset.num_duplicates`, likewise the next two."""
+    num_updated: int
+    num_conflicting: int
     replaces: list[str]
     """Names of the files of version 0 that are read no more."""
 
@@ -68,23 +72,22 @@ def backfill(files: list[Path], recommender: Recommender, *, lake: str, day: dat
         PermanentError: no permission, no bucket, or no room; or somebody removed files of the version meanwhile.
     """
     versions = DayVersions(lake, day)
-    limit = recommender.section("extraction", ExtractionSettings).max_malformed_fraction
+    limits = recommender.section("extraction", ExtractionSettings)
     # Noted before any row is read: a file that arrives meanwhile holds rows that nobody has corrected.
     replaces = versions.own_files()
     with tempfile.TemporaryDirectory(prefix="backfill-", ignore_cleanup_errors=True) as folder:
         scratch, rows = Path(folder), Path(folder, "rows")
         with (
-            MalformedRows(scratch / MALFORMED_FILE, max_fraction=limit) as malformed,
+            MalformedRows(scratch / MALFORMED_FILE, max_fraction=limits.max_malformed_fraction) as malformed,
             PartWriter(rows) as writer,
         ):
-            num_duplicates = 0
-            for table, duplicates in _day_rows(
-                files, recommender, day, malformed=malformed, scratch=scratch, limit=limit
-            ):
-                num_duplicates += duplicates
+            copies = Copies()
+            for table, left_out in _day_rows(files, recommender, day, malformed=malformed, scratch=scratch):
+                copies.add(left_out)
                 writer.write(table)
             malformed.judge()
         num_rows = sum(part.num_rows for part in writer.parts)
+        copies.judge(num_rows, max_fraction=limits.max_conflicting_fraction, source=f"day {day}")
         if not num_rows:
             raise ContractError(f"{files[0]} and the other files hold no row of {day}, expected some")
         if malformed.num_rows:
@@ -101,7 +104,15 @@ def backfill(files: list[Path], recommender: Recommender, *, lake: str, day: dat
         )
         versions.publish(rows, marker)
     logger.info("%s of %s is version %d now: %d rows", day, lake, version, num_rows)
-    return Backfilled(version, num_rows, malformed.num_rows, num_duplicates, [mark.name for mark in replaces])
+    return Backfilled(
+        version=version,
+        num_rows=num_rows,
+        num_malformed=malformed.num_rows,
+        num_duplicates=copies.num_equal,
+        num_updated=copies.num_updated,
+        num_conflicting=copies.num_conflicting,
+        replaces=[mark.name for mark in replaces],
+    )
 
 
 class DayVersions:
@@ -162,9 +173,9 @@ class DayVersions:
 
 
 def _day_rows(
-    files: list[Path], recommender: Recommender, day: date, *, malformed: MalformedRows, scratch: Path, limit: float
-) -> Iterator[tuple[Any, int]]:
-    """The day's rows in time order, a bounded piece at a time, each with how many duplicates were left out."""
+    files: list[Path], recommender: Recommender, day: date, *, malformed: MalformedRows, scratch: Path
+) -> Iterator[tuple[Any, Copies]]:
+    """Read the day's rows in time order, a bounded piece at a time, each with the copies that were left out."""
     readers = [find_reader(path, recommender) for path in files]
     raw = [isinstance(reader, RawReader) for reader in readers]
     if timed := [reader.path for reader in readers if reader.has_times and not isinstance(reader, RawReader)]:
@@ -184,13 +195,9 @@ def _day_rows(
         start = day_span(day).start
         assert start is not None
         with spool.close() as events:
-            check_copies(counts := events.counts(), recommender, files, limit=limit)
-            yield (
-                lake_schema(recommender.features, weighted=weighted).empty_table(),
-                counts.duplicates + counts.replaced,
-            )
+            yield lake_schema(recommender.features, weighted=weighted).empty_table(), events.counts().copies
             for batch in events.spread(start=start, length=DAY_MICROS):
-                yield batch, 0
+                yield batch, Copies()
         return
     yield from sorted_day(files, day, features=recommender.features, malformed=malformed, weighted=weighted)
 

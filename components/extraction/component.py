@@ -46,5 +46,5 @@ def extraction(
         raise SystemExit(code)
     dataset = RawDataset.read(raw_dataset.path)
     counted = ("train_rows", "holdout_rows", "straddling_rows", "late_rows", "replay_rows", "replay_holdout_rows")
-    for name in (*counted, "malformed", "duplicates"):
+    for name in (*counted, "malformed", "duplicates", "updated", "conflicting"):
         metrics.log_metric(f"num_{name}", getattr(dataset, f"num_{name}"))

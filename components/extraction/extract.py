@@ -9,15 +9,17 @@ all lie before the window. Late rows (see `seen_files`) come before the others i
 
 The output folder `<work>/<run>/extraction/` appears whole: `train/` and `holdout/` with Parquet files in the raw
 schema, `replay/` and `replay_holdout/` with rows older than the window (see `replay`), `malformed.jsonl` where a row
-was malformed, and `words.json` where a column holds words. A retried task replaces it.
+was malformed, `ahead.jsonl` where rows are ahead of the clock, and `words.json` where a column holds words. A retried
+task replaces it.
 """
 
 import hashlib
+import json
 import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -34,6 +36,7 @@ from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID
 from components.contracts.recommender import Recommender
 from components.contracts.row_hash import request_hashes
 from components.contracts.words import WordCounts
+from components.extraction.copies import Copies
 from components.extraction.lake import Lake, WindowPiece
 from components.extraction.raw_schema import (
     FILE_ROWS,
@@ -44,7 +47,7 @@ from components.extraction.raw_schema import (
     excluded_columns,
 )
 from components.extraction.replay import HELD_OUT, REPLAYED, DrawnReplay, draw_replay
-from components.extraction.settings import ExtractionSettings
+from components.extraction.settings import MAX_LATE_DAYS, ExtractionSettings
 from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
 from components.extraction.window import NO_RIVALS, Rivals, days_asked, watermark
 from components.runtime import forked
@@ -143,13 +146,14 @@ LOT_ROWS = 4 * FILE_ROWS
 """Rows that a worker copies at a time, about."""
 WINDOW, LATE = "all", "late"
 """Folders while the step works; the last is the beginning of late rows' file names, too, which sort before `part`."""
-MALFORMED_FILE, WORDS_FILE = "malformed.jsonl", "words.json"
+MALFORMED_FILE, AHEAD_FILE, WORDS_FILE = "malformed.jsonl", "ahead.jsonl", "words.json"
 
 
 @dataclass
 class _CopiedRows:
     num_rows: int = 0
-    num_duplicates: int = 0
+    copies: Copies = field(default_factory=Copies)
+    """Rows that were left out because another copy of them counts."""
     first: int = 0
     days: Counter[int] = field(default_factory=Counter)
     """Rows read of each day, by its number since 1970."""
@@ -161,13 +165,13 @@ class _CopiedRows:
         self.first = self.first if self.num_rows else other.first
         self.last = other.last
         self.num_rows += other.num_rows
-        self.num_duplicates += other.num_duplicates
+        self.copies.add(other.copies)
         self.days.update(other.days)
 
-    def add(self, table: Any, num_duplicates: int) -> None:
-        """Counts the rows of a table that was read, and how many duplicates were left out of it."""
+    def add(self, table: Any, copies: Copies) -> None:
+        """Count the rows of a table that was read, and the copies that were left out of it."""
         self.num_rows += table.num_rows
-        self.num_duplicates += num_duplicates
+        self.copies.add(copies)
         times = table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
         numbers, counts = np.unique(times // DAY_MICROS, return_counts=True)
         self.days.update(dict(zip(numbers.tolist(), counts.tolist())))
@@ -197,8 +201,20 @@ def extract(
     ):
         found = _write_rows(lake, window, folder=aside, settings=settings, rivals=rivals, workers=workers)
         has_words = lake.words.write(aside / WORDS_FILE, without=recommender.columns_of_users)
+    split = found.split
+    logger.info(
+        "%s: %d rows to learn, %d late; %d newer ones", window, split.num_train, found.late.num_rows, split.num_newer
+    )
+    dataset = _dataset(found, lake, window, folder=folder, recommender=recommender, rivals=rivals)
+    return replace(dataset, words_uri=(folder / WORDS_FILE).as_uri() if has_words else None)
+
+
+def _dataset(
+    found: "_Written", lake: Lake, window: TimeSpan, *, folder: Path, recommender: Recommender, rivals: Rivals
+) -> RawDataset:
+    """The manifest of what was written, without words."""
+    settings = recommender.section("extraction", ExtractionSettings)
     count, late, malformed, split, replay = found.copied, found.late, found.malformed, found.split, found.replay
-    logger.info("%s: %d rows to learn, %d late; %d newer ones", window, split.num_train, late.num_rows, split.num_newer)
     return RawDataset(
         source_uri=lake.files.uri,
         window_start=to_iso(window.start) if window.start is not None else None,
@@ -212,7 +228,13 @@ def extract(
         num_holdout_rows=split.num_newer - found.num_straddling,
         num_malformed=malformed.num_rows,
         malformed_uri=(folder / MALFORMED_FILE).as_uri() if malformed.num_rows else None,
-        num_duplicates=count.num_duplicates + late.num_duplicates,
+        num_ahead=found.num_ahead,
+        ahead_uri=(folder / AHEAD_FILE).as_uri() if found.num_ahead else None,
+        num_left_files=len(lake.left_files),
+        num_left_rows=_num_left_rows(lake),
+        num_duplicates=found.copies.num_equal,
+        num_updated=found.copies.num_updated,
+        num_conflicting=found.copies.num_conflicting,
         digest=data_digest(folder),
         parent_model_id=rivals.parent.model_id if rivals.parent else None,
         champion_model_id=rivals.champion.model_id if rivals.champion else None,
@@ -228,9 +250,8 @@ def extract(
         excluded_columns=excluded_columns(settings.columns, recommender.features),
         days=_days_read(lake, window, num_rows=count.days, num_late=late.days, num_newer=split.newer_days),
         num_late_rows=late.num_rows,
-        files=_files_seen(lake, found.last_learned, settings.late_days),
+        files=_files_seen(lake, found.last_learned),
         schema_mismatches=malformed.schema_mismatches,
-        words_uri=(folder / WORDS_FILE).as_uri() if has_words else None,
         recommender=recommender,
     )
 
@@ -240,7 +261,10 @@ class _Written(NamedTuple):
 
     copied: _CopiedRows
     late: _CopiedRows
+    copies: Copies
+    """Left out of both."""
     malformed: MalformedRows
+    num_ahead: int
     num_late_clicks: int
     """Of the window's and late rows; replayed ones have theirs, too."""
     last_learned: int
@@ -253,11 +277,14 @@ def _write_rows(
     lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionSettings, rivals: Rivals, workers: Workers
 ) -> _Written:
     """Writes the folders of the module's head into `folder`; errors as `extract`."""
+    num_ahead = _note_ahead(lake, folder / AHEAD_FILE)
+    _warn_of_left(lake, settings)
     limit, named = settings.max_malformed_fraction, lake.files.named
     with MalformedRows(folder / MALFORMED_FILE, max_fraction=limit, named=named) as malformed:
         count, parts = _copy_window(lake, window, malformed, folder=folder, workers=workers)
         late = _copy_late(lake, window, malformed, folder=folder)
         malformed.judge()
+    copies = _judged_copies(count, late, window, settings=settings)
     num_late_clicks = lake.late.num_joined
     _expect_rows(count, window, lake)
     cut = _cut(parts, window, lake=lake, settings=settings, rivals=rivals)
@@ -266,7 +293,71 @@ def _write_rows(
     replay = draw_replay(lake, count.first, **num_drawn, num_days=settings.replay_days, folder=folder)
     num_straddling = _remove_straddling(folder, split.num_newer, window, workers=workers)
     last_learned = max(cut.last_learned, watermark(rivals.parent) if rivals.parent else 0)
-    return _Written(count, late, malformed, num_late_clicks, last_learned, split, replay, num_straddling)
+    return _Written(
+        copied=count,
+        late=late,
+        copies=copies,
+        malformed=malformed,
+        num_ahead=num_ahead,
+        num_late_clicks=num_late_clicks,
+        last_learned=last_learned,
+        split=split,
+        replay=replay,
+        num_straddling=num_straddling,
+    )
+
+
+def _note_ahead(lake: Lake, path: Path) -> int:
+    """Record the files with rows ahead of the clock, a line each, and return how many rows are."""
+    if not (found := lake.ahead_files()):
+        return 0
+    path.write_text("".join(json.dumps(each._asdict()) + "\n" for each in found), encoding="utf-8")
+    num_rows = sum(each.num_rows for each in found)
+    logger.warning(
+        "%d rows in %d files are not learned yet, because their times are ahead of the clock; the first: %s: %s",
+        num_rows, len(found), found[0].file, found[0].reason,
+    )  # fmt: skip
+    return num_rows
+
+
+def _warn_of_left(lake: Lake, settings: ExtractionSettings) -> None:
+    """Name the files that the parent's line has not seen and that this round does not learn."""
+    if not (left := lake.left_files):
+        return
+    assert lake.seen is not None
+    counted = [each.num_rows for each in left if each.num_rows is not None]
+    rows = f"with about {sum(counted):,} rows " if len(counted) == len(left) else ""
+    first, last = min(each.day for each in left), max(each.day for each in left)
+    needed = (days_asked(lake.seen.watermark, 0)[0] - first).days
+    bound = "older than window_start" if lake.seen.begins_anew else f"older than late_days={settings.late_days}"
+    way = f"a window_start of {first}" + (
+        f" or --set extraction.late_days={needed}" if needed <= MAX_LATE_DAYS and not lake.seen.begins_anew else ""
+    )
+    logger.warning(
+        "%d files %sof %s to %s were not seen by this lineage and are %s: their rows are not learned; %s learns them. "
+        "The first: %s", len(left), rows, first, last, bound, way, left[0].name,
+    )  # fmt: skip
+
+
+def _num_left_rows(lake: Lake) -> int | None:
+    """See `RawDataset.num_left_rows`."""
+    counts = [each.num_rows for each in lake.left_files]
+    return None if None in counts else sum(each or 0 for each in counts)
+
+
+def _judged_copies(count: _CopiedRows, late: _CopiedRows, window: TimeSpan, *, settings: ExtractionSettings) -> Copies:
+    """The rows left out of window and late rows, logged; too many that conflict are refused."""
+    copies = Copies()
+    copies.add(count.copies)
+    copies.add(late.copies)
+    if copies.num_rows:
+        logger.info(
+            "%s: of rows that came more than once %d equal copies were left out, %d older ones with another label or "
+            "time, and %d with other features", window, copies.num_equal, copies.num_updated, copies.num_conflicting,
+        )  # fmt: skip
+    limit = settings.max_conflicting_fraction
+    copies.judge(count.num_rows + late.num_rows, max_fraction=limit, source=f"window {window}")
+    return copies
 
 
 def data_digest(folder: Path) -> str:
@@ -316,12 +407,12 @@ def _copy_lot(lot: _Lot, *, lake: Lake, malformed: MalformedRows, folder: Path) 
     count = _CopiedRows()
     own, part = malformed.of_part(lot.number), lake.of_part()
     with own, PartWriter(folder / WINDOW, prefix=f"lot-{lot.number:06d}") as writer:
-        for table, num_duplicates in part.tables_of(lot.pieces, own):
+        for table, copies in part.tables_of(lot.pieces, own):
             times = table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
             assert times.min() >= count.last or not count.num_rows, "rows come in time order"
             count.first = count.first if count.num_rows else int(times[0])
             count.last = int(times[-1])
-            count.add(table, num_duplicates)
+            count.add(table, copies)
             writer.write(table)
     return _CopiedLot(count, writer.parts, own, part.words, part.late.num_joined)
 
@@ -329,9 +420,9 @@ def _copy_lot(lot: _Lot, *, lake: Lake, malformed: MalformedRows, folder: Path) 
 def _copy_late(lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path) -> _CopiedRows:
     count = _CopiedRows()
     with PartWriter(folder / LATE, prefix=LATE) as writer:
-        for table, num_duplicates in lake.late_tables(window, malformed):
+        for table, copies in lake.late_tables(window, malformed):
             writer.write(table)
-            count.add(table, num_duplicates)
+            count.add(table, copies)
     return count
 
 
@@ -348,9 +439,11 @@ def _days_read(
     return days
 
 
-def _files_seen(lake: Lake, last_learned: int, late_days: int) -> dict[str, dict[str, int]]:
+def _files_seen(lake: Lake, last_learned: int) -> dict[str, dict[str, int]]:
     """See `RawDataset.files`."""
-    return {str(day): lake.files_of(day) for day in days_asked(last_learned, late_days)} if late_days else {}
+    days = days_asked(last_learned, MAX_LATE_DAYS)
+    found = {day: lake.files_of(day) for day in days}
+    return {str(day): files for day, files in found.items() if files or day == days[0]}
 
 
 class _Split(NamedTuple):

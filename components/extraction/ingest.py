@@ -30,11 +30,12 @@ import pyarrow.parquet as pq
 from components.contracts.manifests import CURRENT
 from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, is_visible
 from components.contracts.recommender import Recommender
+from components.extraction.copies import Copies
 from components.extraction.raw_schema import MalformedRows, PartWriter, lake_schema
 from components.extraction.readers.forms import FileReader, Reader, click_log_files, find_reader, passed_over
 from components.extraction.readers.lines import LineCounts
 from components.extraction.settings import ExtractionSettings
-from components.extraction.spool import Events, RowCounts, Spool
+from components.extraction.spool import Events, Spool
 from components.extraction.times import DAY_MICROS, day_span, parse_day, to_iso
 from components.runtime.durable import fsync_path
 from components.runtime.errors import ContractError, expect
@@ -146,8 +147,8 @@ def ingest(
     with tempfile.TemporaryDirectory(prefix=".ingest.", dir=place.parent, ignore_cleanup_errors=True) as folder:
         scratch, weighted, read = Path(folder), recommender.data.has_weights, ReadCounts()
         malformed_file = scratch / "malformed_rows.jsonl"
-        limit = recommender.section("extraction", ExtractionSettings).max_malformed_fraction
-        with MalformedRows(malformed_file, max_fraction=limit) as malformed:
+        limits = recommender.section("extraction", ExtractionSettings)
+        with MalformedRows(malformed_file, max_fraction=limits.max_malformed_fraction) as malformed:
             spool = Spool(scratch, features=recommender.features, weighted=weighted)
             keeps_times = settings.days is None
             for batch in read_rows(
@@ -158,9 +159,18 @@ def ingest(
         with spool.close() as events:
             if not spool.num_rows:
                 raise ContractError(f"{', '.join(map(str, files))} holds no row, expected some")
-            check_copies(events.counts(), recommender, files, limit=limit)
+            found = events.counts()
+            found.copies.judge(
+                found.rows,
+                max_fraction=limits.max_conflicting_fraction,
+                source=", ".join(map(str, files)),
+                key=(recommender.data.request_id, recommender.data.row),
+            )
+            _say_copies(found.copies)
             if not settings.keep_repeated:
-                _leave_out_known(events, objects, source, keeps_times=keeps_times, limit=limit)
+                _leave_out_known(
+                    events, objects, source, keeps_times=keeps_times, limit=limits.max_conflicting_fraction
+                )
             counts = events.counts()
             num_lake = max(1, int(counts.rows * settings.lake_fraction)) if counts.rows else 0
             with pq.ParquetWriter(scratch / "replay", lake_schema(recommender.features, weighted=weighted)) as writer:
@@ -176,8 +186,8 @@ def ingest(
         clicks=counts.clicks,
         malformed=malformed.num_rows,
         ahead=read.ahead,
-        duplicates=counts.duplicates,
-        replaced=counts.replaced,
+        duplicates=counts.copies.num_equal,
+        replaced=counts.copies.num_updated + counts.copies.num_conflicting,
         already_in_lake=counts.known,
         lines=asdict(read.lines),
     )
@@ -238,24 +248,11 @@ def _without_times(rows: Any) -> Any:
     return rows.set_column(at, rows.schema.field(EVENT_TIME), pa.nulls(rows.num_rows, rows.schema.field(at).type))
 
 
-def check_copies(counts: RowCounts, recommender: Recommender, files: list[Path], *, limit: float) -> None:
-    """Refuse files of which many rows have the key of another row with other features.
-
-    Raises:
-        ContractError: These are more than the share `limit`.
-    """
-    total = counts.rows + counts.duplicates + counts.replaced + counts.known
-    if counts.conflicting > limit * total:
-        names = recommender.data
-        raise ContractError(
-            f"{', '.join(map(str, files))}: {counts.conflicting:,} of {total:,} rows have the {names.request_id} and "
-            f"{names.row} of another row, with other features (such as {counts.example}), expected at most "
-            f"{limit:.2%}: name columns that identify a row in the recommender's data, or leave request_id and row out"
-        )
-    if counts.replaced:
-        logger.warning("%d rows are there again with other content: the last copy of each counts", counts.replaced)
-    if counts.duplicates:
-        logger.warning("%d rows are equal copies of others and are dropped", counts.duplicates)
+def _say_copies(copies: Copies) -> None:
+    if changed := copies.num_updated + copies.num_conflicting:
+        logger.warning("%d rows are there again with other content: the last copy of each counts", changed)
+    if copies.num_equal:
+        logger.warning("%d rows are equal copies of others and are dropped", copies.num_equal)
 
 
 def _leave_out_known(events: Events, objects: Objects, source: str, *, keeps_times: bool, limit: float) -> None:

@@ -32,15 +32,15 @@ from components.contracts.raw_rows import (
     OUTCOME_TIME,
     OUTCOME_TYPES,
     REQUEST_ID,
-    ROW,
     WINDOW_SECONDS,
 )
 from components.contracts.records import CLICK
 from components.contracts.words import WordCounts
-from components.extraction.lake_files import LakeFiles, base_name
+from components.extraction.copies import KEY, Copies, newest_copies, without_known
+from components.extraction.lake_files import LakeFiles, version_of_folder
 from components.extraction.raw_schema import TIME_TYPE, MalformedRows, lake_schema, open_parquet, raw_schema
 from components.extraction.readers.parquet import RawParquet, group_times, within
-from components.extraction.times import TimeSpan, day_span
+from components.extraction.times import TimeSpan, day_span, to_iso
 from components.extraction.window import SeenFiles
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
@@ -50,7 +50,6 @@ from components.store.archived_rows import arrow_schema, reading_parquet
 logger = logging.getLogger(__name__)
 
 _SCHEMA = arrow_schema(OUTCOME_TYPES)
-_KEY = [REQUEST_ID, ROW]
 _COUNTS_FROM = "counts_from"
 """Event time of the oldest row that a click is in time for: its own time less the window, microseconds since the epoch
 as float64, which is exact to the year 2255."""
@@ -85,9 +84,9 @@ class LateClicks:
         clicks = clicks.filter(pc.is_in(clicks.column(REQUEST_ID), value_set=requests.combine_chunks()))
         if not clicks.num_rows:
             return table
-        keys = table.select(_KEY).append_column("position", pa.array(np.arange(table.num_rows)))
+        keys = table.select(KEY).append_column("position", pa.array(np.arange(table.num_rows)))
         keys = keys.filter(pc.is_in(requests, value_set=clicks.column(REQUEST_ID).combine_chunks()))
-        found = keys.join(clicks, _KEY, join_type="inner")
+        found = keys.join(clicks, KEY, join_type="inner")
         clicked = found.column("position").to_numpy()
         times = table.column(EVENT_TIME).cast(_MICROS).cast(pa.int64()).to_numpy()
         labels = table.column(LABEL).to_numpy().copy()
@@ -112,8 +111,8 @@ class LateClicks:
         for day in wanted:
             files = self.files.outcomes[day]
             clicks = _with_first_time(pa.concat_tables([_SCHEMA.empty_table(), *map(self._read_clicks, files)]))
-            earliest = clicks.group_by(_KEY).aggregate([(_COUNTS_FROM, "min")]).select([*_KEY, f"{_COUNTS_FROM}_min"])
-            self._clicks[day] = earliest.rename_columns([*_KEY, _COUNTS_FROM])
+            earliest = clicks.group_by(KEY).aggregate([(_COUNTS_FROM, "min")]).select([*KEY, f"{_COUNTS_FROM}_min"])
+            self._clicks[day] = earliest.rename_columns([*KEY, _COUNTS_FROM])
             logger.info("late clicks on rows of %s: %d in %d files", day, self._clicks[day].num_rows, len(files))
         return self._clicks
 
@@ -131,7 +130,7 @@ class LateClicks:
 def _with_first_time(clicks: Any) -> Any:
     windows = np.round(clicks.column(WINDOW_SECONDS).to_numpy() * 1e6)
     times = clicks.column(OUTCOME_TIME).cast(pa.int64()).to_numpy()
-    return clicks.select(_KEY).append_column(_COUNTS_FROM, pa.array(times - windows))
+    return clicks.select(KEY).append_column(_COUNTS_FROM, pa.array(times - windows))
 
 
 PIECE_ROWS = 250_000
@@ -149,6 +148,28 @@ class Piece(NamedTuple):
     """Rows that lie in the span, by the row groups' statistics: about."""
 
 
+class AheadFile(NamedTuple):
+    """A file with rows that are ahead of the clock."""
+
+    file: str
+    """Relative to the lake."""
+    num_rows: int
+    """Those that are ahead."""
+    reason: str
+
+
+class LeftFile(NamedTuple):
+    """A file that the parent's line has not seen, and of which this round learns no row, or none before some time."""
+
+    day: date
+    name: str
+    """Relative to the lake."""
+    num_rows: int | None
+    """Rows that are left; None = the file is not on this machine, or not readable."""
+    counts_as_seen: bool
+    """Whether the line has seen the file after this round, since the round reads other rows of it or begins anew."""
+
+
 class WindowPiece(NamedTuple):
     """A piece of a window."""
 
@@ -157,19 +178,32 @@ class WindowPiece(NamedTuple):
     """See `RawParquet`: whether it is the day's first."""
 
 
-def newest_time(path: Path, day: TimeSpan) -> int | None:
-    """Event time of the newest row of a raw file that lies in its day, microseconds since the epoch; None without one.
+def newest_time(path: Path, span: TimeSpan) -> int | None:
+    """Event time of the newest row of a raw file in a span, microseconds since the epoch; None without one.
 
     Raises:
         ContractError: the file is not whole Parquet, or has no event times.
     """
+    newest: int | None = pc.max(_times_within(path, span).cast(pa.int64())).as_py()
+    return newest
+
+
+def count_rows(path: Path, span: TimeSpan) -> int:
+    """How many rows of a raw file lie in a span; only where the row groups' statistics leave a choice they are read.
+
+    Raises:
+        ContractError: as `newest_time`.
+    """
+    return len(_times_within(path, span)) if may_hold_rows(path, span) else 0
+
+
+def _times_within(path: Path, span: TimeSpan) -> Any:
     file = open_parquet(path)
     if EVENT_TIME not in file.schema_arrow.names:
         raise ContractError(f"{path} lacks the column {EVENT_TIME}, expected the raw schema")
     with reading_parquet(path):
         times = file.read(columns=[EVENT_TIME]).column(0).cast(TIME_TYPE)
-    newest: int | None = pc.max(times.filter(within(times, day)).cast(pa.int64())).as_py()
-    return newest
+    return times.filter(within(times, span))
 
 
 def may_hold_rows(path: Path, span: TimeSpan) -> bool:
@@ -244,6 +278,9 @@ class Lake:
     """See `RawParquet.unread`."""
     seen: SeenFiles | None = None
     """What the parent's line saw; None = no row is late."""
+    ahead_from: int | None = None
+    """The first time that is ahead of the clock, microseconds since the epoch: rows from then on are not read. None =
+    all are."""
     late: LateClicks = field(init=False, repr=False)
     """Clicks that came after their rows were written, joined to the rows as they are read."""
 
@@ -271,7 +308,7 @@ class Lake:
             ContractError: a file of the day is damaged.
         """
         read, late = self.files.of_day(day), self._late_files.get(day, [])
-        span = day_span(day).clipped(window)
+        span = self._due(day_span(day)).clipped(window)
         digest = hashlib.sha256()
         for file, path in zip(read.files, self.files.paths(read.files)):
             if file in late or (not span.is_empty and may_hold_rows(path, span)):
@@ -280,9 +317,11 @@ class Lake:
         return digest.hexdigest()
 
     def files_of(self, day: date) -> dict[str, int]:
-        """Bytes by name of all files that are version 0 of a day, or were when the parent's line saw it."""
-        here = {base_name(file): file.size for file in self.files.of_day(day).own}
-        return dict(sorted({**(self.seen.by_day.get(day, {}) if self.seen else {}), **here}.items()))
+        """Bytes by name of the files that are version 0 of a day and count as seen from now on, or were seen before."""
+        left = {each.name for each in self.left_files if not each.counts_as_seen}
+        here = {name: file.size for name, file in self.files.own_files(day).items() if file.name not in left}
+        before = {} if self.seen is None or self.seen.begins_anew else self.seen.record.get(day, {})
+        return dict(sorted({**before, **here}.items()))
 
     @cached_property
     def _late_files(self) -> dict[date, list[ObjectInfo]]:
@@ -293,13 +332,62 @@ class Lake:
         late = {day: self.seen.late(day, self.files.of_day(day).appended) for day in days}
         return {day: files for day, files in late.items() if files}
 
+    @cached_property
+    def left_files(self) -> list[LeftFile]:
+        """The files that the parent's line has not seen and whose rows this round leaves, by day and name.
+
+        Of a bucket, a file of a day that the round does not read is not fetched to count its rows.
+        """
+        if self.seen is None:
+            return []
+        found = []
+        for day in self.files.days:
+            if not (unseen := self.seen.left(day, self.files.own_files(day).values())):
+                continue
+            is_read = day_span(day).end > self.seen.left_before  # type: ignore[operator]
+            span = day_span(day).clipped(TimeSpan(None, self.seen.left_before))
+            for file in [each for each in self.files.of_day(day).appended if each in unseen]:
+                num_rows = self._count(file, span) if is_read or self.files.is_folder else None
+                if num_rows != 0:
+                    found.append(LeftFile(day, file.name, num_rows, is_read or self.seen.begins_anew))
+        return found
+
+    def ahead_files(self) -> list[AheadFile]:
+        """The files with rows that are ahead of the clock, by day and name.
+
+        Raises:
+            ContractError: such a file is damaged.
+        """
+        if self.ahead_from is None:
+            return []
+        found = []
+        for day in self.files.days:
+            span = day_span(day).clipped(TimeSpan(self.ahead_from, None))
+            if span.is_empty:
+                continue
+            is_all = span == day_span(day)
+            reason = f"{f'day {day} is' if is_all else 'rows are'} ahead of {to_iso(self.ahead_from)}"
+            files = self.files.of_day(day).files
+            for file, path in zip(files, self.files.paths(files)):
+                num_rows = open_parquet(path).metadata.num_rows if is_all else count_rows(path, span)
+                found += [AheadFile(file.name, num_rows, reason)] if num_rows else []
+        return found
+
+    def _count(self, file: ObjectInfo, span: TimeSpan) -> int | None:
+        """Rows of the span in a file; None where it is not readable."""
+        try:
+            return count_rows(self.files.paths([file])[0], span)
+        except ContractError as error:
+            logger.warning("rows that were not learned cannot be counted: %s", error)
+            return None
+
     def describe(self) -> str:
         """What it holds, first and last day included; for messages."""
         days = self.files.days
         return f"lake {self.files.name} holds " + (f"days {days[0]} to {days[-1]}" if days else "no rows")
 
-    def tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, int]]:
-        """The window's rows as tables in the raw schema, each with how many duplicates were left out of it.
+    def tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, Copies]]:
+        """Read the window's rows as tables in the raw schema, each with the copies that were left out of it.
 
         Rows are sorted by event time, within a table and from one to the next.
 
@@ -308,12 +396,12 @@ class Lake:
         """
         yield from self.tables_of(self.pieces(window), malformed)
 
-    def tables_of(self, pieces: Iterable[WindowPiece], malformed: MalformedRows) -> Iterator[tuple[Any, int]]:
+    def tables_of(self, pieces: Iterable[WindowPiece], malformed: MalformedRows) -> Iterator[tuple[Any, Copies]]:
         """See `tables`: those of some of the window's pieces."""
         for piece, with_strays in pieces:
-            table, num_duplicates = self.read(piece, malformed, with_strays=with_strays)
+            table, copies = self.read(piece, malformed, with_strays=with_strays)
             if table.num_rows:
-                yield table, num_duplicates
+                yield table, copies
 
     def pieces(self, window: TimeSpan) -> list[WindowPiece]:
         """The pieces that hold the window's rows, in order; their files are here then, and the late clicks in memory.
@@ -321,6 +409,7 @@ class Lake:
         Raises:
             ContractError: a file is damaged.
         """
+        window = self._due(window)
         days = [day for day in self.files.days if not window.clipped(day_span(day)).is_empty]
         self.files.paths(file for day in days for file in self.files.of_day(day).files)  # all at once
         if days:
@@ -333,11 +422,12 @@ class Lake:
             found += [WindowPiece(piece, i == 0) for i, piece in enumerate(cut)]
         return found
 
-    def late_tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, int]]:
-        """The late rows (see `seen_files`) as `tables` gives rows.
+    def late_tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, Copies]]:
+        """Read the late rows (see `seen_files`) as `tables` reads rows.
 
-        A row that lies at its time in a file of its day that is not late, too, counts as a duplicate. `window` is what
-        `tables` is asked for; malformed rows without a time are recorded once.
+        A row that lies at its time in a file of its day that is not late, too, was learned, and is left out as a copy.
+        A warning names how many of these came with other content. `window` is what `tables` is asked for; malformed
+        rows without a time are recorded once.
 
         Raises:
             ContractError: a file is damaged or too malformed.
@@ -351,16 +441,25 @@ class Lake:
             in_window = not window.clipped(day_span(day)).is_empty
             span = day_span(day).clipped(self.seen.read)
             for i, piece in enumerate(cut_evenly(day, self.files.paths(files), span, piece_rows=self.piece_rows)):
-                found, num_duplicates = self._sorted(piece, malformed, with_strays=i == 0 and not in_window)
-                table = self._without_known(found, piece._replace(files=others))
-                if found.num_rows:
-                    yield self.late.join(table, day), num_duplicates + found.num_rows - table.num_rows
+                found, copies = self._sorted(piece, malformed, with_strays=i == 0 and not in_window)
+                if not found.num_rows:
+                    continue
+                table, known = self._without_known(found, piece._replace(files=others))
+                if num_changed := known.num_updated + known.num_conflicting:
+                    logger.warning(
+                        "%d late rows of day %s came with another label or other features after they had been "
+                        "learned: what was learned stays", num_changed, day,
+                    )  # fmt: skip
+                copies.add(known)
+                yield self.late.join(table, day), copies
 
     def newest(self) -> int | None:
-        """Event time of the newest row, microseconds since the epoch; None where there is none."""
+        """Event time of the newest row not ahead of the clock, microseconds since the epoch; None without one."""
         for day in reversed(self.files.days):
+            if (span := self._due(day_span(day))).is_empty:
+                continue
             files = self.files.paths(self.files.of_day(day).files)
-            times = [time for time in (newest_time(path, day_span(day)) for path in files) if time is not None]
+            times = [time for time in (newest_time(path, span) for path in files) if time is not None]
             if times:
                 return max(times)
         return None
@@ -382,21 +481,37 @@ class Lake:
                 found += [pieces] if pieces else []
         return [piece for pieces in reversed(found) for piece in pieces]
 
-    def read(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool = False) -> tuple[Any, int]:
-        """The rows of a piece as `sorted_once` leaves them, with their late clicks; and how many were left out.
+    def read(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool = False) -> tuple[Any, Copies]:
+        """Read the rows of a piece as `newest_copies` leaves them, with their late clicks; and what was left out.
 
         `with_strays` is `RawParquet`'s.
         """
-        table, num_duplicates = self._sorted(piece, malformed, with_strays=with_strays)
-        return self.late.join(table, piece.day), num_duplicates
+        table, copies = self._sorted(piece, malformed, with_strays=with_strays)
+        return self.late.join(table, piece.day), copies
+
+    def _due(self, span: TimeSpan) -> TimeSpan:
+        """The part of a span that is not ahead of the clock."""
+        return span.clipped(TimeSpan(None, self.ahead_from))
 
     def _paths_without_late(self, day: date) -> list[Path]:
         late = self._late_files.get(day, [])
         return self.files.paths(file for file in self.files.of_day(day).files if file not in late)
 
-    def _sorted(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool) -> tuple[Any, int]:
-        batches = list(self._batches(piece, malformed, with_strays=with_strays))
-        return sorted_once(pa.Table.from_batches(batches, raw_schema(self.features, weighted=self.weighted)))
+    def _sorted(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool) -> tuple[Any, Copies]:
+        corrected = [path for path in piece.files if version_of_folder(path.parent.name)]
+        if not corrected or corrected == piece.files:
+            batches = self._batches(piece, malformed, with_strays=with_strays)
+            return newest_copies(self._table(batches), self.features)
+        others = [path for path in piece.files if path not in corrected]
+        of_version, copies = self._sorted(piece._replace(files=corrected), malformed, with_strays=with_strays)
+        appended, of_appended = self._sorted(piece._replace(files=others), malformed, with_strays=with_strays)
+        appended, known = without_known(appended, of_version, self.features)
+        copies.add(of_appended)
+        copies.add(known)
+        return newest_copies(pa.concat_tables([of_version, appended]), self.features)[0], copies
+
+    def _table(self, batches: Iterable[Any]) -> Any:
+        return pa.Table.from_batches(batches, raw_schema(self.features, weighted=self.weighted))
 
     def _batches(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool) -> Iterator[Any]:
         day = day_span(piece.day)
@@ -412,25 +527,20 @@ class Lake:
                 words=self.words,
             ).batches(malformed)
 
-    def _without_known(self, table: Any, piece: Piece) -> Any:
-        """The rows whose identity no sound row of `piece` has, of which one batch is in memory at a time."""
+    def _without_known(self, table: Any, piece: Piece) -> tuple[Any, Copies]:
+        """Leave out the rows whose key a valid row of `piece` has, of which one batch is in memory at a time."""
         requests = table.column(REQUEST_ID).combine_chunks()
-        known: set[tuple[str, int]] = set()
         # The rounds that read these files judged their malformed rows.
         with MalformedRows(Path(os.devnull), max_fraction=1.0) as ignored:
-            for batch in self._batches(piece, ignored, with_strays=False) if table.num_rows else ():
-                shared = batch.filter(pc.is_in(batch.column(REQUEST_ID), value_set=requests))
-                known.update(zip(shared.column(REQUEST_ID).to_pylist(), shared.column(ROW).to_pylist()))
-        if not known:
-            return table
-        identities = zip(table.column(REQUEST_ID).to_pylist(), table.column(ROW).to_pylist())
-        return table.filter(pa.array([identity not in known for identity in identities], pa.bool_()))
+            batches = self._batches(piece, ignored, with_strays=False)
+            known = [batch.filter(pc.is_in(batch.column(REQUEST_ID), value_set=requests)) for batch in batches]
+        return without_known(table, self._table(known), self.features)
 
 
 def sorted_day(
     files: list[Path], day: date, *, features: Features, malformed: MalformedRows, weighted: bool = False
-) -> Iterator[tuple[Any, int]]:
-    """The rows of raw files, all of the day, as `Lake.tables` gives them, but with words; others are malformed.
+) -> Iterator[tuple[Any, Copies]]:
+    """Read the rows of raw files, all of the day, as `Lake.tables` does, but with words; others are malformed.
 
     Raises:
         ContractError: a file is damaged or too malformed.
@@ -450,16 +560,4 @@ def sorted_day(
             for path in piece.files
         ]
         batches = [batch for reader in readers for batch in reader.batches(malformed)]
-        yield sorted_once(pa.Table.from_batches(batches, lake_schema(features, weighted=weighted)))
-
-
-def sorted_once(table: Any) -> tuple[Any, int]:
-    """The rows by event time, then request and row, each (request id, row) once; and how many were left out.
-
-    Of rows with one identity the earliest stays.
-    """
-    table = table.sort_by([(EVENT_TIME, "ascending"), (REQUEST_ID, "ascending"), (ROW, "ascending")])
-    keyed = table.select([REQUEST_ID, ROW]).append_column("position", pa.array(np.arange(table.num_rows)))
-    first = keyed.group_by([REQUEST_ID, ROW]).aggregate([("position", "min")]).column("position_min")
-    num_duplicates = table.num_rows - len(first)
-    return (table.take(np.sort(first.to_numpy())) if num_duplicates else table), num_duplicates
+        yield newest_copies(pa.Table.from_batches(batches, lake_schema(features, weighted=weighted)), features)

@@ -23,10 +23,11 @@ import logging
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +46,9 @@ from components.storage.uris import is_bucket_uri, local_path, open_objects
 
 _FOLDER = re.compile(re.escape(VERSION_PARTITION.format(version="")) + r"([1-9][0-9]{0,8})")
 _MARKER_VERSION = 1
+_OUTCOMES = OUTCOME_PARTITION.partition("/")[0]
+_NUM_NAMED = 5
+"""Unexpected files that an error names."""
 
 
 class FileMark(NamedTuple):
@@ -148,6 +152,58 @@ def is_own_file(name: str) -> bool:
     [True, False, False, False]
     """
     return "/" not in name and name.endswith(".parquet") and is_visible(name)
+
+
+def has_place(name: str) -> bool:
+    """Whether a lake has a place for a file of this name, relative to the lake; hidden files have one anywhere.
+
+    >>> [has_place(name) for name in ("day=2026-03-01/a.parquet", "outcomes/day=2026-03-01/a.parquet", "_notes/a.txt")]
+    [True, True, True]
+    >>> [has_place(name) for name in ("dt=2026-03-01/a.parquet", "a.parquet", "day=2026-03-01/a.csv", "2026/a.parquet")]
+    [False, False, False, False]
+    """
+    *folders, file = name.split("/")
+    if not file or not all(map(is_visible, (*folders, file))):  # a bucket's console makes folders as empty names
+        return True
+    is_partition = bool(folders) and folders[-1].startswith(DAY_PARTITION.format(day=""))
+    if folders and version_of_folder(folders[-1]):
+        is_partition = len(folders) == 2 and folders[0].startswith(DAY_PARTITION.format(day=""))
+    elif is_partition:
+        is_partition = folders[:-1] in ([], [_OUTCOMES])
+    return is_partition and file.endswith(".parquet")
+
+
+def files_in_place(
+    objects: Objects, listed: Iterable[ObjectInfo], pass_over: Sequence[str], *, name: str
+) -> list[ObjectInfo]:
+    """Leave out the files that a run is told to pass over, and check that the others are where a lake has files.
+
+    Args:
+        objects: The lake.
+        listed: Its files.
+        pass_over: Patterns of names relative to the lake, in which `*` matches slashes, too.
+        name: What messages call the lake.
+
+    Raises:
+        ContractError: some other file has no place in a lake, or is no regular file.
+    """
+    found = [each for each in listed if not any(fnmatchcase(each.name, pattern) for pattern in pass_over)]
+    local = {each.name: objects.local(each.name) for each in found}
+    wrong = [n for n, path in local.items() if not has_place(n) or not (path is None or path.is_file())]
+    if wrong:
+        more = f" and {len(wrong) - _NUM_NAMED} more" if len(wrong) > _NUM_NAMED else ""
+        raise ContractError(
+            f"lake {name} holds {len(wrong)} files where no rows are read: {', '.join(wrong[:_NUM_NAMED])}{more}; "
+            "expected regular files day=YYYY-MM-DD/*.parquet and outcomes/day=YYYY-MM-DD/*.parquet; move them there or "
+            f"away, or pass them over: --set 'extraction.pass_over=[{json.dumps(_folder_pattern(wrong[0]))}]'"
+        )
+    return found
+
+
+def _folder_pattern(name: str) -> str:
+    """A pattern for the files beside this one, or for this one where it lies among a day's own."""
+    folder, _, file = name.rpartition("/")
+    return f"{folder}/*" if folder and not has_place(f"{folder}/a.parquet") else f"{folder}/{file}".lstrip("/")
 
 
 def objects_by_day(uri: str, listed: Iterable[ObjectInfo], partition: str) -> dict[date, dict[str, ObjectInfo]]:
@@ -337,18 +393,26 @@ class LakeFiles:
     """The objects of one lake.
 
     `cache` keeps those of a bucket on this machine; None for a folder. Objects written after `until`, seconds since the
-    epoch, do not count; None = all do.
+    epoch, do not count; None = all do. Neither do those whose names match a pattern of `pass_over`.
 
     Raises:
-        ContractError: there is no day, or a partition's name holds no date.
+        ContractError: there is no day, a partition's name holds no date, or a file has no place in a lake.
     """
 
-    def __init__(self, objects: Objects, cache: DownloadCache | None = None, until: float | None = None) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        cache: DownloadCache | None = None,
+        *,
+        until: float | None = None,
+        pass_over: Sequence[str] = (),
+    ) -> None:
         self._objects, self._cache = objects, cache
         self.uri = objects.uri
         self.name = objects.uri if cache else str(local_path(objects.uri))
         """For people."""
-        listed = [each for each in objects.list() if until is None or each.written_at <= until]
+        written = [each for each in objects.list() if until is None or each.written_at <= until]
+        listed = files_in_place(objects, written, pass_over, name=self.name)
         self._rows = objects_by_day(self.uri, listed, DAY_PARTITION)
         outcomes = objects_by_day(self.uri, listed, OUTCOME_PARTITION)
         if not self._rows and not outcomes:
@@ -372,6 +436,15 @@ class LakeFiles:
     def days(self) -> list[date]:
         """Days that have files of rows, in order."""
         return list(self._rows)
+
+    def own_files(self, day: date) -> dict[str, ObjectInfo]:
+        """The files of a day's version 0 by name, of the listing alone."""
+        return {name: each for name, each in sorted(self._rows.get(day, {}).items()) if is_own_file(name)}
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether all files are on this machine."""
+        return self._cache is None
 
     def paths(self, wanted: Iterable[ObjectInfo]) -> list[Path]:
         """The files of these objects.
@@ -412,13 +485,15 @@ def opened_lake(
     *,
     work: Path,
     until: float | None = None,
+    pass_over: Sequence[str] = (),
     open_storage: Callable[[str], Objects] = open_objects,
     **settings: Any,
 ) -> Iterator[LakeFiles]:
     """Opens the lake at `uri`. A `ContractError` from the body names the lake's own files, not copies of them.
 
     The URI is `gs://bucket/prefix`, `file://` or an absolute path; copies of a bucket's files lie in
-    `work/.lake-cache/`, by the `settings` of its `DownloadCache`. `until`: see `LakeFiles`.
+    `work/.lake-cache/`, by the `settings` of its `DownloadCache`. `until` and
+    `pass_over`: see `LakeFiles`.
 
     Raises:
         ContractError: `uri` is none of these, or nothing is there.
@@ -432,13 +507,13 @@ def opened_lake(
             raise ContractError(f"lake is {uri!r}, {expected}") from error
         if not folder.is_dir():
             raise ContractError(f"lake {folder} does not exist, expected a folder of day partitions")
-        yield LakeFiles(open_objects(uri), until=until)
+        yield LakeFiles(open_objects(uri), until=until, pass_over=pass_over)
         return
     uri = uri.rstrip("/")
     cache = DownloadCache(folder=work / CACHE_FOLDER / hashlib.sha256(uri.encode()).hexdigest()[:16], **settings)
     with cache.locked():
         write_whole(cache.folder / "uri", uri + "\n")
-        files = LakeFiles(open_storage(uri), cache, until)
+        files = LakeFiles(open_storage(uri), cache, until=until, pass_over=pass_over)
         try:
             yield files
         except ContractError as error:

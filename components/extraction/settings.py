@@ -26,6 +26,10 @@ class ExtractionSettings:
     max_malformed_fraction: float = 0.01
     """Share of a file's rows that may be malformed before the step stops; in [0, 1]. Criteo's own files have none; 1 %
     tolerates a torn line or a bad concatenation, and stops at a file whose columns have moved."""
+    max_conflicting_fraction: float = 0.01
+    """Share of the rows that may have the request and row of another row with other features before the step stops; in
+    [0, 1]. Of such rows the newest counts, and the others are left out. A larger share means that request and row do
+    not name one row. Copies of equal features do not count."""
     replay_share: float = 0.0
     """Share of older rows among the rows that training will learn from, in [0, 1); 0 = the window alone."""
     replay_days: int = 7
@@ -39,6 +43,9 @@ class ExtractionSettings:
     late_days: int = 1
     """Days before the last row that the parent learned of which rows are learned, too, that came to the lake later,
     where `window_start` does not say; 0 = none."""
+    pass_over: tuple[str, ...] = ()
+    """Patterns of names below the lake that are not read, such as `notes/*`. Any other file that has no place in a lake
+    stops the step, because its rows would be missing."""
     columns: tuple[str, ...] = ()
     """Features to learn from; empty = all."""
     attribution_hours: float = 0.0
@@ -47,7 +54,7 @@ class ExtractionSettings:
 
     def __post_init__(self) -> None:
         expect(self, "more than 0 and less than 1", lambda value: 0 < value < 1, "holdout_fraction")
-        expect(self, "0 to 1", lambda value: 0 <= value <= 1, "max_malformed_fraction")
+        expect(self, "0 to 1", lambda value: 0 <= value <= 1, "max_malformed_fraction", "max_conflicting_fraction")
         expect(self, "at least 0 and less than 1", lambda value: 0 <= value < 1, "replay_share")
         expect(self, "at least 0", lambda value: value >= 0, "replay_days")
         expect(

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from components.contracts.features import Features
 from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW, WEIGHT
+from components.extraction.copies import Copies
 from components.extraction.raw_schema import (
     BATCH_ROWS,
     TIME_TYPE,
@@ -48,16 +49,10 @@ class RowCounts:
     """Events that are left."""
     clicks: int
     """Of these, with label 1."""
-    duplicates: int
-    """Equal copies of a row, dropped."""
-    replaced: int
-    """Earlier copies of a row with other content, dropped: the last one counts."""
-    conflicting: int
-    """Of the replaced copies, those whose features differ, not their label, weight or time alone."""
+    copies: Copies
+    """Earlier copies of rows, dropped: the last one written counts."""
     known: int
     """Rows left out since the lake holds them already."""
-    example: str
-    """A key with conflicting copies, for people; empty without one."""
 
 
 class Spool:
@@ -147,8 +142,8 @@ class Events:
                         ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
             )
             SELECT place, CASE WHEN content <> new_content THEN 'conflicting'
-                WHEN label <> new_label OR time IS DISTINCT FROM new_time OR weight <> new_weight THEN 'replaced'
-                ELSE 'duplicate' END
+                WHEN label <> new_label OR time IS DISTINCT FROM new_time OR weight <> new_weight THEN 'updated'
+                ELSE 'equal' END
             FROM copies WHERE copies > 1 AND place <> newest
             """
         )
@@ -211,16 +206,13 @@ class Events:
             "SELECT request, number FROM events JOIN dropped USING (place) WHERE kind = 'conflicting' "
             "ORDER BY place LIMIT 1"
         ).fetchall()
-        conflicting = kinds.get("conflicting", 0)
-        return RowCounts(
-            rows=rows,
-            clicks=int(clicks),
-            duplicates=kinds.get("duplicate", 0),
-            replaced=kinds.get("replaced", 0) + conflicting,
-            conflicting=conflicting,
-            known=kinds.get("known", 0),
-            example=f"{found[0][0]!r}, {found[0][1]}" if found else "",
+        copies = Copies(
+            num_equal=kinds.get("equal", 0),
+            num_updated=kinds.get("updated", 0),
+            num_conflicting=kinds.get("conflicting", 0),
+            example=f"{REQUEST_ID} {found[0][0]!r}, row {found[0][1]}" if found else "",
         )
+        return RowCounts(rows=rows, clicks=int(clicks), copies=copies, known=kinds.get("known", 0))
 
     def in_time_order(self) -> Iterator[Any]:
         """Yield the events as batches in the lake's schema, by time, then request and row."""

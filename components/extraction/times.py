@@ -1,7 +1,7 @@
 """Time as extraction counts it: whole microseconds since the epoch, UTC; spans, days, and their ISO 8601 text."""
 
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta, timezone
+from datetime import MAXYEAR, date, datetime, timedelta, timezone
 
 from components.runtime.errors import ContractError
 
@@ -86,6 +86,9 @@ def parse_day(name: str, text: str) -> date:
         ContractError: not such a date; `name` is named.
     """
     try:
-        return datetime.strptime(text, "%Y-%m-%d").date()
+        found = datetime.strptime(text, "%Y-%m-%d").date()
     except ValueError as error:
         raise ContractError(f"{name} is {text!r}, expected a date YYYY-MM-DD") from error
+    if str(found) != text or found.year == MAXYEAR:  # of the last year some times have no text
+        raise ContractError(f"{name} is {text!r}, expected a date YYYY-MM-DD before the year {MAXYEAR}")
+    return found

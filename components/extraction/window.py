@@ -9,21 +9,24 @@ This module holds the semantics of rounds and reads no rows; `lake` applies it t
 - Late rows: a row at or before the watermark that arrives in a file which the parent's line has not seen. The
   parent's manifest names the files of the newest days (`Model.files`); so every row is newer than the watermark, or
   in a seen file, or late. A file belongs to one day, and all of its rows up to the watermark are late, or none.
-  Back-filled versions are not late: a window or replay learns them again.
+  Back-filled versions are not late: a window or replay learns them again. Unseen files of older days than `late_days`
+  are left: they are counted and named, and stay unseen, so that a later round can learn them.
+- Clock: rows ahead of the clock by more than a tolerance are in no window, and no watermark comes from them. A later
+  round reads them when their time has come.
 - Maturity: a row is mature once it is `attribution_hours` old, counted back from the window's end; a younger row
   without a click may still get one. So the window ends where younger rows begin, and the next round reads them.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
 
 from components.contracts.features import Features
 from components.contracts.manifests import Model
 from components.extraction.lake_files import base_name
-from components.extraction.times import DAY_MICROS, TimeSpan, parse_day, parse_time, to_iso
+from components.extraction.times import DAY_MICROS, TimeSpan, day_span, parse_day, parse_time, to_iso
 from components.runtime.errors import ContractError
 from components.storage.objects import ObjectInfo
 from components.storage.uris import local_path
@@ -38,15 +41,31 @@ class SeenFiles:
 
     watermark: int
     """Newest row that it learned, microseconds since the epoch."""
-    by_day: Mapping[date, Mapping[str, int]]
+    by_day: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
     """Bytes by name, of the days considered whose files are known; no row of another day is late."""
     unknown: tuple[date, ...] = ()
     """Days considered whose files nobody recorded."""
+    record: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
+    """Bytes by name, of all days that were recorded. A day after the first of them that is not here had no files."""
+    left_before: int
+    """Rows before this time, microseconds since the epoch, are not learned in this round, whichever file has them."""
+    begins_anew: bool = False
+    """Whether the lake's files count as seen from this round on, as after a window that somebody asked for."""
 
     @property
     def read(self) -> TimeSpan:
         """The times up to the watermark."""
         return TimeSpan(None, self.watermark + 1)
+
+    def left(self, day: date, files: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+        """Those of a day's files that the line has not seen and this round leaves, all or some of their rows."""
+        if (
+            not self.record
+            or day < min(self.record)
+            or day_span(day).clipped(TimeSpan(None, self.left_before)).is_empty
+        ):
+            return []
+        return [file for file in files if base_name(file) not in self.record.get(day, {})]
 
     def late(self, day: date, files: Iterable[ObjectInfo]) -> list[ObjectInfo]:
         """Those of a day's files that the line has not seen. One that was changed since is not among them."""
@@ -80,24 +99,32 @@ def days_asked(newest: int, late_days: int) -> list[date]:
     return [last - timedelta(days=back) for back in range(late_days, -1, -1)]
 
 
-def seen_files(parent: Model | None, late_days: int) -> SeenFiles | None:
-    """What the parent's line saw of the days that a round asks about; None where it asks about none.
+def seen_files(parent: Model | None, late_days: int, *, start: str = "") -> SeenFiles | None:
+    """Return what the parent's line saw of the days that a round asks about, or None without a parent.
 
-    `parent` is the model whose watermark the window begins after; None = there is none, or another window was asked
-    for. `late_days` are those before the watermark's; 0 = late rows are not learned.
+    Args:
+        parent: The model that the round continues.
+        late_days: Days before the watermark's of which late rows are learned; 0 = none are.
+        start: The window's start that was asked for; with one no row is late. Empty = after the watermark.
 
     Raises:
         ContractError: the model's manifest names no time, or something else than days.
     """
-    if parent is None or not late_days:
+    if parent is None:
         return None
     newest = watermark(parent)
     known = {parse_day(f"files of model {parent.model_id}", day): files for day, files in parent.files.items()}
-    asked = days_asked(newest, late_days)
+    asked = days_asked(newest, late_days) if late_days and not start else []
+    recorded = [day for day in asked if known and day >= min(known)]
+    left_before = day_span(asked[0]).start if asked else parse_time("window_start", start) if start else newest + 1
+    assert left_before is not None
     return SeenFiles(
         watermark=newest,
-        by_day={day: known[day] for day in asked if day in known},
-        unknown=tuple(day for day in asked if day not in known),
+        by_day={day: known.get(day, {}) for day in recorded},
+        unknown=tuple(day for day in asked if day not in recorded),
+        record=known,
+        left_before=left_before,
+        begins_anew=bool(start),
     )
 
 
@@ -187,6 +214,25 @@ def find_rivals(store: Path, *, parent: str, champion: str, features: Features) 
             "the same rows; judge without it, by champion=none"
         )
     return Rivals(parent=model_store.parent(store, parent), champion=found)
+
+
+def expect_past(rivals: Rivals, ahead_from: int) -> None:
+    """Check that no model learned a row that is ahead of the clock, after which no row would be new.
+
+    Args:
+        rivals: The models that the run continues and compares with.
+        ahead_from: The first time that is ahead of the clock, microseconds since the epoch.
+
+    Raises:
+        ContractError: one did. The message says how to go on.
+    """
+    for model in rivals.models:
+        if (newest := watermark(model)) >= ahead_from:
+            raise ContractError(
+                f"model {model.model_id} learned rows up to {to_iso(newest)}, later than {to_iso(ahead_from)}, "
+                "ahead of the clock: no row would be newer until then. Train from scratch "
+                "with parent=none and champion=none, or name a parent and a champion that learned before"
+            )
 
 
 def watermark(model: Model) -> int:

@@ -86,7 +86,7 @@ def test_training_again_gets_the_back_filled_rows(lake, tmp_path, table, correct
     done = backfill([corrected], CRITEO_RECOMMENDER, lake=lake.as_uri(), day=DAY)
     after, rows = run_step(lake, tmp_path)
     first = labelled(table, 1)
-    assert done == (1, first.num_rows, 0, 0, ["part-0.parquet", "part-1.parquet"])
+    assert done == (1, first.num_rows, 0, 0, 0, 0, ["part-0.parquet", "part-1.parquet"])
     assert rows == [*first.to_pylist(), *table.slice(first.num_rows).to_pylist()]
     assert [(d["day"], d["version"], d["num_rows"]) for d in before.days] == [
         ("2026-03-01", 0, 500), ("2026-03-02", 0, 500)
@@ -121,12 +121,14 @@ def test_replayed_days_name_their_version(lake, tmp_path, corrected):
     ]  # fmt: skip
 
 
-def test_of_a_row_that_came_later_again_the_back_filled_one_stays(lake, tmp_path, table, corrected, caplog):
-    backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
-    pq.write_table(labelled(table, 0).slice(0, 50), lake / "day=2026-03-01" / "part-again.parquet")
+@pytest.mark.parametrize("label", [0, 1])
+def test_of_a_row_that_came_later_again_the_back_filled_one_stays(lake, tmp_path, table, caplog, label):
+    pq.write_table(labelled(table, label), tmp_path / "corrected.parquet")
+    backfill([tmp_path / "corrected.parquet"], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
+    pq.write_table(labelled(table, 1 - label).slice(0, 50), lake / "day=2026-03-01" / "part-again.parquet")
     dataset, rows = run_step(lake, tmp_path)
-    assert dataset.num_duplicates == 50
-    assert [row["label"] for row in rows[:500]] == [1] * 500
+    assert (dataset.num_duplicates, dataset.num_updated) == (0, 50)
+    assert [row["label"] for row in rows[:500]] == [label] * 500
     assert "1 files came after version 1 was back-filled and are read beside it: ['part-again.parquet']" in caplog.text
 
 
@@ -261,7 +263,8 @@ def test_the_command_prints_what_it_did(lake, store, corrected, capsys):
     flags = ["--store", store, "--lake", lake.as_uri(), "--day", "2026-03-01"]
     assert main([*flags, "--reason", "a bug", str(corrected)]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "day": "2026-03-01", "version": 1, "num_rows": 500, "num_malformed": 0, "num_duplicates": 0,
+        "day": "2026-03-01", "version": 1, "num_rows": 500, "num_malformed": 0, "num_duplicates": 0, "num_updated": 0,
+        "num_conflicting": 0,
         "replaces": ["part-0.parquet", "part-1.parquet"],
     }  # fmt: skip
     assert main(["--store", store, "--lake", str(lake / "nowhere"), "--day", "2026-03-01", str(corrected)]) == 2

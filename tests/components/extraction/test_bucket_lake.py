@@ -63,7 +63,7 @@ def folder(tmp_path, raw_table, write_lake):
         ]
         pq.write_table(pa.Table.from_pylist(outcomes, OUTCOMES), late / "part-0.parquet")
     (lake / f"day={day(5)}" / "_unfinished.parquet").write_bytes(b"someone's")
-    (lake / "notes.txt").write_text("of the lake\n")
+    (lake / "_notes.txt").write_text("of the lake\n")
     return lake
 
 

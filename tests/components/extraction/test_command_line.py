@@ -135,6 +135,8 @@ def test_the_component_writes_the_manifest_and_counts(flags, tmp_path):
         "num_late_rows": 0,
         "num_malformed": 0,
         "num_duplicates": 0,
+        "num_updated": 0,
+        "num_conflicting": 0,
     }
     with pytest.raises(SystemExit) as caught:
         extraction.python_func(**{**arguments, "lake": "/no"}, raw_dataset=raw_dataset, metrics=metrics)

@@ -90,8 +90,44 @@ def test_the_files_of_each_day_asked_about_are_noted_by_name_and_size(rounds, be
     dataset = rounds.turn(late_days="2", window_end="2026-03-03T02:00:00Z")
     sizes = {name: (rounds.lake / name).stat().st_size for name in ("day=2026-03-01/a.parquet",)}
     assert dataset.files["2026-03-01"] == {"a.parquet": sizes["day=2026-03-01/a.parquet"]}
-    assert dataset.files["2026-03-02"] == {}
+    assert "2026-03-02" not in dataset.files
+    assert min(dataset.files) == "2025-03-02", "366 days before the last row learned"
     assert set(dataset.files["2026-03-03"]) == {"a.parquet", "b.parquet"}
+
+
+def test_unseen_files_older_than_late_days_are_named_and_wait_for_a_round_that_asks_for_them(rounds, between, caplog):
+    rounds.add(between(0, 96, step=2, offset=1), "a.parquet")
+    rounds.turn()
+    rounds.add(between(0, 40, step=2), "b.parquet")  # two days, of which the second is older than late_days, too
+    rounds.add(between(72, 80, step=2), "b.parquet")
+    for end in (100, 104, 108):
+        rounds.add(between(end - 4, end), f"c-{end}.parquet")
+        with caplog.at_level(logging.WARNING, "components.extraction.extract"):
+            dataset = rounds.turn()
+        assert (dataset.num_left_files, dataset.num_left_rows) == (2, 200)
+        assert dataset.num_late_rows == (40 if end == 100 else 0)
+    sentence = (
+        "2 files with about 200 rows of 2026-03-01 to 2026-03-02 were not seen by this lineage and are older than "
+        "late_days=1: their rows are not learned; a window_start of 2026-03-01 or --set extraction.late_days="
+    )
+    assert caplog.text.count(sentence) == 3
+    assert "The first: day=2026-03-01/b.parquet" in caplog.text
+    rounds.add(between(108, 112), "d.parquet")
+    dataset = rounds.turn(late_days="4")
+    assert (dataset.num_late_rows, dataset.num_left_files, dataset.num_left_rows) == (200, 0, 0)
+    rounds.add(between(112, 116), "e.parquet")
+    assert rounds.turn(late_days="4").num_late_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "left"), [({"late_days": "0"}, (3, 360)), ({"window_start": "2026-03-04T12:00:00Z"}, (4, 420))]
+)
+def test_unseen_rows_before_what_a_round_reads_are_counted_to_the_row(rounds, between, asked, left):
+    rounds.add(between(0, 72, step=2, offset=1), "a.parquet")
+    rounds.turn()
+    rounds.add(between(0, 100, step=2), "b.parquet")
+    dataset = rounds.turn(**asked)
+    assert (dataset.num_left_files, dataset.num_left_rows, dataset.num_late_rows) == (*left, 0)
 
 
 def test_a_window_of_its_own_has_no_late_rows_and_settles_what_lies_before_it(rounds, between):
@@ -116,6 +152,19 @@ def test_a_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog)
     assert dataset.num_late_rows == 0
     assert "day=2026-03-02/a.parquet has" in caplog.text
     assert "what was changed is not learned" in caplog.text
+
+
+def test_a_click_that_comes_as_a_late_copy_of_a_learned_row_is_counted_and_named(rounds, between, caplog):
+    shown = between(24, 30)
+    rounds.add(shown.set_column(0, raw_rows.LABEL, pa.array([0] * len(shown), pa.int32())), "a.parquet")
+    rounds.turn()
+    clicked = shown.set_column(0, raw_rows.LABEL, pa.array([1] * 4 + [0] * (len(shown) - 4), pa.int32()))
+    rounds.add(clicked.slice(0, 10), "b.parquet")
+    rounds.add(between(30, 48), "c.parquet")
+    with caplog.at_level(logging.WARNING, "components.extraction.lake"):
+        dataset = rounds.turn()
+    assert (dataset.num_late_rows, dataset.num_duplicates, dataset.num_updated) == (0, 6, 4)
+    assert "4 late rows of day 2026-03-02 came with another label or other features after they had been" in caplog.text
 
 
 def test_a_row_whose_seen_copy_was_malformed_is_learnt_when_it_comes_in_order(rounds, between):
@@ -184,7 +233,7 @@ def test_of_a_bucket_only_days_with_unseen_files_are_fetched(rounds, between, cl
     # Known from their names, whether fetched or not, and whether the champion knew them or not.
     alone = {"parent": "none", "champion": "none"}
     own = rounds.turn("refused", lake=URI, window_start="2026-03-03T12:00:00Z", late_days="2", **alone)
-    assert {day: set(files) for day, files in own.files.items()} == {
+    assert {day: set(files) for day, files in own.files.items() if files} == {
         "2026-03-01": {"a.parquet"},
         "2026-03-02": {"a.parquet"},
         "2026-03-03": {"a.parquet", "b.parquet"},

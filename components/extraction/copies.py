@@ -1,0 +1,184 @@
+"""Rows that come more than once: which copy of a (request id, row) counts, and how many were left out, by kind.
+
+Copies of equal content are redeliveries. Of copies with different content the newest counts: the one with the later
+event time, then the one with a click, because a click comes after its row was shown. Where neither tells, the content
+itself decides, so that the result never depends on the order of files. Rows of a back-filled version are a correction:
+they count, whatever came beside them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from components.contracts.features import Features
+from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
+from components.extraction.raw_schema import is_list
+from components.runtime.errors import ContractError
+
+KEY = [REQUEST_ID, ROW]
+_NEWEST = [EVENT_TIME, LABEL]
+"""What tells the newer of two copies, in this order."""
+
+
+@dataclass(kw_only=True)
+class Copies:
+    """Counts of rows that were left out because another copy of them counts."""
+
+    num_equal: int = 0
+    """Redeliveries: a copy of the same content counts."""
+    num_updated: int = 0
+    """Copies with the features of the copy that counts and another label, time, weight or score."""
+    num_conflicting: int = 0
+    """Copies whose features differ from those of the copy that counts."""
+    example: str = ""
+    """The first conflict, for messages."""
+
+    @property
+    def num_rows(self) -> int:
+        """All rows that were left out."""
+        return self.num_equal + self.num_updated + self.num_conflicting
+
+    def add(self, other: "Copies") -> None:
+        """Adds the counts of rows that come after these."""
+        self.num_equal += other.num_equal
+        self.num_updated += other.num_updated
+        self.num_conflicting += other.num_conflicting
+        self.example = self.example or other.example
+
+    def judge(
+        self, num_kept: int, *, max_fraction: float, source: str, key: tuple[str, str] = (REQUEST_ID, ROW)
+    ) -> None:
+        """Check that few rows share their key with a row of other features.
+
+        Args:
+            num_kept: Rows that were not left out.
+            max_fraction: Share of all rows that may conflict, in [0, 1].
+            source: What holds the rows, for the message.
+            key: What the files call the columns of request and row.
+
+        Raises:
+            ContractError: more rows conflict. The message names the key and an example.
+        """
+        num_rows = num_kept + self.num_rows
+        if self.num_conflicting > max_fraction * num_rows:
+            raise ContractError(
+                f"{source}: {self.num_conflicting} of {num_rows} rows ({self.num_conflicting / num_rows:.2%}) have the "
+                f"{key[0]} and {key[1]} of another row with other features, expected at most {max_fraction:.2%} "
+                f"(extraction.max_conflicting_fraction), because {key[0]} and {key[1]} together name one row; such as "
+                f"{self.example}"
+            )
+
+
+def newest_copies(table: Any, features: Features) -> tuple[Any, Copies]:
+    """Sort rows by event time, request and row, and keep the newest copy of each (request id, row).
+
+    Args:
+        table: Rows in the raw schema or a lake's, in any order; keys are not null.
+        features: The features of the rows.
+
+    Returns:
+        The sorted rows, and what was left out.
+    """
+    table = table.sort_by([(EVENT_TIME, "ascending"), (REQUEST_ID, "ascending"), (ROW, "ascending")])
+    positions = _repeated(table)
+    if not len(positions):
+        return table, Copies()
+    found = table.take(pa.array(positions))
+    content = _comparable(found)
+    others = [name for name in content.schema.names if name not in {*KEY, *_NEWEST}]
+    order = pc.sort_indices(content, sort_keys=[(name, "ascending") for name in [*KEY, *_NEWEST, *others]])
+    content, positions = content.take(order), positions[order.to_numpy()]
+    is_newest = np.append(~_equal_next(content, KEY), True)
+    is_last_equal = np.append(~_equal_next(content, content.schema.names), True)
+    older = np.flatnonzero(is_last_equal & ~is_newest)
+    newest = np.flatnonzero(is_newest)[np.searchsorted(np.flatnonzero(is_newest), older)]
+    has_features = _equal(content.take(pa.array(older)), content.take(pa.array(newest)), list(features.names))
+    num_conflicting = int(np.count_nonzero(~has_features))
+    copies = Copies(
+        num_equal=int(np.count_nonzero(~is_last_equal)),
+        num_updated=len(older) - num_conflicting,
+        num_conflicting=num_conflicting,
+    )
+    if num_conflicting:
+        at = int(np.flatnonzero(~has_features)[0])
+        copies.example = _example(table.take(pa.array(positions[[older[at], newest[at]]])), features)
+    kept = np.ones(table.num_rows, dtype=bool)
+    kept[positions[~is_newest]] = False
+    return table.filter(pa.array(kept)), copies
+
+
+def without_known(table: Any, known: Any, features: Features) -> tuple[Any, Copies]:
+    """Leave out the rows of which there are copies among rows that count in any case.
+
+    Args:
+        table: Rows, each (request id, row) once.
+        known: Rows that were learned before, or of a correction.
+        features: The features of both.
+
+    Returns:
+        The rows without a known copy, and what was left out, whether or not it is newer.
+    """
+    both = [each.select(KEY) for each in (table, known)]
+    known = known.take(pa.array(_positions_in(both[1], both[0])))
+    known, _ = newest_copies(known, features)
+    _, copies = newest_copies(pa.concat_tables([table, known]), features)
+    kept = np.ones(table.num_rows, dtype=bool)
+    kept[_positions_in(both[0], both[1])] = False
+    return table.filter(pa.array(kept)), copies
+
+
+def _repeated(table: Any) -> NDArray[np.int64]:
+    """The positions of rows whose key another row has, ascending."""
+    keyed = table.select(KEY).append_column("position", pa.array(np.arange(table.num_rows)))
+    groups = keyed.group_by(KEY).aggregate([("position", "min"), ("position", "max")])
+    if len(groups) == table.num_rows:
+        return np.empty(0, np.int64)
+    repeated = groups.filter(pc.not_equal(groups.column("position_min"), groups.column("position_max")))
+    return _positions_in(table.select(KEY), repeated.select(KEY))
+
+
+def _positions_in(keys: Any, wanted: Any) -> NDArray[np.int64]:
+    """The positions of keys that are among the wanted ones, ascending."""
+    keyed = keys.append_column("position", pa.array(np.arange(keys.num_rows)))
+    found = keyed.join(wanted, KEY, join_type="left semi").column("position").to_numpy()
+    positions: NDArray[np.int64] = np.sort(found).astype(np.int64)
+    return positions
+
+
+def _comparable(table: Any) -> Any:
+    """The table with columns that can be sorted and compared: numbers by their bits, lists as text."""
+    columns = {}
+    for name in table.schema.names:
+        values = table.column(name).combine_chunks()
+        if is_list(values.type):
+            values = pc.binary_join(values.cast(pa.list_(pa.string())), "\0")
+        elif pa.types.is_floating(values.type):
+            values = values.view(pa.int32() if values.type == pa.float32() else pa.int64())
+        columns[name] = values
+    return pa.table(columns)
+
+
+def _equal_next(table: Any, names: list[str]) -> NDArray[np.bool_]:
+    """Whether each row but the last has the values of the row after it."""
+    return _equal(table.slice(0, table.num_rows - 1), table.slice(1), names)
+
+
+def _equal(left: Any, right: Any, names: list[str]) -> NDArray[np.bool_]:
+    """Whether rows have equal values in these columns; two nulls are equal."""
+    equal = np.ones(left.num_rows, dtype=bool)
+    for name in names:
+        one, other = left.column(name).combine_chunks(), right.column(name).combine_chunks()
+        same = pc.or_(pc.fill_null(pc.equal(one, other), False), pc.and_(pc.is_null(one), pc.is_null(other)))
+        equal &= same.to_numpy(zero_copy_only=False)
+    return equal
+
+
+def _example(rows: Any, features: Features) -> str:
+    """Two rows of one key, the first feature in which they differ."""
+    one, other = rows.to_pylist()
+    name = next(name for name in features.names if one[name] != other[name])
+    return f"{REQUEST_ID} {one[REQUEST_ID]!r}, row {one[ROW]}, with {name} {one[name]!r} and {other[name]!r}"

@@ -1,0 +1,110 @@
+"""Files of a lake that are not where rows are read: named and refused, or passed over by name; and none that hangs."""
+
+import os
+from datetime import datetime, timezone
+
+import pytest
+
+from components.extraction.lake_files import LakeFiles
+from components.runtime.errors import ContractError
+from components.storage.folder import FolderObjects
+from tests.support.lakes import URI, extract_lake, open_storage, put
+
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def lake(tmp_path, raw_table, write_lake):
+    return write_lake(tmp_path / "la ke", raw_table(400, start=START.timestamp(), seconds=2 * 86_400))
+
+
+def opened(lake, pass_over=()) -> LakeFiles:
+    return LakeFiles(FolderObjects(lake), pass_over=pass_over)
+
+
+PLACES = [
+    ("dt=2026-03-03/part-0.parquet", "dt=2026-03-03/*"),
+    ("2026/03/03/part-0.parquet", "2026/03/03/*"),
+    ("part-0.parquet", "part-0.parquet"),
+    ("day=2026-03-02/more.csv", "day=2026-03-02/more.csv"),
+    ("day=2026-03-02/part-1", "day=2026-03-02/part-1"),
+    ("day=2026-03-02/part-1.parquet.gz", "day=2026-03-02/part-1.parquet.gz"),
+    ("day=2026-03-02/hour=1/part-1.parquet", "day=2026-03-02/hour=1/*"),
+    ("day=2026-03-02/version=01/part-1.parquet", "day=2026-03-02/version=01/*"),
+    ("version=1/part-1.parquet", "version=1/*"),
+    ("outcomes/part-1.parquet", "outcomes/*"),
+    ("outcomes/day=2026-03-02/part-1.csv", "outcomes/day=2026-03-02/part-1.csv"),
+    ("archive/day=2026-03-02/part-1.parquet", "archive/day=2026-03-02/*"),
+]
+
+
+@pytest.mark.parametrize(("name", "pattern"), PLACES)
+def test_a_file_without_a_place_is_named_and_refused_unless_passed_over(lake, name, pattern):
+    before = opened(lake)
+    path = lake / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes((lake / "day=2026-03-01" / "part-0.parquet").read_bytes())
+    with pytest.raises(ContractError) as caught:
+        opened(lake)
+    assert f"holds 1 files where no rows are read: {name}; expected regular files day=YYYY-MM-DD/*.parquet" in str(
+        caught.value
+    )
+    assert f"""--set 'extraction.pass_over=["{pattern}"]'""" in str(caught.value), "the way out is the one that works"
+    after = opened(lake, [pattern])
+    assert after.days == before.days
+    assert [after.own_files(day) for day in after.days] == [before.own_files(day) for day in before.days]
+
+
+@pytest.mark.parametrize("name", ["day=2026-3-1", "day=20260301", "day=9999-12-31", "day=2026-02-30", "day="])
+def test_a_day_that_is_no_date_is_refused_and_never_another_days_folder(lake, name):
+    (lake / name).mkdir()
+    (lake / name / "part-0.parquet").write_bytes((lake / "day=2026-03-01" / "part-0.parquet").read_bytes())
+    with pytest.raises(ContractError, match="expected a date YYYY-MM-DD"):
+        opened(lake)
+    assert len(opened(lake, [f"{name}/*"]).days) == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_SUCCESS", "day=2026-03-01/_SUCCESS", "day=2026-03-01/.part-1.parquet.crc", "_temporary/0/part-1.parquet",
+        "day=2026-03-01/version=3/_CLAIM", "day=2026-03-01/version=3/part-0.parquet", "day=2026-03-02/_notes/a.txt",
+    ],
+)  # fmt: skip
+def test_hidden_files_and_those_of_versions_have_a_place(lake, name):
+    path = lake / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x")
+    assert len(opened(lake).days) == 2
+
+
+def test_many_files_are_counted_and_the_first_named(lake):
+    (lake / "dt=2026-03-03").mkdir()
+    for k in range(9):
+        (lake / "dt=2026-03-03" / f"part-{k}.parquet").touch()
+    with pytest.raises(ContractError, match=r"holds 9 files .* dt=2026-03-03/part-4.parquet and 4 more; expected"):
+        opened(lake)
+
+
+def test_a_pipe_among_a_days_files_is_named_and_not_waited_for(lake):
+    os.mkfifo(lake / "day=2026-03-01" / "part-9.parquet")
+    with pytest.raises(ContractError, match=r"holds 1 files .*day=2026-03-01/part-9.parquet; expected regular files"):
+        opened(lake)
+    assert len(opened(lake, ["*/part-9.parquet"]).days) == 2
+
+
+def test_a_run_passes_over_what_its_settings_name(flags, run_main, tmp_path, capsys):
+    (tmp_path / "my lake" / "notes").mkdir()
+    (tmp_path / "my lake" / "notes" / "readme.md").touch()
+    assert run_main(flags) == 2
+    assert "holds 1 files where no rows are read: notes/readme.md" in capsys.readouterr().err
+    assert run_main(flags, settings="'extraction.pass_over=[\"notes/*\"]'") == 0
+
+
+def test_a_bucket_is_judged_by_the_same_rules(tmp_path, lake, cloud_storage):
+    (lake / "dt=2026-03-03").mkdir()
+    (lake / "dt=2026-03-03" / "part-0.parquet").write_bytes(b"x")
+    put(lake)
+    with pytest.raises(ContractError, match="dt=2026-03-03/part-0.parquet"):
+        extract_lake(URI, tmp_path / "work", None)
+    assert open_storage(URI).list()
