@@ -447,6 +447,16 @@ class Verdict(Manifest):
     champion_reference: str = "current"
     """How the run asked for the champion: `current`, `none` or a model id. Only a comparison with `current` grows stale
     when another model goes live."""
+    column_aucs: dict[str, float] = field(default_factory=dict)
+    """AUC of each column alone on the held-out rows, highest first. Measured only of a candidate whose AUC is too good
+    to be true (`components.evaluation.leaks`), else empty."""
+    warnings: list[str] = field(default_factory=list)
+    """One sentence each for people. They refuse nothing."""
+
+    @property
+    def sentence(self) -> str:
+        """The reason, and the warnings."""
+        return "; ".join([self.reason, *(f"WARNING: {each}" for each in self.warnings)])
 
 
 @dataclass(frozen=True, kw_only=True)
