@@ -452,6 +452,8 @@ class Verdict(Manifest):
     to be true (`components.evaluation.leaks`), else empty."""
     warnings: list[str] = field(default_factory=list)
     """One sentence each for people. They refuse nothing."""
+    advice: list[str] = field(default_factory=list)
+    """What would make the gate pass such a model, one sentence for each check that did not pass."""
 
     @property
     def sentence(self) -> str:
@@ -501,6 +503,8 @@ CURRENT = "current"
 """As parent or champion: whatever the promotion journal says is live; none where nothing is."""
 NONE = "none"
 """As parent: train from scratch; as champion: judge by floor and calibration alone."""
+SCRATCH = ("parent", "champion")
+"""The run's parameters that are `NONE` by `evergreen run --from-scratch`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,6 +96,7 @@ def evaluate(
         champion_reference=champion_reference,
         column_aucs=aucs,
         warnings=warnings,
+        advice=judgement.advice,
     )
     measured = measure_slices(scored, slices, judgement.slice_p_values)
     return Evaluation(verdict=verdict, scored=scored, slices=measured, settings=settings)

@@ -19,6 +19,7 @@ from components.contracts.manifests import RawDataset
 from components.contracts.metrics import roc_auc
 from components.contracts.raw_rows import LABEL, feature_matrix, list_matrix
 from components.evaluation.scoring import parquet_files
+from components.runtime.errors import FROM_SCRATCH
 from components.storage.uris import local_path
 from components.store.archived_rows import reading_parquet
 
@@ -67,7 +68,7 @@ def describe_leak(auc: float, aucs: dict[str, float]) -> str:
     verb, them = ("decides", "it") if len(leaks) == 1 else ("decide", "them")
     return (
         f"{too_good}: {named} {verb} the label alone; unless {them} can be known before the click, remove {them} from "
-        "the recommender's features, accept that, and train from scratch with parent=none"
+        f"the recommender's features, accept that, and train from scratch by `evergreen run {FROM_SCRATCH}`"
     )
 
 

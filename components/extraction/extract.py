@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.manifests import RawDataset
+from components.contracts.manifests import Model, RawDataset
 from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID
 from components.contracts.recommender import Recommender
 from components.contracts.row_hash import request_hashes
@@ -49,7 +49,7 @@ from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
 from components.extraction.window import NO_RIVALS, Rivals, days_asked, watermark
 from components.runtime import forked
 from components.runtime.durable import sha256_tree, whole_directory
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, run_again
 from components.runtime.workers import Workers, workers_of
 
 
@@ -259,7 +259,7 @@ def _write_rows(
         late = _copy_late(lake, window, malformed, folder=folder)
         malformed.judge()
     num_late_clicks = lake.late.num_joined
-    _expect_rows(count, window, lake)
+    _expect_rows(count, window, lake=lake, parent=rivals.parent)
     cut = _cut(parts, window, lake=lake, settings=settings, rivals=rivals)
     split = _split(parts, cut, num_late=late.num_rows, folder=folder)
     num_drawn = {"num_rows": settings.num_replayed(split.num_train), "num_holdout_rows": split.num_newer}
@@ -385,17 +385,19 @@ def _remove_straddling(folder: Path, num_newer: int, window: TimeSpan, *, worker
     if num_straddling == num_newer:
         raise ContractError(
             f"window {window} has {num_newer} newest rows whose requests have older rows, too, expected a request "
-            "whose rows are all new, to judge by"
+            "whose rows are all new, to judge by: if data.request_id names a session, a user or a day, remove it from "
+            "the recommender's file, accept that, and ingest the rows again into an empty lake"
         )
     return num_straddling
 
 
-def _expect_rows(count: _CopiedRows, window: TimeSpan, lake: Lake) -> None:
+def _expect_rows(count: _CopiedRows, window: TimeSpan, *, lake: Lake, parent: Model | None) -> None:
     if count.num_rows < MIN_ROWS:
         found = f"{count.num_rows} rows" if count.num_rows else "no rows"
+        others = "bring more rows by `evergreen ingest`, or ask for others by window_start and window_end"
+        again = f"; to learn all of them from scratch, {run_again('-p parent=none')}" if parent else ""
         raise ContractError(
-            f"window {window} holds {found}, expected at least {MIN_ROWS}; {lake.describe()}: window_start and "
-            "window_end ask for others, and parent=none for all of them"
+            f"window {window} holds {found}, expected at least {MIN_ROWS}; {lake.describe()}: {others}{again}"
         )
 
 
@@ -411,7 +413,11 @@ def _cut(parts: list[PartFile], window: TimeSpan, *, lake: Lake, settings: Extra
     num_wanted = min(max(1, round(num_rows * settings.holdout_fraction)), num_rows - 1)
     cut = find_cut(parts, num_wanted, learned=learned)
     if cut is None:
-        raise ContractError(f"window {window} holds {num_rows} rows of one time, expected older and newer ones")
+        raise ContractError(
+            f"window {window} holds {num_rows} rows of one time, expected older and newer ones: name the column of "
+            "their times by data.event_time and ingest them again into an empty lake; without one `evergreen ingest` "
+            "spreads them over days"
+        )
     return cut
 
 
