@@ -1,14 +1,27 @@
 """Which folder and which data the demo takes: one demo a folder, nothing of anybody else's, both labels."""
 
+import gzip
 import subprocess
 import sys
+from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.runtime.errors import ContractError
 from pipelines.local.demo import open_demo, start_clean
-from pipelines.local.plan import DemoSettings, describe_data, plan_for_data
+from pipelines.local.plan import (
+    DemoSettings,
+    Services,
+    count_requests,
+    describe_data,
+    have_times,
+    plan_for_data,
+)
+from pipelines.local.runner import LocalFolders
+from pipelines.recommender_file.draft import draft, read_sample
 
 
 def test_a_second_demo_in_the_folder_is_refused_and_the_firsts_files_stay(tmp_path):
@@ -46,28 +59,108 @@ def test_only_a_finished_demo_can_be_opened(tmp_path):
 def test_labels_of_one_class_are_refused_before_anything_is_trained(tmp_path, clicks, said):
     settings = DemoSettings(folder=tmp_path)
     with pytest.raises(ContractError, match=said):
-        plan_for_data(settings, CRITEO_RECOMMENDER, replay_rows=1600, lake_rows=2400, clicks=clicks)
+        plan_for_data(
+            settings, CRITEO_RECOMMENDER, replay_rows=1600, lake_rows=2400, clicks=clicks, replay_requests=1600
+        )
+
+
+CRITEO_NAMES = ["id", "label", *map(str.lower, CRITEO_RECOMMENDER.features.names)]
+CRITEO_LINE = "0\t1\t" + "5\t" * 11 + "\t" + "68fd1e64\t" * 25 + "\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "content", "said"),
     [
-        (
-            "train.csv",
-            ",".join(["id", "label", *map(str.lower, CRITEO_RECOMMENDER.features.names)]) + "\n" + "1," * 40 + "1\n",
-            "have",
-        ),
-        ("day_0.tsv", "0\t1\t" + "5\t" * 12 + "68fd1e64\t" * 25 + "68fd1e64\n", "are taken for Criteo's: "),
-        ("readme.md", "No rows.", "are taken for Criteo's: "),
+        ("train.csv", (",".join(CRITEO_NAMES) + "\n" + "1," * 40 + "1\n").encode(), "the rows have Criteo's columns"),
+        ("day_0.tsv", CRITEO_LINE.encode(), "the rows are Criteo's: text without a header"),
+        ("day_0", CRITEO_LINE.replace("0\t1\t", "1\t-2\t", 1).encode(), "the rows are Criteo's: text without a header"),
+        ("day_0.gz", gzip.compress(CRITEO_LINE.encode()), "the rows are Criteo's: text without a header"),
     ],
 )
-def test_criteos_rows_are_known_and_not_drafted(tmp_path, name, text, said):
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_criteos_rows_are_known_and_not_drafted(tmp_path, name, content, said, is_folder):
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / name).write_text(text)
-    found, (sentence,) = describe_data(tmp_path / "data", tmp_path / "draft.yaml")
-    assert found == CRITEO_RECOMMENDER
-    assert sentence.startswith(f"the rows {said}")
+    (tmp_path / "data" / name).write_bytes(content)
+    (tmp_path / "data" / "readme.md").write_text("How these rows were made.")
+    data = tmp_path / "data" if is_folder else tmp_path / "data" / name
+    found = describe_data(data, tmp_path / "draft.yaml")
+    assert found == (CRITEO_RECOMMENDER, [said], False)
     assert not (tmp_path / "draft.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("shop.csv", "clicked,,price\n0,1,2.5\n1,2,3.5\n"),
+        ("numbers.tsv", "1.5\t2\t3\n0\t1\t2\n"),
+        ("almost.tsv", CRITEO_LINE.replace("68fd1e64", "red shoes")),
+        ("test.tsv", CRITEO_LINE.partition("\t")[2]),
+        ("empty.csv", ""),
+    ],
+)
+def test_what_no_draft_can_be_made_of_has_drafts_own_sentence_and_is_never_criteos(tmp_path, name, text):
+    data = tmp_path / name
+    data.write_text(text)
+    with pytest.raises(ContractError) as own:
+        draft(read_sample(data), name="any")
+    with pytest.raises(ContractError) as said:
+        describe_data(data, tmp_path / "draft.yaml")
+    assert str(said.value) == str(own.value)
+    assert "Criteo" not in str(said.value)
+
+
+def test_folder_without_rows_says_which_files_are_looked_for(tmp_path):
+    (tmp_path / "readme.md").write_text("No rows.")
+    (tmp_path / ".hidden.csv").write_text("clicked,price\n0,1.5\n")
+    with pytest.raises(ContractError, match=r"holds no file of rows, expected one that ends with .csv, "):
+        describe_data(tmp_path, tmp_path / "draft.yaml")
+
+
+TIMES = "ts,clicked,price,item_id\n" + "".join(
+    f"2026-03-0{1 + i % 3}T00:00:{i % 60:02d},{i % 2},{i / 7:.2f},{i % 9}\n" for i in range(200)
+)
+
+
+@pytest.mark.parametrize(("text", "has_times"), [(TIMES, True), (TIMES.replace("ts,", "n,").replace("T00", ""), False)])
+def test_rows_have_times_where_draft_or_given_file_names_their_column(tmp_path, text, has_times):
+    data = tmp_path / "shop.csv"
+    data.write_text(text)
+    found = describe_data(data, tmp_path / "draft.yaml")
+    assert found.has_times == has_times
+    assert have_times(data, found.recommender) == has_times
+    other = replace(found.recommender, data=replace(found.recommender.data, event_time="shown_at"))
+    assert not have_times(data, other)
+    assert not have_times(tmp_path / "absent.csv", found.recommender)
+
+
+@pytest.mark.parametrize(
+    ("rows", "requests", "keeps"),
+    [(480, 480, True), (2000, 2000, True), (100_000, 100_000, False), (24_000, 4800, True), (24_000, 24_000, False)],
+)
+def test_each_row_is_its_own_request_as_far_as_so_many_can_be_sent(tmp_path, rows, requests, keeps):
+    plan = plan_for_data(
+        DemoSettings(folder=tmp_path),
+        CRITEO_RECOMMENDER,
+        replay_rows=rows,
+        lake_rows=2 * rows,
+        clicks=rows // 3,
+        replay_requests=requests,
+    )
+    assert plan.keeps_requests == keeps
+    assert (plan.rate * requests / rows <= 80) == keeps
+    services = Services(
+        settings=DemoSettings(folder=tmp_path, data=tmp_path / "shop.csv"),
+        plan=plan,
+        folders=LocalFolders(root=tmp_path),
+        triton_url="127.0.0.1:1",
+        metrics_url="127.0.0.1:2",
+    )
+    assert ("--keep-requests" in services.replay_command()) == keeps
+
+
+def test_requests_of_replayed_rows_are_counted(tmp_path):
+    pq.write_table(pa.table({"request_id": ["a", "a", "b", "c", "c", "c"]}), tmp_path / "replay.parquet")
+    assert count_requests(tmp_path / "replay.parquet") == 3
 
 
 def test_rows_that_no_draft_can_describe_are_refused_with_what_is_missing(tmp_path):
