@@ -91,11 +91,23 @@ def parity(labels, random):
     return random.integers(0, 50, len(labels)) * 2 + labels
 
 
+def some_missing(large_or_small):
+    """Continuous values: those of clicks lie beyond all others, at the side of the missing ones, which are clicks'."""
+
+    def values(labels, random):
+        drawn = large_or_small * (labels * 10 + random.random(len(labels)))
+        return [None if label and random.random() < 0.5 else float(value) for label, value in zip(labels, drawn)]
+
+    return values
+
+
 LEAKS = {
     "larger for clicks": ("stay", lambda labels, random: labels * 10 + random.random(len(labels))),
     "smaller for clicks": ("price", lambda labels, random: 5 - labels * 10 + random.random(len(labels))),
     "filled by clicks": ("stay", filled_by_clicks),
     "filled where nobody clicked": ("stay", lambda labels, random: filled_by_clicks(1 - labels, random)),
+    "large or missing for clicks": ("stay", some_missing(1)),
+    "small or missing for clicks": ("stay", some_missing(-1)),
     "neither large nor small": ("price", only_in_middle),
     "a category": ("outcome", parity),
     "an absent category": ("city", any_id_of_clicks),
