@@ -49,7 +49,7 @@ from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
 from components.extraction.window import NO_RIVALS, Rivals, days_asked, watermark
 from components.runtime import forked
 from components.runtime.durable import sha256_tree, whole_directory
-from components.runtime.errors import ContractError, run_again
+from components.runtime.errors import FROM_SCRATCH, ContractError, run_again
 from components.runtime.workers import Workers, workers_of
 
 
@@ -429,4 +429,7 @@ def _enough(lake: Lake, learned: int, attribution: int) -> str:
             newer += table.column(EVENT_TIME).cast(pa.int64()).to_pylist()[:MIN_ROWS]
             if len(newer) >= MIN_ROWS:
                 return f"a window_end of {to_iso(newer[MIN_ROWS - 1] + 1 + attribution)} or later would do"
-    return f"the lake holds {len(newer)} such rows, so no window would do before more have come"
+    return (
+        f"the lake holds {len(newer)} such rows, so no window would do before more have come (`evergreen ingest`); to "
+        f"learn all rows anew without a comparison, {run_again(FROM_SCRATCH)}"
+    )
