@@ -4,14 +4,25 @@ import gzip
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.runtime.errors import ContractError
-from pipelines.local.demo import open_demo, start_clean
+from components.runtime.errors import ContractError, PermanentError, run_again
+from components.store.runs import RunOutcome, write_outcome
+from pipelines.local.demo import (
+    Screen,
+    _change_world,
+    _conclude_without_model,
+    _first_run,
+    _wait_until_baked,
+    open_demo,
+    start_clean,
+)
 from pipelines.local.plan import (
     DemoSettings,
     Services,
@@ -21,7 +32,9 @@ from pipelines.local.plan import (
     plan_for_data,
 )
 from pipelines.local.runner import LocalFolders
+from pipelines.local.stack import ProcessDied, Stack
 from pipelines.recommender_file.draft import draft, read_sample
+from tests.support.releases import passing_verdict
 
 
 def test_a_second_demo_in_the_folder_is_refused_and_the_firsts_files_stay(tmp_path):
@@ -167,3 +180,105 @@ def test_rows_that_no_draft_can_describe_are_refused_with_what_is_missing(tmp_pa
     (tmp_path / "shop.csv").write_text("clicks,price\n" + "3,0.5\n0,1.5\n" * 50)
     with pytest.raises(ContractError, match="no column that looks like label, expected .*recommender init"):
         describe_data(tmp_path / "shop.csv", tmp_path / "draft.yaml")
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A demo whose first run ends at once with a code, and left an outcome and a verdict unless that says nothing."""
+    folders = LocalFolders(root=tmp_path)
+    folders.logs.mkdir()
+
+    def begin(stack, code, outcome, verdict=None):
+        if outcome is not None:
+            write_outcome(folders.store, outcome)
+        if verdict is not None:
+            verdict.write(folders.artifacts / "first" / "evaluation" / "verdict")
+        command = [sys.executable, "-c", f"print('the last word'); raise SystemExit({code})"]
+        services = SimpleNamespace(first_run_command=lambda: command)
+        return SimpleNamespace(folders=folders, screen=Screen(), stack=stack, services=services, watch=lambda: None)
+
+    with Stack(logs=folders.logs, variables={}) as stack:
+        yield partial(begin, stack)
+
+
+def ended(state, step):
+    return RunOutcome(
+        run="first", trigger_id="first", state=state, step=step, reason="because", version=None, ended_at="2026-01-01"
+    )
+
+
+def test_first_model_that_gate_refuses_ends_demo_with_what_would_release_one(begun, tmp_path, capsys):
+    advice = ["about 600 held-out rows would tell", f"or {run_again('--set gate.min_auc=0.52')}"]
+    verdict = passing_verdict("m1", tmp_path / "s", num_rows=9, accepted=False, advice=advice, warnings=["price leaks"])
+    demo = begun(1, ended("refused", "evaluation"), verdict)
+    outcome = _first_run(demo)
+    assert outcome.state == "refused"
+    assert _conclude_without_model(demo, outcome) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert "no first model: refused at evaluation: because" in told[0]
+    assert "warning: price leaks" in told[1]
+    assert "to turn the loop: about 600 held-out rows would tell" in told[2]
+    assert "write `gate: {min_auc: 0.52}` into a copy of the recommender's file" in told[3]
+    assert len(told) == 4
+
+
+def test_first_run_that_fails_says_why_and_one_that_says_nothing_is_an_error(begun, capsys):
+    with pytest.raises(PermanentError, match="first_run ended with code 3: the last word"):
+        _first_run(begun(3, None))
+    demo = begun(3, ended("failed", "extraction"))
+    assert _conclude_without_model(demo, _first_run(demo)) == 1
+    assert "no first model: failed at extraction: because" in capsys.readouterr().out
+
+
+class Told:
+    """A stack's part that the loop's stages use: it keeps what processes were told, and waits for nothing."""
+
+    def __init__(self, *, has_ended: bool) -> None:
+        self.lines: list[str] = []
+        self._has_ended = has_ended
+
+    def tell(self, name, line):
+        if self._has_ended:
+            raise ProcessDied("replay ended")
+        self.lines.append(line)
+
+    def wait_until(self, condition, **_):
+        assert condition()
+
+
+@pytest.mark.parametrize(
+    ("decided", "ran_out", "has_ended", "title", "told"),
+    [
+        (False, False, False, "the world changes", ["drift"]),
+        (True, False, False, "the monitor asks for a run before anything was changed", []),
+        (False, True, False, "the rows ran out before anything was changed", []),
+        (False, False, True, "the rows ran out before anything was changed", []),
+    ],
+)
+def test_world_is_said_to_change_only_where_it_does(capsys, decided, ran_out, has_ended, title, told):
+    demo = SimpleNamespace(
+        stack=Told(has_ended=has_ended),
+        screen=Screen(),
+        timeline=SimpleNamespace(lines=[]),
+        has_decided=lambda: decided,
+        rows_ran_out=lambda: ran_out,
+        traffic_has_ended=lambda: True,
+        watch=lambda: None,
+    )
+    assert _change_world(demo) == decided
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.endswith(title)
+    assert demo.stack.lines == told
+
+
+@pytest.mark.parametrize("ran_out", [False, True])
+def test_bad_release_is_begun_only_where_rows_are_left(capsys, tmp_path, ran_out):
+    demo = SimpleNamespace(
+        stack=Told(has_ended=False),
+        screen=Screen(),
+        folders=LocalFolders(root=tmp_path),
+        rows_ran_out=lambda: ran_out,
+        watch=lambda: None,
+    )
+    assert _wait_until_baked(demo) != ran_out
+    assert ("the rows ran out before a bad release could be shown" in capsys.readouterr().out) == ran_out
