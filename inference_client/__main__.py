@@ -78,6 +78,11 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     rows.add_argument("--data", type=Path, help="Parquet file of labelled rows, or a folder of them; replayed once")
     parser.add_argument("--drifted-world", type=Path, help="with --world: JSON of the world that `drift` switches to")
     parser.add_argument("--drift-columns", type=_split_names, default=(), help="with --data: to change, as price,shop")
+    parser.add_argument(
+        "--keep-requests",
+        action="store_true",
+        help="with --data: rows that have one request_id are one request, of at most --rows-per-request rows",
+    )
     parser.add_argument("--rate", type=float, required=True, help="rows per second")
     parser.add_argument("--rows-per-request", type=int, help="default: 64")
     parser.add_argument("--label-delay-seconds", type=float, help="mean; exponential, at most 4 times it; default: 1.5")
@@ -136,9 +141,17 @@ def _open_traffic(options: argparse.Namespace, recommender: "Recommender") -> "T
     if options.data:
         if options.drifted_world:
             raise ContractError("--drifted-world goes with --world, expected --drift-columns with --data")
-        return FileTraffic(options.data, recommender, drift_columns=options.drift_columns, seed=options.seed)
+        return FileTraffic(
+            options.data,
+            recommender,
+            drift_columns=options.drift_columns,
+            seed=options.seed,
+            keeps_requests=options.keep_requests,
+        )
     if options.drift_columns:
         raise ContractError("--drift-columns goes with --data, expected --drifted-world with --world")
+    if options.keep_requests:
+        raise ContractError("--keep-requests goes with --data: simulated rows have no requests")
     drifted = World.load(options.drifted_world) if options.drifted_world else None
     return WorldTraffic(World.load(options.world), drifted, np.random.default_rng([options.seed, 9]))
 

@@ -17,7 +17,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from components.contracts.features import MISSING_CATEGORY, Features
-from components.contracts.raw_rows import LABEL
+from components.contracts.raw_rows import LABEL, REQUEST_ID
 from components.contracts.recommender import Recommender, nearest
 from components.runtime.errors import ContractError, first_line
 from inference_client.rows import FeatureRows, WrongValue, feature_rows, numbers
@@ -32,6 +32,8 @@ class LabelledRows(NamedTuple):
     features: FeatureRows
     label: NDArray[np.int32]
     """[n] 1 = click; zeros where labels were not requested."""
+    request: list[str] | None = None
+    """Request id of each row; None where requests were not requested."""
 
 
 def row_files(path: Path) -> list[Path]:
@@ -46,7 +48,9 @@ def row_files(path: Path) -> list[Path]:
     return files
 
 
-def read_rows(files: Sequence[Path], recommender: Recommender, *, labelled: bool = True) -> Iterator[LabelledRows]:
+def read_rows(
+    files: Sequence[Path], recommender: Recommender, *, labelled: bool = True, with_requests: bool = False
+) -> Iterator[LabelledRows]:
     """The rows of the files, batch by batch, in order; the label has the user's own name, else the one of raw rows.
 
     Raises:
@@ -55,7 +59,7 @@ def read_rows(files: Sequence[Path], recommender: Recommender, *, labelled: bool
     """
     for path in files:
         try:
-            yield from _read_file(path, recommender, labelled)
+            yield from _read_file(path, recommender, labelled=labelled, with_requests=with_requests)
         except (pa.ArrowException, OSError) as error:
             raise ContractError(f"data {path} cannot be read: {first_line(error)}") from error
 
@@ -68,11 +72,11 @@ def concatenated(parts: Sequence[FeatureRows]) -> FeatureRows:
     )
 
 
-def _read_file(path: Path, recommender: Recommender, labelled: bool) -> Iterator[LabelledRows]:
+def _read_file(path: Path, recommender: Recommender, *, labelled: bool, with_requests: bool) -> Iterator[LabelledRows]:
     here, features = pq.read_schema(path).names, recommender.features
     names = [name for name in features.names if name in here or name in features.needed]
     label = LABEL if LABEL in here else recommender.data.label
-    wanted = [label, *names] if labelled else names
+    wanted = [*([label] if labelled else []), *([REQUEST_ID] if with_requests else []), *names]
     if missing := [name for name in wanted if name not in here]:
         raise ContractError(
             f"data {path} lacks columns {missing} of recommender {recommender.name}{nearest(missing[0], here)}"
@@ -83,7 +87,8 @@ def _read_file(path: Path, recommender: Recommender, labelled: bool) -> Iterator
             named = {name: batch.column(name) for name in wanted}
             try:
                 labels = _labels(label, named.pop(label)) if labelled else np.zeros(batch.num_rows, dtype=np.int32)
-                yield LabelledRows(feature_rows(named, features), labels)
+                requests = named.pop(REQUEST_ID).to_pylist() if with_requests else None
+                yield LabelledRows(feature_rows(named, features), labels, requests)
             except WrongValue as error:
                 raise ContractError(
                     f"{path} row {first_row + error.row}: {error.column} is {error.value!r}, expected {error.expected}"
@@ -179,9 +184,22 @@ class FileTraffic:
     """
 
     def __init__(
-        self, path: Path, recommender: Recommender, *, drift_columns: tuple[str, ...] = (), seed: int = 0
+        self,
+        path: Path,
+        recommender: Recommender,
+        *,
+        drift_columns: tuple[str, ...] = (),
+        seed: int = 0,
+        keeps_requests: bool = False,
     ) -> None:
-        """Opens the data.
+        """Open the data.
+
+        Args:
+            path: A file, or a folder of files.
+            recommender: Whose rows they are.
+            drift_columns: Columns whose values change by `drift`.
+            seed: Of the permutation of categories.
+            keeps_requests: Whether rows go together if, and only if, they follow each other with one request id.
 
         Raises:
             ContractError: The data is absent or unreadable, or a drift column is no feature.
@@ -192,7 +210,8 @@ class FileTraffic:
         self._drift_columns, self._seed = drift_columns, seed
         self._has_drifted = False
         files = row_files(path)
-        self._batches = read_rows(files, recommender)
+        self._batches = read_rows(files, recommender, with_requests=keeps_requests)
+        self._requests: list[str] | None = [] if keeps_requests else None
         found: dict[str, list[NDArray[Any]]] = {name: [] for name in drift_columns}
         for batch in read_rows(files, recommender, labelled=False) if found else ():
             for name, parts in found.items():
@@ -214,8 +233,14 @@ class FileTraffic:
             known = [] if self._features is None else [self._features]
             self._features = concatenated([*known, batch.features])
             self._label = np.concatenate([self._label, batch.label])
+            if self._requests is not None:
+                self._requests += batch.request or []
         if self._features is None or not len(self._label):
             return None
+        if self._requests is not None:
+            own = self._requests[:rows]
+            rows = next((at for at, each in enumerate(own) if each != own[0]), len(own))
+            del self._requests[:rows]
         features, label = self._features.take(slice(rows)), self._label[:rows]
         self._features, self._label = self._features.take(slice(rows, None)), self._label[rows:]
         if self._has_drifted:

@@ -184,6 +184,12 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_parameters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--from-scratch",
+        action="store_true",
+        help="continue no model and compare with none: parent=none and champion=none; for columns that changed their "
+        "kind, another recommender, or a user to forget",
+    )
+    parser.add_argument(
         "-p",
         "--parameter",
         action="append",
@@ -260,20 +266,39 @@ def _run_compile(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _parameters_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """The pipeline parameters that a run's flags set."""
+    from pipelines.package import read_parameters
+
+    return read_parameters(
+        arguments.package, arguments.parameter, arguments.settings, from_scratch=arguments.from_scratch
+    )
+
+
+def _words_of(arguments: argparse.Namespace) -> list[str]:
+    """The flags that say what kind of run it is, as words of a command."""
+    words = ["--from-scratch"] if arguments.from_scratch else []
+    for flag, values in (("-p", arguments.parameter), ("--set", arguments.settings)):
+        words += [word for value in values for word in (flag, value)]
+    return words
+
+
 def _run_pipeline(arguments: argparse.Namespace) -> int:
     from components.contracts.manifests import CURRENT, RetrainRequest
     from pipelines.local.runner import EXIT_CODES, LocalFolders, run_once
-    from pipelines.package import read_parameters
     from pipelines.recommender import check_run
-    from pipelines.runs import describe_run
+    from pipelines.runs import describe_run, what_next
 
     request = RetrainRequest.read(arguments.request) if arguments.request else None
     folders = LocalFolders(root=arguments.folder.resolve())
-    parameters = read_parameters(arguments.package, arguments.parameter, arguments.settings)
+    parameters = _parameters_of(arguments)
     reference, settings = parameters.get("recommender", CURRENT), parameters.get("settings", "")
     check_run(folders.store, reference=reference, settings=settings)
     outcome = run_once(arguments.package, folders, parameters=parameters, request=request)
     print(describe_run(folders.store, outcome))
+    command = ["evergreen", "run", "--package", str(arguments.package), "--folder", str(arguments.folder)]
+    if sentence := what_next(folders.store, outcome, command=[*command, *_words_of(arguments)]):
+        print(f"next: {sentence}")
     return EXIT_CODES[outcome.state]
 
 
@@ -288,11 +313,11 @@ def _run_submit(arguments: argparse.Namespace) -> int:
         raise ContractError("--no-run without --upload leaves nothing to do")
     from components.store.runs import find_outcome, new_run_name
     from pipelines import submit
-    from pipelines.package import default_store, image_tag, read_parameters
+    from pipelines.package import default_store, image_tag
     from pipelines.recommender import check_changes
     from pipelines.runs import describe_run
 
-    parameters = read_parameters(arguments.package, arguments.parameter, arguments.settings)
+    parameters = _parameters_of(arguments)
     check_changes(parameters.get("settings", ""))
     version = (arguments.upload_version or image_tag(arguments.package)) if uploads else ""
     if arguments.recurring:

@@ -8,6 +8,8 @@ rows still tell whose they are. Each step leaves whole files, so a command that 
 rest. Nothing else may write to these places meanwhile.
 
 Models, and the golden rows that they are probed with, are named and left: they serve until another model replaces them.
+Rows that are gone show no more which models learnt from them, so `--yes` keeps the models' names (`store.forgotten`),
+and the command says that the live one still contains a removed user until a model that does not is live.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,13 +61,15 @@ from components.extraction.times import to_iso
 from components.extraction.window import watermark
 from components.preprocessing.parent import load_columns
 from components.runtime.durable import fsync_path
-from components.runtime.errors import ContractError
+from components.runtime.errors import FROM_SCRATCH, ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
 from components.storage.objects import ObjectInfo, Objects, local_copy
 from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
 from components.store.archived_rows import reading_parquet
+from components.store.forgotten import keep_forgotten, removed_at
 from components.store.models import graph_folder, model_folder, read_serving_place, release_path
+from components.store.promotion_journal import current
 from components.store.recommenders import accepted
 from components.validation.quarantine_store import quarantine_folder
 from monitoring.backtest.incident import MANIFEST as INCIDENT
@@ -342,15 +347,27 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def models_that_learnt(store: Path, user: User) -> Iterator[str]:
-    """The stored models that learnt rows of the user, or continue one that did, and how that is known; a line each."""
+class Learnt(NamedTuple):
+    """A stored model that learnt rows of a user."""
+
+    model_id: str
+    is_live: bool
+    why: str
+    """How that is known."""
+
+    def __str__(self) -> str:
+        return f"model {self.model_id}{' (live)' if self.is_live else ''}: {self.why}"
+
+
+def models_that_learnt(store: Path, user: User) -> Iterator[Learnt]:
+    """The stored models that learnt rows of the user, or continue one that did."""
     lineages = find_lineages(store)
     traces = {each.models[0].model_id: _traces(store, each.models[0], user) for each in lineages}
     for lineage in lineages:
         own, *ancestors = [model.model_id for model in lineage.models]
         known = [*traces[own], *(f"it continues {each}, which did" for each in ancestors if traces.get(each))]
         if known:
-            yield f"model {own}{' (live)' if lineage.is_live else ''}: {'; '.join(known)}"
+            yield Learnt(own, lineage.is_live, "; ".join(known))
 
 
 def _traces(store: Path, model: Model, user: User) -> list[str]:
@@ -463,23 +480,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     user = User(arguments.user, accepted(store, CURRENT))
     found = find(user, store, places)
-    left = [*models_that_learnt(store, user), *golden_rows(store, user)]
+    learnt, golden = list(models_that_learnt(store, user)), list(golden_rows(store, user))
     state = typed_folder(places["state"], "--state") if "state" in places else None
     num_waiting = waiting_requests(state, user) if state else 0
     print(f"user {user.text!r} is category {user.category} of {user.column}")
     print("\n".join([each.what for each in found] or ["no row, outcome, incident or run holds the user"]))
-    print("\n".join(left or ["no model learnt from the user"]))
+    print("\n".join([*map(str, learnt), *golden] or ["no model is known to have learnt from the user"]))
     if arguments.yes:
+        if learnt and found:
+            keep_forgotten(store, [each.model_id for each in learnt], now=datetime.now(timezone.utc))
         for each in found:
             each.remove()
         print(f"removed all {len(found)}")
     elif found:
         print("nothing was removed; --yes does it, while monitor, uploader and pipeline are stopped")
-    if any("(live)" in each for each in left):
-        print("the live model and its golden rows serve until a run from scratch replaces them:")
-        print(f"  {_full_run(store, places)}")
-    elif left:
-        print("the live model did not learn from the user: remove the folders of these when no way back is wanted")
+    print("\n".join(_what_serves(store, learnt, places)))
+    if not any(each.is_live for each in learnt) and (learnt or golden):
+        print("remove the folders of these when no way back is wanted")
     if num_waiting:
         print(f"{num_waiting} requests that hold the user wait in the monitor's memory: run this again once archived")
     if absent := [f"--{name}" for name in PLACES if name not in places]:
@@ -490,12 +507,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ExitCode.DONE
 
 
-def _full_run(store: Path, places: dict[str, str]) -> str:
-    """The command that trains a model on what the lake holds, without a parent."""
-    words = ["evergreen", "submit", "--package", "build/retraining.yaml", "--host", "http://127.0.0.1:8888"]
+def _what_serves(store: Path, learnt: Sequence[Learnt], places: dict[str, str]) -> Iterator[str]:
+    """Whether the live model contains the user, or another whose rows were removed, and what replaces it; lines."""
+    live = current(store)
+    if live is None:
+        yield "no model is live"
+        return
+    removed = removed_at(store, live.model_id)
+    if any(each.is_live for each in learnt):
+        contained = "the user"
+    elif removed is not None:
+        contained = f"a user whose rows were removed at {removed}"
+    else:
+        yield f"version {live.version}, which is live, did not learn from the user"
+        return
+    yield f"version {live.version} still contains {contained}, until a run from scratch is released:"
+    yield from (f"  {command}" for command in _full_run(store, places))
+    yield "if the gate does not pass that run's model, `evergreen promote` makes it live all the same"
+
+
+def _full_run(store: Path, places: dict[str, str]) -> Iterator[str]:
+    """The commands that train a model on what the lake holds, and release it in place of the live one."""
+    package = Path("build/retraining.yaml")
     if "lake" in places and typed_uri(places["lake"]) == str(store.parent / "lake") and store.name == "store":
-        words = ["evergreen", "run", "--package", "build/retraining.yaml", "--folder", str(store.parent)]
-    return shlex.join([*words, "-p", "parent=none"])
+        own = store.parent / package.name  # as the demo leaves it
+        package = own if own.exists() else package
+        words = ["evergreen", "run", "--package", str(package), "--folder", str(store.parent)]
+    else:
+        words = ["evergreen", "submit", "--package", str(package), "--host", "http://127.0.0.1:8888"]
+    if not package.exists():
+        yield shlex.join(["evergreen", "compile", "--output", str(package)])
+    yield shlex.join([*words, FROM_SCRATCH])
 
 
 if __name__ == "__main__":

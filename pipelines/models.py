@@ -10,6 +10,7 @@ from pathlib import Path
 from components.charts.model_card import card_page
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
+from components.store.forgotten import removed_at
 from components.store.model_cards import card_path, read_card
 from components.store.promotion_journal import Promotion, current, live_at, moment_of, read_entries
 
@@ -32,6 +33,11 @@ def print_models(store: Path, *, as_json: bool = False) -> None:
         print(f"nothing was ever live in {store}")
     for entry in entries:
         print(f"{'*' if entry == live else ' '} {_journal_line(entry)}")
+    if live is not None and (removed := removed_at(store, live.model_id)):
+        print(
+            f"version {live.version} still contains a user whose rows were removed at {removed}, until a run from "
+            "scratch is released (`evergreen run --from-scratch`)"
+        )
     if entries:
         folder = shlex.quote(str(store))
         print(f"card of a model: evergreen model card VERSION --store {folder} --output card.html", file=sys.stderr)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from components.runtime.errors import ContractError
+from components.contracts.manifests import NONE, SCRATCH
+from components.runtime.errors import FROM_SCRATCH, ContractError
 
 if TYPE_CHECKING:
     from pipelines.placement import Placement
@@ -38,14 +39,20 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, where PyYAML was built with it: 0.02 s for the file instead of 0.14 s, and a run reads it twice."""
 
 
-def read_parameters(package: Path, pairs: Sequence[str], settings: Sequence[str] = ()) -> dict[str, str]:
-    """Pipeline parameters of NAME=VALUE pairs, which are all texts and taken as they are written.
+def read_parameters(
+    package: Path, pairs: Sequence[str], settings: Sequence[str] = (), *, from_scratch: bool = False
+) -> dict[str, str]:
+    """Return pipeline parameters by name; all are texts, taken as they are written.
 
-    Each of `settings` is a SECTION.NAME=VALUE, added to what the parameter of that name says.
+    Args:
+        package: The compiled pipeline.
+        pairs: NAME=VALUE each.
+        settings: SECTION.NAME=VALUE each, added to what the parameter `settings` says.
+        from_scratch: Whether the run continues no model and is compared with none.
 
     Raises:
-        ContractError: the package is absent or no compiled pipeline, a pair has no `=`, or a name is not the
-            pipeline's.
+        ContractError: the package is absent or no compiled pipeline, a pair has no `=`, a name is not the
+            pipeline's, or a pair names a model where the run is from scratch.
     """
     names = _parameters(package).keys()
     parameters: dict[str, str] = {}
@@ -56,6 +63,9 @@ def read_parameters(package: Path, pairs: Sequence[str], settings: Sequence[str]
         if name not in names:
             raise ContractError(f"parameter {name} is unknown, expected some of {', '.join(sorted(names))}")
         parameters[name] = text
+    for name in SCRATCH if from_scratch else ():
+        if parameters.setdefault(name, NONE) != NONE:
+            raise ContractError(f"parameter {name} is {parameters[name]}, expected {NONE} with {FROM_SCRATCH}")
     if settings:
         parameters["settings"] = " ".join(filter(None, [parameters.get("settings"), shlex.join(settings)]))
     return parameters

@@ -5,11 +5,14 @@ way has notes and no outcome.
 """
 
 import json
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from components.contracts.manifests import Model, Verdict
+from components.contracts.manifests import SCRATCH, Model, Verdict
+from components.runtime.errors import FROM_SCRATCH, flags_to_run_again
 from components.store.models import stored_model, verdict_paths
 from components.store.runs import (
     RunOutcome,
@@ -123,6 +126,40 @@ def describe_run(store: Path, outcome: RunOutcome) -> str:
         auc = "unknown" if made.auc is None else f"{made.auc:.4f}"
         lines.append(f"model {made.model_id}, auc {auc} on held-out rows, verdict {made.verdict or 'none'}")
     return "\n".join([*lines, f"{outcome.state} at {outcome.step}: {outcome.reason}"])
+
+
+def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> str | None:
+    """Return what a person does about a run that released nothing, or None if nothing is to be done.
+
+    Args:
+        store: The model store.
+        outcome: How the run ended.
+        command: The words of the command that the run began with: flags of one word, or of two as `-p NAME=VALUE`.
+    """
+    if outcome.state == "released":
+        return None
+    if outcome.state == "canary":
+        return f"`evergreen canary status --store {shlex.quote(str(store))}` shows how the new version does"
+    verdict = _model_and_verdict(store, read_notes(store, outcome.run))[1]
+    if outcome.state == "judged" and verdict is not None:
+        words = ["evergreen", "promote", "--store", str(store), "--model-id", verdict.candidate_model_id]
+        return f"{shlex.join(words)} --override WHY makes the model live"
+    said = verdict.advice if verdict is not None and outcome.state == "refused" else []
+    flags = next(filter(None, map(flags_to_run_again, [*said, outcome.reason])), [])
+    sentences = [*said, *([shlex.join(_with_flags(command, flags))] if flags else [])]
+    return "\nnext: ".join(sentences) or "correct what the reason names, and run the same command again"
+
+
+def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """The command with these flags, and without those that they take the place of."""
+    replaced = {word.partition("=")[0] for word in flags if "=" in word}
+    replaced |= {"trigger_id", *(SCRATCH if FROM_SCRATCH in flags else ())}  # a run of that trigger_id has ended
+    kept, words = [], iter(command)
+    for word in words:
+        given = [word, next(words)] if word in ("-p", "--set") else [word]
+        if given[-1].partition("=")[0] not in replaced and given != [FROM_SCRATCH]:
+            kept += given
+    return [*kept, *([FROM_SCRATCH] if FROM_SCRATCH in command and FROM_SCRATCH not in flags else []), *flags]
 
 
 def _cells(line: RunLine) -> list[str]:

@@ -44,10 +44,12 @@ def card_page(card: ModelCard) -> str:
         f"Model card: {card.model_id}",
         decision=verdict.decision,
         intro=f"<p>The gate {'accepted' if verdict.accepted else 'refused'} it: {escape(verdict.reason)}.</p>"
+        + "".join(f'<p class="banner warn">{escape(each[0].upper() + each[1:])}.</p>' for each in verdict.warnings)
         + _state(card),
         sections={
             "Served": _served(card.served),
             "All held-out rows": quality_table(verdict, _names(card)),
+            **({"Columns alone": _columns_alone(verdict.column_aucs)} if verdict.column_aucs else {}),
             "Old rows": _old_rows(card),
             "Explored lists": _explored_lists(verdict.reordering_gain),
             "Calibration": calibration_chart({"champion": card.champion_calibration, "candidate": card.calibration}),
@@ -176,6 +178,12 @@ def _old_rows(card: ModelCard) -> str:
         "Where the world changed in between, a candidate that follows it is wrong about them and scores lower; that is "
         "a fault only where the old world may return.</p>" + quality_table(old, _names(card))
     )
+
+
+def _columns_alone(aucs: Mapping[str, float]) -> str:
+    """Each column's own AUC, which shows the columns that give the label away."""
+    rows = [[column, f"{auc:.4f}"] for column, auc in aucs.items()]
+    return text_table(["column", "AUC"], rows, caption="each column alone, on the held-out rows", numbers=(1,))
 
 
 def _explored_lists(found: ReorderingGain | None) -> str:

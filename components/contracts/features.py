@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from components.runtime.errors import ContractError
+from components.runtime.errors import FROM_SCRATCH, ContractError, run_again
 
 MISSING_CATEGORY = -1
 """A missing category in an int64 tensor; no category has this value."""
@@ -491,9 +491,13 @@ class Features:
             said = [f"have none of {list(before.names)}"]
         if said:
             raise ContractError(
-                f"features of this run {' and '.join(said)}, expected what the parent {parent} learned from; train "
-                "from scratch with parent=none"
+                f"features of this run {' and '.join(said)}, expected what the parent {parent} learned from; to train "
+                f"from scratch, {run_again(self._from_scratch(before))}"
             )
+
+    def _from_scratch(self, before: "Features") -> str:
+        """The flags of a run from scratch; a model of `before` is left out if it cannot score rows of these."""
+        return FROM_SCRATCH if self.places_lost(before) else "-p parent=none"
 
     def places_lost(self, other: "Features") -> list[str]:
         """The columns of the tensors for `other` that rows of these features have no values for.

@@ -460,6 +460,18 @@ class Verdict(Manifest):
     champion_reference: str = "current"
     """How the run asked for the champion: `current`, `none` or a model id. Only a comparison with `current` grows stale
     when another model goes live."""
+    column_aucs: dict[str, float] = field(default_factory=dict)
+    """AUC of each column alone on the held-out rows, highest first. Measured only of a candidate whose AUC is too good
+    to be true (`components.evaluation.leaks`), else empty."""
+    warnings: list[str] = field(default_factory=list)
+    """One sentence each for people. They refuse nothing."""
+    advice: list[str] = field(default_factory=list)
+    """What would make the gate pass such a model, one sentence for each check that did not pass."""
+
+    @property
+    def sentence(self) -> str:
+        """The reason, and the warnings."""
+        return "; ".join([self.reason, *(f"WARNING: {each}" for each in self.warnings)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -504,6 +516,8 @@ CURRENT = "current"
 """As parent or champion: whatever the promotion journal says is live; none where nothing is."""
 NONE = "none"
 """As parent: train from scratch; as champion: judge by floor and calibration alone."""
+SCRATCH = ("parent", "champion")
+"""The run's parameters that are `NONE` by `evergreen run --from-scratch`."""
 
 
 @dataclass(frozen=True, kw_only=True)

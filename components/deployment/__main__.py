@@ -72,15 +72,15 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
 
     verdict = Verdict.read(arguments.verdict)
     if not verdict.accepted:
-        raise Refused(f"verdict is {verdict.decision}: {verdict.reason}")
+        raise Refused(f"verdict is {verdict.decision}: {verdict.sentence}")
     model, raw = Model.read(arguments.model), RawDataset.read(arguments.raw_dataset)
     asked = raw.recommender.section("release", RolloutSettings)
     rollout = asked.rollout
     if rollout == UNRELEASED:
         note.facts = {"rollout": rollout}
-        raise Refused(f"model {model.model_id} is kept and not released, as rollout is {rollout}; {verdict.reason}")
+        raise Refused(f"model {model.model_id} is kept and not released, as rollout is {rollout}; {verdict.sentence}")
     if rollout == FULL and verdict.decision != PASS:
-        raise Refused(f"rollout is {FULL} and the verdict {verdict.decision}, expected a pass: {verdict.reason}")
+        raise Refused(f"rollout is {FULL} and the verdict {verdict.decision}, expected a pass: {verdict.sentence}")
     settings = ReleaseSettings(
         store=local_path(arguments.store),
         repository=arguments.repository,
@@ -105,7 +105,7 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         done = start(model, verdict, raw, settings=settings, share=FIRST_SHARE if rollout == CANARY else 0.0)
     done.write(arguments.output)
     serves = SERVES[rollout] if settings.triton_urls else "is published"
-    note.reason = f"version {done.version} {serves}; {verdict.reason}"
+    note.reason = f"version {done.version} {serves}; {verdict.sentence}"
     note.facts = {
         "rollout": rollout,
         "version": done.version,

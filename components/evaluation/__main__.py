@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "old_auc": old.candidate.auc if old else None,
             "old_champion_auc": old.champion.auc if old and old.champion else None,
         }
-        note.reason = verdict.reason
+        note.reason = verdict.sentence
         if not verdict.accepted:
             note.state = "refused"
     return ExitCode.DONE if verdict.accepted else ExitCode.REFUSED

@@ -19,6 +19,7 @@ from components.contracts.words import ShownValues, read_words
 from components.contracts.workflow import FeatureWorkflow, vocabulary_changes
 from components.evaluation.exploration import read_shown, reordering_gain
 from components.evaluation.gate import GateJudgement, cut_slices, judge, measure_rows, measure_slices
+from components.evaluation.leaks import SUSPICIOUS_AUC, column_aucs, describe_leak
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
 from components.evaluation.settings import GateSettings
 from components.runtime.durable import whole_directory, write_whole
@@ -77,6 +78,7 @@ def evaluate(
     judgement = judge_holdout(scored, slices, settings)
     logger.info("gate: %s", judgement.reason)
     quality = measure_rows(scored, judgement.estimates)
+    aucs, warnings = _find_leaks(raw, quality.candidate.auc)
     verdict = Verdict(
         candidate_model_id=model.model_id,
         champion_model_id=champion.model_id if champion else None,
@@ -92,9 +94,22 @@ def evaluate(
         old_distribution=measure_rows(old) if old else None,
         reordering_gain=reordering_gain(read_shown(local_path(raw.holdout_uri), scored)),
         champion_reference=champion_reference,
+        column_aucs=aucs,
+        warnings=warnings,
+        advice=judgement.advice,
     )
     measured = measure_slices(scored, slices, judgement.slice_p_values)
     return Evaluation(verdict=verdict, scored=scored, slices=measured, settings=settings)
+
+
+def _find_leaks(raw: RawDataset, auc: float | None) -> tuple[dict[str, float], list[str]]:
+    """The AUCs of the columns alone, and the warning, if the candidate's AUC is too good to be true."""
+    if auc is None or auc <= SUSPICIOUS_AUC:
+        return {}, []
+    aucs = column_aucs(raw)
+    warning = describe_leak(auc, aucs)
+    logger.warning("gate: %s", warning)
+    return aucs, [warning]
 
 
 def _score_both(

@@ -17,6 +17,7 @@ frequent elements: a row belongs to the slice of each that it holds. Columns tha
 value.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -47,11 +48,14 @@ from components.contracts.metrics import (
 from components.contracts.words import ShownValues
 from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
 from components.evaluation.settings import GateSettings
+from components.runtime.errors import run_again
 from components.store.model_cards import SliceQuality
 
 MIN_CLASS_REQUESTS = 10
 """Requests (or users) with a click, and with a row without one, below which an interval is not trusted: simulated with
 clicks in 4 to 9 requests, some 95 % intervals hold in 92 % of the windows (docs/evaluation.md)."""
+CHANCE = 0.5
+"""AUC of scores that know nothing."""
 SLICE_ALPHA = 0.05
 """Highest probability of refusing a model that loses no more than is allowed in any slice, over all slices."""
 
@@ -82,6 +86,8 @@ class GateJudgement(NamedTuple):
     decision: str
     """`pass`, `fail` or `inconclusive`."""
     reason: str
+    advice: list[str]
+    """What would make a check pass, a sentence for each check that did not."""
     estimates: Estimates
     slice_p_values: Mapping[str, float]
     """One-sided, of each slice that could be tested: that it loses no more than is allowed."""
@@ -90,6 +96,7 @@ class GateJudgement(NamedTuple):
 class _Check(NamedTuple):
     decision: str
     reason: str
+    advice: str = ""
 
 
 def judge(
@@ -117,11 +124,11 @@ def judge(
     group = group_numbers(groups, len(click))
     has_weight = np.full(len(click), True) if weights is None else np.asarray(weights) > 0
     if words := _too_few(click[has_weight], group[has_weight]):
-        checks = [_Check(INCONCLUSIVE, words)]
+        checks = [_Check(INCONCLUSIVE, words, _more_requests(click[has_weight], group[has_weight]))]
     else:
-        checks = [_above_floor(estimates.candidate, settings.min_auc)]
+        checks = [_above_floor(estimates.candidate, settings.min_auc, num_rows=len(click))]
         if champion is not None:
-            checks.append(_not_worse(estimates.difference, settings.max_auc_loss))
+            checks.append(_not_worse(estimates.difference, settings.max_auc_loss, num_rows=len(click)))
         if champion is not None and slices:
             excess = row_log_losses(click, candidate) - (1 + settings.max_slice_loss) * row_log_losses(click, champion)
             slices = {name: rows & has_weight for name, rows in slices.items()}
@@ -134,17 +141,43 @@ def judge(
     if champion is None:
         reasons.append("there is no champion to compare with")
     counts = f"{len(click)} held-out rows with {np.count_nonzero(click)} clicks"
-    return GateJudgement(decision, f"{decision} over {counts}: {'; '.join(reasons)}", estimates, p_values)
+    advice = [check.advice for check in checks if check.decision != PASS and check.advice]
+    return GateJudgement(decision, f"{decision} over {counts}: {'; '.join(reasons)}", advice, estimates, p_values)
+
+
+def _fewest_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> tuple[str, int]:
+    """The class of rows that comes from the fewest requests, and how many these are."""
+    found = {"clicks": len(np.unique(group[click == 1])), "rows without a click": len(np.unique(group[click == 0]))}
+    return min(found.items(), key=lambda item: item[1])
 
 
 def _too_few(click: NDArray[np.int8], group: NDArray[np.int64]) -> str:
     """Why no interval of these rows is to be trusted; empty where it is."""
-    found = {"clicks": len(np.unique(group[click == 1])), "rows without a click": len(np.unique(group[click == 0]))}
-    words, fewest = min(found.items(), key=lambda item: item[1])
+    words, fewest = _fewest_requests(click, group)
     return "" if fewest >= MIN_CLASS_REQUESTS else f"{words} come from {fewest} requests, expected {MIN_CLASS_REQUESTS}"
 
 
-def _above_floor(estimate: AucEstimate | None, min_auc: float) -> _Check:
+def _more_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> str:
+    words, fewest = _fewest_requests(click, group)
+    if not fewest:
+        return f"no held-out row is one of the {words}: bring rows in which both labels are among the newest"
+    needed = math.ceil(len(click) * MIN_CLASS_REQUESTS / fewest)
+    return f"about {needed:,} held-out rows are needed, there are {len(click):,}: {_MORE_ROWS}"
+
+
+_MORE_ROWS = "bring more rows, or hold out a larger share of them (extraction.holdout_fraction)"
+
+
+def _more_rows(found: AucEstimate | AucDifference, threshold: float, num_rows: int) -> str:
+    """How many held-out rows would tell on which side of the threshold the value is, if it stays as it is."""
+    distance, width = abs(found.auc - threshold), (found.high - found.low) / 2
+    # An interval's width shrinks with the root of the number of rows.
+    needed = math.ceil(num_rows * (width / distance) ** 2) if distance > width / 100 else None
+    about = "more than 10,000 times as many" if needed is None else f"about {needed:,}"
+    return f"{about} held-out rows would tell, there are {num_rows:,}: {_MORE_ROWS}"
+
+
+def _above_floor(estimate: AucEstimate | None, min_auc: float, *, num_rows: int) -> _Check:
     if estimate is None:
         return _without_interval("auc")
     words = f"auc {estimate.auc:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
@@ -153,10 +186,18 @@ def _above_floor(estimate: AucEstimate | None, min_auc: float) -> _Check:
         FAIL: f"{words} is below the floor {min_auc:g}",
         INCONCLUSIVE: f"{words} may lie on either side of the floor {min_auc:g}",
     }
-    return _check_interval(estimate, min_auc, reasons=reasons)
+    lower = math.floor(estimate.low * 100) / 100
+    ways = ["bring features or rows that tell more of the clicks"]
+    if lower > CHANCE:
+        ways.append("or, if such a model is good enough, " + run_again(f"--set gate.min_auc={lower:g}"))
+    advice = {
+        FAIL: ", ".join(ways),
+        INCONCLUSIVE: _more_rows(estimate, min_auc, num_rows),
+    }
+    return _check_interval(estimate, min_auc, reasons=reasons, advice=advice)
 
 
-def _not_worse(difference: AucDifference | None, max_auc_loss: float) -> _Check:
+def _not_worse(difference: AucDifference | None, max_auc_loss: float, *, num_rows: int) -> _Check:
     if difference is None:
         return _without_interval("difference to the champion's auc")
     words = f"auc differs from the champion's by {difference.auc:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
@@ -165,17 +206,23 @@ def _not_worse(difference: AucDifference | None, max_auc_loss: float) -> _Check:
         FAIL: f"{words}, a loss of more than {max_auc_loss:g}",
         INCONCLUSIVE: f"{words}, which may be a loss of more than {max_auc_loss:g}",
     }
-    return _check_interval(difference, -max_auc_loss, reasons=reasons)
+    advice = {
+        FAIL: "the live model stays; bring newer rows, or allow the loss by gate.max_auc_loss",
+        INCONCLUSIVE: _more_rows(difference, -max_auc_loss, num_rows),
+    }
+    return _check_interval(difference, -max_auc_loss, reasons=reasons, advice=advice)
 
 
 def _without_interval(name: str) -> _Check:
     reason = f"{name} has no interval: no rows are in the wrong order, or all but {MIN_DEGREES} requests hardly count"
-    return _Check(INCONCLUSIVE, reason)
+    return _Check(INCONCLUSIVE, reason, _MORE_ROWS)
 
 
-def _check_interval(found: AucEstimate | AucDifference, threshold: float, *, reasons: dict[str, str]) -> _Check:
+def _check_interval(
+    found: AucEstimate | AucDifference, threshold: float, *, reasons: dict[str, str], advice: dict[str, str]
+) -> _Check:
     decision = PASS if found.low >= threshold else FAIL if found.high < threshold else INCONCLUSIVE
-    return _Check(decision, reasons[decision])
+    return _Check(decision, reasons[decision], advice.get(decision, ""))
 
 
 def _slice_p_values(
@@ -194,7 +241,10 @@ def _slice_p_values(
 def _no_slice_harmed(p_values: Mapping[str, float], max_loss: float) -> _Check:
     harmed, part = holm(p_values, SLICE_ALPHA), f"{max_loss:.3g} of the champion's log loss"
     if harmed:
-        return _Check(FAIL, f"{len(harmed)} of {len(p_values)} slices lose more than {part}: {', '.join(harmed[:5])}")
+        reason = f"{len(harmed)} of {len(p_values)} slices lose more than {part}: {', '.join(harmed[:5])}"
+        return _Check(
+            FAIL, reason, "the live model stays; bring rows of these slices, or allow it by gate.max_slice_loss"
+        )
     return _Check(PASS, f"none of {len(p_values)} slices is shown to lose more than {part}")
 
 
@@ -244,7 +294,9 @@ def _calibrated(
     is_off = any(p_value is not None and p_value < SLICE_ALPHA / 2 for p_value in p_values)
     live = None if champion is None else calibration(click, champion, weights=weights)
     if is_off and (live is None or abs(np.log(ratio)) > abs(np.log(live))):
-        return _Check(FAIL, f"{words}, which is off by more than a factor of {factor:g}")
+        advice = "check that the newest rows have all their clicks (extraction.attribution_hours), or allow it by "
+        advice += "gate.max_calibration_factor"
+        return _Check(FAIL, f"{words}, which is off by more than a factor of {factor:g}", advice)
     return _Check(PASS, words)
 
 

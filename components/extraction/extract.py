@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.manifests import RawDataset
+from components.contracts.manifests import Model, RawDataset
 from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID
 from components.contracts.recommender import Recommender
 from components.contracts.row_hash import request_hashes
@@ -52,7 +52,7 @@ from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
 from components.extraction.window import NO_RIVALS, Rivals, days_asked, watermark
 from components.runtime import forked
 from components.runtime.durable import sha256_tree, whole_directory
-from components.runtime.errors import ContractError
+from components.runtime.errors import FROM_SCRATCH, ContractError, run_again
 from components.runtime.workers import Workers, workers_of
 
 
@@ -286,7 +286,7 @@ def _write_rows(
         malformed.judge()
     copies = _judged_copies(count, late, window, settings=settings)
     num_late_clicks = lake.late.num_joined
-    _expect_rows(count, window, lake)
+    _expect_rows(count, window, lake=lake, parent=rivals.parent)
     cut = _cut(parts, window, lake=lake, settings=settings, rivals=rivals)
     split = _split(parts, cut, num_late=late.num_rows, folder=folder)
     num_drawn = {"num_rows": settings.num_replayed(split.num_train), "num_holdout_rows": split.num_newer}
@@ -478,17 +478,19 @@ def _remove_straddling(folder: Path, num_newer: int, window: TimeSpan, *, worker
     if num_straddling == num_newer:
         raise ContractError(
             f"window {window} has {num_newer} newest rows whose requests have older rows, too, expected a request "
-            "whose rows are all new, to judge by"
+            "whose rows are all new, to judge by: if data.request_id names a session, a user or a day, remove it from "
+            "the recommender's file, accept that, and ingest the rows again into an empty lake"
         )
     return num_straddling
 
 
-def _expect_rows(count: _CopiedRows, window: TimeSpan, lake: Lake) -> None:
+def _expect_rows(count: _CopiedRows, window: TimeSpan, *, lake: Lake, parent: Model | None) -> None:
     if count.num_rows < MIN_ROWS:
         found = f"{count.num_rows} rows" if count.num_rows else "no rows"
+        others = "bring more rows by `evergreen ingest`, or ask for others by window_start and window_end"
+        again = f"; to learn all of them from scratch, {run_again('-p parent=none')}" if parent else ""
         raise ContractError(
-            f"window {window} holds {found}, expected at least {MIN_ROWS}; {lake.describe()}: window_start and "
-            "window_end ask for others, and parent=none for all of them"
+            f"window {window} holds {found}, expected at least {MIN_ROWS}; {lake.describe()}: {others}{again}"
         )
 
 
@@ -504,7 +506,11 @@ def _cut(parts: list[PartFile], window: TimeSpan, *, lake: Lake, settings: Extra
     num_wanted = min(max(1, round(num_rows * settings.holdout_fraction)), num_rows - 1)
     cut = find_cut(parts, num_wanted, learned=learned)
     if cut is None:
-        raise ContractError(f"window {window} holds {num_rows} rows of one time, expected older and newer ones")
+        raise ContractError(
+            f"window {window} holds {num_rows} rows of one time, expected older and newer ones: name the column of "
+            "their times by data.event_time and ingest them again into an empty lake; without one `evergreen ingest` "
+            "spreads them over days"
+        )
     return cut
 
 
@@ -516,4 +522,7 @@ def _enough(lake: Lake, learned: int, attribution: int) -> str:
             newer += table.column(EVENT_TIME).cast(pa.int64()).to_pylist()[:MIN_ROWS]
             if len(newer) >= MIN_ROWS:
                 return f"a window_end of {to_iso(newer[MIN_ROWS - 1] + 1 + attribution)} or later would do"
-    return f"the lake holds {len(newer)} such rows, so no window would do before more have come"
+    return (
+        f"the lake holds {len(newer)} such rows, so no window would do before more have come (`evergreen ingest`); to "
+        f"learn all rows anew without a comparison, {run_again(FROM_SCRATCH)}"
+    )

@@ -269,7 +269,8 @@ class MalformedRows:
         if not with_it:
             others = f" and {len(without) - 1} other files" if len(without) > 1 else ""
             raise ContractError(
-                f"{self._named(last)}{others} lack the column {feature}, expected it in one file of the window at least"
+                f"{self._named(last)}{others} lack the column {feature}, expected it in one file of the window at "
+                "least: ingest rows that have it, or remove it from the recommender's features and accept that"
             )
         if without[last] > min(with_it):
             raise ContractError(
@@ -283,7 +284,8 @@ class MalformedRows:
             share = counts.num_malformed / max(counts.num_rows, 1)
             raise ContractError(
                 f"{path}: {counts.num_malformed} of {counts.num_rows} rows are malformed ({share:.2%}), expected at "
-                f"most {self._max_fraction:.2%}; first: {'; '.join(counts.examples)}"
+                f"most {self._max_fraction:.2%}; first: {'; '.join(counts.examples)}; correct them, or allow more by "
+                "extraction.max_malformed_fraction"
             )
 
 

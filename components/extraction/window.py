@@ -27,7 +27,7 @@ from components.contracts.features import Features
 from components.contracts.manifests import Model
 from components.extraction.lake_files import base_name
 from components.extraction.times import DAY_MICROS, TimeSpan, day_span, parse_day, parse_time, to_iso
-from components.runtime.errors import ContractError
+from components.runtime.errors import FROM_SCRATCH, ContractError, run_again
 from components.storage.objects import ObjectInfo
 from components.storage.uris import local_path
 from components.store import models as model_store
@@ -203,17 +203,21 @@ def find_rivals(store: Path, *, parent: str, champion: str, features: Features) 
     """The models that `parent` (`current`, `none` or a model's id) and `champion` (a released one's) name.
 
     Raises:
-        ContractError: a model is unknown, its manifest is damaged, or the champion takes a column that is not among
-            `features`, so that it cannot be judged on the same rows.
+        ContractError: a model is unknown, its manifest is damaged, the parent learned a column of `features` as another
+            kind, or the champion takes a column that is not among `features`, so that it cannot be judged on the same
+            rows.
     """
+    continued = model_store.parent(store, parent)
+    if continued is not None:
+        features.expect_continues(continued.recommender.features, parent=continued.model_id)
     release = model_store.champion(store, champion)
     found = Model.read(local_path(release.model_uri) / Model.MANIFEST) if release else None
     if found is not None and (lost := features.places_lost(found.recommender.features)):
         raise ContractError(
             f"columns {lost} of the champion {found.model_id} are none of this run's, so that it cannot be judged on "
-            "the same rows; judge without it, by champion=none"
+            f"the same rows; to judge without it, {run_again('-p champion=none' if continued else FROM_SCRATCH)}"
         )
-    return Rivals(parent=model_store.parent(store, parent), champion=found)
+    return Rivals(parent=continued, champion=found)
 
 
 def expect_past(rivals: Rivals, ahead_from: int) -> None:
@@ -230,8 +234,7 @@ def expect_past(rivals: Rivals, ahead_from: int) -> None:
         if (newest := watermark(model)) >= ahead_from:
             raise ContractError(
                 f"model {model.model_id} learned rows up to {to_iso(newest)}, later than {to_iso(ahead_from)}, "
-                "ahead of the clock: no row would be newer until then. Train from scratch "
-                "with parent=none and champion=none, or name a parent and a champion that learned before"
+                f"ahead of the clock: no row would be newer until then; to train without it, {run_again(FROM_SCRATCH)}"
             )
 
 

@@ -21,7 +21,7 @@ from components.contracts.manifests import Model
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.vocabularies import Candidates, Column
 from components.runtime.durable import sha256_tree, write_whole
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, run_again
 from components.storage.uris import local_path
 from components.store import models as model_store
 
@@ -103,7 +103,8 @@ def expect_parents_columns(features: Features, excluded_columns: list[str], pare
         added = sorted(excluded_before - excluded)
         raise ContractError(
             f"columns of this run lack {missing or 'none'} of the parent {parent.model.model_id}'s and add "
-            f"{added or 'none'}, expected the parent's columns; state those, or train from scratch with parent=none"
+            f"{added or 'none'}, expected the parent's columns; state those, or, to train from scratch, "
+            + run_again("-p parent=none")
         )
 
 

@@ -3,6 +3,8 @@
 Joins every room: whoever touches a library or the network translates its exceptions into one of these, once.
 """
 
+import re
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +36,30 @@ def first_line(error: BaseException) -> str:
     ('page header failed', 'OSError')
     """
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+FROM_SCRATCH = "--from-scratch"
+"""Flag of `evergreen run` and `submit`: parent=none and champion=none."""
+_RUN_AGAIN = "run it again with"
+
+
+def run_again(flags: str) -> str:
+    """Return how an error says by which flags the same `evergreen run` would go on.
+
+    >>> run_again("-p parent=none")
+    'run it again with `-p parent=none`'
+    """
+    return f"{_RUN_AGAIN} `{flags}`"
+
+
+def flags_to_run_again(reason: str) -> list[str]:
+    """Return the flags that `run_again` put into an error, as words of a command; empty if there are none.
+
+    >>> flags_to_run_again(f"it is new; {run_again('-p parent=none')}")
+    ['-p', 'parent=none']
+    """
+    found = re.search(rf"{_RUN_AGAIN} `([^`]+)`", reason)
+    return shlex.split(found.group(1)) if found else []
 
 
 def expect(settings: Any, rule: str, holds: Callable[[Any], bool], *names: str) -> None:

@@ -154,17 +154,30 @@ def read_version(store: Path, line: AcceptedRecommender) -> Recommender:
     return Recommender.loads(content, source=str(path))
 
 
-def accept(store: Path, recommender: Recommender, *, who: str, why: str, now: datetime) -> int:
-    """Makes `recommender` the store's newest version, all of it or nothing; its number.
+def accept(
+    store: Path, recommender: Recommender, *, who: str, why: str, now: datetime, replaces_other: bool = False
+) -> int:
+    """Make `recommender` the store's newest version, all of it or nothing, and return its number.
+
+    Args:
+        store: The model store.
+        recommender: What people described.
+        who: Who accepts it.
+        why: Why.
+        now: Time of the line in the journal.
+        replaces_other: Whether it may be another recommender than the one that uses the store.
 
     Raises:
-        ContractError: no reason is given, or the newest version says the same.
+        ContractError: No reason is given, the newest version says the same, or the store is in use by another
+            recommender: one of another name, or without a column of this one's.
     """
     if not why.strip():
         raise ContractError("reason is empty, expected why this recommender is accepted")
     lines = read_accepted(store)
     if lines and lines[-1].digest == recommender.digest:
         raise ContractError(f"version {lines[-1].version} of the recommender says the same: nothing to accept")
+    if lines and not replaces_other:
+        _expect_same(store, lines[-1], recommender)
     version = lines[-1].version + 1 if lines else 1
     write_whole(_path(store, version), recommender.dumps())
     line = AcceptedRecommender(
@@ -177,6 +190,25 @@ def accept(store: Path, recommender: Recommender, *, who: str, why: str, now: da
     )
     append_line(recommenders_folder(store) / JOURNAL, json.dumps(asdict(line)))
     return version
+
+
+def _expect_same(store: Path, line: AcceptedRecommender, recommender: Recommender) -> None:
+    """Refuses another recommender than the one of the journal's line."""
+    before = read_version(store, line)
+    if before.name != recommender.name:
+        difference = f"the file names its recommender {recommender.name!r}, expected {before.name!r}"
+    elif set(before.features.names).isdisjoint(recommender.features.names):
+        difference = (
+            f"the file has none of the features of {before.name!r} ({', '.join(before.features.names[:5])}, ...), "
+            "expected one at least"
+        )
+    else:
+        return
+    raise ContractError(
+        f"{difference}: {store} is in use by version {line.version} of {before.name!r}. Give another recommender a "
+        f"store of its own (--store), or replace {before.name!r} on purpose by --replace, and train the next model "
+        "by `evergreen run --from-scratch`"
+    )
 
 
 def _path(store: Path, version: int) -> Path:

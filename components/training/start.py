@@ -46,7 +46,7 @@ from components.models.files import (
     tables_of,
 )
 from components.runtime.durable import whole_directory
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, run_again
 from components.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
@@ -215,7 +215,8 @@ def _refuse_new_lists_of_known_vectors(now: Features, before: Features) -> None:
         if name not in before.lists and (table := now.list_options_of(name).table) in before.categorical:
             raise ContractError(
                 f"list {name} is new and uses the vectors of {table}, which no weights of this network multiply: it "
-                "would change what was learned; give it vectors of its own, or train from scratch with parent=none"
+                "would change what was learned; give it vectors of its own, or, to train from scratch, "
+                + run_again("-p parent=none")
             )
 
 
@@ -272,7 +273,8 @@ def _network_before(parent: Model, config: NetworkConfig) -> NetworkConfig:
     if other := {name: value for name, value in asked.items() if kept.get(name) != value and name not in columns}:
         raise ContractError(
             f"network of this run has {other}, expected the parent {parent.model_id}'s "
-            f"{ {name: kept.get(name) for name in other} }; state those, or train from scratch with parent=none"
+            f"{ {name: kept.get(name) for name in other} }; state those, or, to train from scratch, "
+            + run_again("-p parent=none")
         )
     return network
 

@@ -5,6 +5,7 @@ Parsing needs the standard library only; TFDV is imported when the work begins.
 """
 
 import argparse
+import json
 import logging
 import os
 import shutil
@@ -16,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.manifests import CURRENT, Model, RawDataset, ValidationReport
+from components.runtime.errors import run_again
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store.runs import forget_report, keep_report, noted
-from components.validation.rules import BLOCK, NOTIFY, WARN, ValidationSettings
+from components.validation.rules import BLOCK, NOTIFY, UNLEARNABLE, WARN, ValidationSettings
 
 STEP = "validation"
 
@@ -62,9 +64,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         if notified := [finding["description"] for finding in report.findings if finding["action"] == NOTIFY]:
             note.facts[NOTIFY] = notified
         if report.decision == BLOCK:
-            note.state, note.reason = "refused", "; ".join(report.reasons)
+            note.state, note.reason = "refused", f"{'; '.join(report.reasons)}; {_way_on(report, arguments)}"
             return ExitCode.REFUSED
         return ExitCode.DONE
+
+
+def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
+    """What a person does about rows that are blocked."""
+    correct = "correct the rows and ingest them again"
+    blocking = {finding["rule"] for finding in report.findings if finding["severity"] == BLOCK}
+    if blocking & UNLEARNABLE:
+        return correct
+    set_already = RawDataset.read(arguments.raw_dataset).recommender.section(STEP, ValidationSettings).actions
+    actions = json.dumps({**set_already, **dict.fromkeys(sorted(blocking), WARN)}, separators=(",", ":"))
+    again = run_again(f"--set 'validation.actions={actions}'")
+    return f"{correct}, or, if they are as they should be, {again}"
 
 
 def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:

@@ -179,6 +179,10 @@ RULES: dict[str, Rule] = {
 }
 
 
+UNLEARNABLE = frozenset({"no_rows", "label_invalid", "label_one_class"})
+"""Rules whose findings leave nothing to learn from, whatever their action is."""
+
+
 def _check_action(rule: str, value: Any) -> None:
     if rule not in RULES:
         raise ContractError(f"actions: rule {rule!r} is unknown, expected one of {', '.join(RULES)}")

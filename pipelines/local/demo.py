@@ -35,14 +35,17 @@ from components.store import promotion_journal
 from components.store.models import read_serving_place, write_serving_place
 from components.store.promotion_journal import baking
 from components.store.recommenders import accept
-from components.store.runs import StepNote, read_notes
+from components.store.runs import RunOutcome, StepNote, read_notes, read_outcomes
 from pipelines.local.log_server import check_log, sqlite_log, start_log
 from pipelines.local.plan import (
     DemoPlan,
     DemoSettings,
+    DescribedData,
     Services,
     columns_to_change,
+    count_requests,
     describe_data,
+    have_times,
     plan_for_data,
     plan_for_world,
     read_verdicts,
@@ -55,8 +58,11 @@ from pipelines.local.summary import (
     Observations,
     ReplayedDecisions,
     VerifiedVersion,
+    advice_in_demo,
     decision_sentences,
     failed_promises,
+    first_model_sentence,
+    ingested_sentences,
     retrain_decision,
     serving_sentences,
     summarize,
@@ -286,21 +292,13 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
             _accept(folders, plan.recommender(), why="the demo's sizes")
             _compile_pipeline(services.package)
         with screen.stage("first_run", "first model through the pipeline"):
-            _first_run(demo)
+            refused = _first_run(demo)
+        if refused is not None:
+            return _conclude_without_model(demo, refused)
         with screen.stage("baseline", "live traffic, labels arrive later"):
             _start_services(demo)
             _wait_for_window(demo, version=1)
-        with screen.stage("drift", "the world changes"):
-            fired = _change_world(demo)
-        planted: list[LiveChange] = []
-        if fired:
-            with screen.stage("retraining", "retrain on the new logs"):
-                released = _wait_for_run(demo)
-            if released:
-                with screen.stage("recovery", "the new version serves"):
-                    _wait_for_window(demo, version=2)
-                with screen.stage("bad_release", "someone promotes the old model past the gate"):
-                    planted = _plant_bad_release(demo)
+        planted = _turn_loop(demo)
         with screen.stage("drain", "stop and account for every record"):
             traffic = _stop_and_account(demo)
         with screen.stage("verify", "recompute every logged score offline, make every decision again"):
@@ -321,6 +319,26 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
         replayed=replayed,
     )
     return _conclude(observed, screen, simulated=settings.data is None)
+
+
+def _turn_loop(demo: Demo) -> list[LiveChange]:
+    """Changes the world and goes as far round the loop as it turns; a bad release and the way back, if it came to that.
+
+    Each stage is begun only once what it is called has begun to happen.
+    """
+    screen = demo.screen
+    if not _change_world(demo):
+        return []
+    with screen.stage("retraining", "retrain on the new logs"):
+        released = _wait_for_run(demo)
+    if not released:
+        return []
+    with screen.stage("recovery", "the new version serves"):
+        _wait_for_window(demo, version=2)
+    if not _wait_until_baked(demo):
+        return []
+    with screen.stage("bad_release", "someone promotes the old model past the gate"):
+        return _plant_bad_release(demo)
 
 
 def check_data(settings: DemoSettings) -> None:
@@ -435,35 +453,33 @@ def prepare_lake(settings: DemoSettings, folders: LocalFolders, *, screen: Scree
         _printed(stack, "drift", drift)
         screen.print(f"  {made['rows']:,} simulated rows over 4 days, {made['clicks'] / made['rows']:.1%} clicks")
         return plan_for_world(settings)
-    base, assumed = _describe(settings, settings.data)
-    for sentence in assumed:
+    described = _describe(settings, settings.data)
+    for sentence in described.assumed:
         screen.print(f"  {sentence}")
+    base, replay = described.recommender, root / "replay.parquet"
     _accept(folders, base, why="describes the demo's rows")
-    replay = root / "replay.parquet"
+    lake = lake[:2] if described.has_times else lake
     ingest = ["components.extraction.ingest", *lake, "--data", str(settings.data), "--max-rows", str(settings.rows)]
     ingest += ["--store", str(folders.store), "--lake-fraction", "0.6", "--replay", str(replay)]
     made = _printed(stack, "ingest", ingest)
-    screen.print(
-        f"  {made['lake_rows']:,} rows to learn from, the {made['replay_rows']:,} after them to replay, "
-        f"{made['malformed']:,} malformed rows set aside"
-    )
-    if made["passed_over"]:
-        screen.print(f"  passed over, as no click logs: {', '.join(made['passed_over'])}")
+    for sentence in ingested_sentences(made, replay, most=settings.rows, has_times=described.has_times):
+        screen.print(f"  {sentence}")
     rows = {name: made[name] for name in ("replay_rows", "lake_rows", "clicks")}
-    plan = plan_for_data(settings, base, **rows)
+    plan = plan_for_data(settings, base, **rows, replay_requests=count_requests(replay))
     if not plan.drift_columns:
         plan = replace(plan, drift_columns=columns_to_change(replay, base.features))
-    screen.print(f"  drift will change what the values of {', '.join(plan.drift_columns)} mean")
+    if not plan.keeps_requests:
+        screen.print(f"  up to {plan.rows_per_request} rows go in a request: one each would be too many a second")
+    screen.print(f"  the change to come: what the values of {', '.join(plan.drift_columns)} mean")
     return plan
 
 
-def _describe(settings: DemoSettings, data: Path) -> tuple[Recommender, list[str]]:
+def _describe(settings: DemoSettings, data: Path) -> DescribedData:
     """The recommender of the rows, and what the demo assumes of them."""
-    order = "the rows are taken in their order, and spread over the last four days whatever times they have"
     if settings.recommender is not None:
-        return read_recommender(settings.recommender), [order]
-    base, assumed = describe_data(data, settings.folder / "recommender.yaml")
-    return base, [*assumed, order]
+        base = read_recommender(settings.recommender)
+        return DescribedData(base, [], has_times=have_times(data, base))
+    return describe_data(data, settings.folder / "recommender.yaml")
 
 
 def _printed(stack: Stack, name: str, module: list[str]) -> dict[str, Any]:
@@ -485,16 +501,19 @@ def _compile_pipeline(package: Path) -> None:
     compile_pipeline(package, Placement())
 
 
-def _first_run(demo: Demo) -> None:
+def _first_run(demo: Demo) -> RunOutcome | None:
+    """Trains the first model; how its run ended if it released none."""
     process = demo.stack.start("first_run", demo.services.first_run_command())
     while process.poll() is None:
         demo.watch()
         time.sleep(0.2)
     demo.watch()
-    demo.stack.finish("first_run", seconds=5)
-    first = read_verdicts(demo.folders)[0].candidate
-    known = "unknown to the gate" if first.auc is None else f"{first.auc:.4f} at the gate"
-    demo.screen.print(f"  version 1 is live, its auc is {known}; the monitor holds it to that")
+    code, outcomes = process.returncode, read_outcomes(demo.folders.store)
+    demo.stack.finish("first_run", seconds=5, codes=(code,) if outcomes else (0,))
+    if outcomes[-1].state != "released":
+        return outcomes[-1]
+    demo.screen.print(f"  version 1 is live; {first_model_sentence(read_verdicts(demo.folders)[0])}")
+    return None
 
 
 def _start_services(demo: Demo) -> None:
@@ -527,25 +546,43 @@ def _wait_for_window(demo: Demo, *, version: int) -> None:
         window = demo.newest_window(version) or {"rows": 0, "auc": None}
         auc = f", auc {window['auc']:.4f}" if window["auc"] is not None else ""
         demo.screen.show_progress(f"{window['rows']:,} of {demo.plan.window_rows:,} rows{auc}")
-        return window["rows"] >= demo.plan.window_rows or demo.traffic_has_ended()
+        is_full = window["rows"] >= demo.plan.window_rows
+        # A run that is asked for before the change is the next thing to happen.
+        return is_full or demo.traffic_has_ended() or (version == 1 and demo.has_decided())
 
     demo.stack.wait_until(full, what=f"a full window of version {version}", seconds=600, watch=demo.watch)
 
 
 def _change_world(demo: Demo) -> bool:
-    """Changes the world and waits for the monitor's decision; False if the rows ran out before it could be sure."""
-    if not demo.rows_ran_out():
-        demo.stack.tell("replay", "drift")
+    """Changes the world and waits for the monitor's decision; False if the rows ran out before it could be sure.
+
+    Nothing is changed if the monitor has asked for a run already, or no rows are left.
+    """
+    title = "the world changes"
+    if demo.has_decided():
+        title = "the monitor asks for a run before anything was changed"
+    elif demo.rows_ran_out() or not _begin_drift(demo):
+        title = "the rows ran out before anything was changed"
 
     def decided() -> bool:
         auc = demo.timeline.lines[-1]["auc"] if demo.timeline.lines else None
         demo.screen.show_progress("" if auc is None else f"auc {auc:.4f}")
         return demo.has_decided() or demo.traffic_has_ended()
 
-    demo.stack.wait_until(decided, what="the monitor's decision", seconds=600, watch=demo.watch)
-    if not demo.has_decided():
-        demo.screen.print("  the rows ran out before the monitor could be sure: it asks for no run", "yellow")
+    with demo.screen.stage("drift", title):
+        demo.stack.wait_until(decided, what="the monitor's decision", seconds=600, watch=demo.watch)
+        if not demo.has_decided():
+            demo.screen.print("  the rows ran out before the monitor could be sure: it asks for no run", "yellow")
     return demo.has_decided()
+
+
+def _begin_drift(demo: Demo) -> bool:
+    """Tells the replay to change the world; False if it has ended."""
+    try:
+        demo.stack.tell("replay", "drift")
+    except ProcessDied:
+        return False
+    return True
 
 
 def _wait_for_run(demo: Demo) -> bool:
@@ -571,20 +608,27 @@ def _stop_and_account(demo: Demo) -> dict[str, Any]:
     return summary
 
 
+def _wait_until_baked(demo: Demo) -> bool:
+    """Waits until nothing speaks against the new version any more; False if the rows ran out before."""
+
+    def has_ended() -> bool:
+        return baking(demo.folders.store) is None or demo.rows_ran_out()
+
+    if not has_ended():
+        with demo.screen.stage("baking", "the new version is watched"):
+            what = "the end of the new version's baking"
+            demo.stack.wait_until(has_ended, what=what, seconds=TAKE_BACK_SECONDS, watch=demo.watch)
+    if demo.rows_ran_out():
+        demo.screen.print("  the rows ran out before a bad release could be shown", "yellow")
+    return not demo.rows_ran_out()
+
+
 def _plant_bad_release(demo: Demo) -> list[LiveChange]:
     """Makes the first model live again, which the changed world made bad, and waits until it is taken back.
 
-    The promotion and the way back; empty where no traffic flows any more, or where nobody was sure in time.
+    The promotion and the way back; empty where nobody was sure in time.
     """
     first = promotion_journal.read_journal(demo.folders.store)[0]
-    demo.stack.wait_until(
-        lambda: baking(demo.folders.store) is None or demo.rows_ran_out(),
-        what="the end of the new version's baking",
-        seconds=TAKE_BACK_SECONDS,
-        watch=demo.watch,
-    )
-    if demo.rows_ran_out():
-        return []
     started_at = time.time()
     demo.stack.start("promote", demo.services.promote_command(first.model_id, "the demo plants a bad release"))
     demo.stack.finish("promote", seconds=PROMOTE_SECONDS)
@@ -697,10 +741,25 @@ def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int
     screen.print(f"report:  {root / 'report.html'}")
     screen.print(f"summary: {root / 'summary.json'}")
     screen.print(f"again:   evergreen open {shlex.quote(str(root))}")
+    for sentence in summary.warnings:
+        screen.print(f"warning: {sentence}", "yellow")
+    for sentence in summary.to_turn:
+        screen.print(f"to turn the loop: {sentence}", "yellow")
     failures = failed_promises(summary, simulated=simulated)
     for failure in failures:
         screen.print(f"not held: {failure}", "red")
     return 1 if failures else 0
+
+
+def _conclude_without_model(demo: Demo, outcome: RunOutcome) -> int:
+    """Says why there is no first model, and what would make one; the exit code."""
+    verdicts = read_verdicts(demo.folders)
+    demo.screen.print(f"no first model: {outcome.state} at {outcome.step}: {outcome.reason}", "red")
+    for sentence in verdicts[-1].warnings if verdicts else ():
+        demo.screen.print(f"warning: {sentence}", "yellow")
+    for sentence in advice_in_demo(verdicts[-1], demo.folders.root) if verdicts else ():
+        demo.screen.print(f"to turn the loop: {sentence}", "yellow")
+    return 1
 
 
 def describe_step(note: StepNote) -> str:

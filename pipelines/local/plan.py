@@ -4,18 +4,21 @@ A command line is a room's own flags, filled from the sizes. Starting and watchi
 order of events is `demo`'s.
 """
 
+import gzip
+import re
 import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from components.contracts.criteo import CRITEO
 from components.contracts.features import Features
 from components.contracts.manifests import Verdict
-from components.contracts.raw_rows import LABEL
+from components.contracts.raw_rows import LABEL, REQUEST_ID, is_visible
 from components.contracts.recommender import Recommender, nearest
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
@@ -32,12 +35,17 @@ DRAFTED_FORMS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 MAX_CHANGED_VALUES, MIN_ROWS_PER_VALUE = 1000, 20
 """A category column of few values, which are there often: what a permutation breaks, a short window can learn again."""
 
-NOTIFY_ONLY = "data_drift"
-POLICIES = ("sequential", NOTIFY_ONLY)
+SEQUENTIAL, NOTIFY_ONLY = "sequential", "data_drift"
+POLICIES = (SEQUENTIAL, NOTIFY_ONLY)
 """The monitor's: the first asks for a run, the other only tells people."""
 
 BAKE_SECONDS = 2.0
 """A demo has no hour to watch a new version."""
+
+MAX_REQUEST_RATE = 80.0
+"""Requests a second that a laptop sends beside a training run."""
+MAX_REQUEST_ROWS = 256
+"""Most rows of a request that is kept; a larger one is sent in parts."""
 
 MIN_DATA_ROWS = 1_000
 """Fewest rows of a user's own; a held-out tenth of fewer has no AUC worth the name."""
@@ -71,6 +79,7 @@ class DemoPlan:
     rate: float
     """Rows per second of traffic."""
     rows_per_request: int
+    """Rows of a request; with `keeps_requests` at most."""
     window_rows: int
     """Rows in the monitor's window."""
     min_clicks: int
@@ -90,6 +99,8 @@ class DemoPlan:
     drift_min_rows: int = 2_000
     """Fewest rows of a bucket that is judged; a smaller one joins the next."""
     drift_columns: tuple[str, ...] = ()
+    keeps_requests: bool = False
+    """Whether the replayed rows are sent in the requests that they belong to."""
     settings: dict[str, Any] = field(default_factory=dict)
     """By path, what the demo's recommender has beside the monitor's, where its base names no other."""
 
@@ -145,9 +156,12 @@ def plan_for_world(settings: DemoSettings) -> DemoPlan:
 
 
 def plan_for_data(
-    settings: DemoSettings, base: Recommender, *, replay_rows: int, lake_rows: int, clicks: int
+    settings: DemoSettings, base: Recommender, *, replay_rows: int, lake_rows: int, clicks: int, replay_requests: int
 ) -> DemoPlan:
     """Sizes for a file's rows: the replay lasts at most two minutes, whatever their number.
+
+    Rows are sent in the requests that they belong to, each as a request of its own where they have none, unless these
+    are more a second than a laptop sends; then several requests go together.
 
     A sixth of the rows fills the baseline's window, a quarter passes until the decision, another sixth fills the new
     version's window; what is left must pass while the run trains, which is 45 s at this rate. Few rows make small
@@ -162,15 +176,23 @@ def plan_for_data(
             raise ContractError(f"drift column {name!r} is no feature{nearest(name, base.features.names)}")
     rows = lake_rows + replay_rows
     if rows < MIN_DATA_ROWS:
-        raise ContractError(f"the data holds {rows} rows, expected at least {MIN_DATA_ROWS:,}")
+        raise ContractError(
+            f"the data holds {rows} rows, expected at least {MIN_DATA_ROWS:,}: three fifths of them train and judge "
+            "the first model, the others are replayed as traffic"
+        )
     if clicks in (0, rows):
-        raise ContractError(f"the data holds {clicks:,} clicks in {rows:,} rows, expected rows of both labels")
+        raise ContractError(
+            f"the data holds {clicks:,} clicks in {rows:,} rows, expected rows of both labels: is {base.data.label!r} "
+            "the column of the clicks (data.label of the file that --recommender gives)?"
+        )
     window = max(200, min(20_000, replay_rows // 6))
     rate = min(2000.0, replay_rows / min(110.0, 50 + replay_rows / 200))
+    keeps_requests = rate * replay_requests <= MAX_REQUEST_RATE * replay_rows
     return DemoPlan(
         base=base,
         rate=rate,
-        rows_per_request=int(max(1, min(64, rate // 8))),
+        rows_per_request=MAX_REQUEST_ROWS if keeps_requests else int(max(1, min(64, rate // 8))),
+        keeps_requests=keeps_requests,
         window_rows=window,
         min_clicks=max(20, min(500, window // 40)),
         min_rows_since_breach=window,
@@ -187,24 +209,37 @@ def plan_for_data(
     )
 
 
-def describe_data(data: Path, draft_to: Path) -> tuple[Recommender, list[str]]:
-    """The recommender of a user's rows that no file describes, and sentences that say what was assumed.
+class DescribedData(NamedTuple):
+    """What a user's rows are taken for."""
 
-    Of a folder the first file speaks for all; the draft is written to `draft_to`.
+    recommender: Recommender
+    assumed: list[str]
+    """Sentences for people."""
+    has_times: bool
+    """Whether the rows have event times."""
+
+
+def describe_data(data: Path, draft_to: Path) -> DescribedData:
+    """Describe a user's rows that no file describes.
+
+    Rows with Criteo's columns, or in Criteo's form without a header, are Criteo's. Otherwise the first file of a folder
+    stands for all, and the draft is written to `draft_to`.
 
     Raises:
-        ContractError: the rows have no column that can be the label, or none that can be a feature.
+        ContractError: the rows cannot be drafted from, with the draft's own words; or they have no column that can be
+            the label, or none that can be a feature.
     """
     criteo = read_recommender(CRITEO_FILE)
-    files = sorted(path for path in data.iterdir() if path.name.endswith(DRAFTED_FORMS)) if data.is_dir() else [data]
+    if any(map(_is_criteos_text, _files(data))):
+        return DescribedData(criteo, ["the rows are Criteo's: text without a header"], has_times=False)
+    files = _drafted_files(data)
     if not files:
-        return criteo, [f"the rows are taken for Criteo's: {data} holds no {', '.join(DRAFTED_FORMS)}"]
-    try:
-        sample = read_sample(files[0])
-    except ContractError as error:
-        return criteo, [f"the rows are taken for Criteo's: {error}"]
-    if {name.lower() for name in criteo.features.names} <= {column.name.lower() for column in sample.columns}:
-        return criteo, ["the rows have Criteo's columns"]
+        raise ContractError(f"{data} holds no file of rows, expected one that ends with {', '.join(DRAFTED_FORMS)}")
+    sample = read_sample(files[0])
+    names = {column.name for column in sample.columns}
+    if {name.lower() for name in criteo.features.names} <= {name.lower() for name in names}:
+        has_times = criteo.data.event_time in names
+        return DescribedData(criteo, ["the rows have Criteo's columns"], has_times=has_times)
     roles: dict[str, list[str]] = {}
     for column, guess in guess_roles(sample.columns):
         roles.setdefault(guess.role, []).append(
@@ -218,10 +253,49 @@ def describe_data(data: Path, draft_to: Path) -> tuple[Recommender, list[str]]:
         )
     write_whole(draft_to, draft(sample, name=recommender_name(data.name.partition(".")[0])))
     said = [f"{role}: {', '.join(names)}" for role, names in roles.items()]
-    return read_recommender(draft_to), [
-        f"{draft_to} is drafted from the rows; correct it, and give it by --recommender",
-        *said,
-    ]
+    base = read_recommender(draft_to)
+    drafted = f"{draft_to} is drafted from the rows; correct it, and give it by --recommender"
+    return DescribedData(base, [drafted, *said], has_times=base.data.event_time in names)
+
+
+def have_times(data: Path, recommender: Recommender) -> bool:
+    """Return whether rows have the event times that their recommender's file names; False if they cannot be read."""
+    try:
+        files = _drafted_files(data)
+        return bool(files) and recommender.data.event_time in {each.name for each in read_sample(files[0]).columns}
+    except ContractError:
+        return False  # ingestion says what is wrong
+
+
+def _files(data: Path) -> list[Path]:
+    if not data.is_dir():
+        return [data]
+    return sorted(path for path in data.iterdir() if path.is_file() and is_visible(path.name))
+
+
+def _drafted_files(data: Path) -> list[Path]:
+    """The files that a draft may be made from; whoever names a single file means it, whatever its name."""
+    return [path for path in _files(data) if path.name.endswith(DRAFTED_FORMS)] if data.is_dir() else [data]
+
+
+_CRITEO_LINE = re.compile(
+    rb"[01](\t-?\d*){%d}(\t[0-9a-fA-F]{0,8}){%d}" % (len(CRITEO.numeric), len(CRITEO.categorical))
+)
+
+
+def _is_criteos_text(path: Path) -> bool:
+    """Whether the first line of a text file, plain or gzip, is a row as Criteo publishes them, without a header."""
+    try:
+        with open(path, "rb") as plain:
+            is_zipped = plain.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if is_zipped else open(path, "rb") as file:
+            return _CRITEO_LINE.fullmatch(file.readline(_MAX_LINE_BYTES).rstrip(b"\r\n")) is not None
+    except (OSError, EOFError):
+        return False  # whoever reads the file says what is wrong with it
+
+
+_MAX_LINE_BYTES = 10_000
+"""Longest first line that is looked at; Criteo's have about 300 bytes."""
 
 
 def columns_to_change(replay: Path, features: Features) -> tuple[str, ...]:
@@ -230,6 +304,11 @@ def columns_to_change(replay: Path, features: Features) -> tuple[str, ...]:
     most = min(MAX_CHANGED_VALUES, table.num_rows // MIN_ROWS_PER_VALUE)
     few = [name for name in features.categorical if pc.count_distinct(table[name]).as_py() <= most]
     return (*features.numeric, *few) or features.names
+
+
+def count_requests(replay: Path) -> int:
+    """Return how many requests the rows of a file belong to."""
+    return int(pc.count_distinct(pq.read_table(replay, columns=[REQUEST_ID])[REQUEST_ID]).as_py())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,6 +430,7 @@ class Services:
             if self.settings.data is None
             else {"data": root / "replay.parquet", "drift-columns": ",".join(plan.drift_columns)}
         )
+        words = ["traffic", *(["--keep-requests"] if plan.keeps_requests else [])]
         flags |= {
             "recommender": self.folders.store,
             "server": self.triton_url,
@@ -362,7 +442,7 @@ class Services:
             "stats": root / "traffic.jsonl",
             "summary": root / "traffic_summary.json",
         }
-        return _command("inference_client", flags, "traffic")
+        return _command("inference_client", flags, *words)
 
 
 def _command(module: str, flags: dict[str, object], *words: str) -> list[str]:

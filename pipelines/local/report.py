@@ -43,7 +43,9 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
         "Evergreen: one turn of the loop",
         intro=f"<p>{escape(headline_sentence(summary))}</p>"
         f"<p>{escape(_describe_drift(summary.drift))} {escape(summary.created_at)}.</p>"
-        + _doubts(summary.uncertain)
+        + _banner("What these rows are too few to tell", summary.uncertain)
+        + _banner("What the gate warns of", summary.warnings)
+        + _banner("What would make the loop turn", summary.to_turn)
         + _number_boxes(summary),
         sections={
             "AUC over time, as the monitor saw it": _auc_chart(observed, events, summary, start=start),
@@ -74,9 +76,9 @@ def _sentences(sentences: Iterable[str]) -> str:
     return "".join(f"<p>{escape(sentence[0].upper() + sentence[1:])}.</p>" for sentence in sentences)
 
 
-def _doubts(sentences: Sequence[str]) -> str:
+def _banner(title: str, sentences: Sequence[str]) -> str:
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f'<div class="banner"><b>What these rows are too few to tell</b><ul>{items}</ul></div>' if items else ""
+    return f'<div class="banner"><b>{title}</b><ul>{items}</ul></div>' if items else ""
 
 
 def fold_repeated(events: Lines, *, start: float) -> list[list[str]]:
@@ -112,12 +114,17 @@ def headline_sentence(summary: DemoSummary) -> str:
                 "no policy was sure that the model is worse."
             )
         return f"The monitor asked for no run, though {' and '.join(sure)} confirmed a change: the run was held back."
+    asked = f"The monitor asked for a run ({trigger.reason})"
+    if summary.alarm_came_first:
+        asked = f"The monitor asked for a run before anything was changed ({trigger.reason})"
     if auc.recovered is None:
         released = any(version.version > 1 for version in summary.versions)
         end = "whose new version came too late to be measured" if released else "which released no new version"
         newest = summary.runs[-1] if summary.runs else None
         why = f": {newest.reason}" if newest and newest.state != "released" else ""
-        return f"The monitor asked for a run ({trigger.reason}), {end}{why}."
+        return f"{asked}, {end}{why}."
+    if summary.alarm_came_first or auc.baseline is None or auc.trough is None:
+        return f"{asked}, and the new version serves with an AUC of {number(auc.recovered)}."
     share = auc.regained_share
     regained = f"; {share:.0%} of what drift cost is regained" if share is not None else ""
     return (

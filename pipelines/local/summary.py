@@ -4,6 +4,7 @@ Sources are the monitor's timeline, events and decisions, the traffic's lines (o
 the runs' notes. What does not exist is None. Drawing the page is `report`'s.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -11,15 +12,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from components.contracts import raw_rows
 from components.contracts.manifests import Model, Release, Verdict
+from components.runtime.errors import flags_to_run_again
 from components.storage.uris import local_path
 from components.store.models import release_path
 from components.store.promotion_journal import INTENT, LIVE_ACTIONS, RELEASE, moment_of, read_entries, read_journal
 from components.store.runs import RunOutcome, read_notes, read_outcomes
-from pipelines.local.plan import DemoPlan, read_verdicts
+from pipelines.local.plan import SEQUENTIAL, DemoPlan, read_verdicts
 from pipelines.local.runner import LocalFolders
 
 MIN_REGAINED_SHARE = 0.7
@@ -234,6 +238,16 @@ class DemoSummary:
     """Oldest first."""
     uncertain: list[str]
     """What the demo's rows were too few to tell, one sentence each."""
+    warnings: list[str] = field(default_factory=list)
+    """The gate's warnings, one sentence each."""
+    to_turn: list[str] = field(default_factory=list)
+    """What would make the loop turn, one sentence each; empty if it did."""
+
+    @property
+    def alarm_came_first(self) -> bool:
+        """Whether a run was asked for before the world was changed, or without a change."""
+        seconds = self.seconds.get("drift_to_detection")
+        return self.trigger.reason is not None and (not self.drift or (seconds is not None and seconds < 0))
 
 
 def summarize(observed: Observations) -> DemoSummary:
@@ -272,8 +286,17 @@ def summarize(observed: Observations) -> DemoSummary:
         serving_parity_max_abs_diff=max((r.parity_max_abs_diff for r in releases), default=None),
         runs=_run_numbers(folders.store),
         uncertain=[],
+        warnings=[
+            f"model {each.candidate_model_id}: {sentence}"
+            for each in read_verdicts(folders)
+            for sentence in each.warnings
+        ],
     )
-    return replace(summary, uncertain=list(uncertainties(observed, summary)))
+    return replace(
+        summary,
+        uncertain=list(uncertainties(observed, summary)),
+        to_turn=list(ways_to_turn(observed, summary, read_verdicts(folders))),
+    )
 
 
 def auc_numbers(observed: Observations) -> AucNumbers:
@@ -410,16 +433,140 @@ def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]
     if summary.trigger.reason is None:
         last = observed.timeline[-1] if observed.timeline else None
         note = f"; the last auc {_auc_with_interval(last)}" if last and last["auc"] is not None else ""
-        yield f"the rows ran out before the monitor could be sure that the model is worse{note}"
+        change = "the monitor could be sure that the model is worse" if summary.drift else "anything was changed"
+        yield f"the rows ran out before {change}{note}"
     elif auc.recovered is None and any(version.version == 2 for version in summary.versions):
         yield "the rows ran out before version 2 could be measured"
 
 
+def ways_to_turn(observed: Observations, summary: DemoSummary, verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Yield what would make the loop turn, with figures; nothing if a new version was released and measured.
+
+    Args:
+        observed: What the demo saw.
+        summary: Its numbers.
+        verdicts: The gate's, oldest first.
+    """
+    if summary.trigger.reason is None:
+        first = verdicts[0] if verdicts else None
+        if first is not None and first.candidate.auc_low is None:
+            yield from (
+                advice_in_demo(first, observed.folders.root)
+                or ["more rows: the gate could not tell the auc of version 1, so the monitor holds it to none"]
+            )
+        yield from _ways_to_alarm(observed, summary)
+    elif len(summary.versions) < 2:
+        yield from advice_in_demo(verdicts[-1], observed.folders.root) if len(verdicts) > 1 else ()
+    elif summary.auc.recovered is None:
+        rows = max((line["rows"] for line in observed.timeline if line["version"] == 2), default=0)
+        yield (
+            f"more rows: {observed.plan.window_rows:,} labelled rows of version 2 fill a window, and {rows:,} came "
+            "before the file ended"
+        )
+
+
+def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str]:
+    """What would make the monitor sure that version 1 is worse."""
+    drift_time = observed.drift_time
+    sent = sum(line["rows"] for line in observed.traffic if drift_time is not None and line["time"] > drift_time)
+    if drift_time is None:
+        yield (
+            f"more rows: {observed.plan.window_rows:,} labelled rows fill the window before the change, and all "
+            f"{observed.traffic_summary['rows']:,} rows were sent by then"
+        )
+        return
+    judged = [
+        each["numbers"]
+        for line in observed.decisions
+        for each in line["decisions"]
+        if line["version"] == 1 and each["policy"] == SEQUENTIAL and each["numbers"].get("evidence") is not None
+    ]
+    if not judged:
+        return  # without a threshold; the gate's advice has said what would give one
+    evidence, needed, since = (judged[-1][name] for name in ("evidence", "evidence_needed", "rows_since_breach"))
+    if evidence >= needed or since:
+        yield (
+            f"more rows: the alarm was raised, and {observed.plan.min_rows_since_breach:,} rows after it are needed to "
+            f"learn from, {since:,} came"
+        )
+    elif evidence > 1:
+        # The logarithm of the evidence grows in proportion to the rows.
+        factor = math.log(needed) / math.log(evidence)
+        yield (
+            f"more rows: {sent:,} rows after the change made evidence {evidence:.3g} of {needed:g}; at that rate about "
+            f"{math.ceil(sent * factor):,} would do, {factor:.1f} times as many"
+        )
+    else:
+        low = "none" if summary.auc.trough is None else f"{summary.auc.trough:.3f}"
+        columns = ", ".join(summary.drift.get("columns", ())) or "the columns"
+        yield (
+            f"a larger change: after {sent:,} rows with other values of {columns} the evidence is {evidence:.3g} of "
+            f"{needed:g}, as the auc (lowest {low}) is not surely below {judged[-1]['threshold']:.3f}; name columns "
+            "that tell more of the clicks by --drift-columns, or bring more rows"
+        )
+
+
+def advice_in_demo(verdict: Verdict, folder: Path) -> list[str]:
+    """Return the gate's advice, and where the demo takes a setting from."""
+    found = []
+    for sentence in verdict.advice:
+        flags = flags_to_run_again(sentence)
+        path, _, value = flags[-1].partition("=") if "--set" in flags else ("", "", "")
+        section, _, name = path.partition(".")
+        where = f"; in the demo, write `{section}: {{{name}: {value}}}` into a copy of the recommender's file "
+        where += f"({folder / 'recommender.yaml'} if it was drafted) and give that by --recommender"
+        found.append(sentence + where if path else sentence)
+    return found
+
+
+def first_model_sentence(verdict: Verdict) -> str:
+    """Return what the gate knows of the first model's AUC, and whether the monitor can hold it to that."""
+    quality = verdict.candidate
+    if quality.auc is None or quality.auc_low is None:
+        known = "unknown" if quality.auc is None else f"{quality.auc:.4f} without an interval"
+        return f"its auc is {known} at the gate, so the monitor cannot hold it to any"
+    return f"its auc is {quality.auc:.4f} at the gate; the monitor holds it to that"
+
+
+def ingested_sentences(made: Mapping[str, Any], replay: Path, *, most: int, has_times: bool) -> Iterator[str]:
+    """Yield what became of a user's rows.
+
+    Args:
+        made: What `evergreen ingest` printed.
+        replay: The rows that will be replayed.
+        most: Most rows that were to be read.
+        has_times: Whether the rows kept their times.
+    """
+    yield (
+        f"{made['lake_rows']:,} rows to learn from, the {made['replay_rows']:,} after them to replay, "
+        f"{made['malformed']:,} malformed rows set aside"
+    )
+    if has_times:
+        times = pq.read_table(replay, columns=[raw_rows.EVENT_TIME])[raw_rows.EVENT_TIME]
+        first, last = (f"{time:%Y-%m-%d %H:%M:%S}" for time in pc.min_max(times).as_py().values())
+        yield (
+            f"the rows are divided by their times: those before {first} UTC train and judge the first model, those "
+            f"from then to {last} are replayed as today's traffic"
+        )
+    else:
+        yield "the rows have no times: they are taken in the file's order and spread over the last four days"
+    if made["lake_rows"] + made["replay_rows"] >= most:
+        yield f"{most:,} rows are read, the first of the data; --rows reads more"
+    left = {"duplicates": "equal copies of rows left out", "replaced": "rows replaced by later copies of them"}
+    for name, words in left.items():
+        if made.get(name):
+            yield f"{made[name]:,} {words}"
+    if made["passed_over"]:
+        yield f"passed over, as no click logs: {', '.join(made['passed_over'])}"
+
+
 def decision_sentences(summary: DemoSummary) -> Iterator[str]:
     """How it was decided, a sentence per number."""
-    sure = [f"{name} {seconds:.1f} s" for name, seconds in summary.policies.items() if seconds is not None]
-    if sure:
+    known = {name: seconds for name, seconds in summary.policies.items() if seconds is not None}
+    if sure := [f"{name} {seconds:.1f} s" for name, seconds in known.items() if seconds >= 0]:
         yield f"from the change to the rows by which a policy was sure: {', '.join(sure)}"
+    if early := [f"{name} {-seconds:.1f} s" for name, seconds in known.items() if seconds < 0]:
+        yield f"sure before the change, so not by it: {', '.join(early)}"
     drift = summary.feature_drift
     if drift.columns:
         columns = ", ".join(f"{name} {distance:.3f}" for name, distance in list(drift.columns.items())[:5])

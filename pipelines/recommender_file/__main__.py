@@ -18,6 +18,8 @@ from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser, whoami
 from components.storage.uris import typed_folder
 from components.store import recommenders
+from components.store.models import stored_model
+from components.store.promotion_journal import current
 from pipelines.recommender_file.form import compare, format_recommender, read_recommender
 
 
@@ -42,6 +44,12 @@ def build_parser() -> argparse.ArgumentParser:
     accept.add_argument("file", type=Path, help="YAML, as init drafts it")
     accept.add_argument("--why", required=True, help="why")
     accept.add_argument("--who", default=whoami(), help="who accepts it")
+    accept.add_argument(
+        "--replace",
+        action="store_true",
+        help="accept it although the store is in use by another recommender: one of another name, or without any "
+        "column of this one's",
+    )
     log = commands.add_parser("log", help="list the accepted versions: who, when, why")
     records = commands.add_parser("records", help="print the Protobuf schema of its log records, for other readers")
     records.add_argument("which", help="a file; or current, a version, or 8 digits of a digest")
@@ -104,11 +112,23 @@ def _accept(arguments: argparse.Namespace) -> int:
     before = recommenders.read_accepted(store)
     old = recommenders.read_version(store, before[-1]) if before else None
     version = recommenders.accept(
-        store, recommender, who=arguments.who, why=arguments.why, now=datetime.now(timezone.utc)
+        store,
+        recommender,
+        who=arguments.who,
+        why=arguments.why,
+        now=datetime.now(timezone.utc),
+        replaces_other=arguments.replace,
     )
     for each in compare(old, recommender) if old else ():
         print(each)
     print(f"version {version} is in force from the next round on: {_described(recommender)}")
+    live = current(store)
+    if live is not None:
+        learned = stored_model(store, live.model_id, role="live model").recommender.features
+        try:
+            recommender.features.expect_continues(learned, parent=live.model_id)
+        except ContractError as error:
+            print(f"the next run cannot continue the live model: {error}")
     return ExitCode.DONE
 
 

@@ -54,9 +54,18 @@ One value is one category in files, in the lake and in the client, however it is
 
 ## Columns that change
 
-Columns may come, go and change their order between two rounds; a column of the same name must keep its kind and its
-options, else the next round ends with its name, and `parent=none` trains from scratch. To add a column to a recommender
-that is in use:
+Columns may come, go and change their order between two rounds. A column of the same name must keep its kind and its
+options. If it changes them, `accept` says so, and the next run ends at once with the column's name and prints the
+command that trains from scratch. That is `evergreen run --from-scratch` where the live model cannot be asked about the
+new rows, as when a number becomes a category: the new model continues no other (`parent=none`), and is judged by floor
+and calibration alone (`champion=none`). With other options alone it is `-p parent=none`, and the new model is compared
+with the live one. The lake's rows are read as the new kind if every value is one; else ingest them again into an empty
+lake.
+
+A store has one recommender. `accept` refuses a file with another name, or without any of the columns that the store's
+recommender has: give it a store of its own, or replace the other one by `--replace` and `evergreen run --from-scratch`.
+
+To add a column to a recommender that is in use:
 
 1. `accept` the file with the new column, and restart the monitor: it archives the column from then on.
 2. Let clients send it (`recommender=` the new file's copy). The live model leaves out what it does not take.
@@ -64,8 +73,8 @@ that is in use:
    `standardize` or `minmax` is fitted to that round's rows, those without the column included, and stays.
 4. The release needs nothing else: clients that do not send the column yet are answered as if it were missing.
 
-To take one away, `accept` the file without it. The next round needs `champion=none` once: the live model takes the
-column, and would be judged without it. Rename a column and it is a new one.
+To take one away, `accept` the file without it. The next round needs `-p champion=none` once, which it says: the live
+model takes the column, and would be judged without it. Rename a column and it is a new one.
 """
 
 

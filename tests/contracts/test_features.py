@@ -45,17 +45,20 @@ def test_names_there_twice_and_no_names_are_refused():
     [
         (
             Features(numeric=("price",), categorical=("item", "shop", "age")),
-            r"run change the kind of \['age'\], expected",
+            r"run change the kind of \['age'\], expected what the parent m1 learned from; .* `--from-scratch`$",
         ),
         (
             replace(BEFORE, numeric_options={"age": NumericOptions(fill=1)}),
-            r"change the options of \['age'\], expected what the parent m1 learned from; .* parent=none",
+            r"change the options of \['age'\], expected what the parent m1 learned from; .* `-p parent=none`$",
         ),
         (
             replace(BEFORE, categorical_options={"shop": CategoricalOptions(embed=8)}),
-            r"change the options of \['shop'\], expected what the parent m1 learned from; .* parent=none",
+            r"change the options of \['shop'\], expected what the parent m1 learned from; .* `-p parent=none`$",
         ),
-        (Features(numeric=("cost",), categorical=()), r"have none of \['price', 'age', 'item', 'shop'\]"),
+        (
+            Features(numeric=("cost",), categorical=()),
+            r"have none of \['price', 'age', 'item', 'shop'\], .* `--from-scratch`$",
+        ),
     ],
 )
 def test_columns_that_mean_something_else_than_the_parents_are_refused_by_name(now, said):

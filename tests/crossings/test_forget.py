@@ -1,6 +1,7 @@
 """`evergreen forget` over what the rooms' own writers leave: an independent scan finds the user nowhere afterwards."""
 
 import os
+import shlex
 import shutil
 import sqlite3
 from contextlib import closing, suppress
@@ -38,6 +39,7 @@ from monitoring.memory.database import unpack
 from monitoring.rows import MaturedRequests
 from monitoring.uploader import Uploader
 from pipelines.forget import PLACES, main
+from pipelines.models import print_models
 from tests.support.crashes import Killed
 from tests.support.lakes import URI, open_storage, put
 from tests.support.monitors import Bench, clicks, publish
@@ -269,13 +271,49 @@ def test_models_that_learnt_are_named_with_the_run_that_replaces_them_and_what_c
         "m6": "it learnt from 2026-02-28, where rows hold the user",
     }
     assert told.count("golden rows of version 1, model m2: ") == 2
-    assert f"evergreen run --package build/retraining.yaml --folder '{world}' -p parent=none" in told
+    assert "version 1 still contains the user, until a run from scratch is released:" in told
+    assert f"evergreen run --package build/retraining.yaml --folder '{world}' --from-scratch" in told
     assert "1 requests that hold the user wait in the monitor's memory" in told
     assert "out of reach: the log's records and dead letters" in told
     keep_learnt(world / "store", "m7", "bob")
     make_live(world / "store", release(world / "store", 2, "m7"))
     forget(world)
-    assert "the live model did not learn from the user" in capsys.readouterr().out
+    assert "version 2, which is live, did not learn from the user" in capsys.readouterr().out
+
+
+def test_live_version_is_said_to_contain_removed_user_until_one_from_scratch_is_live(world, capsys):
+    """Rows alone show that model m4 learnt from the user, and they are gone after the first command."""
+    store = world / "store"
+    make_live(store, release(store, 2, "m4"))
+    assert forget(world, "--yes") == 0
+    assert "version 2 still contains the user, until" in capsys.readouterr().out
+
+    keep_learnt(store, "m8", "bob", parent_model_id="m4")
+    keep_learnt(store, "m9", "bob")
+    for version, model, still in ((2, "m4", True), (3, "m8", True), (4, "m9", False)):
+        if version > 2:
+            make_live(store, release(store, version, model))
+        for command in (lambda: forget(world), lambda: print_models(store)):
+            command()
+            told = "".join(capsys.readouterr())
+            assert (f"version {version} still contains a user whose rows were removed at 20" in told) == still, told
+            assert ("--from-scratch" in told) == still
+    kept = (store / "forgotten.jsonl").read_text()
+    assert "m4" in kept
+    assert USER not in kept
+    assert str(CATEGORY) not in kept
+
+
+def test_command_names_package_that_is_there_or_first_how_to_compile_it(world, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    forget(world)
+    told = capsys.readouterr().out
+    assert "  evergreen compile --output build/retraining.yaml\n" in told
+    (world / "retraining.yaml").write_text("compiled")
+    forget(world)
+    told = capsys.readouterr().out
+    assert "evergreen compile" not in told
+    assert shlex.join(["run", "--package", str(world / "retraining.yaml")]) in told
 
 
 def killing(call, left):

@@ -164,7 +164,7 @@ def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(monitor_ask
 
 def test_what_a_users_own_file_names_is_not_overwritten_and_each_column_that_drifts_must_be_one(services):
     own = services.plan.base.with_settings({"gate.min_auc": 0.7, "training.seed": 1})
-    rows = {"replay_rows": 2_000, "lake_rows": 3_000, "clicks": 600}
+    rows = {"replay_rows": 2_000, "lake_rows": 3_000, "clicks": 600, "replay_requests": 2_000}
     settings = plan_for_data(services.settings, own, **rows).recommender().settings
     assert (settings["gate"]["min_auc"], settings["training"]["seed"]) == (0.7, 1)
     with pytest.raises(ContractError, match="drift column 'I99' is no feature, expected I9"):

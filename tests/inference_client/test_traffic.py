@@ -1,6 +1,7 @@
 """Sources of rows: a world, and a file whose columns are permuted on command."""
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -94,3 +95,19 @@ def test_drift_of_no_columns_or_of_none_that_is_a_feature_is_refused(data):
         FileTraffic(data[0], CRITEO_RECOMMENDER).drift()
     with pytest.raises(ContractError, match="drift column 'C222' is no feature, expected C22"):
         FileTraffic(data[0], CRITEO_RECOMMENDER, drift_columns=("C222",))
+
+
+@pytest.mark.parametrize("most", [64, 3])
+def test_rows_of_one_request_id_are_one_request_and_no_others_are(tmp_path, raw_table, most):
+    """Runs of equal ids, of 1 to 9 rows, some of them across the batches in which the file is read."""
+    table, lengths = raw_table(9000), [1 + i % 9 for i in range(1800)]
+    ids = [f"q{at}" for at, length in enumerate(lengths) for _ in range(length)]
+    at = table.column_names.index("request_id")
+    table = table.set_column(at, "request_id", pa.array(ids[:9000]))
+    pq.write_table(table, tmp_path / "data.parquet", row_group_size=1000)
+    requests = take_all(FileTraffic(tmp_path / "data.parquet", CRITEO_RECOMMENDER, keeps_requests=True), most)
+    expected = [part for length in lengths for part in [most] * (length // most) + [length % most] if part]
+    assert [len(request.label) for request in requests] == expected
+    np.testing.assert_array_equal(np.concatenate([r.label for r in requests]), table["label"].to_numpy())
+    i2 = table["I2"].to_numpy(zero_copy_only=False)
+    np.testing.assert_array_equal(np.concatenate([r.features.dense[:, 1] for r in requests]), i2)

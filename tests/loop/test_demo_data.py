@@ -37,6 +37,24 @@ def test_few_thousand_rows_say_how_uncertain_they_are_everywhere(few_rows):
 
 
 @pytest.mark.slow
+def test_few_thousand_rows_are_divided_by_their_times_and_sent_in_their_requests(few_rows):
+    """Of 4,000 rows, 30 s apart and five to a request, the 2,400 earlier ones end after 20 hours."""
+    folder, ended, summary = few_rows
+    assert "those before 2026-11-01 20:00:00 UTC train and judge the first model" in ended.output
+    assert summary["requests"]["sent"] == 1600 / 5
+    assert min(path.name for path in (folder / "lake").glob("day=*")) == "day=2026-11-01"
+
+
+@pytest.mark.slow
+def test_few_thousand_rows_end_with_what_would_turn_the_loop_unless_it_turned(few_rows):
+    _, ended, summary = few_rows
+    has_turned = summary["auc"]["recovered"] is not None
+    assert bool(summary["to_turn"]) != has_turned
+    last = ended.output.splitlines()[-1]
+    assert ("to turn the loop: " in last) != has_turned
+
+
+@pytest.mark.slow
 def test_few_thousand_rows_of_other_columns_need_no_description(few_rows):
     folder, ended, summary = few_rows
     assert "recommender.yaml is drafted from the rows" in ended.output
@@ -66,7 +84,7 @@ def test_the_loop_turns_on_a_persons_file(tmp_path, write_clicks, write_kaggle, 
     [
         (lambda folder, kaggle: folder / "absent.csv", "does not exist"),
         (lambda folder, kaggle: folder, "holds no file of rows"),
-        (lambda folder, kaggle: (at := folder / "letter.csv").write_text("Dear all,\n...") and at, "is no Criteo file"),
+        (lambda folder, kaggle: (at := folder / "letter.csv").write_text("Dear all,\n...") and at, "letter.csv"),
         (lambda folder, kaggle: kaggle(folder / "train.csv", 200), "holds 200 rows, expected at least 1,000"),
     ],
     ids=["absent", "empty folder", "a letter", "200 rows"],
@@ -81,6 +99,7 @@ def test_unusable_data_is_one_clear_line(tmp_path, run_to_end, write_kaggle, mak
     assert ended.code == 2
     assert words in ended.output.splitlines()[-1]
     assert "Traceback" not in ended.output
+    assert "Criteo" not in ended.output or path.name == "train.csv"
     assert ended.left == {}
 
 

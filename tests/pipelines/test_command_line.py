@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from components.runtime.errors import ContractError
 from pipelines.__main__ import main
 from pipelines.package import read_parameters
 from tests.support.recommenders import accept_into
@@ -46,6 +47,14 @@ def test_parameters_are_texts_and_settings_are_added_to_those_of_the_parameter()
         "lake": "a=b",
         "settings": "training.seed=7 'training.solver={\"stage_rows\": 5}'",
     }
+
+
+def test_from_scratch_continues_no_model_and_is_compared_with_none():
+    scratch = {"parent": "none", "champion": "none"}
+    assert read_parameters(GOLDEN, ["lake=a"], from_scratch=True) == {"lake": "a", **scratch}
+    assert read_parameters(GOLDEN, ["parent=none"], from_scratch=True) == scratch
+    with pytest.raises(ContractError, match="champion is current, expected none with --from-scratch"):
+        read_parameters(GOLDEN, ["champion=current"], from_scratch=True)
 
 
 def test_demo_refuses_a_folder_that_it_did_not_write(tmp_path, capsys):

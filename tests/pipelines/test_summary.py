@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import raw_rows
+from components.contracts.manifests import ModelQuality
+from components.runtime.errors import run_again
 from components.store import promotion_journal
 from components.store.promotion_journal import Promotion, append_promotion
 from components.store.runs import RunOutcome, run_folder, write_outcome
@@ -32,6 +34,7 @@ from pipelines.local.summary import (
     VerifiedVersion,
     VersionNumbers,
 )
+from tests.support.releases import passing_verdict
 
 START = 1_800_000_000.0
 DRIFT_TIME = 100.0
@@ -169,7 +172,7 @@ def doubts(summary=GOOD, timeline=CLEAR):
     [
         ("created_at", "", [window(1, 0.78, rows=7999), CLEAR[1]], "auc 0.780 (95 % 0.770..0.790) rests on 7999 rows"),
         ("created_at", "", [CLEAR[0], window(2, 0.77, width=0.1)], "the recovered auc 0.770 (95 % 0.720..0.820)"),
-        ("trigger.reason", None, CLEAR, "the rows ran out before the monitor could be sure"),
+        ("trigger.reason", None, CLEAR, "the rows ran out before anything was changed"),
         ("auc.recovered", None, CLEAR, "the rows ran out before version 2 could be measured"),
         ("auc.threshold", 0.41, CLEAR, "held to an auc of 0.410, worse than chance"),
         ("auc.threshold", None, CLEAR, "the gate could not tell the auc of version 1, so no policy can hold it to one"),
@@ -308,3 +311,155 @@ def test_drift_between_other_events_is_one_line_too():
     folded = fold_repeated([*events, {"time": 99.0, "kind": "run_started", "text": "run a started"}], start=0.0)
     assert [kind for _, _, kind, _ in folded] == ["drift, 40 times", "archived, 40 times", "run started"]
     assert folded[-1][:2] == ["99.0 s", "1970-01-01 00:01:39 UTC"]
+
+
+CHANGED = replace(GOOD, drift={"kind": "permutation", "columns": ["price", "shop"], "seed": 7})
+
+
+def test_alarm_before_change_is_never_called_drift():
+    for early in (
+        replace(GOOD, drift={}),
+        replace(CHANGED, seconds={"drift_to_detection": -3.25}, policies={"sequential": -3.25, "data_drift": 2.0}),
+    ):
+        sentence = headline_sentence(early)
+        assert sentence.startswith("The monitor asked for a run before anything was changed (low)")
+        assert "Drift took" not in sentence
+        assert "an AUC of 0.77" in sentence
+    told = list(numbers.decision_sentences(early))
+    assert "sure before the change, so not by it: sequential 3.2 s" in told
+    assert "from the change to the rows by which a policy was sure: data_drift 2.0 s" in told
+    late = replace(CHANGED, seconds={"drift_to_detection": 3.25}, auc=replace(GOOD.auc, trough=0.6))
+    assert headline_sentence(late).startswith("Drift took the live AUC from 0.78 to 0.6")
+
+
+def test_auc_that_was_not_measured_is_in_no_sentence():
+    unmeasured = replace(CHANGED, seconds={"drift_to_detection": 3.2}, auc=AucNumbers(recovered=0.77))
+    assert "Drift took" not in headline_sentence(unmeasured)
+    assert "AUC of 0.77" in headline_sentence(unmeasured)
+
+
+def judged_line(time, *, policy="sequential", version=1, **figures):
+    known = {"threshold": 0.64, "evidence_needed": 100.0, "rows_since_breach": 0, **figures}
+    return {"time": time, "version": version, "decisions": [{"policy": policy, "action": "ok", "numbers": known}]}
+
+
+def ways(summary, *, decisions=(), timeline=(), verdicts=(), drift_time=DRIFT_TIME):
+    plan = plan_for_world(DemoSettings(folder=Path("demo"), rows=60_000))
+    traffic = [{"time": 10.0 * second, "rows": 50} for second in range(21)]
+    observed = Observations(
+        folders=LocalFolders(root=Path("demo")), plan=plan, timeline=timeline, events=[], decisions=decisions,
+        traffic=traffic, traffic_summary={"drift_time": drift_time, "rows": 1050}, stage_seconds={},
+    )  # fmt: skip
+    return list(numbers.ways_to_turn(observed, summary, verdicts))
+
+
+def verdict(tmp_path, **changes):
+    return passing_verdict("m1", tmp_path / "scores", num_rows=120, **changes)
+
+
+UNASKED = changed("trigger.reason", None, CHANGED)
+
+
+def test_loop_that_turned_needs_nothing():
+    assert ways(CHANGED) == []
+
+
+def test_rows_that_would_make_monitor_sure_grow_with_logarithm_of_its_evidence(tmp_path):
+    """500 rows since the change made evidence 10; 100 is twice its logarithm, so twice the rows."""
+    known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
+    decisions = [
+        judged_line(90.0, evidence=3.0),
+        judged_line(200.0, evidence=10.0),
+        judged_line(200.0, policy="data_drift", evidence=None),
+        judged_line(205.0, version=2, evidence=50.0),
+    ]
+    (way,) = ways(UNASKED, decisions=decisions, verdicts=[known])
+    assert "500 rows after the change made evidence 10 of 100; at that rate about 1,000 would do, 2.0 times" in way
+
+
+@pytest.mark.parametrize(
+    ("decision", "words"),
+    [
+        (judged_line(200.0, evidence=0.4), ("a larger change", "values of price, shop", "0.4 of 100", "below 0.640")),
+        (
+            judged_line(200.0, evidence=140.0, rows_since_breach=90),
+            ("the alarm was raised", "6,400 rows after it", "90"),
+        ),
+    ],
+)
+def test_change_without_effect_and_alarm_without_rows_say_what_is_missing(tmp_path, decision, words):
+    known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
+    (way,) = ways(UNASKED, decisions=[decision], verdicts=[known])
+    for word in words:
+        assert word in way
+
+
+def test_rows_that_ran_out_before_change_are_counted(tmp_path):
+    known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
+    (way,) = ways(replace(UNASKED, drift={}), verdicts=[known], drift_time=None)
+    assert "8,000 labelled rows fill the window before the change, and all 1,050 rows were sent by then" in way
+
+
+def test_gate_that_knew_no_auc_gives_its_own_advice_and_where_demo_takes_settings_from(tmp_path):
+    advice = ["about 600 held-out rows are needed", f"good enough? {run_again('--set gate.min_auc=0.52')}"]
+    unknown = verdict(tmp_path, decision="inconclusive", advice=advice)
+    first, second = ways(UNASKED, verdicts=[unknown])
+    assert first == advice[0]
+    assert second.startswith(advice[1])
+    assert "write `gate: {min_auc: 0.52}` into a copy of the recommender's file (demo/recommender.yaml" in second
+    assert ways(UNASKED, verdicts=[verdict(tmp_path)])[0].startswith("more rows: the gate could not tell")
+
+
+def test_refused_run_gives_advice_of_its_own_verdict(tmp_path):
+    refused = replace(CHANGED, versions=VERSIONS[:1])
+    assert ways(refused, verdicts=[verdict(tmp_path), verdict(tmp_path, advice=["bring newer rows"])]) == [
+        "bring newer rows"
+    ]
+
+
+def test_version_that_was_not_measured_says_how_many_rows_came():
+    (way,) = ways(changed("auc.recovered", None, CHANGED), timeline=[{"version": 2, "rows": 310}])
+    assert "8,000 labelled rows of version 2 fill a window, and 310 came" in way
+
+
+@pytest.mark.parametrize(
+    ("quality", "said"),
+    [
+        (
+            ModelQuality(auc=0.71, auc_low=0.7, auc_high=0.72),
+            "its auc is 0.7100 at the gate; the monitor holds it to that",
+        ),
+        (
+            ModelQuality(auc=0.71),
+            "its auc is 0.7100 without an interval at the gate, so the monitor cannot hold it to any",
+        ),
+        (ModelQuality(), "its auc is unknown at the gate, so the monitor cannot hold it to any"),
+    ],
+)
+def test_monitor_is_said_to_hold_version_only_to_auc_that_gate_knows(tmp_path, quality, said):
+    assert numbers.first_model_sentence(verdict(tmp_path, candidate=quality)) == said
+
+
+def test_ingested_rows_are_told_by_what_was_read(tmp_path):
+    times = [datetime(2026, 3, 4, 5, 6, second, tzinfo=timezone.utc) for second in (9, 7, 8)]
+    pq.write_table(pa.table({"event_time": pa.array(times, pa.timestamp("us", tz="UTC"))}), tmp_path / "replay.parquet")
+    made = {
+        "lake_rows": 600,
+        "replay_rows": 400,
+        "malformed": 2,
+        "duplicates": 0,
+        "replaced": 3,
+        "passed_over": ["a.md"],
+    }
+    told = list(numbers.ingested_sentences(made, tmp_path / "replay.parquet", most=1000, has_times=True))
+    assert "those before 2026-03-04 05:06:07 UTC train" in told[1]
+    assert "to 2026-03-04 05:06:09 are replayed" in told[1]
+    assert told[2:] == [
+        "1,000 rows are read, the first of the data; --rows reads more",
+        "3 rows replaced by later copies of them",
+        "passed over, as no click logs: a.md",
+    ]
+    told = list(
+        numbers.ingested_sentences({**made, "replaced": 0, "passed_over": []}, tmp_path, most=2000, has_times=False)
+    )
+    assert told[1:] == ["the rows have no times: they are taken in the file's order and spread over the last four days"]

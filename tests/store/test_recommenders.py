@@ -1,5 +1,6 @@
 """Accepted descriptions: which one a run is given, and that an accept is whole or nothing."""
 
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
@@ -13,8 +14,8 @@ SHOP = Recommender(name="shop", features=Features(numeric=("price", "age"), cate
 NOON = datetime(2026, 11, 23, 12, tzinfo=timezone.utc)
 
 
-def accept(store, recommender, *, why="because"):
-    return recommenders.accept(store, recommender, who="ann", why=why, now=NOON)
+def accept(store, recommender, *, why="because", **more):
+    return recommenders.accept(store, recommender, who="ann", why=why, now=NOON, **more)
 
 
 def test_current_is_the_newest_and_earlier_ones_are_found_by_number_and_digest(tmp_path):
@@ -72,3 +73,33 @@ def test_a_killed_accept_leaves_the_version_before_in_force(tmp_path):
     assert recommenders.accepted(tmp_path, "current") == SHOP
     assert accept(tmp_path, SHOP.with_settings({"training.seed": 7})) == 2
     assert recommenders.accepted(tmp_path, "2").settings == {"training": {"seed": 7}}
+
+
+OTHERS = {
+    "another name": (replace(SHOP, name="films"), "names its recommender 'films', expected 'shop'"),
+    "no column in common": (
+        replace(SHOP, features=Features(numeric=("length",), categorical=("film",))),
+        r"has none of the features of 'shop' \(price, age, item, ...\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_recommender_is_refused_in_store_in_use_unless_replaced_on_purpose(tmp_path, kind):
+    other, said = OTHERS[kind]
+    accept(tmp_path, SHOP)
+    with pytest.raises(ContractError, match=said) as refused:
+        accept(tmp_path, other)
+    assert "a store of its own (--store)" in str(refused.value)
+    assert "on purpose by --replace" in str(refused.value)
+    assert recommenders.accepted(tmp_path, "current") == SHOP
+    assert accept(tmp_path / "own", other) == 1
+    assert accept(tmp_path, other, replaces_other=True) == 2
+    assert recommenders.accepted(tmp_path, "current") == other
+    with pytest.raises(ContractError, match="expected"):
+        accept(tmp_path, SHOP)
+
+
+def test_columns_that_come_and_go_are_no_other_recommender(tmp_path):
+    accept(tmp_path, SHOP)
+    assert accept(tmp_path, replace(SHOP, features=Features(numeric=("size",), categorical=("age", "city")))) == 2

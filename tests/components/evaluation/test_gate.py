@@ -1,5 +1,6 @@
 """The gate's decision on all rows together, and its sentence."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from components.evaluation import gate
 from components.evaluation.settings import GateSettings
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, flags_to_run_again
 
 SETTINGS = GateSettings(min_auc=0.6, max_auc_loss=0.01)
 
@@ -147,3 +148,55 @@ def test_perfect_order_is_inconclusive_since_it_has_no_interval():
     answer = judge(labels, labels + 0.5, settings=SETTINGS)
     assert answer.decision == "inconclusive"
     assert "auc has no interval" in answer.reason
+
+
+def advised_rows(advice):
+    return int(re.search(r"about ([\d,]+) held-out rows", advice)[1].replace(",", ""))
+
+
+@pytest.mark.parametrize("min_auc", [0.72, 0.75])
+def test_advice_of_undecided_floor_names_rows_that_would_decide_it(min_auc):
+    settings, (labels, scores, _) = GateSettings(min_auc=min_auc), rows(2000, candidate=1.0, seed=3)
+    answer = judge(labels, scores, settings=settings)
+    (advice,) = answer.advice
+    assert "there are 2,000" in advice
+    needed = advised_rows(advice)
+    assert needed > 2000
+    decided = [judge(*resample((labels, scores), 4 * needed, seed), settings=settings) for seed in range(20)]
+    assert sum(each.decision != "inconclusive" for each in decided) >= 19
+    undecided = [judge(*resample((labels, scores), needed // 4, seed), settings=settings) for seed in range(20)]
+    assert sum(each.decision == "inconclusive" for each in undecided) >= 15
+
+
+def test_advice_of_too_few_clicks_names_rows_that_have_enough():
+    labels, scores, _ = rows(40, click_rate=0.1, seed=8)
+    num_clicks = int(labels.sum())
+    assert 0 < num_clicks < 10
+    (advice,) = judge(labels, scores, settings=SETTINGS).advice
+    assert advised_rows(advice) == -(-40 * 10 // num_clicks)
+    labels[:] = 0
+    (advice,) = judge(labels, scores, settings=SETTINGS).advice
+    assert "no held-out row is one of the clicks" in advice
+
+
+def test_advice_of_refused_floor_is_a_floor_that_model_passes():
+    labels, scores, _ = rows(4000, candidate=0.4, seed=5)
+    settings = GateSettings(min_auc=0.9)
+    (advice,) = judge(labels, scores, settings=settings).advice
+    (flag, setting) = flags_to_run_again(advice)
+    lower = float(setting.removeprefix("gate.min_auc="))
+    assert flag == "--set"
+    assert 0.5 < lower < 0.7
+    assert judge(labels, scores, settings=GateSettings(min_auc=lower)).decision == "pass"
+
+
+def test_model_that_knows_nothing_is_not_advised_to_lower_floor():
+    labels, scores, _ = rows(4000, candidate=0.0, seed=5)
+    answer = judge(labels, scores, settings=SETTINGS)
+    assert answer.decision == "fail"
+    assert answer.advice == ["bring features or rows that tell more of the clicks"]
+
+
+def test_passed_checks_advise_nothing():
+    labels, scores, _ = rows(4000, candidate=1.5, seed=5)
+    assert judge(labels, scores, settings=SETTINGS).advice == []

@@ -70,9 +70,10 @@ def test_a_champion_whose_columns_are_gone_is_refused_before_anything_is_read(
     champion_without()
     fewer = Recommender(name="click_model", features=replace(CRITEO, numeric=CRITEO.numeric[:-1]))
     accept_into(tmp_path / "my store", fewer)
-    assert run_main(flags, parent="none") == 2
-    assert "columns ['I13'] of the champion m1 are none of this run's" in (said := capsys.readouterr().err)
-    assert "champion=none" in said
+    for parent, way in (("none", "--from-scratch"), ("current", "-p champion=none")):
+        assert run_main(flags, parent=parent) == 2
+        assert "columns ['I13'] of the champion m1 are none of this run's" in (said := capsys.readouterr().err)
+        assert f"to judge without it, run it again with `{way}`" in said
     assert run_main(flags, parent="none", champion="none") == 0
 
 

@@ -8,6 +8,7 @@ from kfp import dsl
 from components.contracts import raw_rows
 from components.contracts.manifests import RawDataset
 from components.extraction.component import extraction
+from components.runtime.errors import flags_to_run_again
 from components.store.runs import read_notes
 from tests.support.lakes import rows_in
 
@@ -67,7 +68,10 @@ def test_a_window_without_rows_that_nobody_learned_is_refused_with_one_that_woul
     assert (dataset.num_train_rows, dataset.num_holdout_rows) == (751, 10)
     released("2026-03-02T23:50:00+00:00", model_id="m2", version=2)
     assert run_main(flags, parent="none") == 2
-    assert "the lake holds 3 such rows, so no window would do before more have come" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert "the lake holds 3 such rows, so no window would do before more have come" in refused
+    assert flags_to_run_again(refused) == ["--from-scratch"]
+    assert run_main(flags, parent="none", champion="none") == 0
 
 
 REFUSED = {

@@ -78,8 +78,8 @@ def test_an_empty_window_names_itself_and_what_the_lake_holds(lake, run_step):
         run_step(lake, TimeSpan(parse_time("start", "2027-01-01"), parse_time("end", "2027-01-02")))
     assert str(caught.value) == (
         "window [2027-01-01T00:00:00+00:00, 2027-01-02T00:00:00+00:00) holds no rows, expected at least 10; "
-        f"lake {lake.files.name} holds days 2026-03-01 to 2026-03-02: window_start and window_end ask for others, and "
-        "parent=none for all of them"
+        f"lake {lake.files.name} holds days 2026-03-01 to 2026-03-02: bring more rows by `evergreen ingest`, or ask "
+        "for others by window_start and window_end"
     )
 
 

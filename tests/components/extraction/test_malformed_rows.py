@@ -28,7 +28,8 @@ def test_a_share_above_the_maximum_is_refused_with_counts_and_examples(
     assert str(caught.value) == (
         f"{path}: 2 of 100 rows are malformed (2.00%), expected at most 1.00%; first: "
         "line 11: C7 is 'no hex', expected 1 to 8 hex digits or nothing; "
-        "line 12: C7 is 'no hex', expected 1 to 8 hex digits or nothing"
+        "line 12: C7 is 'no hex', expected 1 to 8 hex digits or nothing; "
+        "correct them, or allow more by extraction.max_malformed_fraction"
     )
 
 

@@ -1,6 +1,7 @@
 import json
 import math
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.contracts import criteo, raw_rows
+from components.contracts.recommender import parse_settings
+from components.runtime.errors import flags_to_run_again
 from components.storage.uris import local_path
 from components.store import runs
 from components.store.runs import report_path
@@ -66,7 +69,24 @@ def test_one_class_labels_block_with_the_class_named(step, write_rows, judged, s
     assert [feature for feature, _ in blocking(report)] == ["label"]
     assert f"label is {value} in all 200 rows" in report.reasons[0]
     (note,) = runs.read_notes(store, "r1")
-    assert (note.state, note.reason) == ("refused", report.reasons[0])
+    assert note.state == "refused"
+    assert note.reason == f"{report.reasons[0]}; correct the rows and ingest them again"
+
+
+def test_refusal_names_setting_by_which_rows_would_be_learned_all_the_same(
+    step, write_rows, judged, release_model, store
+):
+    release_model(step(write_rows(judged(3000)))[1])
+    empty = write_rows(judged(3000, seed=1, I1=pa.nulls(3000, pa.float32())), name="raw2")
+    code, report = step(empty, run="r2", actions={"click_rate": "notify"})
+    assert (code, [feature for feature, _ in blocking(report)]) == (1, ["I1"])
+    note = next(note for note in runs.read_notes(store, "r2") if note.state == "refused")
+    flag, setting = flags_to_run_again(note.reason)
+    assert flag == "--set"
+    (actions,) = parse_settings(shlex.join([setting])).values()
+    assert actions == {"click_rate": "notify", "column_empty": "warn"}
+    code, report = step(empty, run="r3", actions=actions)
+    assert (code, report.decision) == (0, "warn")
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 2, -1], [0, 1, None, 1], [None] * 4], ids=str)

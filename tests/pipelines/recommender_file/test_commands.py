@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from pipelines.recommender_file.__main__ import main
+from pipelines.recommender_file.form import read_recommender
 from tests.support.record_messages import fields_of
+from tests.support.releases import keep_model, make_live, release
 
 SHOP = "format: evergreen/recommender/1\nname: shop\nfeatures:\n  numeric: [price]\n  categorical: [C1..C3]\n"
 
@@ -80,6 +82,33 @@ def test_accepting_says_what_changes_and_the_same_again_is_refused(run, file):
     assert printed.startswith(
         "training.seed: not named -> 7\nfeatures.numeric: without none -> with age\nversion 2 is in force"
     )
+
+
+def test_other_recommender_is_accepted_into_store_in_use_by_flag_that_refusal_names(run, file):
+    assert run("accept", file, "--why", "first")[0] == 0
+    file.write_text(SHOP.replace("name: shop", "name: films"))
+    code, printed = run("accept", file, "--why", "films")
+    assert code == 2
+    assert "the file names its recommender 'films', expected 'shop'" in printed
+    assert "--replace" in printed
+    assert run("show", "2")[0] == 2
+    code, printed = run("accept", file, "--why", "films", "--replace")
+    assert (code, "version 2 is in force" in printed) == (0, True)
+
+
+def test_accepting_says_when_live_model_cannot_be_continued(run, file, tmp_path):
+    run("accept", file, "--why", "first")
+    keep_model(tmp_path / "store", "m1", recommender=read_recommender(file))
+    make_live(tmp_path / "store", release(tmp_path / "store", 1, "m1"))
+    for text, told in (
+        (SHOP.replace("[price]", "[price, age]"), False),
+        (SHOP.replace("[price]", "[age]").replace("[C1..C3]", "[C1..C3, price]"), True),
+    ):
+        file.write_text(text)
+        code, printed = run("accept", file, "--why", "other columns")
+        assert code == 0
+        assert ("cannot continue the live model" in printed) == told
+        assert ("run it again with `--from-scratch`" in printed) == told
 
 
 def test_a_difference_of_any_key_is_told(run, file, tmp_path):

@@ -1,0 +1,141 @@
+"""Finds the columns that give the label away, for a candidate whose AUC is too good to be true.
+
+A column that is filled after the click, or made from it, is a leak: the model ranks the held-out rows almost perfectly
+and is useless in production, where the value does not exist yet. Each column is measured alone. The AUC of a numeric
+column is that of its values, of other columns that of the click rates that the training rows have by value. Whether
+such a column is to be removed is for people: the gate only warns.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from components.contracts.features import MISSING_CATEGORY
+from components.contracts.manifests import RawDataset
+from components.contracts.metrics import roc_auc
+from components.contracts.raw_rows import LABEL, feature_matrix, list_matrix
+from components.evaluation.scoring import parquet_files
+from components.runtime.errors import FROM_SCRATCH
+from components.storage.uris import local_path
+from components.store.archived_rows import reading_parquet
+
+SUSPICIOUS_AUC = 0.99
+"""AUC on held-out rows above which a leak is likelier than a good model."""
+MAX_TRAINING_ROWS = 500_000
+"""Newest training rows from which the click rates of values are taken."""
+_BATCH_ROWS = 65_536
+
+
+def column_aucs(raw: RawDataset) -> dict[str, float]:
+    """Return the AUC of each column alone on the held-out rows, highest first.
+
+    Args:
+        raw: The rows. Columns that the run left out are not measured.
+
+    Returns:
+        AUCs by column, each in [0.5, 1]. A column whose order is the opposite of the label's counts like one whose
+        order is the label's. Empty unless the held-out rows have both labels.
+    """
+    found = {}
+    # A column that is served as one value ranks nothing when the candidate is scored.
+    for column in (name for name in raw.recommender.features.needed if name not in raw.excluded_columns):
+        labels, values = _read_column(raw, raw.holdout_uri, column)
+        rates = _ClickRates(*_read_column(raw, raw.train_uri, column, newest=MAX_TRAINING_ROWS))
+        scores = [rates.of(values)]
+        if column in raw.recommender.features.numeric:
+            numbers = values[:, 0]
+            # A missing value is as good a sign as any: it is tried below all numbers, and above them.
+            scores += [np.where(np.isnan(numbers), end, numbers) for end in (-np.inf, np.inf)]
+        aucs = [roc_auc(labels, _ranks(each)) for each in scores]
+        known = [max(auc, 1 - auc) for auc in aucs if auc is not None]
+        if known:
+            found[column] = max(known)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def describe_leak(auc: float, aucs: dict[str, float]) -> str:
+    """Return the warning for a candidate of this AUC, given the columns' own as `column_aucs` returns them."""
+    too_good = f"auc {auc:.4f} is above {SUSPICIOUS_AUC:g}, which is hardly possible before the outcome is known"
+    leaks = {column: each for column, each in aucs.items() if each > SUSPICIOUS_AUC}
+    if not leaks:
+        best = next((f", {column} comes closest with {each:.4f}" for column, each in aucs.items()), "")
+        return f"{too_good}: no column decides the label alone{best}; check which columns are filled after the click"
+    named = ", ".join(f"{column} ({each:.4f})" for column, each in leaks.items())
+    verb, them = ("decides", "it") if len(leaks) == 1 else ("decide", "them")
+    return (
+        f"{too_good}: {named} {verb} the label alone; unless {them} can be known before the click, remove {them} from "
+        f"the recommender's features, accept that, and train from scratch by `evergreen run {FROM_SCRATCH}`"
+    )
+
+
+class _ClickRates:
+    """Click rates of the training rows by value."""
+
+    def __init__(self, labels: NDArray[np.int8], values: NDArray[Any]) -> None:
+        rows, held = _held(values)
+        self._rate = float(labels.mean()) if len(labels) else 0.5
+        self._values, index = np.unique(held, return_inverse=True)
+        clicks = np.bincount(index, weights=labels[rows], minlength=len(self._values))
+        # One row at the overall rate more for each value: a value that is seen once says little.
+        self._rates = (clicks + self._rate) / (np.bincount(index, minlength=len(self._values)) + 1)
+
+    def of(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Return each row's rate [n], averaged over the values of its list; an unknown value has the overall rate."""
+        rows, held = _held(values)
+        rates = np.full(len(held), self._rate)
+        if len(self._values):
+            at = np.minimum(np.searchsorted(self._values, held), len(self._values) - 1)
+            is_known = (self._values[at] == held) | (np.isnan(self._values[at]) & np.isnan(held))
+            rates[is_known] = self._rates[at[is_known]]
+        averages: NDArray[np.float64] = np.bincount(rows, weights=rates, minlength=len(values)) / np.bincount(
+            rows, minlength=len(values)
+        )
+        return averages
+
+
+def _held(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """The row and the value of everything in `values` [n, places]; a row without any value has a missing one."""
+    is_held = np.ones(values.shape, bool)
+    if values.shape[1] > 1:
+        is_held = values != MISSING_CATEGORY
+        is_held[:, 0] |= ~is_held.any(axis=1)
+    rows, _ = np.nonzero(is_held)
+    return rows, values[is_held]
+
+
+def _ranks(scores: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The order of the scores as finite numbers; equal scores have equal ranks."""
+    ranks: NDArray[np.int64] = np.unique(scores, return_inverse=True)[1]
+    return ranks
+
+
+def _read_column(
+    raw: RawDataset, uri: str, column: str, *, newest: int | None = None
+) -> tuple[NDArray[np.int8], NDArray[Any]]:
+    """Labels [n] and values [n, places] of one column, of the newest rows or all; NaN or -1 where one is missing."""
+    features = raw.recommender.features
+    labels, values, num_rows = [np.zeros(0, np.int8)], [], 0
+    for batch in _newest_first(local_path(uri), [LABEL, column]):
+        labels.append(batch.column(LABEL).to_numpy(zero_copy_only=False).astype(np.int8))
+        if column in features.lists:
+            values.append(list_matrix(batch.column(column), features.list_options_of(column)))
+        elif column in features.numeric:
+            values.append(feature_matrix(batch, [column], "float64", missing=np.nan))
+        else:
+            values.append(feature_matrix(batch, [column], "int64", missing=MISSING_CATEGORY))
+        num_rows += batch.num_rows
+        if newest is not None and num_rows >= newest:
+            break
+    return np.concatenate(labels), np.concatenate(values) if values else np.zeros((0, 1))
+
+
+def _newest_first(folder: Path, columns: list[str]) -> Iterator[Any]:
+    """Arrow record batches of these columns, file by file from the last on."""
+    for path in reversed(parquet_files(folder)):
+        with reading_parquet(path), pq.ParquetFile(path) as file:
+            for group in reversed(range(file.num_row_groups)):
+                yield from file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns)
