@@ -14,6 +14,7 @@ Deadlines are generous on purpose: Triton 2.51 can crash when gRPC calls are can
 """
 
 import logging
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from components.contracts.serving import GRPC_OPTIONS, INPUT_TYPES, PROBABILITY_OUTPUT, named_inputs
 from components.deployment.graph.parity import GoldenRows, check_scores
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError, first_line
 
 CALL_SECONDS = 30.0
 LOAD_SECONDS = 120.0
@@ -98,7 +99,30 @@ class Triton:
             answer: Any = self._client.infer(
                 name, inputs, model_version="" if version is None else str(version), client_timeout=CALL_SECONDS
             )
-            return answer.as_numpy(PROBABILITY_OUTPUT.name).ravel(), int(answer.get_response().model_version)
+            return self._read_reply(name, answer)
+
+    def _read_reply(self, name: str, answer: Any) -> tuple[NDArray[np.float32], int]:
+        """Return the probabilities [n] and the version of a reply."""
+        reply, wanted = answer.get_response(), PROBABILITY_OUTPUT
+        if reply.model_name != name:
+            raise self._odd(name, f"as model {reply.model_name!r}")
+        # A number that int() reads and Triton never writes, such as "+1" or 5,000 digits, is no version.
+        if not re.fullmatch("[1-9][0-9]{0,18}", reply.model_version, re.ASCII):
+            raise self._odd(name, f"from version {reply.model_version[:40]!r}")
+        found = [(output.name, output.datatype) for output in reply.outputs]
+        if found.count((wanted.name, wanted.datatype)) != 1 or len(dict(found)) != len(found):
+            raise self._odd(name, f"with outputs {found[:8]}")
+        scores = answer.as_numpy(wanted.name)
+        if scores.dtype != np.float32:
+            raise self._odd(name, f"with {wanted.name} of type {scores.dtype}")
+        return scores.ravel(), int(reply.model_version)
+
+    def _odd(self, name: str, how: str) -> PermanentError:
+        wanted = PROBABILITY_OUTPUT
+        return PermanentError(
+            f"triton {self.url} answered {name} {how}, expected one output {wanted.name} of type {wanted.datatype} "
+            f"from a version of {name}"
+        )
 
     @contextmanager
     def _translated(self, call: str) -> Iterator[None]:
@@ -106,12 +130,17 @@ class Triton:
 
         try:
             yield
+        except (TemporaryError, PermanentError):
+            raise
         except InferenceServerException as error:
             status = str(error.status() or "")
             message = f"triton {self.url}: {call} failed: {error.message()}"
             if any(name in status for name in _TEMPORARY):
                 raise TemporaryError(message) from error
             raise PermanentError(message) from error
+        except Exception as error:  # What tritonclient meets in a malformed reply has no type of its own.
+            found = f"{type(error).__name__}: {first_line(error)}"
+            raise PermanentError(f"triton {self.url}: {call} got a malformed reply: {found}") from error
 
 
 logger = logging.getLogger(__name__)
