@@ -204,7 +204,9 @@ def test_odd_counters_take_nothing_back_and_end_no_round(world):
     for count in ("NaN", "+Inf", "-5", "1e300"):
         for name in ("request_failure", "compute_infer_duration_us", "request_success"):
             texts = [f'nv_inference_{name}{{model="{MODEL_NAME}",version="2"}} {each}\n' for each in (0, count)]
-            baking = Baking(site=world.settings, metrics=("triton-a:8002",), fetch=lambda address: texts.pop(0))
+            baking = Baking(
+                site=world.settings, metrics=("triton-a:8002",), fetch=lambda address, texts=texts: texts.pop(0)
+            )
             assert {baking.step({}).action for _ in range(2)} == {"bakes"}
 
 
