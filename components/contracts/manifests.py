@@ -49,7 +49,7 @@ class Manifest:
         """The manifest at `path`.
 
         Raises:
-            ContractError: absent, not JSON, another kind, another format version, other than its checksum, or missing or
+            ContractError: absent, not JSON, another kind or format version, not as its checksum says, or missing or
                 unknown fields.
         """
         return cls.loads(read_content(path), source=str(path))
@@ -484,7 +484,7 @@ class Release(Manifest):
     graph_uri: str
     """The ONNX graph, kept in the model store beside its golden rows."""
     sha256: dict[str, str]
-    """`graph`, `weights`, `workflow`, and `data` (the raw dataset's digest)."""
+    """`graph`, `golden` (its golden rows), `weights`, `workflow`, and `data` (the raw dataset's digest)."""
     raw_digest: str
     parity_max_abs_diff: float
     """Largest difference between the graph on raw rows and the training-side scores of the same rows."""

@@ -12,7 +12,6 @@ import logging
 from dataclasses import replace
 
 from components.contracts.manifests import Release
-from components.deployment.repository.triton_config import ServingOptions, read_options
 from components.deployment.site import Site, SiteSettings, add_site_flags, change_reason, opened, site_of
 from components.deployment.switch import make_live
 from components.runtime.errors import ContractError, Refused
@@ -51,19 +50,9 @@ def rollback(
         target = _target_release(site, live, to_version if to_version is not None else _replaced_by(live))
         line = site.entry(promotion_journal.ROLLBACK, target, reason=reason)
         line = replace(line, barred_model_id=of.model_id if of else None)
-        line = make_live(site, target, line, options=options_for(site, target.version))
+        line = make_live(site, target, line, options=site.repository.options_for(target.version))
         logger.info("rolled back from version %d to %d: %s", live.version, line.version, reason)
         return line
-
-
-def options_for(site: Site, version: int) -> ServingOptions:
-    """How `version` is served: as what is served now, by the kind of server that it was written for."""
-    config, published = site.repository.read_config(), site.repository.published
-    own = published.record(version).options if version in published.whole() else ServingOptions()
-    if config is None:
-        return own
-    options = read_options(config)
-    return replace(options, server=own.server) if version in published.whole() else options
 
 
 def _replaced_by(live: Promotion) -> int:

@@ -27,6 +27,7 @@ from typing import NamedTuple, TypeVar
 from components.contracts.manifests import Model, Release
 from components.contracts.serving import ServedNames
 from components.deployment.graph.parity import GoldenRows
+from components.deployment.intact import golden_rows
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.servers import (
     Connect,
@@ -163,7 +164,7 @@ class Site:
         live = self.live
         if live is None or live.version not in self.repository.versions():
             return None
-        return Fallback(live.version, self.repository.published.golden_rows(live.version))
+        return Fallback(live.version, golden_rows(self.repository, self.store, live.version))
 
     def entry(
         self,

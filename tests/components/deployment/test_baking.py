@@ -11,6 +11,7 @@ from components.contracts.baking import BAD, BAKES, WELL, Findings
 from components.deployment.baking import BAKES as STILL
 from components.deployment.baking import COUNTERS_FILE, NONE, TAKEN_BACK, Baking
 from components.deployment.controller import ReleaseController
+from components.deployment.inspection import Inspection
 from components.deployment.release import release
 from components.deployment.watchdog import Watchdog
 from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
@@ -107,7 +108,12 @@ def controller(settings, triton, tmp_path):
     if not triton.alive():
         triton.start()
     baking = Baking(site=limited(settings), metrics=(triton.metrics_address,))
-    return ReleaseController(watchdog=Watchdog(site=settings), baking=baking, status=tmp_path / "status.json")
+    return ReleaseController(
+        watchdog=Watchdog(site=settings),
+        baking=baking,
+        inspection=Inspection(site=settings),
+        status=tmp_path / "status.json",
+    )
 
 
 def test_a_version_that_fails_requests_is_taken_back(deploy, controller, triton, client, raw_rows):

@@ -15,6 +15,7 @@ from components.deployment.baking import Baking
 from components.deployment.canary import evidence
 from components.deployment.canary.evidence import counted, fetch
 from components.deployment.controller import ReleaseController
+from components.deployment.inspection import Inspection
 from components.deployment.servers import Triton
 from components.deployment.watchdog import ILL, SUSPECT, WELL, Watchdog
 from components.runtime.errors import PermanentError, TemporaryError
@@ -110,7 +111,10 @@ def controlled(world, tmp_path):
     with site_of(world) as (odd, site):
         status = tmp_path / "status.json"
         controller = ReleaseController(
-            watchdog=Watchdog(site=site), baking=Baking(site=site, fetch=lambda address: ""), status=status
+            watchdog=Watchdog(site=site),
+            baking=Baking(site=site, fetch=lambda address: ""),
+            inspection=Inspection(site=site),
+            status=status,
         )
 
         def look():

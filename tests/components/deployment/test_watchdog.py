@@ -14,6 +14,7 @@ from components.contracts.manifests import Release
 from components.deployment import watchdog as module
 from components.deployment.baking import Baking
 from components.deployment.controller import ReleaseController, control, main
+from components.deployment.inspection import Inspection
 from components.deployment.release import release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
@@ -257,7 +258,12 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, s
         journal.write_bytes(b"not a promotion\n" if len(waits) == 1 else whole)
         return len(waits) == 3
 
-    controller = ReleaseController(watchdog=watchdog, baking=Baking(site=settings), status=tmp_path / "status.json")
+    controller = ReleaseController(
+        watchdog=watchdog,
+        baking=Baking(site=settings),
+        inspection=Inspection(site=settings),
+        status=tmp_path / "status.json",
+    )
     control(controller, 7.0, wait)
     assert waits == [7.0] * 3
     assert told[1]["servers"] == {}
@@ -268,6 +274,7 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, s
         "counts": {**dict.fromkeys(module.FINDINGS, 0), WELL: 2},
         "recovered": 0,
         "baking": {"action": "none", "reason": "version 1 does not bake", "version": 1},
+        "healed_files": [],
         "problem": None,
     }
 
