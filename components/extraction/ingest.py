@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts.manifests import CURRENT
@@ -54,6 +53,7 @@ from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 from components.storage.objects import NUM_TRANSFERS, Objects
 from components.storage.uris import open_objects, typed_folder, typed_uri
+from components.store.archived_rows import parquet_writer
 from components.store.recommenders import accepted
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def ingest(
             rows = dated(spool, source, recommender, total=total, first_day=first_day, days=settings.days)
         else:
             rows = in_time_order(spool, recommender)
-        with pq.ParquetWriter(scratch / "replay", lake_schema(recommender.features, weighted=weighted)) as replay_file:
+        with parquet_writer(scratch / "replay", lake_schema(recommender.features, weighted=weighted)) as replay_file:
             num_sorted = _write_days(rows, num_lake, days=scratch / "days", source=source, replay=replay_file)
         num_lake = min(num_lake, num_sorted)
         _publish_days(objects, scratch / "days", source)
@@ -186,7 +186,7 @@ def spool_days(batches: Iterable[Any], source: str, folder: Path) -> None:
                     if len(writers) == MAX_DAYS:
                         raise ContractError(f"rows are of more than {MAX_DAYS} days, expected the times of a click log")
                     path = folder / f"{to_iso(day * DAY_MICROS)[:10]}.parquet"
-                    writers[day] = stack.enter_context(pq.ParquetWriter(path, rows.schema))
+                    writers[day] = stack.enter_context(parquet_writer(path, rows.schema))
                 writers[day].write_batch(rows.filter(pa.array(days == day)))
 
 
