@@ -117,9 +117,11 @@ def test_wrong_scores_are_believed_at_the_second_time_and_a_model_that_stays_wro
     deploy, client, triton, settings
 ):
     deploy(1), deploy(2)
-    other, live = (triton.repository / MODEL_NAME / version / "model.onnx" for version in "12")
-    right = live.read_bytes()
-    live.write_bytes(other.read_bytes())
+    # With its record: a graph that is not the recorded one is not loaded at all.
+    other, live = (triton.repository / MODEL_NAME / version for version in "12")
+    right = {name: (live / name).read_bytes() for name in ("model.onnx", "model.data", "version.json")}
+    for name in right:
+        (live / name).write_bytes((other / name).read_bytes())
     client.unload(MODEL_NAME)
     client.load(MODEL_NAME)
     watchdog, loads = Watchdog(site=dataclasses.replace(settings, connect=Counted)), []
@@ -129,7 +131,8 @@ def test_wrong_scores_are_believed_at_the_second_time_and_a_model_that_stays_wro
         loads.append(len(Counted.loads))
         assert found == [ILL if len(loads) > 1 else SUSPECT]
     assert [number for number, count in enumerate(loads, start=1) if count] == [2, 4]
-    live.write_bytes(right)
+    for name, content in right.items():
+        (live / name).write_bytes(content)
     assert [findings(watchdog) for _ in range(2)] == [[HEALED], [WELL]]
 
 
