@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from re import fullmatch
 from typing import Any
 
 from components.contracts.manifests import Manifest
-from components.runtime.durable import sha256_file, whole_directory, whole_file
+from components.runtime.durable import UNFINISHED, sha256_file, whole_directory, whole_file
 from components.runtime.errors import ContractError, Refused, TemporaryError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
@@ -194,7 +193,7 @@ def _files_of(place: Path) -> Iterator[Path]:
 
 def _is_unfinished(path: Path, expected: Mapping[Path, Any]) -> bool:
     """Whether `durable.whole_file` had begun it for a file of the backup."""
-    match = fullmatch(r"\.(.+)\.[0-9a-f]{32}", path.name)
+    match = UNFINISHED.fullmatch(path.name)
     return match is not None and path.with_name(match[1]) in expected
 
 

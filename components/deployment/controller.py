@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+MAX_INTERVAL_SECONDS = 3600.0
+
 
 @dataclass(kw_only=True)
 class ReleaseController:
@@ -103,8 +105,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Looks after the site until SIGTERM or Ctrl-C."""
     arguments = build_parser().parse_args(argv)
-    if arguments.interval_seconds <= 0:
-        raise ContractError(f"interval is {arguments.interval_seconds} s, expected more than 0")
+    if not 0 < arguments.interval_seconds <= MAX_INTERVAL_SECONDS:
+        raise ContractError(
+            f"interval is {arguments.interval_seconds} s, expected more than 0 and at most {MAX_INTERVAL_SECONDS:g}"
+        )
     site = site_of(arguments)
     if not site.triton_urls:
         raise ContractError("triton urls are none, expected at least one")

@@ -14,12 +14,14 @@ Deadlines are generous on purpose: Triton 2.51 can crash when gRPC calls are can
 """
 
 import logging
+import os
 import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,16 +42,81 @@ class NotListening(TemporaryError):
     """Nothing listens at the server's address: its process has not started to listen, or has ended."""
 
 
-class Triton:
-    """A Triton in explicit model control, reached by gRPC at `url` (host:port)."""
+@dataclass(frozen=True, kw_only=True)
+class TritonAccess:
+    """How servers are reached where something before them wants TLS or a token; without any, in plain text.
 
-    def __init__(self, url: str) -> None:
+    Raises:
+        ContractError: a file is absent, or an option has no effect without another.
+    """
+
+    ca: str = ""
+    """PEM file of the certificates that a server's own must be signed by; turns TLS on."""
+    certificate: str = ""
+    """PEM file of this client's own certificate, for mutual TLS."""
+    key: str = ""
+    """PEM file of its private key."""
+    name: str = ""
+    """Name that the servers' certificates are for. A replica of a headless Service is reached by its address."""
+    token_file: str = ""
+    """File of the token that each call shows as `authorization: Bearer`; read anew at each, because tokens rotate."""
+
+    def __post_init__(self) -> None:
+        for path in filter(None, (self.ca, self.certificate, self.key, self.token_file)):
+            if not Path(path).is_file():
+                raise ContractError(f"{path} is no file, expected what the connection to Triton needs")
+        if (self.certificate or self.key or self.name) and not self.ca:
+            raise ContractError("a certificate, a key or a name for Triton is given without a CA, expected it too")
+        if bool(self.certificate) != bool(self.key):
+            raise ContractError("a certificate or a key for Triton is given alone, expected both or neither")
+
+    @classmethod
+    def of_environment(cls) -> "TritonAccess":
+        """Return what `EVERGREEN_TRITON_CA` and its like say: a step of the pipeline has no other flags."""
+        return cls(**{each.name: os.environ.get(f"EVERGREEN_TRITON_{each.name.upper()}", "") for each in fields(cls)})
+
+    def credentials(self) -> Any:
+        """Return gRPC's credentials of a channel; None for plain text."""
+        if not self.ca:
+            return None
+        import grpc
+
+        files = (self.ca, self.key, self.certificate)
+        return grpc.ssl_channel_credentials(*(Path(path).read_bytes() if path else None for path in files))
+
+    def show_token(self, request: Any) -> None:
+        """Add the token to a call of tritonclient.
+
+        Raises:
+            TemporaryError: its file cannot be read now.
+        """
+        try:
+            token = Path(self.token_file).read_text().strip()
+        except (OSError, ValueError) as error:
+            raise TemporaryError(f"token file {self.token_file} cannot be read: {first_line(error)}") from error
+        request.headers = {**(request.headers or {}), "authorization": f"Bearer {token}"}
+
+
+class Triton:
+    """A Triton in explicit model control, reached by gRPC at `url` (host:port).
+
+    `access` None = that of the environment.
+    """
+
+    def __init__(self, url: str, access: TritonAccess | None = None) -> None:
         import tritonclient.grpc as grpc_client
 
         self.url = url
         self._grpc = grpc_client
+        access = access or TritonAccess.of_environment()
+        name = (("grpc.ssl_target_name_override", access.name),) if access.name else ()
         with self._translated("connect"):
-            self._client = grpc_client.InferenceServerClient(url, channel_args=list(GRPC_OPTIONS))
+            self._client = grpc_client.InferenceServerClient(
+                url, creds=access.credentials(), channel_args=[*GRPC_OPTIONS, *name]
+            )
+            if access.token_file:
+                shows = {"__call__": lambda _, request: access.show_token(request)}
+                self._client.register_plugin(type("ShowsToken", (grpc_client.InferenceServerClientPlugin,), shows)())
 
     def close(self) -> None:
         """Closes the connection."""

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ from uuid import uuid4
 from components.runtime.errors import ContractError, TemporaryError
 
 T = TypeVar("T")
+
+UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{32}")
+"""What a file or folder is called until it is whole, around its later name; a killed write leaves it."""
 
 
 def no_checkpoint(name: str) -> None:

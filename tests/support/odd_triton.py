@@ -21,6 +21,9 @@ class OddTriton:
         self.real = real
         self.odd = {}
         self.asked = []
+        self.token = None
+        """What `authorization` must be; None = it is not looked at."""
+        self.executor = ThreadPoolExecutor(4)
 
     def handlers(self):
         calls = {
@@ -33,6 +36,8 @@ class OddTriton:
     def _answering(self, name, call):
         def answer(request, context):
             self.asked.append(name)
+            if self.token is not None and dict(context.invocation_metadata()).get("authorization") != self.token:
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "no such token")
             odd = self.odd.get(name)
             if isinstance(odd, tuple):
                 context.abort(*odd)
@@ -79,7 +84,7 @@ class OddTriton:
 def odd_triton(real):
     """Yields the server over `real` (`file_triton.FileTriton`), and its address."""
     odd = OddTriton(real)
-    server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+    server = grpc.server(odd.executor, options=[("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers((odd.handlers(),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
