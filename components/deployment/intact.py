@@ -25,7 +25,7 @@ from components.deployment.repository.model_repository import (
 from components.deployment.repository.triton_config import ServingOptions
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
-from components.store.models import DATA_FILE, GRAPH_FILE, graph_folder, graph_sha256, release_path
+from components.store.models import graph_folder, graph_sha256, release_path
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def find_damaged(folders: VersionFolders, store: Path, version: int) -> list[str
     record, problem = _record_of(folders, release)
     problems = [problem] if problem else []
     if record:
-        problems += _damaged_files(folders, version, record.files, folders.hashes(version))
+        problems += _damaged_files(folders, version, record.files, found=folders.hashes(version))
     if graph_folder(store, version).exists():
         try:
             check_kept(store, release)
@@ -105,16 +105,17 @@ def heal(folders: VersionFolders, store: Path, version: int, *, options: Serving
         ContractError: both copies of a file are damaged; names them.
     """
     release = Release.read(release_path(store, version))
-    healed = _heal_published(folders, store, release, options)
-    return healed + _heal_kept(folders, store, release)
+    # The store's first: what both lack an intact file of is then complete there.
+    healed = _heal_kept(folders, store, release)
+    return healed + _heal_published(folders, store, release, options=options)
 
 
-def _heal_published(folders: VersionFolders, store: Path, release: Release, options: ServingOptions) -> list[str]:
+def _heal_published(folders: VersionFolders, store: Path, release: Release, *, options: ServingOptions) -> list[str]:
     version = release.version
     record, problem = _record_of(folders, release)
     found = folders.hashes(version)
     recorded = {file.name: file for file in record.files} if record else {}
-    problems = [problem] if problem else _damaged_files(folders, version, recorded.values(), found)
+    problems = [problem] if problem else _damaged_files(folders, version, recorded.values(), found=found)
     if not problems:
         return []
     try:
@@ -139,22 +140,20 @@ def _heal_published(folders: VersionFolders, store: Path, release: Release, opti
 
 
 def _heal_kept(folders: VersionFolders, store: Path, release: Release) -> list[str]:
-    """Write the repository's files, which are intact, over damaged ones of the model store."""
+    """Write intact files of the repository over damaged ones of the model store."""
     folder = graph_folder(store, release.version)
-    if not folder.exists():
-        return []  # `evergreen collect` removed it
-    try:
-        check_kept(store, release)
+    record, _ = _record_of(folders, release)
+    if record is None or not folder.exists():  # `evergreen collect` removes the folder
         return []
-    except ContractError as error:
-        logger.error("%s; it is replaced by the repository's copy", error)
-    healed = []
-    for file in folders.record(release.version).files:
+    found, healed = folders.hashes(release.version), []
+    for file in record.files:
         path = folder / file.name
-        if file.name in (GRAPH_FILE, DATA_FILE, GOLDEN_FILE) and not _is_file(path, file):
+        if file.name == CODE_FILE or found.get(file.name) != file.sha256:
+            continue
+        if not path.is_file() or sha256_file(path) != file.sha256:
+            logger.error("%s is damaged; it is replaced by the repository's copy", path)
             folders.fetch(release.version, file.name, path)
             healed.append(str(path))
-    check_kept(store, release)
     return healed
 
 
@@ -180,7 +179,7 @@ def _kept_golden_rows(store: Path, version: int) -> GoldenRows:
 
 
 def _damaged_files(
-    folders: VersionFolders, version: int, files: Iterable[FileRecord], found: Mapping[str, str]
+    folders: VersionFolders, version: int, files: Iterable[FileRecord], *, found: Mapping[str, str]
 ) -> list[str]:
     return [
         f"{folders.uri}/{version}/{file.name} has sha256 {found.get(file.name)}, expected {file.sha256}"
@@ -191,7 +190,3 @@ def _damaged_files(
 
 def _content(content: Path | bytes) -> bytes:
     return content.read_bytes() if isinstance(content, Path) else content
-
-
-def _is_file(path: Path, file: FileRecord) -> bool:
-    return path.is_file() and sha256_file(path) == file.sha256

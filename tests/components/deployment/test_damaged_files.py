@@ -109,6 +109,15 @@ def test_a_rollback_goes_on_where_the_stores_copy_is_the_damaged_one(world, capl
     assert str(kept(world, 1, "")).rstrip("/") in caplog.text
 
 
+def test_damage_of_another_file_in_each_copy_is_mended_from_both(world):
+    world.release(1), world.release(2)
+    flip(served(world, 1, "golden.npz"))
+    flip(kept(world, 1, "model.onnx"))
+    assert world.rollback().version == 1
+    world.check_all_is_well(1)
+    assert is_intact(world, 1)
+
+
 @pytest.mark.parametrize("file", FILES[:2])
 def test_a_version_of_which_both_copies_are_damaged_is_refused_with_both_names(world, file):
     world.release(1), world.release(2)
