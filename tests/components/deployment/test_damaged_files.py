@@ -210,6 +210,14 @@ def test_a_damaged_configuration_blocks_no_rollback_and_is_written_anew(world, i
     world.check_all_is_well(1)
 
 
+def test_a_damaged_manifest_of_the_live_version_keeps_nobody_from_leaving_it(world):
+    world.release(1), world.release(2), world.release(3)
+    flip(release_path(world.settings.store, 3))
+    assert world.rollback().version == 2
+    assert world.rollback().version == 1, "further back, not to and fro"
+    world.check_all_is_well(1)
+
+
 def test_a_release_manifest_that_is_damaged_is_named(world, inspection):
     world.release(1)
     flip(release_path(world.settings.store, 1))
