@@ -9,7 +9,7 @@ from components.contracts.serving import versions_of
 from components.deployment.baking import Baking
 from components.deployment.controller import ReleaseController
 from components.deployment.inspection import DAY_SECONDS, RETRY_SECONDS, Inspection
-from components.deployment.intact import find_damaged
+from components.deployment.intact import find_damaged, golden_rows
 from components.deployment.release import release
 from components.deployment.watchdog import SUSPECT, WELL, Watchdog
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -208,6 +208,17 @@ def test_a_damaged_configuration_blocks_no_rollback_and_is_written_anew(world, i
     assert world.rollback().version == 1
     assert versions_of(path.read_text()) == [1]
     world.check_all_is_well(1)
+
+
+def test_golden_rows_of_another_version_are_no_copy(world):
+    world.release(1), world.release(2)
+    assert golden_rows(world.repository, world.settings.store, 2).expected.size
+    flip(served(world, 2, "golden.npz"))
+    kept(world, 2, "golden.npz").write_bytes(kept(world, 1, "golden.npz").read_bytes())
+    with pytest.raises(ContractError, match="no copy of the golden rows of version 2 is intact") as caught:
+        golden_rows(world.repository, world.settings.store, 2)
+    assert served(world, 2, "golden.npz").as_uri() in str(caught.value)
+    assert str(kept(world, 2, "golden.npz")) in str(caught.value)
 
 
 def test_a_damaged_manifest_of_the_live_version_keeps_nobody_from_leaving_it(world):
