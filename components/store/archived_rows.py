@@ -26,7 +26,7 @@ def reading_parquet(name: object) -> Iterator[None]:
     """Turns the errors of reading a Parquet file into `ContractError`, which calls the file `name`."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: a column's name that is no text
         raise ContractError(f"{name} is not a readable Parquet file: {first_line(error)}") from error
 
 
