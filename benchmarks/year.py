@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from io import StringIO
 from pathlib import Path
@@ -28,7 +29,7 @@ from benchmarks.spread import Figure, spread
 from components.contracts.workflow import TOMBSTONE
 from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import next_column, unseen_column
-from components.runtime.durable import append_line
+from components.runtime.durable import append_record
 from components.store import collect, promotion_journal
 from components.store.models import graph_folder, model_folder, release_path
 from components.store.runs import find_outcome
@@ -95,7 +96,9 @@ class Year:
                 for path in source.iterdir():
                     repeat(path, target / path.name)
             elif source.suffix == ".json" and source.stat().st_size < 2**20:
-                target.write_text(json.dumps(aged(json.loads(source.read_text()))))
+                document = aged(json.loads(source.read_text()))
+                document.pop("crc32", None)
+                target.write_text(json.dumps(document))
             else:
                 os.link(source, target)
 
@@ -106,7 +109,7 @@ class Year:
         repeat(graph_folder(source, last.version), graph_folder(store, version))
         repeat(source / "runs" / self._run, store / "runs" / renamed[self._run])
         for line in self._lines:
-            append_line(store / promotion_journal.JOURNAL_FILE, json.dumps(aged(vars(line))))
+            append_record(store / promotion_journal.JOURNAL_FILE, replace(line, **aged(vars(line))))
         return moment
 
 

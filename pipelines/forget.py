@@ -35,7 +35,6 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from components.contracts.features import category_of
 from components.contracts.manifests import CURRENT, Model, Release
@@ -66,7 +65,7 @@ from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
 from components.storage.objects import ObjectInfo, Objects, local_copy
 from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
-from components.store.archived_rows import reading_parquet
+from components.store.archived_rows import parquet_file, parquet_writer, reading_parquet
 from components.store.forgotten import keep_forgotten, removed_at
 from components.store.models import graph_folder, model_folder, read_serving_place, release_path
 from components.store.promotion_journal import current
@@ -245,7 +244,7 @@ class Found(NamedTuple):
 
 
 def _batches(path: Path, columns: list[str] | None = None) -> Iterator[Any]:
-    with reading_parquet(path), pq.ParquetFile(path) as file:
+    with reading_parquet(path), parquet_file(path) as file:
         for group in range(file.num_row_groups):
             yield from file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns)
 
@@ -271,7 +270,7 @@ def rewrite(objects: Objects, info: ObjectInfo, clean: Cleaning) -> None:
     with TemporaryDirectory(prefix="evergreen-forget-") as scratch, local_copy(objects, info.name) as path:
         found, num_gone, copy = open_parquet(path).schema_arrow, 0, Path(scratch) / "rows.parquet"
         schema = pa.schema([each.with_type(plain_type(each.type)) for each in found], found.metadata)
-        with pq.ParquetWriter(copy, schema) as writer:
+        with parquet_writer(copy, schema) as writer:
             for batch in _batches(path):
                 left = pa.Table.from_batches([clean(batch)])
                 num_gone += batch.num_rows - left.num_rows

@@ -8,6 +8,7 @@ numeric value is NaN and a missing category is `MISSING_CATEGORY`.
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -28,6 +29,12 @@ _LOG, _STANDARDIZE, _MINMAX = "log1p", "standardize", "minmax"
 _NUMBER = r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _CLIP = re.compile(rf"clip\(({_NUMBER})(?:\.\.({_NUMBER}))?\)")
 _BUCKETS = re.compile(r"quantile_buckets\(([1-9]\d{0,8})\)", re.ASCII)
+MAX_COLUMNS = 4096
+"""Most columns of the tensors of one recommender; a list has one for each of its places."""
+MAX_NAME = 200
+"""Longest name of a feature."""
+MAX_WIDTH = 4096
+"""Longest vector of a category."""
 MAX_BUCKETS = 1024
 """Of one feature: a served row is compared with each bucket's lower end."""
 
@@ -69,7 +76,7 @@ class CategoricalOptions:
     """What a categorical feature holds.
 
     Raises:
-        ContractError: `embed` is below 1.
+        ContractError: `embed` is below 1 or above `MAX_WIDTH`.
     """
 
     type: Literal["int64", "string"] = "int64"
@@ -94,7 +101,7 @@ class ListOptions:
     """What becomes of a list of categories, of which a row may have none.
 
     Raises:
-        ContractError: `max` or `embed` is below 1, or a type or `embed` is stated beside a table.
+        ContractError: `max` or `embed` is below 1 or too large, or a type or `embed` is stated beside a table.
     """
 
     type: Literal["int64", "string"] = "int64"
@@ -113,8 +120,8 @@ class ListOptions:
     """What stands between the elements in a text file. A field in brackets is read as a JSON list whatever it is."""
 
     def __post_init__(self) -> None:
-        if self.max < 1:
-            raise ContractError(f"max is {self.max}, expected at least 1")
+        if not 1 <= self.max <= MAX_COLUMNS:
+            raise ContractError(f"max is {self.max}, expected at least 1 and at most {MAX_COLUMNS:,}")
         if not self.separator:
             raise ContractError("separator is '', expected what stands between the elements of a list in a text file")
         _require_width(self.embed)
@@ -128,8 +135,8 @@ _LIST_TYPE = ListOptions.type
 
 
 def _require_width(embed: int | None) -> None:
-    if embed is not None and embed < 1:
-        raise ContractError(f"embed is {embed}, expected at least 1")
+    if embed is not None and not 1 <= embed <= MAX_WIDTH:
+        raise ContractError(f"embed is {embed}, expected at least 1 and at most {MAX_WIDTH:,}")
 
 
 class PooledPlaces(NamedTuple):
@@ -278,8 +285,9 @@ class Features:
     """The feature columns of one recommender, in the order of files and tensors.
 
     Raises:
-        ContractError: there is no feature, a name is there twice, or a name is none: empty, with a slash or a character
-            that is not printable, or with a space at its begin or end.
+        ContractError: there is no feature, they come to more than `MAX_COLUMNS` columns, a name is there twice, or a
+            name is none: empty, longer than `MAX_NAME`, with a slash or a character that is not printable, or with a
+            space at its begin or end.
 
     >>> Features(numeric=("price",), categorical=("item", "shop")).names
     ('price', 'item', 'shop')
@@ -308,16 +316,24 @@ class Features:
         for kind, usual in defaults.items():
             options: Mapping[str, object] = getattr(self, f"{kind}_options")
             object.__setattr__(self, f"{kind}_options", {n: each for n, each in options.items() if each != usual})
-            if unknown := [name for name in options if name not in getattr(self, "lists" if kind == "list" else kind)]:
+            known = set(getattr(self, "lists" if kind == "list" else kind))
+            if unknown := [name for name in options if name not in known]:
                 raise ContractError(f"options are given of {unknown}, expected {kind} features")
         if not self.names:
             raise ContractError("there are no features, expected one or more names")
         if wrong := [name for name in self.names if not _is_name(name)]:
             raise ContractError(
-                f"features are named {wrong}, expected printable characters without a slash, and no space at either end"
+                f"features are named {wrong}, expected printable characters without a slash, no space at either end, "
+                f"and at most {MAX_NAME} characters"
             )
-        if twice := sorted({name for name in self.names if self.names.count(name) > 1}):
+        if twice := sorted(name for name, count in Counter(self.names).items() if count > 1):
             raise ContractError(f"features {twice} are there twice, expected each once")
+        columns = len(self.numeric + self.categorical) + sum(self.list_options_of(name).max for name in self.lists)
+        if columns > MAX_COLUMNS:
+            raise ContractError(
+                f"features come to {columns:,} columns of tensors, expected at most {MAX_COLUMNS:,}: a list has one "
+                "for each of its max elements"
+            )
         for name, each in self.list_options.items():
             if each.table is not None and each.table not in self.categorical:
                 raise ContractError(f"table of {name} is {each.table!r}, expected a categorical feature")
@@ -533,4 +549,6 @@ class Features:
 
 
 def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name.isprintable() and name.strip() == name != "" and "/" not in name
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+        return False
+    return name.isprintable() and name.strip() == name and "/" not in name

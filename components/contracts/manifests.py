@@ -6,6 +6,7 @@ what it does not know instead of guessing. Numbers that do not exist are `None`.
 
 import dataclasses
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from components.runtime.errors import ContractError
 PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
 """The gate's decisions."""
 
+_CHECKSUM = "crc32"
+"""Key of a document's checksum; one that a person wrote may lack it."""
 M = TypeVar("M", bound="Manifest")
 T = TypeVar("T")
 
@@ -35,7 +38,7 @@ class Manifest:
             "format_version": self.FORMAT_VERSION,
             **dataclasses.asdict(self),
         }
-        return (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
+        return (json.dumps(checksummed(document), indent=2, allow_nan=False) + "\n").encode()
 
     def write(self, path: str | Path) -> None:
         """Writes the manifest as JSON to `path`, whole or not at all."""
@@ -46,7 +49,8 @@ class Manifest:
         """The manifest at `path`.
 
         Raises:
-            ContractError: absent, not JSON, another kind, another format version, or missing or unknown fields.
+            ContractError: absent, not JSON, another kind or format version, not as its checksum says, or missing or
+                unknown fields.
         """
         return cls.loads(read_content(path), source=str(path))
 
@@ -73,7 +77,7 @@ def parse_document(content: bytes, *, kind: str, version: int, source: str) -> d
     """The fields of a JSON document of that kind and format version, without these two; `source` is named in errors.
 
     Raises:
-        ContractError: not a JSON object, another kind, or another format version.
+        ContractError: not a JSON object, another kind, another format version, or other than its checksum.
     """
     try:
         document = json.loads(content)
@@ -86,7 +90,26 @@ def parse_document(content: bytes, *, kind: str, version: int, source: str) -> d
         raise ContractError(f"{source} is a {found_kind} manifest, expected {kind}")
     if found_version != version:
         raise ContractError(f"{source} has format_version {found_version}, expected {version}")
+    expected = document.pop(_CHECKSUM, None)
+    whole = {"kind": kind, "format_version": version, **document}
+    if expected is not None and expected != (found := _crc32(whole)):
+        raise ContractError(
+            f"{source} has {_CHECKSUM} {found}, expected {expected!r}: it was damaged, or edited without removing its "
+            f"key {_CHECKSUM}"
+        )
     return document
+
+
+def checksummed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document with its checksum, which `parse_document` compares."""
+    return {**document, _CHECKSUM: _crc32(document)}
+
+
+def _crc32(document: Mapping[str, Any]) -> str:
+    """Return the CRC-32 of a document's values, however its text is laid out."""
+    # Once through JSON: keys that are numbers are sorted as the texts that a reader finds.
+    values = json.loads(json.dumps(document))
+    return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
 
 def _from_fields(kind: type[T], values: dict[str, Any], *, source: str) -> T:
@@ -486,7 +509,7 @@ class Release(Manifest):
     graph_uri: str
     """The ONNX graph, kept in the model store beside its golden rows."""
     sha256: dict[str, str]
-    """`graph`, `weights`, `workflow`, and `data` (the raw dataset's digest)."""
+    """`graph`, `golden` (its golden rows), `weights`, `workflow`, and `data` (the raw dataset's digest)."""
     raw_digest: str
     parity_max_abs_diff: float
     """Largest difference between the graph on raw rows and the training-side scores of the same rows."""

@@ -20,7 +20,7 @@ import msgspec
 from components.contracts.features import Features
 from components.contracts.raw_rows import OWN_COLUMNS, WEIGHT, ColumnNames
 from components.contracts.serving import CANARY_SUFFIX, CANDIDATE_SUFFIX
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, first_line
 
 SECTIONS = ("extraction", "validation", "preprocessing", "model", "training", "gate", "release", "monitor")
 """What settings there are: each section is read by the room of its name, `model` by `components.models`, `gate` by
@@ -88,7 +88,7 @@ class Recommender:
         """
         try:
             values = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ContractError(f"{source} is not JSON: {error}") from error
         if not isinstance(values, dict):
             raise ContractError(f"{source} is {values!r}, expected a recommender")
@@ -181,6 +181,10 @@ def _parsed(path: str, text: str) -> Any:
         return json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError:
         return text
+    except ContractError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ContractError(f"{path} is {text[:40]}..., which cannot be read: {first_line(error)}") from error
 
 
 def settings_of(kind: type[T], values: Mapping[str, Any], *, path: str) -> T:

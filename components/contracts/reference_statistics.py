@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.features import LENGTH, Features, ListOptions
-from components.contracts.manifests import parse_document, read_content
+from components.contracts.manifests import checksummed, parse_document, read_content
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 
@@ -227,7 +227,8 @@ def _arrays(column: dict[str, Any]) -> dict[str, Any]:
 
 def _write_document(path: Path, kind: str, content: dict[str, Any]) -> None:
     document = {"kind": kind, "format_version": FORMAT_VERSION, **content}
-    write_whole(path, json.dumps(document, default=np.ndarray.tolist, separators=(",", ":")) + "\n")
+    plain = json.loads(json.dumps(document, default=np.ndarray.tolist))
+    write_whole(path, json.dumps(checksummed(plain), separators=(",", ":")) + "\n")
 
 
 def _read_document(path: Path, kind: str) -> dict[str, Any]:

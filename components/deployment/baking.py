@@ -19,8 +19,10 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from statistics import median
-from typing import Any
+
+import msgspec
 
 from components.contracts.baking import BAD, WELL
 from components.contracts.manifests import CURRENT
@@ -34,7 +36,7 @@ from components.deployment.servers import addresses
 from components.deployment.settings import RolloutSettings
 from components.deployment.site import SiteSettings
 from components.runtime.durable import write_whole
-from components.runtime.errors import ContractError, Refused, TemporaryError
+from components.runtime.errors import ContractError, Refused, TemporaryError, expect
 from components.store import promotion_journal
 from components.store.promotion_journal import BAKED, Promotion, baking, findings_path, read_findings, seconds_since
 from components.store.recommenders import accepted
@@ -143,7 +145,7 @@ class Baking:
         p99: list[float | None] = []
         path = findings_path(self.site.store, 0).with_name(COUNTERS_FILE)
         kept = _read_counters(path)
-        counts = {int(name): VersionCounts(**values) for name, values in kept["counts"].items()}
+        counts = dict(kept.counts)
         before = counts.pop(version, VersionCounts())
         seen: dict[str, dict[str, float]] = {}
         growth = dict.fromkeys(COUNTERS, 0.0)
@@ -154,7 +156,7 @@ class Baking:
                 text = self.fetch(address)
                 seen[key] = counted(text, {"live": arm}, source=address)["live"]
                 p99.append(read_p99(text, arm, source=address))
-                last = kept["seen"].get(key)
+                last = kept.seen.get(key)
                 # The first account of a server, and the one after its restart, hold warm-ups, which are slow.
                 if last is not None and all(seen[key][name] >= last[name] for name in COUNTERS):
                     growth = {name: growth[name] + seen[key][name] - last[name] for name in COUNTERS}
@@ -165,11 +167,10 @@ class Baking:
         counts[version] = self._with_p99(before.plus(growth, reloads=new_reloads), p99, live)
         counts = dict(list(counts.items())[-KEPT_VERSIONS:])
         # A server that did not answer this time goes on from what it said last.
-        seen = {**{key: last for key, last in kept["seen"].items() if key.endswith(f" {version}")}, **seen}
-        document = {"counts": {str(each): asdict(known) for each, known in counts.items()}, "seen": seen}
-        if document != kept:
+        seen = {**{key: last for key, last in kept.seen.items() if key.endswith(f" {version}")}, **seen}
+        if (known := _Counters(counts=counts, seen=seen)) != kept:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(document) + "\n")
+            write_whole(path, json.dumps(asdict(known)) + "\n")
         self._reloads_seen[version] += new_reloads
         return counts
 
@@ -237,11 +238,23 @@ def judge_counts(version: VersionCounts, before: VersionCounts | None, limits: R
     return None
 
 
-def _read_counters(path: Any) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class _Counters:
+    """The content of `COUNTERS_FILE`; fields that another release of Evergreen wrote there are passed over."""
+
+    counts: dict[int, VersionCounts] = field(default_factory=dict)
+    seen: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What each server said last of the live version, by `host:port version`."""
+
+    def __post_init__(self) -> None:
+        lacking = [key for key, counters in self.seen.items() if not counters.keys() >= COUNTERS.keys()]
+        expect(self, f"{', '.join(COUNTERS)} of each server", lambda _: not lacking, "seen")
+
+
+def _read_counters(path: Path) -> _Counters:
     try:
-        known = json.loads(path.read_bytes())
-        return {"counts": dict(known["counts"]), "seen": dict(known["seen"])}
+        return msgspec.json.decode(path.read_bytes(), type=_Counters)
     except FileNotFoundError:
-        return {"counts": {}, "seen": {}}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        return _Counters()
+    except (OSError, ValueError) as error:
         raise ContractError(f"{path} cannot be read: {error}, expected the controller's counters; remove it") from error

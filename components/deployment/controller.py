@@ -2,7 +2,8 @@
 
 `python -m components.deployment.controller --store S`. Each round the watchdog probes every Triton and heals what
 answers wrongly (`deployment.watchdog`), then the version that bakes is judged, and taken back where it is bad
-(`deployment.baking`). A canary is grown by commands of its own (`deployment.canary`).
+(`deployment.baking`). At the start and once a day the versions' files are compared with their hashes
+(`deployment.inspection`). A canary is grown by commands of its own (`deployment.canary`).
 """
 
 import argparse
@@ -12,10 +13,12 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from components.deployment.baking import Baking, BakingStep
+from components.deployment.inspection import Inspection
 from components.deployment.servers import parse_urls
 from components.deployment.site import add_site_flags, site_of
 from components.deployment.watchdog import FINDINGS, Watchdog
@@ -26,6 +29,10 @@ from components.runtime.flags import CommandParser
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+MAX_INTERVAL_SECONDS = 3600.0
+
 
 @dataclass(kw_only=True)
 class ReleaseController:
@@ -33,23 +40,27 @@ class ReleaseController:
 
     watchdog: Watchdog
     baking: Baking
+    inspection: Inspection
     status: Path | None = None
-    """JSON file with the last round: findings by server, their counts, the baking version, and why it failed; None =
-    none."""
+    """JSON file with the last round: findings by server, their counts, the baking version, files that were replaced,
+    and why it failed; None = none."""
 
     def round(self) -> None:
-        """Probes, heals, judges; a part that fails is logged, and the next round comes."""
-        findings: dict[str, str] = {}
-        baked: BakingStep | None = None
-        problem = None
-        try:
-            findings = self.watchdog.look()
-            baked = self.baking.step(self.watchdog.reloads)
-        except (ContractError, PermanentError, TemporaryError, OSError) as error:
-            problem = str(error)
-            logger.error("this round failed: %s", error)
+        """Probe, heal, judge and inspect; a part that fails is logged, and the others go on."""
+        problems: list[str] = []
+        findings = self._try(self.watchdog.look, problems) or {}
+        baked = self._try(partial(self.baking.step, self.watchdog.reloads), problems)
+        self._try(self.inspection.step, problems)
         if self.status is not None:
-            self._write_status(self.status, findings, baked=baked, problem=problem)
+            self._write_status(self.status, findings, baked=baked, problem="; ".join(dict.fromkeys(problems)) or None)
+
+    def _try(self, part: Callable[[], T], problems: list[str]) -> T | None:
+        try:
+            return part()
+        except (ContractError, PermanentError, TemporaryError, OSError) as error:
+            problems.append(str(error))
+            logger.error("this round failed: %s", error)
+            return None
 
     def _write_status(
         self, path: Path, findings: dict[str, str], *, baked: BakingStep | None, problem: str | None
@@ -59,6 +70,7 @@ class ReleaseController:
             "counts": {finding: self.watchdog.counts[finding] for finding in FINDINGS},
             "recovered": self.watchdog.num_recovered,
             "baking": asdict(baked) if baked else None,
+            "healed_files": self.inspection.healed,
             "problem": problem,
         }
         try:
@@ -93,8 +105,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Looks after the site until SIGTERM or Ctrl-C."""
     arguments = build_parser().parse_args(argv)
-    if arguments.interval_seconds <= 0:
-        raise ContractError(f"interval is {arguments.interval_seconds} s, expected more than 0")
+    if not 0 < arguments.interval_seconds <= MAX_INTERVAL_SECONDS:
+        raise ContractError(
+            f"interval is {arguments.interval_seconds} s, expected more than 0 and at most {MAX_INTERVAL_SECONDS:g}"
+        )
     site = site_of(arguments)
     if not site.triton_urls:
         raise ContractError("triton urls are none, expected at least one")
@@ -104,7 +118,9 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(each, lambda *_: stop.set())
     baking = Baking(site=site, metrics=parse_urls(arguments.metrics_urls))
     control(
-        ReleaseController(watchdog=Watchdog(site=site), baking=baking, status=arguments.status),
+        ReleaseController(
+            watchdog=Watchdog(site=site), baking=baking, inspection=Inspection(site=site), status=arguments.status
+        ),
         arguments.interval_seconds,
         stop.wait,
     )

@@ -11,7 +11,6 @@ from dataclasses import fields
 from components.contracts.manifests import Release
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.triton_config import ServingOptions, read_options
-from components.deployment.rollback import options_for
 from components.deployment.site import Site, SiteSettings, add_site_flags, change_reason, site_of
 from components.deployment.switch import make_live
 from components.runtime.exit_codes import exits_with_code
@@ -32,7 +31,7 @@ def promote_version(site: Site, version: int, *, reason: str, decision: str | No
     """
     target = Release.read(release_path(site.store, version))
     line = site.entry(promotion_journal.PROMOTE, target, reason=reason, trigger_id=target.trigger_id, decision=decision)
-    return make_live(site, target, line, options=options_for(site, version))
+    return make_live(site, target, line, options=site.repository.options_for(version))
 
 
 def promote_model(settings: SiteSettings, model_id: str, *, override: str) -> Release:

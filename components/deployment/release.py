@@ -22,12 +22,13 @@ from pathlib import Path
 from components.contracts.manifests import CURRENT, PASS, Model, RawDataset, Release, ServingPlace, Verdict
 from components.deployment.graph.export import export
 from components.deployment.graph.parity import open_graph, prove_parity, read_held_out
+from components.deployment.intact import golden_rows
 from components.deployment.repository.model_repository import GOLDEN_FILE, ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.servers import probe
 from components.deployment.site import Site, SiteSettings, opened
 from components.deployment.switch import make_live
-from components.runtime.durable import whole_directory
+from components.runtime.durable import sha256_file, whole_directory
 from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 from components.storage.uris import local_path
 from components.store import promotion_journal
@@ -104,7 +105,7 @@ def release(
 
 def _confirm(site: Site, live: Promotion, settings: ReleaseSettings) -> Release:
     """The release of the model that is live already: a retried step must not release it twice, and tidies up."""
-    golden = site.repository.published.golden_rows(live.version)
+    golden = golden_rows(site.repository, site.store, live.version)
     site.fleet.for_each(partial(probe, name=site.names.model, version=live.version, golden=golden, named=False))
     _tidy(site, settings, live)
     logger.info("model %s is live already as version %d", live.model_id, live.version)
@@ -213,6 +214,7 @@ def prepare_version(
         graph_uri=(folder / GRAPH_FILE).absolute().as_uri(),
         sha256={
             "graph": graph_sha256(folder),
+            "golden": sha256_file(folder / GOLDEN_FILE),
             "weights": model.sha256["weights"],
             "workflow": model.sha256["workflow"],
             "data": raw.digest,

@@ -10,15 +10,14 @@ model store. Every server must answer; one that is gone for good is left out by 
 import argparse
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 from components.contracts.manifests import Release
-from components.deployment.repository.triton_config import ServingOptions, read_options
 from components.deployment.site import Site, SiteSettings, add_site_flags, change_reason, opened, site_of
 from components.deployment.switch import make_live
 from components.runtime.errors import ContractError, Refused
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
-from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.store.models import release_path
 from components.store.promotion_journal import Promotion
@@ -48,27 +47,19 @@ def rollback(
             raise Refused(f"version {live.version} is live since {live.time}, expected {of.version} since {of.time}")
         if site.recovered and of is None and to_version in (None, live.version):
             return live
-        target = _target_release(site, live, to_version if to_version is not None else _replaced_by(live))
+        target = _target_release(site, live, to_version if to_version is not None else _replaced_by(site.store, live))
         line = site.entry(promotion_journal.ROLLBACK, target, reason=reason)
         line = replace(line, barred_model_id=of.model_id if of else None)
-        line = make_live(site, target, line, options=options_for(site, target.version))
+        line = make_live(site, target, line, options=site.repository.options_for(target.version))
         logger.info("rolled back from version %d to %d: %s", live.version, line.version, reason)
         return line
 
 
-def options_for(site: Site, version: int) -> ServingOptions:
-    """How `version` is served: as what is served now, by the kind of server that it was written for."""
-    config, published = site.repository.read_config(), site.repository.published
-    own = published.record(version).options if version in published.whole() else ServingOptions()
-    if config is None:
-        return own
-    options = read_options(config)
-    return replace(options, server=own.server) if version in published.whole() else options
-
-
-def _replaced_by(live: Promotion) -> int:
+def _replaced_by(store: Path, live: Promotion) -> int:
     """The version before the live one when it was released: repeated rollbacks lead further back, not to and fro."""
-    version = Release.read(local_path(live.release_uri)).previous_version
+    # From the journal: a damaged manifest of the live version must not keep anyone from leaving it.
+    lines = promotion_journal.read_journal(store)
+    version = next(line.previous_version for line in lines if line.version == live.version)
     if version is None:
         raise ContractError(f"version {live.version} is the first release, expected one with a previous version")
     return version

@@ -14,11 +14,14 @@ Deadlines are generous on purpose: Triton 2.51 can crash when gRPC calls are can
 """
 
 import logging
+import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +29,7 @@ from numpy.typing import NDArray
 
 from components.contracts.serving import GRPC_OPTIONS, INPUT_TYPES, PROBABILITY_OUTPUT, named_inputs
 from components.deployment.graph.parity import GoldenRows, check_scores
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError, first_line
 
 CALL_SECONDS = 30.0
 LOAD_SECONDS = 120.0
@@ -39,16 +42,81 @@ class NotListening(TemporaryError):
     """Nothing listens at the server's address: its process has not started to listen, or has ended."""
 
 
-class Triton:
-    """A Triton in explicit model control, reached by gRPC at `url` (host:port)."""
+@dataclass(frozen=True, kw_only=True)
+class TritonAccess:
+    """How servers are reached where something before them wants TLS or a token; without any, in plain text.
 
-    def __init__(self, url: str) -> None:
+    Raises:
+        ContractError: a file is absent, or an option has no effect without another.
+    """
+
+    ca: str = ""
+    """PEM file of the certificates that a server's own must be signed by; turns TLS on."""
+    certificate: str = ""
+    """PEM file of this client's own certificate, for mutual TLS."""
+    key: str = ""
+    """PEM file of its private key."""
+    name: str = ""
+    """Name that the servers' certificates are for. A replica of a headless Service is reached by its address."""
+    token_file: str = ""
+    """File of the token that each call shows as `authorization: Bearer`; read anew at each, because tokens rotate."""
+
+    def __post_init__(self) -> None:
+        for path in filter(None, (self.ca, self.certificate, self.key, self.token_file)):
+            if not Path(path).is_file():
+                raise ContractError(f"{path} is no file, expected what the connection to Triton needs")
+        if (self.certificate or self.key or self.name) and not self.ca:
+            raise ContractError("a certificate, a key or a name for Triton is given without a CA, expected it too")
+        if bool(self.certificate) != bool(self.key):
+            raise ContractError("a certificate or a key for Triton is given alone, expected both or neither")
+
+    @classmethod
+    def of_environment(cls) -> "TritonAccess":
+        """Return what `EVERGREEN_TRITON_CA` and its like say: a step of the pipeline has no other flags."""
+        return cls(**{each.name: os.environ.get(f"EVERGREEN_TRITON_{each.name.upper()}", "") for each in fields(cls)})
+
+    def credentials(self) -> Any:
+        """Return gRPC's credentials of a channel; None for plain text."""
+        if not self.ca:
+            return None
+        import grpc
+
+        files = (self.ca, self.key, self.certificate)
+        return grpc.ssl_channel_credentials(*(Path(path).read_bytes() if path else None for path in files))
+
+    def show_token(self, request: Any) -> None:
+        """Add the token to a call of tritonclient.
+
+        Raises:
+            TemporaryError: its file cannot be read now.
+        """
+        try:
+            token = Path(self.token_file).read_text().strip()
+        except (OSError, ValueError) as error:
+            raise TemporaryError(f"token file {self.token_file} cannot be read: {first_line(error)}") from error
+        request.headers = {**(request.headers or {}), "authorization": f"Bearer {token}"}
+
+
+class Triton:
+    """A Triton in explicit model control, reached by gRPC at `url` (host:port).
+
+    `access` None = that of the environment.
+    """
+
+    def __init__(self, url: str, access: TritonAccess | None = None) -> None:
         import tritonclient.grpc as grpc_client
 
         self.url = url
         self._grpc = grpc_client
+        access = access or TritonAccess.of_environment()
+        name = (("grpc.ssl_target_name_override", access.name),) if access.name else ()
         with self._translated("connect"):
-            self._client = grpc_client.InferenceServerClient(url, channel_args=list(GRPC_OPTIONS))
+            self._client = grpc_client.InferenceServerClient(
+                url, creds=access.credentials(), channel_args=[*GRPC_OPTIONS, *name]
+            )
+            if access.token_file:
+                shows = {"__call__": lambda _, request: access.show_token(request)}
+                self._client.register_plugin(type("ShowsToken", (grpc_client.InferenceServerClientPlugin,), shows)())
 
     def close(self) -> None:
         """Closes the connection."""
@@ -98,7 +166,30 @@ class Triton:
             answer: Any = self._client.infer(
                 name, inputs, model_version="" if version is None else str(version), client_timeout=CALL_SECONDS
             )
-            return answer.as_numpy(PROBABILITY_OUTPUT.name).ravel(), int(answer.get_response().model_version)
+            return self._read_reply(name, answer)
+
+    def _read_reply(self, name: str, answer: Any) -> tuple[NDArray[np.float32], int]:
+        """Return the probabilities [n] and the version of a reply."""
+        reply, wanted = answer.get_response(), PROBABILITY_OUTPUT
+        if reply.model_name != name:
+            raise self._odd(name, f"as model {reply.model_name!r}")
+        # A number that int() reads and Triton never writes, such as "+1" or 5,000 digits, is no version.
+        if not re.fullmatch("[1-9][0-9]{0,18}", reply.model_version, re.ASCII):
+            raise self._odd(name, f"from version {reply.model_version[:40]!r}")
+        found = [(output.name, output.datatype) for output in reply.outputs]
+        if found.count((wanted.name, wanted.datatype)) != 1 or len(dict(found)) != len(found):
+            raise self._odd(name, f"with outputs {found[:8]}")
+        scores = answer.as_numpy(wanted.name)
+        if scores.dtype != np.float32:
+            raise self._odd(name, f"with {wanted.name} of type {scores.dtype}")
+        return scores.ravel(), int(reply.model_version)
+
+    def _odd(self, name: str, how: str) -> PermanentError:
+        wanted = PROBABILITY_OUTPUT
+        return PermanentError(
+            f"triton {self.url} answered {name} {how}, expected one output {wanted.name} of type {wanted.datatype} "
+            f"from a version of {name}"
+        )
 
     @contextmanager
     def _translated(self, call: str) -> Iterator[None]:
@@ -106,12 +197,17 @@ class Triton:
 
         try:
             yield
+        except (TemporaryError, PermanentError):
+            raise
         except InferenceServerException as error:
             status = str(error.status() or "")
             message = f"triton {self.url}: {call} failed: {error.message()}"
             if any(name in status for name in _TEMPORARY):
                 raise TemporaryError(message) from error
             raise PermanentError(message) from error
+        except Exception as error:  # What tritonclient meets in a malformed reply has no type of its own.
+            found = f"{type(error).__name__}: {first_line(error)}"
+            raise PermanentError(f"triton {self.url}: {call} got a malformed reply: {found}") from error
 
 
 logger = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from components.models.rounding import TableSettings
 from components.runtime.errors import expect
 
 MAX_INSTANCES = 64
+MAX_QUEUED = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,9 @@ class ServingSettings:
         expect(self, f"1 to {MAX_INSTANCES}", lambda value: 1 <= value <= MAX_INSTANCES, "instances")
         names = ("warmup_rows", "max_queued_requests", "queue_timeout_microseconds", "max_queue_delay_microseconds")
         expect(self, "at least 0", lambda value: value >= 0, *names)
+        expect(self, f"at most {MAX_QUEUED:,}", lambda value: value <= MAX_QUEUED, "max_queued_requests")
+        expect(self, "at most 1024", lambda value: value <= 1024, "warmup_rows")
+        expect(self, "at most an hour, 3,600,000,000", lambda value: value <= 3_600_000_000, *names[2:])
 
 
 @dataclass(frozen=True, kw_only=True)

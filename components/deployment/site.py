@@ -27,6 +27,7 @@ from typing import NamedTuple, TypeVar
 from components.contracts.manifests import Model, Release
 from components.contracts.serving import ServedNames
 from components.deployment.graph.parity import GoldenRows
+from components.deployment.intact import golden_rows
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.servers import (
     Connect,
@@ -34,6 +35,7 @@ from components.deployment.servers import (
     Patience,
     Resolve,
     Triton,
+    TritonAccess,
     parse_urls,
     probe,
     resolve,
@@ -163,7 +165,7 @@ class Site:
         live = self.live
         if live is None or live.version not in self.repository.versions():
             return None
-        return Fallback(live.version, self.repository.published.golden_rows(live.version))
+        return Fallback(live.version, golden_rows(self.repository, self.store, live.version))
 
     def entry(
         self,
@@ -354,6 +356,16 @@ def restore_server(site: Site, server: Triton, config: str | None, *, fallback: 
     return None
 
 
+_ACCESS_FLAGS = {
+    "ca": "PEM file of the CA of Triton's certificate, which turns TLS on",
+    "certificate": "PEM file of a certificate to show",
+    "key": "PEM file of its key",
+    "name": "name in Triton's certificate, if it is not the address",
+    "token_file": "file with a token to show at each call",
+}
+"""Fields of `servers.TritonAccess`."""
+
+
 def add_site_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that say where, and for whom."""
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
@@ -368,6 +380,10 @@ def add_site_flags(parser: argparse.ArgumentParser) -> None:
         "default: those of the last release",
     )
     parser.add_argument("--who", default="", help="who asks, for the journal; default: user@host")
+    for name, what in _ACCESS_FLAGS.items():
+        variable = f"EVERGREEN_TRITON_{name.upper()}"
+        flag = f"--triton-{name.replace('_', '-')}"
+        parser.add_argument(flag, default=os.environ.get(variable, ""), help=f"{what}; default: variable {variable}")
 
 
 def site_of(arguments: argparse.Namespace) -> SiteSettings:
@@ -385,8 +401,10 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
             "(empty = no server runs)"
         )
     urls = arguments.triton_urls
+    access = TritonAccess(**{name: getattr(arguments, f"triton_{name}") for name in _ACCESS_FLAGS})
+    connect = partial(Triton, access=access)
     for url in place.triton_urls if place and urls == "" else ():
-        with suppress(TemporaryError), closing(Triton(url)) as server:
+        with suppress(TemporaryError), closing(connect(url)) as server:
             server.check_live()
             logger.warning("%s answers and is not told: what it serves stays, expected it in --triton-urls", url)
     return SiteSettings(
@@ -394,6 +412,7 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
         repository=arguments.repository or (place.repository_uri if place else ""),
         triton_urls=parse_urls(urls) if urls is not None else tuple(place.triton_urls if place else ()),
         who=arguments.who or whoami(),
+        connect=connect,
     )
 
 

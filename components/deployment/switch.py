@@ -19,12 +19,13 @@ from typing import TypeVar
 
 from components.contracts.manifests import Release
 from components.deployment.graph.parity import GoldenRows
+from components.deployment.intact import check_kept, golden_rows, heal
 from components.deployment.repository.model_repository import GOLDEN_FILE
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.servers import Triton, bring_up, probe
 from components.deployment.site import Fallback, Site, restore_server
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.store.models import graph_folder, graph_sha256
+from components.store.models import graph_folder
 from components.store.promotion_journal import Promotion
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def make_live(site: Site, target: Release, line: Promotion, *, options: ServingO
     (`Site.entry`), announced as an intent first.
 
     Raises:
-        ContractError: its files are absent or damaged.
+        ContractError: its files are absent, or no intact copy of one is left.
         TemporaryError: a server does not answer or get ready; what was live is live.
         PermanentError: a server refused or answered wrongly; what was live is live.
     """
@@ -54,12 +55,11 @@ def make_live(site: Site, target: Release, line: Promotion, *, options: ServingO
     with site.announced(line):
         try:
             if was_there:
-                found = repository.published.graph_sha256(version)
-                _check_graph(f"graph of version {version}", found, target)
+                heal(repository.published, site.store, version, options=options)
             else:
                 stage_version(site, target, options)
             config = repository.config_for(version, options)
-            golden = repository.published.golden_rows(version)
+            golden = golden_rows(repository, site.store, version)
             written = switch(site, version, config=config, golden=golden, record=record)
         except BaseException:
             if not was_there:
@@ -71,11 +71,6 @@ def make_live(site: Site, target: Release, line: Promotion, *, options: ServingO
     except (ContractError, TemporaryError, PermanentError) as error:
         logger.warning("version %d is live, but the traffic plan could not be renewed: %s", written.version, error)
     return written
-
-
-def _check_graph(name: str, found: str, target: Release) -> None:
-    if found != target.sha256["graph"]:
-        raise ContractError(f"{name} has sha256 {found}, expected {target.sha256['graph']}")
 
 
 def _withdraw_files(site: Site, version: int) -> None:
@@ -95,7 +90,7 @@ def stage_version(site: Site, target: Release, options: ServingOptions) -> None:
     version, folder = target.version, graph_folder(site.store, target.version)
     if not (folder / GOLDEN_FILE).exists():
         raise ContractError(f"version {version} left the repository, and {folder} holds no copy of it")
-    _check_graph(f"graph in {folder}", graph_sha256(folder), target)
+    check_kept(site.store, target)
     golden = GoldenRows.load(folder / GOLDEN_FILE)
 
     def rehearse(server: Triton) -> None:

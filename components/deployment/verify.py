@@ -37,7 +37,7 @@ from components.contracts.raw_rows import (
 from components.deployment.graph.export import export
 from components.deployment.graph.parity import GoldenRows, check_scores, open_graph, score
 from components.deployment.repository.model_repository import GOLDEN_FILE
-from components.runtime.durable import sha256_tree
+from components.runtime.durable import sha256_file, sha256_tree
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
@@ -129,7 +129,8 @@ def verify(
         checks.insert(0, _check_journal(released, entries))
         if graph is not None:
             session = open_graph(graph / GRAPH_FILE)
-            check, features = _check_golden(session, graph_folder(store, version) / GOLDEN_FILE)
+            path = graph_folder(store, version) / GOLDEN_FILE
+            check, features = _check_golden(session, path, released.sha256.get("golden"))
             checks.append(check)
             for logged in read_logged_rows(lake, version, features) if features else ():
                 rest = len(logged.rows) if limit is None else limit - num_rows
@@ -206,16 +207,19 @@ def _check_journal(released: Release | Promotion, entries: list[Promotion]) -> C
     return Check(name="journal", held=True, detail=", ".join(f"{entry.action} {entry.time}" for entry in entries))
 
 
-def _check_golden(session: Any, path: Path) -> tuple[Check, Features | None]:
+def _check_golden(session: Any, path: Path, expected: str | None) -> tuple[Check, Features | None]:
     """Whether the graph behind `session` answers the version's golden rows as training did; and their features.
 
-    The features are None where the rows cannot be read: then nobody knows which columns the graph takes.
+    The features are None where the rows cannot be read: then nobody knows which columns the graph takes. `expected` is
+    the released hash of the rows' file.
     """
     features = None
     try:
         golden = GoldenRows.load(path)
         features = golden.features
         largest = check_scores(score(session, golden), golden, source="graph")
+        if expected is not None and (sha256 := sha256_file(path)) != expected:
+            raise ContractError(f"sha256 is {sha256}, expected {expected} as released")
     except ContractError as error:
         return Check(name="golden rows", held=False, detail=str(error)), features
     found = Check(name="golden rows", held=True, detail=f"{len(golden)} rows, largest difference {largest:.3g}")

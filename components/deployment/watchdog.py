@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from components.contracts.serving import QUEUE_REFUSALS
+from components.deployment.intact import golden_rows
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import read_options
 from components.deployment.servers import Triton, addresses_of, probe, wait_until_ready
 from components.deployment.site import SiteSettings, opened
-from components.runtime.errors import PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.store import promotion_journal
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Watchdog:
 
     def __post_init__(self) -> None:
         # A version's number is never given to other weights, so its rows stay the same.
-        self._golden = lru_cache(maxsize=4)(lambda version: self._repository.published.golden_rows(version))
+        self._golden = lru_cache(maxsize=4)(lambda version: golden_rows(self._repository, self.site.store, version))
         self._strikes: Counter[str] = Counter()
         self._last: dict[str, str] = {}
         self._rounds: Counter[str] = Counter()
@@ -170,7 +171,11 @@ class Watchdog:
         One instance alone may be dead, and none can be addressed, so more requests are sent than there are.
         """
         config = self._repository.read_config()
-        instances = read_options(config).instances if config else 1
+        try:
+            instances = read_options(config).instances if config else 1
+        except ContractError as error:
+            logger.error("%s: %s", self._repository.uri, error)
+            instances = 1
         for _ in range(_REQUESTS_PER_INSTANCE * instances if instances > 1 else 1):
             probe(server, name, version=version, golden=self._golden(version), named=False)
 

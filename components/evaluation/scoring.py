@@ -39,7 +39,7 @@ from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError
 from components.runtime.onnx_runtime import silent_onnxruntime
 from components.storage.uris import local_path
-from components.store.archived_rows import reading_parquet
+from components.store.archived_rows import parquet_file, reading_parquet
 from components.store.models import graph_sha256
 
 logger = logging.getLogger(__name__)
@@ -400,7 +400,7 @@ def column_batches(folder: Path, columns: list[str], batch_rows: int = BATCH_ROW
         ContractError: a file is unreadable or lacks a column.
     """
     for path in parquet_files(folder):
-        with reading_parquet(path), pq.ParquetFile(path) as file:
+        with reading_parquet(path), parquet_file(path) as file:
             if absent := set(columns) - set(file.schema_arrow.names):
                 raise ContractError(f"{path} lacks the columns {sorted(absent)}")
             yield from file.iter_batches(batch_rows, columns=columns)

@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts.manifests import Model, RawDataset
@@ -54,6 +53,7 @@ from components.runtime import forked
 from components.runtime.durable import sha256_tree, whole_directory
 from components.runtime.errors import FROM_SCRATCH, ContractError, run_again
 from components.runtime.workers import Workers, workers_of
+from components.store.archived_rows import parquet_file
 
 
 class Cut(NamedTuple):
@@ -67,7 +67,7 @@ class Cut(NamedTuple):
 
 def event_times(path: Path) -> NDArray[np.int64]:
     """Event times of a file's rows, microseconds since the epoch, [n]."""
-    times: NDArray[np.int64] = pq.ParquetFile(path).read([EVENT_TIME]).column(0).cast(pa.int64()).to_numpy()
+    times: NDArray[np.int64] = parquet_file(path).read([EVENT_TIME]).column(0).cast(pa.int64()).to_numpy()
     return times
 
 
@@ -107,7 +107,7 @@ def remove_straddling(holdout: Path, learned: Sequence[Path], workers: Workers) 
             continue
         whole = path.rename(path.with_suffix(".whole"))
         with PartWriter(holdout, prefix=path.stem) as writer:
-            for batch in pq.ParquetFile(whole).iter_batches():
+            for batch in parquet_file(whole).iter_batches():
                 kept = batch.filter(pc.invert(pc.is_in(batch.column(REQUEST_ID), value_set=shared)))
                 num_removed += batch.num_rows - kept.num_rows
                 writer.write(kept)
@@ -119,7 +119,7 @@ def remove_straddling(holdout: Path, learned: Sequence[Path], workers: Workers) 
 
 def _request_ids(path: Path) -> Any:
     """The distinct request ids of a file."""
-    return pq.ParquetFile(path).read([REQUEST_ID]).column(0).unique()
+    return parquet_file(path).read([REQUEST_ID]).column(0).unique()
 
 
 def _ids_among(hashes: NDArray[np.uint32], path: Path) -> list[str]:

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from components.contracts.manifests import CURRENT
 from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, is_visible
@@ -43,6 +42,7 @@ from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 from components.storage.objects import NUM_TRANSFERS, Objects, local_copy
 from components.storage.uris import open_objects, typed_folder, typed_uri
+from components.store.archived_rows import parquet_writer
 from components.store.recommenders import accepted
 
 logger = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ def ingest(
                 )
             counts = events.counts()
             num_lake = max(1, int(counts.rows * settings.lake_fraction)) if counts.rows else 0
-            with pq.ParquetWriter(scratch / "replay", lake_schema(recommender.features, weighted=weighted)) as writer:
+            with parquet_writer(scratch / "replay", lake_schema(recommender.features, weighted=weighted)) as writer:
                 _write_days(_ordered(events, settings), num_lake, days=scratch / "days", source=source, replay=writer)
         _publish_days(objects, scratch / "days", source)
         if replay is not None:

@@ -28,7 +28,6 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from components.contracts import raw_rows
 from components.contracts.features import MAX_CATEGORY, TRUTH_WORDS, Features, category_of
@@ -40,7 +39,7 @@ from components.extraction.times import TimeSpan
 from components.runtime.durable import whole_file
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
-from components.store.archived_rows import arrow_schema, reading_parquet
+from components.store.archived_rows import arrow_schema, parquet_file, parquet_writer, reading_parquet
 
 
 def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
@@ -324,7 +323,7 @@ def open_parquet(path: Path) -> Any:
         ContractError: not a whole Parquet file.
     """
     with reading_parquet(path):
-        return pq.ParquetFile(path)
+        return parquet_file(path)
 
 
 def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
@@ -560,7 +559,7 @@ class PartWriter:
             # Whole or absent: a worker that was given up for lost may still write the same rows.
             file = self._open_file.enter_context(whole_file(path))
             options = {"dictionary_pagesize_limit": _DICTIONARY_BYTES}
-            self._writer = self._open_file.enter_context(pq.ParquetWriter(file, pending.schema, **options))
+            self._writer = self._open_file.enter_context(parquet_writer(file, pending.schema, **options))
             self.parts.append(PartFile(path, 0))
             self._number += 1
         self._writer.write_table(pending.slice(0, num_rows).combine_chunks(), row_group_size=num_rows)
@@ -601,7 +600,7 @@ def cut_newest(parts: list[PartFile], num_newest: int, *, older: Path, newest: P
 def _rewrite(part: PartFile, num_older: int, *, older: Path, newest: Path, number: int) -> None:
     with PartWriter(older, first_number=number) as first, PartWriter(newest) as second:
         row = 0
-        for batch in pq.ParquetFile(part.path).iter_batches(batch_size=BATCH_ROWS):
+        for batch in parquet_file(part.path).iter_batches(batch_size=BATCH_ROWS):
             here = min(max(num_older - row, 0), batch.num_rows)
             first.write(batch.slice(0, here))
             second.write(batch.slice(here))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from components.runtime.errors import ContractError, expect
 
-MAX_LATE_DAYS = 366
+MAX_LATE_DAYS, MAX_REPLAY_DAYS = 366, 3_660
 """Each model names the files of so many days."""
 
 
@@ -57,6 +57,7 @@ class ExtractionSettings:
         expect(self, "0 to 1", lambda value: 0 <= value <= 1, "max_malformed_fraction", "max_conflicting_fraction")
         expect(self, "at least 0 and less than 1", lambda value: 0 <= value < 1, "replay_share")
         expect(self, "at least 0", lambda value: value >= 0, "replay_days")
+        expect(self, f"at most {MAX_REPLAY_DAYS}", lambda value: value <= MAX_REPLAY_DAYS, "replay_days")
         expect(
             self, f"0 (late rows are left) to {MAX_LATE_DAYS}", lambda value: 0 <= value <= MAX_LATE_DAYS, "late_days"
         )

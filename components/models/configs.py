@@ -9,8 +9,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from typing import Any, ClassVar
 
+from components.contracts.features import MAX_WIDTH
 from components.contracts.recommender import Recommender, settings_of
 from components.runtime.errors import ContractError
+
+MAX_LAYERS = 100
+MAX_TOWER_WIDTH = 65_536
+"""Largest width of a hidden layer, and of a cross layer's projection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +59,10 @@ class NetworkConfig:
             )
         if not self.tower or min(self.tower) < 1:
             raise ContractError(f"tower is {self.tower}, expected one or more widths of at least 1")
+        _require_at_most(MAX_WIDTH, "embedding_dim", self.embedding_dim)
+        _require_at_most(MAX_WIDTH, "a width", max(self.widths, default=0))
+        _require_at_most(MAX_LAYERS, "the number of widths in tower", len(self.tower))
+        _require_at_most(MAX_TOWER_WIDTH, "a width of tower", max(self.tower))
         if not 0.0 <= self.dropout < 1.0:
             raise ContractError(f"dropout is {self.dropout}, expected a share in [0, 1)")
 
@@ -95,6 +104,8 @@ class DcnConfig(NetworkConfig):
         super().__post_init__()
         _require_at_least(1, "num_cross_layers", self.num_cross_layers)
         _require_at_least(0, "projection_dim", self.projection_dim)
+        _require_at_most(MAX_LAYERS, "num_cross_layers", self.num_cross_layers)
+        _require_at_most(MAX_TOWER_WIDTH, "projection_dim", self.projection_dim)
 
     def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
         """See `NetworkConfig`: every layer that takes or gives a value for each one of x0."""
@@ -209,6 +220,11 @@ def _config_class(network: object) -> type[NetworkConfig]:
     if not isinstance(network, str) or network not in NETWORKS:
         raise ContractError(f"model.kind is {network!r}, expected one of {', '.join(NETWORKS)}")
     return NETWORKS[network]
+
+
+def _require_at_most(most: int, name: str, value: int) -> None:
+    if value > most:
+        raise ContractError(f"{name} is {value}, expected at most {most}")
 
 
 def _require_at_least(least: int, name: str, value: int) -> None:

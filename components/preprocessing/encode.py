@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from components.contracts.features import Features
 from components.contracts.hugectr_folder import write_file_list
@@ -27,6 +26,7 @@ from components.preprocessing.raw_partitions import Partition, read_partition
 from components.runtime.durable import whole_file, write_whole
 from components.runtime.errors import PermanentError
 from components.runtime.workers import Workers
+from components.store.archived_rows import parquet_file, write_parquet
 
 METADATA = "_metadata.json"
 ROW_GROUP_BYTES = 128_000_000
@@ -83,7 +83,7 @@ def _encode_task(encoder: Callable[[Any], Columns], features: FeatureWorkflow, t
     table = pa.table(encoder(read_partition(partition)))
     row_group_size = -(-ROW_GROUP_BYTES * table.num_rows // table.nbytes)
     with whole_file(path) as file:  # a worker that was given up for lost may still write the same rows
-        pq.write_table(table, file, compression="NONE", row_group_size=row_group_size)
+        write_parquet(table, file, compression="NONE", row_group_size=row_group_size)
     num_rows = verify_file(path, features.features, features.slot_sizes, weighted=partition.weighted)
     compare(features, partition, path)
     return num_rows
@@ -96,7 +96,7 @@ def verify_file(path: Path, columns: Features, slot_sizes: list[int], *, weighte
         PermanentError: a wrong column or type, a null, a value that is not finite, or an id outside its slot; padding
             (0) stands in places of lists alone.
     """
-    file = pq.ParquetFile(path)
+    file = parquet_file(path)
     found = {field.name: str(field.type) for field in file.schema_arrow}
     types = {**dict.fromkeys((LABEL, *columns.dense_inputs), "float"), **dict.fromkeys(columns.id_names, "int64")}
     types |= {WEIGHT: "float"} if weighted else {}
@@ -130,7 +130,7 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
         PermanentError: an id differs, or a dense value by more than `TOLERANCE`.
     """
     rows = read_partition(partition, first_rows=COMPARED_ROWS)
-    written = next(pq.ParquetFile(path).iter_batches(batch_size=rows.num_rows))
+    written = next(parquet_file(path).iter_batches(batch_size=rows.num_rows))
     wrong_ids, difference = 0, 0.0
     for name, expected in numpy_engine.encoder(features, scratch=path.parent)(rows).items():
         found = written.column(written.schema.get_field_index(name)).to_numpy()

@@ -19,7 +19,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from components.contracts import raw_rows
 from components.contracts.features import Features
@@ -42,7 +41,7 @@ from components.runtime.durable import whole_directory, whole_file
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.workers import THIS_PROCESS, Workers, workers_of
 from components.storage.uris import local_path
-from components.store.archived_rows import reading_parquet
+from components.store.archived_rows import parquet_writer, reading_parquet
 from components.store.promotion_journal import moment_of
 
 SALT = 0x5EED0F7415
@@ -100,7 +99,7 @@ def _thin_files(
                     if kept.num_rows:
                         table = kept.select(copied)
                         writer = writer or stack.enter_context(
-                            pq.ParquetWriter(stack.enter_context(whole_file(into)), table.schema)
+                            parquet_writer(stack.enter_context(whole_file(into)), table.schema)
                         )
                         writer.write_table(table)
     return num_read, num_rows

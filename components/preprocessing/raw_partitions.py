@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.raw_rows import LABEL, WEIGHT, list_matrix, raw_types
 from components.runtime.errors import ContractError
-from components.store.archived_rows import arrow_schema, is_alike, reading_parquet
+from components.store.archived_rows import arrow_schema, is_alike, parquet_file, reading_parquet
 
 
 class Partition(NamedTuple):
@@ -83,7 +82,7 @@ def read_partition(partition: Partition, *, first_rows: int | None = None) -> An
     types = raw_types(features, weighted=weighted)
     columns = [LABEL, *features.names, *([WEIGHT] if weighted else [])]
     with reading_parquet(path):
-        file, read = pq.ParquetFile(path), [name for name in columns if name not in excluded]
+        file, read = parquet_file(path), [name for name in columns if name not in excluded]
         if first_rows is None:
             (rows,) = file.read_row_groups(list(groups), columns=read).combine_chunks().to_batches()
         else:
@@ -133,7 +132,7 @@ def open_raw(path: Path, features: Features, columns: Iterable[str]) -> Any:
         ContractError: the file is damaged, or one of the columns is absent or of another type.
     """
     with reading_parquet(path):
-        file = pq.ParquetFile(path)
+        file = parquet_file(path)
     schema, types = file.schema_arrow, raw_types(features, weighted=True)
     for name in columns:
         found = schema.field(name).type if name in schema.names else None

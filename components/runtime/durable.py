@@ -8,17 +8,23 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from glob import escape
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from uuid import uuid4
 
 from components.runtime.errors import ContractError, TemporaryError
 
 T = TypeVar("T")
+
+UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{32}")
+"""What a file or folder is called until it is whole, around its later name; a killed write leaves it."""
 
 
 def no_checkpoint(name: str) -> None:
@@ -92,27 +98,78 @@ def append_line(path: Path, line: str) -> None:
     fsync_path(path.parent)
 
 
-def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
-    """The lines that `append_line` wrote, each the fields of the dataclass `kind` as JSON; empty if there is no file.
+def append_record(path: Path, record: Any) -> None:
+    """Append the dataclass `record` to `path` as one line of JSON with its checksum, and flush it to disk."""
+    append_line(path, _with_checksum(json.dumps(asdict(record))))
 
-    A last line without its newline is a torn append and does not count.
+
+def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
+    """Return the records that `append_record` wrote; empty if there is no file.
+
+    A last line without its newline is a torn append and does not count. A line that a person wrote may lack the
+    checksum.
+
+    Args:
+        path: The file.
+        kind: Dataclass of the records.
+        name: What a record is called in messages.
 
     Raises:
-        ContractError: a whole line is no `name` (in the message, with file and line), or the file cannot be read.
+        ContractError: a complete line is no record, or differs from its checksum; the message names file and line. Or
+            the file cannot be read.
     """
     records = []
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        *lines, torn = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:
         raise ContractError(f"{path} cannot be read: {error.strerror}") from error
+    # A line whose newline became another byte is no torn append, and must not be dropped as one.
+    if _has_checksum(torn[:-1]):
+        lines.append(torn)
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(kind(**json.loads(line)))
+            records.append(kind(**json.loads(_without_checksum(line))))
         except (ValueError, TypeError) as error:
             raise ContractError(f"{path} line {number} is not {name}: {error}") from error
     return records
+
+
+_CHECKSUM, _END = b', "crc32": "', b"}"
+"""What ends a line with a checksum: the key with eight hexadecimal digits, and the end of the object."""
+
+
+def _with_checksum(document: str) -> str:
+    """Return an object in JSON with the CRC-32 of its text as its last key."""
+    head = document.encode().removesuffix(_END)
+    return (head + _CHECKSUM + _digits(head) + b'"}').decode()
+
+
+def _has_checksum(line: bytes) -> bool:
+    head, mark, tail = line.rpartition(_CHECKSUM)
+    return bool(mark) and tail == _digits(head) + b'"}'
+
+
+def _without_checksum(line: bytes) -> bytes:
+    """Return the object that `_with_checksum` was given; a line without a checksum as it is.
+
+    Raises:
+        ValueError: the line differs from its checksum.
+    """
+    head, mark, tail = line.rpartition(_CHECKSUM)
+    if not mark:
+        return line
+    if not _has_checksum(line):
+        raise ValueError(
+            f"its crc32 is {_digits(head).decode()}, expected {tail[:8].decode(errors='replace')}: the line was "
+            "damaged, or edited without removing its key crc32"
+        )
+    return head + _END
+
+
+def _digits(head: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(head + _END)
 
 
 def _end_of_last_line(file: BinaryIO) -> int:

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from components.runtime.durable import flushed_to_disk, fsync_path, whole_file
+from components.runtime.durable import UNFINISHED, flushed_to_disk, fsync_path, whole_file
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.objects import (
     ABSENT,
@@ -34,8 +33,6 @@ from components.storage.objects import (
 
 _LOCK_FILE = ".objects.lock"
 _CHUNK_BYTES = 1 << 20
-_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{32}")
-"""What `durable.whole_file` calls a file until it is whole."""
 _TEMPORARY = (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE)
 """What passes by itself, or with another try: a network file system's hiccups among them."""
 
@@ -184,7 +181,7 @@ class FolderObjects:
     def _sweep(self) -> None:
         """Removes files that a killed writer left unfinished: whoever holds the lock is the only one to write."""
         if not self._is_swept:
-            for path in [p for p in self.root.rglob(".*") if _UNFINISHED.fullmatch(p.name) and p.is_file()]:
+            for path in [p for p in self.root.rglob(".*") if UNFINISHED.fullmatch(p.name) and p.is_file()]:
                 path.unlink()
                 self._tidy(path.parent)
             self._is_swept = True

@@ -11,6 +11,7 @@ validation's skew. The files are those that `monitoring.memory.archive` wrote an
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,8 +26,35 @@ def reading_parquet(name: object) -> Iterator[None]:
     """Turns the errors of reading a Parquet file into `ContractError`, which calls the file `name`."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: a column's name that is no text
         raise ContractError(f"{name} is not a readable Parquet file: {first_line(error)}") from error
+
+
+def _supports_checksums() -> bool:
+    """Return whether this pyarrow knows page checksums; preprocessing's, by NVTabular's leave, is older."""
+    return int(pa.__version__.split(".")[0]) >= 13
+
+
+_VERIFIED = {"page_checksum_verification": True} if _supports_checksums() else {}
+_CHECKED = {"write_page_checksum": True} if _supports_checksums() else {}
+
+
+def parquet_file(source: Any, **options: Any) -> pq.ParquetFile:
+    """Open a Parquet file whose pages are compared with their checksums as they are read.
+
+    Files of other writers may have none. Errors are pyarrow's (`reading_parquet`).
+    """
+    return pq.ParquetFile(source, **_VERIFIED, **options)
+
+
+def parquet_writer(target: Any, schema: Any, **options: Any) -> pq.ParquetWriter:
+    """Open a Parquet file to write, with a checksum a page: a flipped bit is not read as another value."""
+    return pq.ParquetWriter(target, schema, **_CHECKED, **options)
+
+
+def write_parquet(table: Any, target: Any, **options: Any) -> None:
+    """Write a table as `parquet_writer` does."""
+    pq.write_table(table, target, **_CHECKED, **options)
 
 
 class MovedAway(TemporaryError):
@@ -66,7 +94,7 @@ class ArchivedFile:
         """
         with local_copy(self.archive, self.info.name) as path, reading_parquet(self.uri):
             try:
-                with pq.ParquetFile(path) as file:
+                with parquet_file(path) as file:
                     yield file
             except FileNotFoundError as error:
                 raise MovedAway(f"{self.uri} has moved away since it was listed") from error

@@ -1,9 +1,9 @@
 """`evergreen collect`: names what an installation may give up by its age, and removes it with `--yes`.
 
 What goes: work folders of runs that have ended; weights, vocabularies, statistics and graphs of models that nothing
-goes back to. What stays: manifests, verdicts, cards, reports, notes and the journal, which are small and tell what was.
-Whatever its age, the live model stays, a canary, the newest versions that were live, and all of a run without an
-outcome.
+goes back to; what killed writes left. What stays: manifests, verdicts, cards, reports, notes and the journal, which are
+small and tell what was. Whatever its age, the live model stays, a canary, the newest versions that were live, and all
+of a run without an outcome.
 
 A folder is renamed before its files go, so a command that was killed leaves whole folders and leftovers, which the next
 call removes. A run that names an old model as its parent or champion must not be under way. A removed model cannot be
@@ -18,6 +18,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from components.contracts.manifests import Model, Release
+from components.runtime.durable import UNFINISHED
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
@@ -27,7 +28,7 @@ from components.store.models import graph_folder, model_folder, release_path
 from components.store.promotion_journal import moment_of
 from components.store.runs import read_outcomes
 
-KEEP_DAYS, KEEP_VERSIONS = 30.0, 10
+KEEP_DAYS, KEEP_VERSIONS, MAX_DAYS = 30.0, 10, 36_500
 _LEFTOVER = ".collected"
 """End of the name of a folder that is being removed."""
 
@@ -43,11 +44,16 @@ class Removable:
 
     def remove(self) -> None:
         """Removes it, whole or to a leftover that the next call finds."""
+        if not self.path.exists():
+            return  # it was in a folder that went before it
         leftover = self.path
         if not leftover.name.endswith(_LEFTOVER):
             leftover = self.path.with_name(self.path.name + _LEFTOVER)
             self.path.rename(leftover)
-        shutil.rmtree(leftover)
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
 
 
 def find(store: Path, work: Path | None, *, before: datetime, keep_versions: int) -> list[Removable]:
@@ -59,9 +65,9 @@ def find(store: Path, work: Path | None, *, before: datetime, keep_versions: int
     Raises:
         ContractError: the journal or a manifest is damaged.
     """
-    found = [*_leftovers(store / "models", "*/*"), *_leftovers(store / "graphs", "*")]
+    found = _left_behind(store, "**/*", before)
     if work is not None:
-        found += [*_leftovers(work, "*"), *_work_of_runs(store, work, before)]
+        found += [*_left_behind(work, "*", before), *_work_of_runs(store, work, before)]
     lines = promotion_journal.read_journal(store)
     newest = list(dict.fromkeys(line.version for line in reversed(lines)))[:keep_versions]
     wanted: set[int | None] = set(newest)
@@ -99,13 +105,22 @@ def _work_of_runs(store: Path, work: Path, before: datetime) -> list[Removable]:
     ]
 
 
-def _leftovers(folder: Path, pattern: str) -> list[Removable]:
-    paths = sorted(folder.glob(pattern + _LEFTOVER))
-    return [_removable(path, f"left by a collection that was killed: {path}") for path in paths]
+def _left_behind(folder: Path, pattern: str, before: datetime) -> list[Removable]:
+    """What killed collections left, and killed writes, unless anything in it is younger: that one may be under way."""
+    found = []
+    for path in sorted(folder.glob(pattern)):
+        if path.name.endswith(_LEFTOVER):
+            found.append(_removable(path, f"left by a collection that was killed: {path}"))
+        elif UNFINISHED.fullmatch(path.name) and not path.is_symlink():
+            newest = max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
+            if newest < before.timestamp():
+                found.append(_removable(path, f"left by a write that was killed: {path}"))
+    return found
 
 
 def _removable(path: Path, what: str) -> Removable:
-    return Removable(path=path, what=what, num_bytes=sum(f.stat().st_size for f in path.rglob("*") if f.is_file()))
+    files = [each for each in (path, *path.rglob("*")) if each.is_file()]
+    return Removable(path=path, what=what, num_bytes=sum(each.stat().st_size for each in files))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -128,9 +143,13 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> int:
     """Runs the command; see `runtime.exit_codes` for its exit codes."""
     arguments = build_parser().parse_args(argv)
-    if arguments.days < 1 or arguments.keep_versions < 2:
+    # Not a number compares false with every bound.
+    if not 1 <= arguments.days <= MAX_DAYS or arguments.keep_versions < 2:
         given = f"--days {arguments.days:g} and --keep-versions {arguments.keep_versions}"
-        raise ContractError(f"{given} are given, expected at least 1 day and 2 versions: one to go back to")
+        raise ContractError(
+            f"{given} are given, expected at least 1 day and 2 versions: one to go back to; and at most {MAX_DAYS:,} "
+            "days"
+        )
     store = typed_folder(arguments.store, "--store")
     work = typed_folder(arguments.work, "--work") if arguments.work else None
     before = (now or datetime.now(timezone.utc)) - timedelta(days=arguments.days)

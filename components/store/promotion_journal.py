@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from components.contracts.baking import Findings
-from components.runtime.durable import append_line, read_records, write_whole
+from components.runtime.durable import append_record, read_records, write_whole
 from components.runtime.errors import ContractError
 
 JOURNAL_FILE = "journal.jsonl"
@@ -88,7 +88,8 @@ def read_entries(store: Path) -> list[Promotion]:
     A last line without its newline is a torn append and does not count.
 
     Raises:
-        ContractError: a whole line is not a promotion; names the file and line. Or the file cannot be read.
+        ContractError: a complete line is not a promotion, or differs from its checksum; names the file and line. Or
+            the file cannot be read.
     """
     path = store / JOURNAL_FILE
     try:
@@ -149,7 +150,7 @@ def append_promotion(store: Path, promotion: Promotion) -> Promotion:
     entries = read_entries(store)
     if entries and moment_of(promotion.time) < moment_of(entries[-1].time):
         promotion = replace(promotion, time=entries[-1].time)
-    append_line(store / JOURNAL_FILE, json.dumps(asdict(promotion)))
+    append_record(store / JOURNAL_FILE, promotion)
     return promotion
 
 

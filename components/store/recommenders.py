@@ -7,14 +7,13 @@ accept that was killed, and the next accept overwrites it. Reading a person's fi
 """
 
 import hashlib
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from components.contracts.manifests import CURRENT
 from components.contracts.recommender import Recommender
-from components.runtime.durable import append_line, read_records, write_whole
+from components.runtime.durable import append_record, read_records, write_whole
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store.models import stored_model
@@ -188,7 +187,7 @@ def accept(
         name=recommender.name,
         digest=recommender.digest,
     )
-    append_line(recommenders_folder(store) / JOURNAL, json.dumps(asdict(line)))
+    append_record(recommenders_folder(store) / JOURNAL, line)
     return version
 
 

@@ -25,7 +25,7 @@ from components.contracts.features import Features
 from components.contracts.hugectr_folder import listed_files
 from components.contracts.raw_rows import LABEL, WEIGHT
 from components.runtime.errors import ContractError, PermanentError
-from components.store.archived_rows import reading_parquet
+from components.store.archived_rows import parquet_file, reading_parquet
 
 _DECODED_ROWS = 1 << 14
 """Rows decoded at a time by each thread: 4 MB of columns. Half as many took a twentieth longer."""
@@ -200,7 +200,7 @@ def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
     # Mapped: else each column's compressed pages of a whole row group are copied first (290 against 140 MB).
     with (
         reading_parquet(group.path),
-        pq.ParquetFile(group.path, metadata=group.metadata, memory_map=True) as file,
+        parquet_file(group.path, metadata=group.metadata, memory_map=True) as file,
     ):
         columns, numbers = group.folder.columns, [group.number]
         yield from file.iter_batches(_DECODED_ROWS, row_groups=numbers, columns=columns, use_threads=False)

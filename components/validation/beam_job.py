@@ -9,7 +9,6 @@ import contextlib
 import copy
 import io
 import logging
-import pickle
 import shlex
 import shutil
 import sys
@@ -41,7 +40,7 @@ AddressedPart = tuple[str, FilePart]
 
 UPLOADS = 8
 """Files that are copied to a bucket at a time."""
-_STATISTICS, _COUNTER = "statistics.pb", "counter.pickle"
+_STATISTICS, _COUNTER = "statistics.pb", "counter.npz"
 
 
 def parse_options(text: str) -> PipelineOptions:
@@ -108,7 +107,7 @@ def summarize_on_beam(files: Sequence[Path], counter: ReferenceCounter, *, optio
                 list(pool.map(_upload_file, addresses, addresses.values()))
         _run_pipeline([(addresses[part.path], part) for part in parts], counter, options=options, shared=shared)
         with FileSystems.open(f"{shared}/{_COUNTER}") as stream:
-            counter.merge(pickle.load(stream))
+            counter.merge_dumped(stream.read())
         with FileSystems.open(f"{shared}/{_STATISTICS}") as stream:
             statistics = parse_statistics(stream.read())
         # Workers hand over columns as they are done with them.
@@ -145,7 +144,7 @@ def _run_pipeline(
         (
             batches
             | "Count" >> beam.CombineGlobally(_CountRows(counter))
-            | "Pickle" >> beam.Map(pickle.dumps)
+            | "Dump" >> beam.Map(ReferenceCounter.dumps)
             | "WriteCounter"
             >> beam.io.WriteToText(
                 f"{shared}/{_COUNTER}",

@@ -24,6 +24,7 @@ from components.contracts.features import Features
 from components.contracts.manifests import RawDataset
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
+from components.store.archived_rows import parquet_writer
 from components.validation import quarantine_store
 from components.validation.round import Round
 from components.validation.rows import parquet_files, read_all_columns
@@ -105,8 +106,8 @@ def _split_file(path: Path, folder: Path, find: Callable[[pa.RecordBatch], Reaso
     for name in (TRAIN, QUARANTINED):
         (folder / name).mkdir(exist_ok=True)
     with (
-        pq.ParquetWriter(folder / TRAIN / path.name, schema) as to_rest,
-        pq.ParquetWriter(folder / QUARANTINED / path.name, with_reason) as to_gone,
+        parquet_writer(folder / TRAIN / path.name, schema) as to_rest,
+        parquet_writer(folder / QUARANTINED / path.name, with_reason) as to_gone,
     ):
         for batch in read_all_columns(path):
             gone = find(batch)

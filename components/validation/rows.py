@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from components.contracts import raw_rows
 from components.contracts.features import Features
 from components.runtime.errors import ContractError
-from components.store.archived_rows import reading_parquet
+from components.store.archived_rows import parquet_file, reading_parquet
 
 BATCH_ROWS = 65_536
 """Rows in memory at a time: 10 MB where there are 39 features."""
@@ -69,7 +69,7 @@ def read_part(part: FilePart, features: Features, *, opened: Any = None) -> Iter
     """
     columns = [*judged_columns(features), raw_rows.REQUEST_ID]
     with reading_parquet(part.path):
-        file = pq.ParquetFile(part.path if opened is None else opened, read_dictionary=[raw_rows.REQUEST_ID])
+        file = parquet_file(part.path if opened is None else opened, read_dictionary=[raw_rows.REQUEST_ID])
         # Without threads: a process forked later would inherit their pool without the threads themselves.
         yield from file.iter_batches(BATCH_ROWS, row_groups=[part.row_group], columns=columns, use_threads=False)
 
@@ -81,4 +81,4 @@ def read_all_columns(path: Path) -> Iterator[pa.RecordBatch]:
         ContractError: the file is damaged.
     """
     with reading_parquet(path):
-        yield from pq.ParquetFile(path).iter_batches(batch_size=BATCH_ROWS)
+        yield from parquet_file(path).iter_batches(batch_size=BATCH_ROWS)

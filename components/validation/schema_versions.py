@@ -14,12 +14,11 @@ accept that was killed, and the next accept overwrites it.
 
 import argparse
 import difflib
-import json
 import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
 from components.contracts.manifests import CURRENT, Model
-from components.runtime.durable import append_line, read_records, sha256_file, write_whole
+from components.runtime.durable import append_record, read_records, sha256_file, write_whole
 from components.runtime.errors import ContractError, first_line
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser, whoami
@@ -215,7 +214,7 @@ def accept_schema(
         changed=_check_changed(path, schema, change),
     )
     write_whole(version_path(store, line.version), source.read_bytes())
-    append_line(schemas_folder(store) / JOURNAL, json.dumps(asdict(line)))
+    append_record(schemas_folder(store) / JOURNAL, line)
     return line
 
 

@@ -31,7 +31,7 @@ from components.contracts.words import ShownValues
 from components.runtime.errors import ContractError
 from components.storage.objects import Objects
 from components.storage.uris import is_bucket_uri, local_path, open_objects
-from components.store.archived_rows import archived_files, arrow_schema, is_alike, reading_parquet
+from components.store.archived_rows import archived_files, arrow_schema, is_alike, parquet_file, reading_parquet
 from components.validation.rows import BATCH_ROWS
 from components.validation.rules import ValidationSettings
 
@@ -172,7 +172,7 @@ def measure_skew(
 
 def _read_training(files: Sequence[Path], types: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     for path in files:
-        with reading_parquet(path), pq.ParquetFile(path) as file:
+        with reading_parquet(path), parquet_file(path) as file:
             yield from _read_columns(file, str(path), types)
 
 

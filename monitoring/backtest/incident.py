@@ -22,8 +22,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from components.contracts import raw_rows
 from components.contracts.features import Features
 from components.contracts.manifests import Model, Release
@@ -36,6 +34,7 @@ from components.runtime.flags import CommandParser
 from components.storage.folder import FolderObjects
 from components.storage.objects import Objects
 from components.storage.uris import open_objects, typed_folder, typed_uri
+from components.store.archived_rows import write_parquet
 from components.store.models import model_folder, release_path, scores_path
 from components.store.recommenders import logged_recommender
 from monitoring.backtest.judging import Span, judge_requests, parse_time, read_days, read_requests
@@ -274,7 +273,7 @@ def _copy_rows(
         needed |= set(versions.tolist())
         target = folder / raw_rows.DAY_PARTITION.format(day=day)
         target.mkdir()
-        pq.write_table(table, target / "part.parquet")
+        write_parquet(table, target / "part.parquet")
         if judged is not None and all(window[version] >= window_rows for version in needed):
             break
     if not needed:

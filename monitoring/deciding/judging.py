@@ -52,6 +52,7 @@ class JudgeSettings:
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "window_rows")
+        expect(self, "at most 10,000,000", lambda value: value <= 10**7, "window_rows")
         expect(self, "at least 0", lambda value: value >= 0, "attribution_window_seconds", "drift_grace_seconds")
         rule = f"at least {MIN_DECIDE_SECONDS}"
         expect(self, rule, lambda value: value >= MIN_DECIDE_SECONDS, "decide_seconds")

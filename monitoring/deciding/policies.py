@@ -65,6 +65,7 @@ class PolicySettings:
         counts = ("min_clicks", "consecutive_breaches", "drift_buckets", "drift_columns")
         expect(self, "at least 1", lambda value: value >= 1, *counts)
         expect(self, "at least 0", lambda value: value >= 0, "min_rows_since_breach")
+        expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, *counts, "min_rows_since_breach")
         expect(self, "inside (0, 1)", lambda value: 0.0 < value < 1.0, "sequential_alpha")
         expect(self, "in [0, 1)", lambda value: 0.0 <= value < 1.0, "auc_threshold")
         expect(self, "in [0, 0.5)", lambda value: 0.0 <= value < 0.5, "sequential_tolerance")

@@ -41,6 +41,7 @@ class RestraintSettings:
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "daily_budget")
+        expect(self, "at most 10,000", lambda value: value <= 10_000, "daily_budget")
         expect(self, "at least 0", lambda value: value >= 0, "cooldown_seconds")
         expect(self, "above 0", lambda value: value > 0, "failure_backoff_seconds")
 
@@ -148,6 +149,7 @@ class RecipeSettings:
 
     def __post_init__(self) -> None:
         expect(self, "at least 0", lambda value: value >= 0, "full_every_releases", "full_after_refusals")
+        expect(self, "at most 1,000,000", lambda value: value <= 10**6, "full_every_releases", "full_after_refusals")
 
 
 def choose_parent(memory: RunMemory, settings: RecipeSettings) -> tuple[str, str]:

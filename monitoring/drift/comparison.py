@@ -52,6 +52,7 @@ class DriftSettings:
     def __post_init__(self) -> None:
         expect(self, "at least 0", lambda value: value >= 0, "drift_bucket_seconds")
         expect(self, "at least 1", lambda value: value >= 1, "drift_min_rows")
+        expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, "drift_min_rows")
         expect(self, "inside (0, 1)", lambda value: 0 < value < 1, "drift_false_discovery_rate")
         least = ("drift_min_divergence", "drift_min_share_change", "drift_min_outlier_rise")
         expect(self, "a number in [0, 1]", lambda value: 0 <= value <= 1, *least)

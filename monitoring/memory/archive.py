@@ -26,7 +26,6 @@ from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts import raw_rows
@@ -35,7 +34,7 @@ from components.contracts.raw_rows import microseconds
 from components.contracts.records import NO_POSITION, NO_VERSION, Predictions
 from components.runtime.durable import fsync_path, no_checkpoint
 from components.runtime.errors import TemporaryError
-from components.store.archived_rows import arrow_schema
+from components.store.archived_rows import arrow_schema, write_parquet
 from monitoring.memory.database import DAY_MICROS, OUTCOME_FOLDER, holds_outcomes
 from monitoring.memory.store import Store
 from monitoring.rows import ArchiveOutcome, Unarchived
@@ -275,7 +274,7 @@ class Archive:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.aside")
         try:
-            pq.write_table(self._build_table(name), temporary)
+            write_parquet(self._build_table(name), temporary)
             self._checkpoint(f"{kind}.written")
             fsync_path(temporary)
             self._checkpoint(f"{kind}.flushed")

@@ -1,8 +1,8 @@
 """YAML as this package reads and writes it: plain values with the line of each, and names that run on as one range.
 
-YAML 1.2's core schema, so that `on`, `no` and
-dates are texts and `1e-7` is a number, and less: a key that is there twice, an alias and a second document are refused.
-What the values mean is left to `form`.
+YAML 1.2's core schema, so that `on`, `no` and dates are texts and `1e-7` is a number, and less: a key that is there
+twice, an alias, a tag and a second document are refused. So is what takes long to read: a large file, deep nesting and
+a number of many digits. What the values mean is left to `form`.
 """
 
 import math
@@ -13,10 +13,19 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from components.runtime.errors import ContractError
+from components.contracts.features import MAX_COLUMNS, MAX_NAME
+from components.runtime.errors import ContractError, first_line
 
-MAX_RANGE = 10_000
-"""Most names that one range stands for."""
+MAX_BYTES = 1 << 18
+"""Largest file."""
+MAX_DEPTH = 20
+"""Deepest nesting of lists and mappings; a recommender has four."""
+MAX_VALUES = 50_000
+"""Most keys and values of one file; each takes the parser some 30 microseconds."""
+MAX_DIGITS = 18
+"""Longest whole number, which fits in 64 bits."""
+MAX_PROBLEM = 2000
+"""Characters of a message, which may hold what was found."""
 _RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]{1,9})\.\.(?P=prefix)(?P<last>[0-9]{1,9})")
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
 _LEAST_RUN = 3
@@ -39,7 +48,7 @@ class Document(NamedTuple):
         """The error that the value at `path`, or at the nearest path around it, has this problem."""
         while path not in self.lines:
             path = re.sub(r"(^|\.|\[)[^.\[]*$", "", path)
-        return ContractError(f"{self.source}:{self.lines[path]}: {problem}")
+        return ContractError(f"{self.source}:{self.lines[path]}: {_shortened(problem)}")
 
     @contextmanager
     def located(self, path: str) -> Iterator[None]:
@@ -62,7 +71,7 @@ def load_document(text: str, *, source: str) -> Document:
         ContractError: no YAML, or YAML that is refused here; names the line.
     """
     try:
-        loader = _Loader(text)
+        loader: Any = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             raise ContractError(f"{source} is empty, expected a recommender")
@@ -71,12 +80,18 @@ def load_document(text: str, *, source: str) -> Document:
     except yaml.MarkedYAMLError as error:
         context = f"{error.context} in line {error.context_mark.line + 1}, " if error.context_mark else ""
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ContractError(f"{source}:{line}: {context}{error.problem}") from error
+        raise ContractError(f"{source}:{line}: {_shortened(context + str(error.problem))}") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ContractError(f"{source}:{line}: character {chr(error.character)!r}, expected printable ones") from error
-    except RecursionError as error:
-        raise ContractError(f"{source} is nested too deeply, expected a recommender") from error
+    except ContractError:
+        raise
+    except ValueError as error:  # PyYAML's scanner meets it in an escape that is no character.
+        raise ContractError(f"{source}:{loader.line + 1}: {first_line(error)}") from error
+
+
+def _shortened(problem: str) -> str:
+    return problem if len(problem) <= MAX_PROBLEM else f"{problem[:MAX_PROBLEM]}..."
 
 
 def dump_document(value: dict[str, Any]) -> str:
@@ -99,7 +114,7 @@ def expand_range(name: NameRange) -> list[str]:
     """The names that a range stands for.
 
     Raises:
-        ContractError: it counts down, or has more than `MAX_RANGE` names; the message opens with the range.
+        ContractError: it counts down, or has more than `MAX_COLUMNS` names; the message opens with the range.
 
     >>> expand_range(NameRange("I9..I11")), expand_range(NameRange("c08..c10"))
     (['I9', 'I10', 'I11'], ['c08', 'c09', 'c10'])
@@ -109,8 +124,8 @@ def expand_range(name: NameRange) -> list[str]:
     first, last = int(match["first"]), int(match["last"])
     if last < first:
         raise ContractError(f"{name!r}, expected the smaller number first")
-    if last - first >= MAX_RANGE:
-        raise ContractError(f"{name!r}, a range of {last - first + 1:,} names, expected at most {MAX_RANGE:,}")
+    if last - first >= MAX_COLUMNS:
+        raise ContractError(f"{name!r}, a range of {last - first + 1:,} names, expected at most {MAX_COLUMNS:,}")
     width = len(match["first"])
     return [f"{match['prefix']}{number:0{width}}" for number in range(first, last + 1)]
 
@@ -140,17 +155,37 @@ def collapse_names(names: Sequence[str]) -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses aliases, which could make a small file a large one."""
+    """Refuses aliases, which could make a small file a large one, tags, and what is nested deeply."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}
+    _depth = _count = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(
-                problem=f"alias *{event.anchor} is refused", problem_mark=event.start_mark
-            )
-        return super().compose_node(parent, index)
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise _refused(f"alias *{event.anchor} is refused", event)
+        if event.tag is not None:
+            raise _refused(f"tag {event.tag} is refused, expected a plain value", event)
+        if self._depth >= MAX_DEPTH:
+            raise _refused(f"is nested more than {MAX_DEPTH} deep, expected a recommender", event)
+        self._count += 1
+        if self._count > MAX_VALUES:
+            raise _refused(f"has more than {MAX_VALUES:,} keys and values, expected a recommender", event)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def fetch_flow_collection_start(self, token: Any) -> Any:
+        # The scanner compares each token with the keys that may begin at any level around it.
+        if self.flow_level >= MAX_DEPTH:
+            problem = f"is nested more than {MAX_DEPTH} deep, expected a recommender"
+            raise yaml.scanner.ScannerError(problem=problem, problem_mark=self.get_mark())
+        return super().fetch_flow_collection_start(token)  # type: ignore[no-untyped-call]
+
+
+def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -162,14 +197,15 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-_TEXT_TAG, _RANGE_TAG = "tag:yaml.org,2002:str", "!range"
+_TEXT_TAG, _INT_TAG, _RANGE_TAG = "tag:yaml.org,2002:str", "tag:yaml.org,2002:int", "!range"
 for _each in (_Loader, _Dumper):
     for _tag, _pattern in {
         "tag:yaml.org,2002:null": r"(|~|null|Null|NULL)\Z",
         "tag:yaml.org,2002:bool": r"(true|True|TRUE|false|False|FALSE)\Z",
         "tag:yaml.org,2002:int": r"[-+]?(0|[1-9][0-9]*)\Z",
         "tag:yaml.org,2002:float": r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)\Z",
-        _RANGE_TAG: _RANGE.pattern + r"\Z",
+        # A long text of many dots would be compared with itself at each of them.
+        _RANGE_TAG: rf"(?=.{{4,{MAX_NAME}}}\Z)" + _RANGE.pattern + r"\Z",
     }.items():
         _each.add_implicit_resolver(_tag, re.compile(_pattern), None)
 _Loader.add_constructor(_RANGE_TAG, lambda _, node: NameRange(node.value))
@@ -191,6 +227,9 @@ def _value(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Any:
         return found
     if isinstance(node, yaml.MappingNode):
         return dict(_items(loader, node, path=path, lines=lines))
+    if node.tag == _INT_TAG and len(node.value) > MAX_DIGITS:
+        shown = f"{node.value[:MAX_DIGITS]}..."
+        raise _problem(f"{path} is {shown}, {len(node.value):,} digits, expected at most {MAX_DIGITS}", node)
     value = loader.construct_object(node)
     if isinstance(value, float) and not math.isfinite(value):
         raise _problem(f"{path} is {node.value}, expected a finite number", node)
@@ -200,9 +239,10 @@ def _value(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Any:
 def _items(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Iterator[tuple[str, Any]]:
     here: dict[str, int] = {}
     for key, each in node.value:
-        name = loader.construct_object(key) if isinstance(key, yaml.ScalarNode) else None
-        if not isinstance(name, str):
-            raise _problem(f"key {getattr(key, 'value', name)!r} is no text, expected a name", key)
+        if not isinstance(key, yaml.ScalarNode) or key.tag not in (_TEXT_TAG, _RANGE_TAG):
+            what = repr(key.value[:MAX_NAME]) if isinstance(key, yaml.ScalarNode) else "of several values"
+            raise _problem(f"key {what} is no text, expected a name", key)
+        name = loader.construct_object(key)
         inner = f"{path}.{name}" if path else str(name)
         if name in here:
             raise _problem(f"{inner} is there twice, in line {here[name]} too", key)

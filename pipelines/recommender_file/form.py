@@ -10,12 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from components.contracts.features import CategoricalOptions, Features, ListOptions, NumericOptions
+from components.contracts.features import MAX_COLUMNS, CategoricalOptions, Features, ListOptions, NumericOptions
 from components.contracts.raw_rows import OWN_COLUMNS, WEIGHT, ColumnNames
 from components.contracts.recommender import SECTIONS, Recommender, nearest, settings_of
 from components.runtime.errors import ContractError
 from pipelines.recommender import check_settings
 from pipelines.recommender_file.document import (
+    MAX_BYTES,
     Document,
     NameRange,
     collapse_names,
@@ -42,7 +43,11 @@ def read_recommender(path: Path) -> Recommender:
         ContractError: the file cannot be read, or `parse_recommender` refuses it.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ContractError(f"{path} has more than {MAX_BYTES:,} bytes, expected a recommender")
+        text = content.decode()
     except UnicodeDecodeError as error:
         raise ContractError(f"{path} is no text in UTF-8, expected a recommender") from error
     except OSError as error:
@@ -139,6 +144,7 @@ def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, s
         entries = [(f"{path}[{number}]", name, {}) for number, name in enumerate(value)]
     else:
         raise document.refusal(path, f"{path} is {value!r}, expected a list of columns' names, or names with options")
+    total = 0
     for inner, name, options in entries:
         if not isinstance(name, str) or not name:
             raise document.refusal(
@@ -146,10 +152,16 @@ def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, s
             )
         found = _options(document, kind, inner, value=options)
         try:
-            for each in expand_range(name) if isinstance(name, NameRange) else [name]:
-                yield inner, each, found
+            expanded = expand_range(name) if isinstance(name, NameRange) else [name]
         except ContractError as error:
             raise document.refusal(inner, f"{inner} is {error}") from error
+        # Counted here, before all are made: a line of a file may stand for thousands.
+        total += len(expanded)
+        if total > MAX_COLUMNS:
+            problem = f"{inner} makes {total:,} columns of {path}, expected at most {MAX_COLUMNS:,}"
+            raise document.refusal(inner, problem)
+        for each in expanded:
+            yield inner, each, found
 
 
 def _options(document: Document, kind: str, path: str, *, value: Any) -> Any:

@@ -1,7 +1,9 @@
 """Manifests survive the disk, and a reader refuses what it does not know."""
 
+import contextlib
 import dataclasses
 import json
+import random
 import typing
 
 import pytest
@@ -52,7 +54,7 @@ def path(tmp_path):
 
 def changed(manifest, path, **changes):
     manifest.write(path)
-    document = {**json.loads(path.read_text()), **changes}
+    document = {**json.loads(path.read_text()), "crc32": "absent", **changes}
     path.write_text(json.dumps({k: v for k, v in document.items() if v != "absent"}))
     return path
 
@@ -61,6 +63,24 @@ def changed(manifest, path, **changes):
 def test_manifest_survives_the_disk(manifest, path):
     manifest.write(path)
     assert type(manifest).read(path) == manifest
+
+
+@pytest.mark.parametrize("kind", [manifests.Model, manifests.Release, RetrainRequest])
+def test_no_flipped_bit_of_a_manifest_is_read_as_other_values(kind, path):
+    manifest = example(kind)
+    content = manifest.dumps()
+    for bit in random.Random(2).sample(range(8 * len(content)), 400):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with contextlib.suppress(ContractError):
+            # Read as it was: such as a hexadecimal digit in another case.
+            assert kind.loads(bytes(flipped), source="flipped") == manifest
+
+
+def test_a_manifest_that_differs_from_its_checksum_says_so(path):
+    content = example(RetrainRequest).dumps().replace(b"text with", b"next with", 1)
+    with pytest.raises(ContractError, match=r"crc32 \w{8}, expected '\w{8}': .* removing its key crc32"):
+        RetrainRequest.loads(content, source="request.json")
 
 
 @pytest.mark.parametrize("version", [4, "3", None])

@@ -84,6 +84,8 @@ def test_the_description_survives_a_manifest():
         ("training.seed=1 training.seed=2", "training.seed twice"),
         ("training.learning_rate=NaN", "training.learning_rate is NaN, expected a finite number"),
         ("training.seed='7", "No closing quotation"),
+        ("training.seed=" + "9" * 5000, "..., which cannot be read: Exceeds the limit"),
+        ("model.tower=" + "[" * 100_000, "..., which cannot be read: maximum recursion depth"),
     ],
 )
 def test_settings_of_a_run_that_cannot_be_read_are_named(text, message):

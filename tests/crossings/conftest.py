@@ -28,6 +28,7 @@ from tests.crossings.warm_steps import WarmSteps
 from tests.support.lakes import table_in
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into, settings_text
+from tests.support.relocated import replace_in_documents
 
 ROWS, LATER_ROWS = 3000, 2000
 MANIFESTS = {
@@ -81,8 +82,8 @@ class Chain:
         """A chain of its own in `root`, that goes on from copies of this one's lake, store and repository."""
         for name in ("lake", "store", "repository"):
             shutil.copytree(self.root / name, root / name)
-        for path in [*root.glob("store/**/*.json"), *root.glob("store/*.jsonl")]:
-            path.write_text(path.read_text().replace(self.root.as_uri(), root.as_uri()))
+        documents = [*root.glob("store/**/*.json"), *root.glob("store/*.jsonl")]
+        replace_in_documents(documents, self.root.as_uri(), root.as_uri())
         return replace(self, root=root, rounds=list(self.rounds), **changed)
 
     def uri(self, name: str) -> str:

@@ -27,6 +27,7 @@ from components.store.models import GRAPH_FILE, graph_folder
 from components.store.promotion_journal import moment_of
 from tests.crossings.conftest import SETTINGS, Chain
 from tests.support.monitors import Bench, publish
+from tests.support.relocated import replace_in_documents
 
 RECOMMENDER = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item", "user")))
 OWN = {
@@ -97,8 +98,7 @@ def unpack(sample: Path, root: Path) -> None:
     """Makes the folder `root` the installation in the sample."""
     with ZipFile(sample) as packed:
         packed.extractall(root)
-    for path in [*root.rglob("*.json"), *root.rglob("*.jsonl")]:
-        path.write_text(path.read_text().replace(ROOT, root.as_uri()))
+    replace_in_documents([*root.rglob("*.json"), *root.rglob("*.jsonl")], ROOT, root.as_uri())
     with closing(sqlite3.connect(root / MEMORY)) as memory:
         memory.executescript((root / f"{MEMORY}.sql").read_text())
 

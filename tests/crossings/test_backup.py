@@ -1,7 +1,10 @@
 """Backup and restore: what they bring back after a lost disk, and what they do not."""
 
 import hashlib
+import io
 import itertools
+import json
+import os
 import shutil
 import sqlite3
 import threading
@@ -15,7 +18,8 @@ from components.deployment.verify import verify
 from components.storage.folder import FolderObjects
 from inference_client.simulation.world import Drift, World, write_lake
 from pipelines.__main__ import main as evergreen
-from pipelines.backup import main
+from pipelines.backup import main, restore
+from tests.support.crashes import Killed
 from tests.support.monitors import Bench, prediction, publish, traffic
 
 pytestmark = pytest.mark.timeout(300)
@@ -87,7 +91,7 @@ def test_a_lost_disk_comes_back_as_of_its_backup_and_the_loop_goes_on(chain, tmp
     bench.close()
     shutil.rmtree(root)
     root.mkdir()
-    assert main(["restore", str(backup)]) == 0
+    assert main(["restore", str(backup), f"--within={root.parent}"]) == 0
 
     assert contents(root) == before
     assert models(root, capsys) == told
@@ -124,10 +128,11 @@ def test_what_lies_where_a_part_belongs_is_never_written_over(installation, tmp_
     assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 0
     assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 2
     assert "b exists, expected a new folder" in capsys.readouterr().err
-    assert main(["restore", str(tmp_path / "b")]) == 2
+    (installation / "state" / "file").write_text("written since")
+    assert main(["restore", str(tmp_path / "b"), "--yes"]) == 2
     assert f"state belongs to {installation / 'state'}, which holds files" in capsys.readouterr().err
     assert main(["restore", str(installation)]) == 2
-    assert "places.json is absent" in capsys.readouterr().err
+    assert "backup.json is absent" in capsys.readouterr().err
 
 
 def test_release_under_the_copys_hands_leaves_no_backup(installation, tmp_path, monkeypatch, capsys):
@@ -143,3 +148,138 @@ def test_release_under_the_copys_hands_leaves_no_backup(installation, tmp_path, 
     assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 3
     assert "journal.jsonl grew while it was copied" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["installation"]
+
+
+@pytest.fixture
+def lost(installation, tmp_path):
+    """A backup whose installation is lost, and what was in it."""
+    for number in range(5):
+        (installation / "lake" / "day=2026-01-01").mkdir(exist_ok=True)
+        path = installation / "lake" / "day=2026-01-01" / f"part-{number}.parquet"
+        path.write_bytes(bytes([number]) * 1000)
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+    (installation / "store" / "latest").symlink_to("file")
+    (installation / "archive" / "day=2026-01-02").mkdir()
+    assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 0
+    before = everything(installation)
+    shutil.rmtree(installation)
+    return tmp_path / "b", before
+
+
+def everything(root):
+    """Each path below `root` with its kind, content and time; of databases and folders what they are."""
+    found = {}
+    for path in root.rglob("*"):
+        is_plain = path.is_file() and path.suffix != ".db"
+        content = (path.read_bytes(), path.stat().st_mtime) if is_plain and not path.is_symlink() else None
+        found[path.relative_to(root)] = (path.is_symlink(), path.is_dir(), content)
+    return found
+
+
+def test_a_restore_killed_before_any_file_goes_on_at_the_next_call(lost, installation_root, monkeypatch):
+    backup, before = lost
+    real, left = os.replace, [0]
+
+    def replace(*arguments):
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
+        real(*arguments)
+
+    monkeypatch.setattr(os, "replace", replace)
+    for number in (0, 1, 3, 5):
+        left[0] = number
+        with pytest.raises(Killed):
+            restore(backup, within=installation_root.parent, confirm=no)
+        # What a power cut leaves beside them.
+        (installation_root / "lake" / f".file.{'0a' * 16}").write_bytes(b"half")
+    left[0] = 10**6
+    restore(backup, within=installation_root.parent, confirm=no)
+    assert everything(installation_root) == before
+    restore(backup, within=installation_root.parent, confirm=no)
+    assert everything(installation_root) == before, "a call too many changes nothing"
+
+
+@pytest.fixture
+def installation_root(tmp_path):
+    return tmp_path / "installation"
+
+
+def no(places):
+    return False
+
+
+def test_a_damaged_file_of_a_backup_is_named_and_not_restored(lost, installation_root, capsys):
+    backup, _ = lost
+    path = backup / "lake" / "day=2026-01-01" / "part-3.parquet"
+    right = path.read_bytes()
+    path.write_bytes(right[:-1] + b"?")
+    assert main(["restore", str(backup), "--yes"]) == 2
+    assert f"{path} has sha256" in capsys.readouterr().err
+    assert not (installation_root / "lake" / "day=2026-01-01" / path.name).exists()
+    path.unlink()
+    assert main(["restore", str(backup), "--yes"]) == 2
+    assert f"{path} is absent" in capsys.readouterr().err
+    path.write_bytes(right)
+    assert main(["restore", str(backup), "--yes"]) == 0
+
+
+def test_what_a_program_has_changed_since_a_killed_restore_is_not_written_over(lost, installation_root, capsys):
+    backup, _ = lost
+    assert main(["restore", str(backup), "--yes"]) == 0
+    path = installation_root / "store" / "file"
+    for change in (lambda: path.write_text("new"), lambda: path.with_name("other").write_text("new")):
+        change()
+        assert main(["restore", str(backup), "--yes"]) == 2
+        assert f"{installation_root / 'store'}, which holds files" in capsys.readouterr().err
+        path.write_text("store")
+
+
+def test_restore_writes_nowhere_that_a_person_did_not_name(lost, installation_root, tmp_path, capsys, monkeypatch):
+    backup, before = lost
+    (tmp_path / "elsewhere").mkdir()
+    assert main(["restore", str(backup), f"--within={tmp_path / 'elsewhere'}"]) == 2
+    assert f"expected a folder within {tmp_path / 'elsewhere'}" in capsys.readouterr().err
+    assert main(["restore", str(backup)]) == 2
+    said = capsys.readouterr().err
+    assert "expected --within FOLDER or --yes" in said
+    assert f"lake: {installation_root / 'lake'}" in said
+    for answer, code in (("", 1), ("n\n", 1), ("y\n", 0)):
+        terminal = io.StringIO(answer)
+        terminal.isatty = lambda: True
+        monkeypatch.setattr("sys.stdin", terminal)
+        assert not installation_root.exists()
+        assert main(["restore", str(backup)]) == code
+        assert f"lake: {installation_root / 'lake'}" in capsys.readouterr().out
+    assert everything(installation_root) == before
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("places", {"store": "/etc/../etc"}),
+        ("places", {"store": "relative"}),
+        ("places", {"home": "/root"}),
+        ("files", {"store/../../x": "0"}),
+        ("files", {"/etc/passwd": "0"}),
+        ("files", {"other/x": "0"}),
+        ("files", {"store/latest/x": "0"}),
+    ],
+)
+def test_a_backup_that_leads_elsewhere_is_refused(lost, installation_root, capsys, key, change):
+    backup, _ = lost
+    document = json.loads((backup / "backup.json").read_text())
+    document[key] |= change
+    del document["crc32"]
+    (backup / "backup.json").write_text(json.dumps(document))
+    assert main(["restore", str(backup), "--yes"]) == 2
+    assert "backup.json: " in capsys.readouterr().err
+    assert not installation_root.exists()
+
+
+def test_what_a_killed_backup_left_goes_with_the_next_one(installation, tmp_path):
+    left = tmp_path / f".b.{'0a' * 16}"
+    left.mkdir()
+    (left / "half").write_bytes(bytes(1000))
+    assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "installation"]

@@ -40,7 +40,8 @@ def check_answers(answers, scores_of_version, settings):
     entries = {entry.version: entry for entry in read_entries(settings.store)}
     for version in {answer.model_version for answer in answers}:
         told = Release.read(local_path(entries[version].release_uri)).sha256["graph"]
-        assert entries[version].sha256.get("graph", told) == told == repository.published.graph_sha256(version)
+        assert entries[version].sha256.get("graph", told) == told == repository.published.record(version).graph_sha256
+        repository.published.check(version)
     for answer in answers:
         np.testing.assert_allclose(answer.scores, scores_of_version[answer.model_version], atol=1e-5)
 

@@ -20,6 +20,7 @@ import pytest
 
 from tests.support.documents import DOCUMENTS, PYTHON, blocks
 from tests.support.paths import REPOSITORY
+from tests.support.relocated import replace_in_documents
 
 SLOW = {"extraction.md", "training.md"}
 """Two rounds each, on a lake of their own."""
@@ -38,8 +39,8 @@ class Page:
         (folder / "build").mkdir()
         if demo is not None:
             shutil.copytree(demo, folder / "build" / "demo")
-            for path in (folder / "build/demo").rglob("*.json*"):
-                path.write_text(path.read_text().replace(str(demo), str(folder / "build/demo")))
+            documents = list((folder / "build/demo").rglob("*.json*"))
+            replace_in_documents(documents, str(demo), str(folder / "build/demo"))
         path = f"{REPOSITORY / '.venvs/driver/bin'}:{os.environ['PATH']}"
         self.environment = {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY)}
         self.running = contextlib.ExitStack()

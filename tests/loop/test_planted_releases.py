@@ -17,6 +17,7 @@ from components.contracts.manifests import ModelQuality
 from components.contracts.metrics import auc_estimate, roc_auc
 from components.deployment.baking import BAKES, COUNTERS_FILE, NONE, P99_READINGS, TAKEN_BACK, Baking
 from components.deployment.controller import ReleaseController
+from components.deployment.inspection import Inspection
 from components.deployment.release import ReleaseSettings, release
 from components.deployment.repository.triton_config import ServingOptions
 from components.deployment.servers import Triton
@@ -77,6 +78,7 @@ class Site:
         self.controller = ReleaseController(
             watchdog=Watchdog(site=self.settings),
             baking=Baking(site=self.settings, metrics=(triton.metrics_address,)),
+            inspection=Inspection(site=self.settings),
             status=folder / "status.json",
         )
         held_out = np.tile(self.truth, 5)

@@ -6,7 +6,7 @@ import pytest
 
 from components.runtime.errors import ContractError
 from components.storage.uris import open_objects
-from components.store.archived_rows import MovedAway, archived_files
+from components.store.archived_rows import MovedAway, archived_files, parquet_file, reading_parquet
 
 FILES = ["day=2026-03-01/part-0.parquet", "day=2026-03-02/part-1.parquet", "day=2026-03-03/part-2.parquet"]
 NO_SERVED_ROWS = [
@@ -57,3 +57,15 @@ def test_a_file_gives_its_rows_and_one_that_is_damaged_or_gone_is_named(archive)
     gone, words = (ContractError, "is absent") if archive.uri.startswith("gs:") else (MovedAway, "has moved away")
     with pytest.raises(gone, match=f"day=2026-03-03/part-2.parquet {words}"), moved.opened():
         pass
+
+
+def test_a_column_name_that_is_no_text_is_a_damaged_file(tmp_path):
+    pq.write_table(pa.table({"label": [0, 1]}), path := tmp_path / "rows.parquet", store_schema=False)
+    content = path.read_bytes()
+    for byte in range(5):
+        path.write_bytes(content)
+        damaged = bytearray(content)
+        damaged[content.index(b"label") + byte] ^= 0x80
+        path.write_bytes(damaged)
+        with pytest.raises(ContractError, match=r"rows.parquet is not a readable Parquet file"), reading_parquet(path):
+            parquet_file(path).read(columns=["label"]).column("label")

@@ -1,5 +1,6 @@
 """What an installation gives up by age: exactly what nothing goes back to, and never half of anything."""
 
+import os
 import shutil
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -140,3 +141,36 @@ def test_a_command_that_is_killed_anywhere_leaves_whole_folders_and_the_next_one
 def test_limits_that_would_leave_nothing_to_go_back_to_are_refused(installation, flags, capsys):
     assert run(installation, *flags) == 2
     assert "expected at least 1 day and 2 versions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("days", ["nan", "inf", "0.5", "-1", "1e300", "36501"])
+def test_days_that_are_no_age_are_refused(installation, capsys, days):
+    before = left(installation)
+    assert run(installation, "--yes", "--days", days) == 2
+    assert "expected at least 1 day" in capsys.readouterr().err
+    assert left(installation) == before
+
+
+def test_what_killed_writes_left_goes_and_what_may_be_under_way_stays(installation, capsys):
+    store, work = installation
+    name = f".{{}}.{'0a' * 16}"
+    places = [store / "models" / name.format("m9"), store / "graphs" / name.format("7"), work / name.format("run")]
+    places += [store / "models" / "m6" / name.format("weights")]
+    for place in places:
+        _fill(place)
+    files = [store / name.format("journal.jsonl"), store / "runs" / "old" / name.format("training.json")]
+    for file in files:
+        file.write_bytes(b"half")
+    old, new = datetime(2026, 1, 1, tzinfo=timezone.utc).timestamp(), NOW.timestamp() - 60
+    for path in [*places, *(place / "bytes" for place in places), *files]:
+        os.utime(path, (old, old))
+    # One whose folder is old, and into which something was written a minute ago.
+    os.utime(places[0] / "bytes", (new, new))
+    os.utime(files[0], (new, new))
+    (store / ".hidden").write_bytes(b"a person's")
+    os.utime(store / ".hidden", (old, old))
+    assert run(installation, "--yes") == 0
+    assert "left by a write that was killed" in capsys.readouterr().out
+    assert [path for path in (*places, *files) if path.exists()] == [places[0], files[0]]
+    assert (store / ".hidden").exists()
+    assert (model_folder(store, "m6") / "weights" / "bytes").exists()

@@ -10,11 +10,13 @@ from components.deployment.canary.policy import CanaryPolicy
 from components.deployment.promote import as_served_now
 from components.deployment.servers import parse_urls
 from components.deployment.site import add_site_flags, change_reason, site_of
+from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 from components.storage.uris import open_objects, typed_uri
 from components.store.models import judged_model
 
+MAX_INTERVAL_SECONDS = 3600.0
 _SUMMARIES = {
     "start": "load a judged model beside the live one and send it traffic",
     "step": "evaluate once, and do what follows",
@@ -76,6 +78,10 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command; where it fails, what was live is live."""
     arguments = build_parser().parse_args(argv)
     site = site_of(arguments)
+    if arguments.command == "watch" and not 0 < arguments.interval_seconds <= MAX_INTERVAL_SECONDS:
+        raise ContractError(
+            f"interval is {arguments.interval_seconds} s, expected more than 0 and at most {MAX_INTERVAL_SECONDS:g}"
+        )
     if arguments.command == "start":
         judged = judged_model(site.store, arguments.model_id)
         share = 0.0 if arguments.shadow_only else steps.FIRST_SHARE

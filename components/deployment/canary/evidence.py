@@ -18,6 +18,7 @@ them. Requests that the response cache answers are among the successful ones. Wh
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from http.client import HTTPException
@@ -57,6 +58,9 @@ COUNTERS = {
 QUANTILES = "nv_inference_compute_infer_summary_us"
 """Triton's quantiles of what `infer_us` adds up, one server's requests of the last minute."""
 READ_SECONDS = 10.0
+MAX_TEXT_BYTES = 32 << 20
+"""Triton writes some 100 bytes a counter, and a few dozen counters a model and version."""
+_MAX_COUNT = float(1 << 63)
 _NAMES = {name: short for short, name in COUNTERS.items()}
 
 Fetch = Callable[[str], str]
@@ -145,10 +149,18 @@ def fetch(address: str) -> str:
     Raises:
         TemporaryError: it does not answer.
     """
+    deadline, content = time.monotonic() + READ_SECONDS, bytearray()
     try:
         # Never through the proxy that the environment may name: the server is on this machine or in this cluster.
         with build_opener(ProxyHandler({})).open(f"http://{address}/metrics", timeout=READ_SECONDS) as answer:
-            return str(answer.read().decode())
+            while chunk := answer.read1(1 << 16):
+                content += chunk
+                if len(content) > MAX_TEXT_BYTES or time.monotonic() > deadline:
+                    raise TemporaryError(
+                        f"metrics of {address} go on after {len(content):,} bytes, expected their end within "
+                        f"{MAX_TEXT_BYTES:,} bytes and {READ_SECONDS:g} s"
+                    )
+            return content.decode()
     except (URLError, HTTPException, OSError, ValueError) as error:
         raise TemporaryError(f"metrics of {address} cannot be read: {error}") from error
 
@@ -167,12 +179,16 @@ def counted(text: str, arms: Mapping[str, Arm], *, source: str = "server") -> di
     """The counters of each arm's model and version in a metrics text; what is not in it has counted nothing.
 
     Raises:
-        TemporaryError: it is no metrics text; names its `source`.
+        TemporaryError: it is no metrics text, or a counter is no number from 0; names its `source`.
     """
     found = {name: dict.fromkeys(COUNTERS, 0.0) for name in arms}
     for arm, sample in _samples(text, arms, source):
         name = sample.name.removesuffix("_total")  # which the parser appends, as OpenMetrics wants it
         if name in _NAMES:
+            if not 0 <= sample.value < _MAX_COUNT:
+                raise TemporaryError(
+                    f"metrics of {source} cannot be read: {name} is {sample.value}, expected a count from 0"
+                )
             found[arm][_NAMES[name]] += sample.value  # failures have one line per reason
     return found
 
@@ -186,7 +202,7 @@ def read_p99(text: str, arm: Arm, *, source: str = "server") -> float | None:
         TemporaryError: it is no metrics text; names its `source`.
     """
     for _, sample in _samples(text, {"": arm}, source):
-        if sample.name == QUANTILES and sample.labels.get("quantile") == "0.99" and math.isfinite(sample.value):
+        if sample.name == QUANTILES and sample.labels.get("quantile") == "0.99" and 0 <= sample.value < math.inf:
             return float(sample.value)
     return None
 

@@ -31,10 +31,9 @@ from uuid import uuid4
 from components.contracts.manifests import FAIL, Model, RawDataset, Release, Verdict
 from components.deployment.canary.evidence import Fetch, counts_since, fetch, read_baseline, read_pairs, uncounted
 from components.deployment.canary.policy import ABORT, GROW, HOLD, CanaryJudgement, CanaryPolicy, judge, judge_counts
-from components.deployment.graph.parity import GoldenRows
+from components.deployment.intact import golden_rows
 from components.deployment.promote import promote_version
 from components.deployment.release import ReleaseSettings, check_belonging, check_may_replace, forget, prepare_version
-from components.deployment.repository.model_repository import GOLDEN_FILE
 from components.deployment.servers import Triton, addresses, bring_up
 from components.deployment.site import Site, SiteSettings, opened, reset_plan
 from components.deployment.switch import stage_version
@@ -42,7 +41,7 @@ from components.runtime.errors import ContractError, PermanentError, Refused, Te
 from components.storage.objects import Objects
 from components.storage.uris import local_path
 from components.store import promotion_journal
-from components.store.models import graph_folder, release_path
+from components.store.models import release_path
 from components.store.promotion_journal import Promotion, canary_at_work
 from components.store.recommenders import logged_recommender
 from components.store.traffic_plan import DRAIN_SECONDS, Arm, Baseline, TrafficPlan
@@ -202,8 +201,7 @@ def _load_everywhere(site: Site, version: int, *, only_missing: bool = False) ->
 
     `only_missing` passes over servers that say they have it.
     """
-    # The store's copy: an interrupted promotion removes the version's own folder.
-    golden = GoldenRows.load(graph_folder(site.store, version) / GOLDEN_FILE)
+    golden = golden_rows(site.repository, site.store, version)
 
     def load(server: Triton) -> None:
         if only_missing and server.is_ready(site.names.canary, version):

@@ -115,9 +115,7 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
     Raises:
         ContractError: there are no rows, or rows and scores do not belong together.
     """
-    import pyarrow.parquet as pq
-
-    from components.store.archived_rows import reading_parquet
+    from components.store.archived_rows import parquet_file, reading_parquet
 
     path = local_path(verdict.scores_uri)
     scores = _read_arrays(path, "scores", ("candidate",))["candidate"].astype(np.float32).ravel()
@@ -128,7 +126,7 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
     features = raw.recommender.features
     dense, categorical, count = [], [], 0
     for file in sorted(local_path(raw.holdout_uri).glob("*.parquet")):
-        with reading_parquet(file), pq.ParquetFile(file) as rows:
+        with reading_parquet(file), parquet_file(file) as rows:
             for batch in rows.iter_batches(columns=list(features.names)):
                 dense.append(feature_matrix(batch, features.numeric, "float32", missing=np.nan))
                 categorical.append(category_matrix(batch, features))

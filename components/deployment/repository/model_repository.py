@@ -20,6 +20,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,8 +32,14 @@ from tempfile import TemporaryDirectory
 from components.contracts.manifests import Manifest
 from components.contracts.serving import CODE_FILE, CONFIG_FILE, PYTHON, ServedNames, named_inputs, versions_of
 from components.deployment.graph.parity import GoldenRows
-from components.deployment.repository.triton_config import ServingOptions, WarmupRow, triton_config, warmup_files_of
-from components.runtime.durable import sha256_file
+from components.deployment.repository.triton_config import (
+    ServingOptions,
+    WarmupRow,
+    read_options,
+    triton_config,
+    warmup_files_of,
+)
+from components.runtime.durable import sha256_file, whole_file
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.folder import FolderObjects
 from components.storage.lease import Lease
@@ -165,14 +172,24 @@ class VersionFolders:
         with TemporaryDirectory(prefix="evergreen-golden-") as scratch:
             return GoldenRows.load(self._checked_file(version, expected, Path(scratch)))
 
-    def graph_sha256(self, version: int) -> str:
-        """Hash of the version's graph, from its bytes and not from its record."""
-        names = {file.name for file in self.record(version).files}
-        with TemporaryDirectory(prefix="evergreen-graph-") as scratch:
-            paths = [
-                self._local_file(version, name, Path(scratch)) for name in (GRAPH_FILE, DATA_FILE) if name in names
-            ]
-            return graph_sha256(paths[0].parent)
+    def hashes(self, version: int) -> dict[str, str]:
+        """Return the SHA-256 of each file of the version, from its bytes, by the file's name."""
+        found = {}
+        for name in self.sizes().get(version, {}):
+            with TemporaryDirectory(prefix="evergreen-check-") as scratch:
+                found[name] = sha256_file(self._local_file(version, name, Path(scratch)))
+        return found
+
+    def fetch(self, version: int, file: str, target: Path) -> None:
+        """Copy a file of the version to `target` on this machine."""
+        with TemporaryDirectory(prefix="evergreen-fetch-") as scratch:
+            source = self._local_file(version, file, Path(scratch))
+            with open(source, "rb") as content, whole_file(target) as copy:
+                shutil.copyfileobj(content, copy)
+
+    def replace(self, version: int, file: str, content: bytes | Path) -> None:
+        """Write a file of the version anew, in one step for whoever reads it."""
+        self._objects.write(f"{self._name}/{version}/{file}", content)
 
     def check(self, version: int) -> None:
         """Returns if every file has the hash in the record.
@@ -392,7 +409,8 @@ class ModelRepository:
     def read_config(self) -> str | None:
         """The configuration as it is; None where there is none."""
         stored = self.objects.read(self._config)
-        return None if stored is None else stored.content.decode()
+        # A damaged byte must not keep a rollback from replacing the text.
+        return None if stored is None else stored.content.decode(errors="replace")
 
     def write_config(self, text: str | None) -> None:
         """Replaces the configuration whole, which publishes what it names; None removes it.
@@ -411,6 +429,17 @@ class ModelRepository:
                 )
         except Changed as error:
             raise Changed(f"another deployment changed {self.uri}/{self._config} since this one began") from error
+
+    def options_for(self, version: int) -> ServingOptions:
+        """Return how `version` is served: as what is served now, by the kind of server that it was written for."""
+        config = self.read_config()
+        own = self.published.record(version).options if version in self.versions() else None
+        try:
+            options = read_options(config) if config is not None else own or ServingOptions()
+        except ContractError as error:
+            logger.warning("%s/%s: %s; what the version was staged for is used", self.uri, self._config, error)
+            options = own or ServingOptions()
+        return replace(options, server=own.server) if own else options
 
     def config_for(self, version: int, options: ServingOptions) -> str:
         """The configuration that serves `version`, warmed up with its golden rows.
@@ -456,7 +485,11 @@ class ModelRepository:
 
     def _named(self) -> set[int]:
         config = self.read_config()
-        return set() if config is None else set(versions_of(config))
+        try:
+            return set() if config is None else set(versions_of(config))
+        except ContractError as error:
+            logger.error("%s/%s is damaged: %s", self.uri, self._config, error)
+            return set(self.taken_numbers())  # any of them may be the one that is served
 
     def _write_loadable(self, name: str, version: int, *, golden: GoldenRows, options: ServingOptions) -> None:
         """Makes the version loadable under `name`, its configuration last."""

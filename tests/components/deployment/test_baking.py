@@ -11,9 +11,10 @@ from components.contracts.baking import BAD, BAKES, WELL, Findings
 from components.deployment.baking import BAKES as STILL
 from components.deployment.baking import COUNTERS_FILE, NONE, TAKEN_BACK, Baking
 from components.deployment.controller import ReleaseController
+from components.deployment.inspection import Inspection
 from components.deployment.release import release
 from components.deployment.watchdog import Watchdog
-from components.runtime.errors import PermanentError, Refused, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 from components.store.promotion_journal import (
     BAKED,
     INTENT,
@@ -107,11 +108,17 @@ def controller(settings, triton, tmp_path):
     if not triton.alive():
         triton.start()
     baking = Baking(site=limited(settings), metrics=(triton.metrics_address,))
-    return ReleaseController(watchdog=Watchdog(site=settings), baking=baking, status=tmp_path / "status.json")
+    return ReleaseController(
+        watchdog=Watchdog(site=settings),
+        baking=baking,
+        inspection=Inspection(site=settings),
+        status=tmp_path / "status.json",
+    )
 
 
 def test_a_version_that_fails_requests_is_taken_back(deploy, controller, triton, client, raw_rows):
     deploy(1), deploy(2)
+    controller.round()  # whose inspection would mend the code
     change_code(triton, 2, FAULT, FAULT + "        if (tensors['dense'] == 4242.0).any():\n            raise OSError\n")
     controller.round()
     dense, categorical = raw_rows(3)
@@ -121,7 +128,7 @@ def test_a_version_that_fails_requests_is_taken_back(deploy, controller, triton,
             client.infer(MODEL_NAME, dense, categorical)
     controller.round()
     found = json.loads(controller.status.read_text())["baking"]
-    assert (found["action"], "40 of 4" in found["reason"]) == (TAKEN_BACK, True), found
+    assert (found["action"], "40 of " in found["reason"]) == (TAKEN_BACK, True), found
 
 
 def test_counters_that_are_damaged_end_the_round_with_their_name_and_nothing_else(deploy, settings, controller):
@@ -132,3 +139,28 @@ def test_counters_that_are_damaged_end_the_round_with_their_name_and_nothing_els
     status = json.loads(controller.status.read_text())
     assert COUNTERS_FILE in status["problem"]
     assert status["servers"], "the watchdog has looked all the same"
+
+
+def test_counters_with_fields_of_another_release_are_read_without_them(world, bakes):
+    world.release(1), world.release(2)
+    bakes().step({2: 1})
+    path = world.settings.store / "baking" / COUNTERS_FILE
+    document = json.loads(path.read_text())
+    document["since"] = "2026"
+    document["counts"]["2"] |= {"queue_us": 7.0, "notes": ["x"]}
+    path.write_text(json.dumps(document))
+    assert bakes().step({2: 1}).action == STILL
+    assert json.loads(path.read_text())["counts"]["2"]["reloads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("counts", {"2": {"success": "many"}}), ("counts", {"two": {}}), ("counts", [2]), ("seen", {"a 2": {}})],
+)
+def test_counters_that_are_none_are_named(world, bakes, key, value):
+    world.release(1), world.release(2)
+    bakes().step({2: 1})
+    path = world.settings.store / "baking" / COUNTERS_FILE
+    path.write_text(json.dumps({"counts": {}, "seen": {}, key: value}))
+    with pytest.raises(ContractError, match=rf"{COUNTERS_FILE} cannot be read: .*; remove it"):
+        bakes().step({})

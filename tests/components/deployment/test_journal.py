@@ -1,6 +1,7 @@
 """The promotion journal: what counts as live, times that never run backwards, what was live at a time."""
 
 import json
+import random
 from datetime import datetime, timezone
 
 import pytest
@@ -113,7 +114,7 @@ def test_live_at_a_time_before_everything_or_at_no_time_is_an_error(store, capsy
 )  # fmt: skip
 def test_a_damaged_line_is_named(store, change, capsys):
     document = {**json.loads((store / "journal.jsonl").read_text().splitlines()[-1]), **change}
-    document = {name: value for name, value in document.items() if value is not ...}
+    document = {name: value for name, value in document.items() if value is not ... and name != "crc32"}
     with open(store / "journal.jsonl", "a") as journal:
         journal.write(json.dumps(document) + "\n")
     with pytest.raises(ContractError, match=r"journal\.jsonl line 11 is "):
@@ -135,3 +136,34 @@ def test_a_journal_that_is_no_file_is_named(tmp_path):
     (tmp_path / "journal.jsonl").mkdir()
     with pytest.raises(ContractError, match=r"journal\.jsonl cannot be read: Is a directory"):
         current(tmp_path)
+
+
+def test_every_flipped_bit_of_the_journal_is_named_with_its_line(store):
+    path = store / "journal.jsonl"
+    content = path.read_bytes()
+    starts = [0, *(at + 1 for at, byte in enumerate(content) if byte == 10)]
+    newlines = [bit for at in starts[1:] for bit in range(8 * (at - 1), 8 * at)]
+    others = random.Random(1).sample(range(8 * len(content)), 500)
+    for bit in [*newlines, *others]:
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        number = sum(start <= bit // 8 for start in starts)
+        with pytest.raises(ContractError, match=rf"journal\.jsonl line {number} is not a promotion"):
+            promotion_journal.read_entries(store)
+    path.write_bytes(content)
+    assert current(store).version == 1
+
+
+def test_a_line_that_a_person_wrote_needs_no_checksum(store):
+    *lines, last = (store / "journal.jsonl").read_text().splitlines()
+    document = json.loads(last)
+    del document["crc32"]
+    (store / "journal.jsonl").write_text("\n".join([*lines, json.dumps({**document, "who": "bob"})]) + "\n")
+    assert current(store).who == "bob"
+    document = json.loads(last)
+    (store / "journal.jsonl").write_text("\n".join([*lines, json.dumps({**document, "who": "bob"})]) + "\n")
+    with pytest.raises(
+        ContractError, match=r"line 10 .* its crc32 is \w{8}, expected \w{8}: .* removing its key crc32"
+    ):
+        current(store)

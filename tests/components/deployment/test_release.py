@@ -54,7 +54,7 @@ def test_the_journal_names_who_why_and_every_hash_before_a_server_is_notified(wo
     assert told == [["intent"], ["intent"]], "the rehearsal and the switch"
     intent, line = world.entries()
     assert intent.sha256 == line.sha256 == done.sha256
-    assert sorted(done.sha256) == ["data", "graph", "weights", "workflow"]
+    assert sorted(done.sha256) == ["data", "golden", "graph", "weights", "workflow"]
     assert done.sha256["graph"] == graph_sha256(local_path(done.graph_uri).parent)
     assert done.sha256["data"] == done.raw_digest
     assert (line.who, line.decision, line.reason) == ("run-7", "pass", "auc is high enough")

@@ -42,7 +42,8 @@ def test_versions_go_live_leave_and_come_back(settings, repository, make_candida
     assert versions_of(repository.read_config()) == [3]
     assert rollback(settings, to_version=1, reason="drill").version == 1
     assert versions_of(repository.read_config()) == [1]
-    assert repository.published.graph_sha256(1) == current(settings.store).sha256["graph"]
+    assert repository.published.record(1).graph_sha256 == current(settings.store).sha256["graph"]
+    repository.published.check(1)
 
 
 @pytest.mark.parametrize("place", ["kept", "probed"])

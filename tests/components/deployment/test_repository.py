@@ -44,7 +44,9 @@ def test_a_published_version_holds_what_was_staged_byte_for_byte(repository, mak
     for file in (GRAPH_FILE, DATA_FILE):
         assert staged[f"click_model_candidate/1/{file}"] == (graph / file).read_bytes()
         assert published[f"click_model/1/{file}"] == (graph / file).read_bytes()
-    assert repository.published.graph_sha256(1) == graph_sha256(graph)
+    assert repository.published.record(1).graph_sha256 == graph_sha256(graph)
+    hashes = {file.name: file.sha256 for file in repository.published.record(1).files}
+    assert repository.published.hashes(1).items() >= hashes.items()
     found = repository.published.golden_rows(1)
     for name in ("dense", "categorical", "expected"):
         assert np.array_equal(getattr(found, name), getattr(golden, name))

@@ -12,6 +12,7 @@ from components.contracts import criteo, raw_rows
 from components.contracts.manifests import Model, Release
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment import verify as module
+from components.deployment.graph.parity import GoldenRows
 from components.deployment.release import release
 from components.deployment.verify import main, verify
 from components.storage.folder import FolderObjects
@@ -244,6 +245,14 @@ def test_golden_rows_that_the_graph_does_not_answer_are_named(released, lake, st
     (check,) = [c for c in verify(VERSION, store, FolderObjects(folder)).checks if c.held is False]
     assert check.name == "golden rows"
     assert "row 5" in check.detail
+
+
+def test_golden_rows_that_hold_and_are_not_the_released_ones_are_named(released, lake, store):
+    done = released()
+    folder = lake(done)
+    GoldenRows.load(_kept(done).with_name("golden.npz")).take(slice(5)).save(_kept(done).with_name("golden.npz"))
+    (check,) = [c for c in verify(VERSION, store, FolderObjects(folder)).checks if c.held is False]
+    assert (check.name, "as released" in check.detail) == ("golden rows", True)
 
 
 def test_a_store_that_was_moved_is_verified_where_it_lies_now(released, lake, store):

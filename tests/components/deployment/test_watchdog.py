@@ -14,6 +14,7 @@ from components.contracts.manifests import Release
 from components.deployment import watchdog as module
 from components.deployment.baking import Baking
 from components.deployment.controller import ReleaseController, control, main
+from components.deployment.inspection import Inspection
 from components.deployment.release import release
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.repository.triton_config import ServingOptions
@@ -116,9 +117,11 @@ def test_wrong_scores_are_believed_at_the_second_time_and_a_model_that_stays_wro
     deploy, client, triton, settings
 ):
     deploy(1), deploy(2)
-    other, live = (triton.repository / MODEL_NAME / version / "model.onnx" for version in "12")
-    right = live.read_bytes()
-    live.write_bytes(other.read_bytes())
+    # With its record: a graph that is not the recorded one is not loaded at all.
+    other, live = (triton.repository / MODEL_NAME / version for version in "12")
+    right = {name: (live / name).read_bytes() for name in ("model.onnx", "model.data", "version.json")}
+    for name in right:
+        (live / name).write_bytes((other / name).read_bytes())
     client.unload(MODEL_NAME)
     client.load(MODEL_NAME)
     watchdog, loads = Watchdog(site=dataclasses.replace(settings, connect=Counted)), []
@@ -128,7 +131,8 @@ def test_wrong_scores_are_believed_at_the_second_time_and_a_model_that_stays_wro
         loads.append(len(Counted.loads))
         assert found == [ILL if len(loads) > 1 else SUSPECT]
     assert [number for number, count in enumerate(loads, start=1) if count] == [2, 4]
-    live.write_bytes(right)
+    for name, content in right.items():
+        (live / name).write_bytes(content)
     assert [findings(watchdog) for _ in range(2)] == [[HEALED], [WELL]]
 
 
@@ -257,7 +261,12 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, s
         journal.write_bytes(b"not a promotion\n" if len(waits) == 1 else whole)
         return len(waits) == 3
 
-    controller = ReleaseController(watchdog=watchdog, baking=Baking(site=settings), status=tmp_path / "status.json")
+    controller = ReleaseController(
+        watchdog=watchdog,
+        baking=Baking(site=settings),
+        inspection=Inspection(site=settings),
+        status=tmp_path / "status.json",
+    )
     control(controller, 7.0, wait)
     assert waits == [7.0] * 3
     assert told[1]["servers"] == {}
@@ -268,6 +277,7 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, s
         "counts": {**dict.fromkeys(module.FINDINGS, 0), WELL: 2},
         "recovered": 0,
         "baking": {"action": "none", "reason": "version 1 does not bake", "version": 1},
+        "healed_files": [],
         "problem": None,
     }
 

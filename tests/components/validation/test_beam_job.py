@@ -1,9 +1,12 @@
 """Statistics by Beam: DirectRunner gives ours; missing options are refused before anything runs. Dataflow never ran."""
 
 import io
+import os
+import pickle
 import sys
 from typing import ClassVar
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from apache_beam.io.filesystem import FileMetadata, FileSystem
@@ -11,6 +14,7 @@ from apache_beam.io.filesystem import FileMetadata, FileSystem
 from components.contracts import criteo
 from components.runtime.errors import ContractError, TemporaryError
 from components.storage.uris import local_path
+from components.validation import beam_job
 from components.validation.beam_job import parse_options, summarize_on_beam
 from components.validation.rows import parquet_files
 from components.validation.tfdv_statistics import by_feature, num_rows, summarize_files
@@ -91,6 +95,71 @@ def test_a_failed_job_is_a_temporary_error_that_leaves_nothing(files, shared):
             files, Failing(criteo.CRITEO), options=parse_options(f"--runner=DirectRunner --temp_location={shared}")
         )
     assert list(shared.iterdir()) == []
+
+
+class Codes:
+    """What would run a command where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def test_what_lies_in_the_counters_place_runs_no_code(files, shared, tmp_path, monkeypatch):
+    """Whoever may write to `--temp_location` may put anything there."""
+    opened, ran = beam_job.FileSystems.open, tmp_path / "ran"
+    planted = pickle.dumps(Codes(ran))
+
+    def planting(path, *more):
+        return io.BytesIO(planted) if path.endswith("/counter.npz") else opened(path, *more)
+
+    monkeypatch.setattr(beam_job.FileSystems, "open", planting)
+    options = parse_options(f"--runner=DirectRunner --temp_location={shared}")
+    with pytest.raises(TemporaryError, match="beam job failed: counts of a worker cannot be read"):
+        summarize_on_beam(files[:1], ReferenceCounter(criteo.CRITEO), options=options)
+    assert not ran.exists()
+    assert list(shared.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rows": np.array([Codes("ran")], object)},
+        {"rows": np.zeros(4, np.int64)},
+        {"clicks": np.zeros(3)},
+        {"values 0 1": np.zeros(2, np.int64)},
+        {"lost 3 0": np.zeros(1, np.int64)},
+    ],
+    ids=str,
+)
+def test_counts_of_another_shape_or_type_are_refused(changed):
+    counter = ReferenceCounter(criteo.CRITEO)
+    with pytest.raises(ContractError, match="counts of "):
+        counter.merge_dumped(saved(changed))
+    assert counter.rows == 0
+
+
+def saved(changed):
+    """The counts of no rows, with some arrays changed."""
+    with np.load(io.BytesIO(ReferenceCounter(criteo.CRITEO).dumps())) as arrays:
+        content = io.BytesIO()
+        np.savez(content, **{**arrays, **changed})
+    return content.getvalue()
+
+
+def test_counts_that_were_written_and_read_are_the_same(raw_table, tmp_path):
+    counter, merged = ReferenceCounter(criteo.CRITEO), ReferenceCounter(criteo.CRITEO)
+    for batch in raw_table(900).to_batches(max_chunksize=100):
+        (merged if counter.rows > 500 else counter).add(batch, counter.rows + merged.rows)
+    again = ReferenceCounter(criteo.CRITEO)
+    again.merge_dumped(counter.dumps())
+    again.merge_dumped(merged.dumps())
+    counter.merge(merged)
+    for each, name in ((counter, "there.json"), (again, "again.json")):
+        each.statistics().write(tmp_path / name)
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "there.json").read_bytes()
 
 
 class Bucket(FileSystem):

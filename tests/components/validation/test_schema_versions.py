@@ -113,7 +113,7 @@ def test_an_accept_that_was_killed_before_its_line_left_nothing_in_force(schema,
     store, live = tmp_path / "store", ("m1", write(schema, "live.pbtxt"))
     edited = write(changed(schema, I1__float_domain__max=50.0))
     with monkeypatch.context() as broken:
-        broken.setattr(schema_versions, "append_line", killed)
+        broken.setattr(schema_versions, "append_record", killed)
         with pytest.raises(KeyboardInterrupt):
             schema_versions.accept_schema(store, edited, of_champion=live, who="ann", reason="x", change=["I1"])
     assert schema_versions.schema_in_force(store, live[1]) == live[1]

@@ -1,7 +1,10 @@
 """`recommender.yaml`: what is read from it, what is written back, and the message of each kind of mistake."""
 
 import re
+from dataclasses import fields
+from itertools import chain
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import yaml
@@ -11,9 +14,11 @@ from hypothesis import strategies as st
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.features import Features, ListOptions, NumericOptions
 from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
-from components.contracts.recommender import Recommender
+from components.contracts.recommender import SECTIONS, Recommender, settings_of
+from components.models.configs import NetworkConfig
 from components.runtime.errors import ContractError
-from pipelines.recommender_file.form import compare, format_recommender, parse_recommender, read_recommender
+from pipelines.recommender import section_classes
+from pipelines.recommender_file.form import OPTIONS, compare, format_recommender, parse_recommender, read_recommender
 from tests.support.paths import REPOSITORY
 
 MISTAKES = yaml.safe_load((Path(__file__).parent / "mistakes.yaml").read_text())
@@ -65,7 +70,12 @@ def test_a_mistake_in_the_options_of_a_column_is_named_with_the_column(column, o
         (b"# nothing yet\n", "is empty, expected a recommender"),
         (b"just words", ":1: the file is 'just words', expected keys with values"),
         (b"\xff\xfe", "is no text in UTF-8"),
-        (b"[" * 5000, "is nested too deeply"),
+        (b"[" * 5000, ":1: is nested more than 20 deep"),
+        (b"? " * 5000, ":1: is nested more than 20 deep"),
+        (b"{a: " * 5000, ":1: is nested more than 20 deep"),
+        (b"- " * 5000, ":1: is nested more than 20 deep"),
+        (b"#" * 300_000, "has more than 262,144 bytes, expected a recommender"),
+        (b"features: {numeric: [" + b"a, " * 60_000 + b"]}", ":1: has more than 50,000 keys and values"),
         (None, "cannot be read: No such file or directory"),
     ],
 )
@@ -75,6 +85,50 @@ def test_what_is_no_such_file_at_all_is_named_with_its_path(content, message, tm
         path.write_bytes(content)
     with pytest.raises(ContractError, match=f"^{re.escape(str(path))}.*{re.escape(message)}"):
         read_recommender(path)
+
+
+HEAD = "format: evergreen/recommender/1\nname: shop\nfeatures: "
+BOMBS = {
+    "ranges": "{categorical: [" + ", ".join(f"{c}1..{c}9999" for c in "abcdefghijklmn") + "]}",
+    "ranges of lists": "{lists: {a1..a4000: {max: 4000}}}",
+    "dots": "{numeric: [" + "1.." * 40_000 + "]}",
+    "digits": "{numeric: [" + "1" * 100_000 + "]}",
+    "digits of a float": "{numeric: [" + "1" * 100_000 + ".5]}",
+    "aliases": "&a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]",
+    "merges": "&a {x: y}\nb: {<<: *a}",
+    "one long key": "{? " + "a" * 100_000 + " : 1}",
+    "names": "{numeric: [" + ", ".join(f"c{n}x" for n in range(20_000)) + "]}",
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+def test_no_small_file_takes_long_and_each_gets_one_line(bomb):
+    with pytest.raises(ContractError, match=r"^shop.yaml:\d+: ") as caught:
+        parse_recommender(HEAD + bomb, source="shop.yaml")
+    assert len(str(caught.value)) < 2100
+
+
+def test_as_many_columns_as_may_be_are_read_in_time():
+    text = HEAD + "{numeric: [a1..a1365], categorical: [b1..b1365], lists: {c1..c136: {table: b1365}}}"
+    features = parse_recommender(text, source="shop.yaml").features
+    assert len(features.columns["numeric"] + features.columns["categorical"]) == 4090
+
+
+BOUNDLESS = {"seed": (1 << 63) - 1, "served_as": (1 << 63) - 1}
+"""Settings that allocate nothing."""
+
+
+@pytest.mark.parametrize("kind", [*OPTIONS.values(), *chain(*map(section_classes, SECTIONS))], ids=lambda k: k.__name__)
+def test_no_whole_number_of_a_setting_is_without_a_bound(kind):
+    """10^17 rows, columns, steps or processes are a mistake, and are refused before anything is allocated."""
+    hints = get_type_hints(kind)
+    given = {"num_dense": 1, "num_categorical": 2} if issubclass(kind, NetworkConfig) else {}
+    for each in fields(kind):
+        if "int" in str(hints[each.name]) and each.name not in (*BOUNDLESS, "widths", *given):
+            for value in (10**17, [10**17]):
+                with pytest.raises(ContractError, match=rf"{each.name}|tower"):
+                    settings_of(kind, {**given, each.name: value}, path="section")
 
 
 def test_a_file_without_any_feature_is_refused():

@@ -1,0 +1,30 @@
+"""Flipped bits: a disk that returns other bytes than were written, and says nothing."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+from components.runtime.errors import ContractError
+
+QUIET, REFUSED, SAME = "read as something else", "refused", "read as it was"
+
+
+def count_flips(path: Path, read, *, flips: int, seed: int = 0) -> Counter:
+    """How `read()` took each of so many single flipped bits of the file, which is itself again afterwards.
+
+    `read` raises ContractError, or returns what is compared with what it returned before.
+    """
+    content, right = path.read_bytes(), read()
+    found = Counter({QUIET: 0, REFUSED: 0, SAME: 0})
+    try:
+        for bit in random.Random(seed).sample(range(8 * len(content)), min(flips, 8 * len(content))):
+            flipped = bytearray(content)
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            try:
+                found[SAME if read() == right else QUIET] += 1
+            except ContractError:
+                found[REFUSED] += 1
+    finally:
+        path.write_bytes(content)
+    return found
