@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 from components.runtime.kubeflow import (
@@ -21,6 +21,7 @@ from components.runtime.kubeflow import (
     SERVICE_ACCOUNT,
     KubeflowServer,
     PipelineVersion,
+    describe_end,
     wait,
 )
 from pipelines.local.environments import REPOSITORY, python_of
@@ -286,7 +287,7 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     uploads = arguments.upload or arguments.upload_version is not None
     if arguments.no_run and not uploads:
         raise ContractError("--no-run without --upload leaves nothing to do")
-    from components.store.runs import find_outcome, new_run_name
+    from components.store.runs import find_outcome, new_run_name, store_name
     from pipelines import submit
     from pipelines.package import default_store, image_tag, read_parameters
     from pipelines.recommender import check_changes
@@ -316,9 +317,12 @@ def _run_submit(arguments: argparse.Namespace) -> int:
         run_id = submit.start(server, run, name=name)
         print(run_id, flush=True)
         if arguments.wait:
-            wait(server, run_id, seconds=arguments.wait_hours * 3600)
+            ended = wait(server, run_id, seconds=arguments.wait_hours * 3600)
             store = Path(parameters.get("store") or default_store(arguments.package))
-            outcome = find_outcome(store, name)
+            outcome = find_outcome(store, store_name(name, "", run_id))
+            if ended.state != "SUCCEEDED":
+                step = f"; {outcome.step}: {outcome.reason}" if outcome else ""
+                raise PermanentError(f"{describe_end(ended)}{step}; see {server.link_to(run_id)}")
             hint = f"{store} is not mounted here; where it is, `evergreen runs --store {store}` tells of run {name}"
             print(describe_run(store, outcome) if outcome else hint)
     return 0

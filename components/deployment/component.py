@@ -7,6 +7,8 @@ from kfp.dsl import HTML, Artifact, Dataset, Input, Metrics, Model, Output
 @dsl.component(base_image="evergreen-deployment", install_kfp_package=False)
 def deployment(
     run: str,
+    run_resource: str,
+    run_id: str,
     store: str,
     repository: str,
     triton_urls: str,
@@ -25,7 +27,9 @@ def deployment(
     A verdict that another release has made stale ends the step without a release or a retry; its note gives the reason.
 
     Args:
-        run: Name of this run.
+        run: Kubeflow's name of the run.
+        run_resource: Name of its workflow, which counts where a schedule's run has no other.
+        run_id: Kubeflow's id of it; empty on this machine.
         store: Model store, folder URI; gets the release manifest and the journal's line.
         repository: Triton's model repository, folder URI.
         triton_urls: Running servers, each host:grpc_port or dns:///name:grpc_port (every address of a headless
@@ -43,9 +47,11 @@ def deployment(
     from components.contracts.manifests import Release
     from components.deployment.__main__ import main
     from components.runtime.flags import run_flags
+    from components.store.runs import store_name
 
+    name = store_name(run, run_resource, run_id)
     flags = run_flags(
-        run=run, store=store, repository=repository, triton_urls=triton_urls, server=server, device=device,
+        run=name, store=store, repository=repository, triton_urls=triton_urls, server=server, device=device,
         trigger_id=trigger_id, raw_dataset=raw_dataset.path, model=model.path, verdict=verdict.path,
         output=release.path, html=card.path)  # fmt: skip
     if code := main(flags):

@@ -9,6 +9,7 @@ connection is made, so that a program that only needs the names below does not l
 import json
 import logging
 import os
+import re
 import sys
 import time
 import warnings
@@ -37,6 +38,8 @@ ACTIVE_STATES = ("RUNTIME_STATE_UNSPECIFIED", "PENDING", "RUNNING", "PAUSED", "C
 ENDED_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 _TEMPORARY_STATUSES = (401, 403, 408, 409, 429)
 """Beside those from 500 on: a token is rotated, rights are granted, and a conflict is over at the next attempt."""
+_REFUSALS = re.compile("ResourceNotFoundError|Invalid input error")
+"""Texts of answers that no repetition changes, whatever their status."""
 _PAGE = 100
 
 
@@ -112,6 +115,8 @@ class KubeflowServer:
             raise type(error)(f"{prefix}{error}") from error
         except ApiException as error:
             temporary = not error.status or error.status >= 500 or error.status in _TEMPORARY_STATUSES
+            # The server answers 500, code 13, to a version that was deleted and to a request that is wrong.
+            temporary = temporary and not _REFUSALS.search(str(error.body or ""))
             text = f"{server} answered {error.status} {error.reason}: {str(error.body or '')[:300]}"
             raise (TemporaryError if temporary else PermanentError)(text) from error
         except urllib3.exceptions.HTTPError as error:
@@ -205,6 +210,10 @@ class KubeflowServer:
         with self.requests():
             return self.client.get_run(run_id)
 
+    def link_to(self, run_id: str) -> str:
+        """Address of the run's page, where `host` serves the pages too."""
+        return f"{self.host.rstrip('/')}/#/runs/details/{run_id}"
+
     def terminate_run(self, run_id: str) -> None:
         """Asks the server to cancel the run."""
         with self.requests():
@@ -231,14 +240,22 @@ def wait(
     seconds: float,
     poll_seconds: float = 15.0,
     sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Waits until the run succeeded. KFP calls a run successful whose gate refused the model.
+) -> Any:
+    """Wait until the run has ended, and return it as the server describes it then.
 
-    kfp's own waiting does not know CANCELED (kubeflow/pipelines issue 14473) and would wait forever.
+    KFP calls a run successful whose gate refused the model. kfp's own waiting does not know CANCELED
+    (kubeflow/pipelines issue 14473) and would wait forever.
+
+    Args:
+        server: Kubeflow Pipelines server of the run.
+        run_id: Kubeflow's id of the run.
+        seconds: Longest wait.
+        poll_seconds: Pause between two requests.
+        sleep: Function that pauses.
 
     Raises:
-        PermanentError: it ended otherwise, or there is no such run.
-        TemporaryError: it is still active after `seconds`; it continues.
+        PermanentError: There is no such run.
+        TemporaryError: The run is active after `seconds`. It continues.
     """
     deadline = time.monotonic() + seconds
     state = "not known yet"
@@ -251,14 +268,36 @@ def wait(
             if run.state != state:
                 state = str(run.state)
                 logger.info("run %s is %s", run_id, state)
-            if state == "SUCCEEDED":
-                return
             if state in ENDED_STATES:
-                reason = f": {run.error.message}" if run.error and run.error.message else ""
-                raise PermanentError(f"run {run_id} ended {state}{reason}")
+                return run
         if time.monotonic() + poll_seconds > deadline:
             raise TemporaryError(f"run {run_id} is {state} after {seconds:g} s, and continues")
         sleep(poll_seconds)
+
+
+_GROUPS = re.compile(
+    r"executor|root|(exit-handler|condition|for-loop)-\d+(\.onExit)?|.*\(\d+\)|" + PIPELINE_NAME + "-[a-z0-9]+"
+)
+"""Names of tasks that are no step and no driver: groups of tasks, their tries, and the workflow."""
+
+
+def describe_end(run: Any) -> str:
+    """Return what Kubeflow tells of a run that ended: its state, the tasks that failed, a message.
+
+    A run whose first pod could not be created has no message. Only a step's pod is named `executor`.
+    """
+    tasks = (run.run_details.task_details if run.run_details else None) or []
+    failed = sorted({str(task.display_name) for task in tasks if task.state == "FAILED"})
+    named = [name for name in failed if not _GROUPS.fullmatch(name)]
+    texts = [f"{', '.join(named)} failed"] if named else []
+    if run.state == "FAILED" and not any(task.display_name == "executor" for task in tasks):
+        account = run.service_account or "the server's default"
+        texts.insert(0, "no step ran" if tasks else "Kubeflow names no task that ran")
+        texts.append(f"expected service account {account} to exist and its pods to be admitted")
+    if run.error and run.error.message:
+        texts.append(str(run.error.message))
+    state = "was terminated by a person" if run.state == "CANCELED" else f"ended {run.state}"
+    return f"run {run.run_id} {state}" + (f": {'; '.join(texts)}" if texts else "")
 
 
 def source_arguments(source: Path | PipelineVersion) -> dict[str, str]:

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple, Protocol
 from components.contracts.manifests import RetrainRequest
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
-from components.runtime.kubeflow import ACTIVE_STATES, EXPERIMENT, KubeflowServer, PipelineVersion
+from components.runtime.kubeflow import ACTIVE_STATES, EXPERIMENT, KubeflowServer, PipelineVersion, describe_end
 from components.store import runs
-from components.store.runs import RunOutcome, find_outcome
+from components.store.runs import RunOutcome, find_outcome, store_name
 
 STARTED = "started"
 BUSY = "busy"
@@ -278,11 +278,13 @@ class KubeflowTrigger:
         if _is_active(newest):
             # `reason` is only for people: a paused run is one that somebody has to resume.
             return RunState(RUNNING, f"it is {newest.state}" if newest.state in ("PAUSED", "CANCELING") else "")
-        outcome = self._find_outcome(request_id)
-        if outcome is not None and (newest.state == "SUCCEEDED" or outcome.state == FAILED):
-            return RunState(outcome.state, f"{outcome.step}: {outcome.reason}", outcome.version)
-        reason = f"run {newest.run_id} is {newest.state}"
-        return RunState(RELEASED if newest.state == "SUCCEEDED" else FAILED, reason)
+        outcome = self._find_outcome(store_name(newest.display_name, "", newest.run_id))
+        if outcome is not None:
+            ended = f"{describe_end(newest)}; " if newest.state == "CANCELED" and outcome.state == FAILED else ""
+            return RunState(outcome.state, f"{ended}{outcome.step}: {outcome.reason}", outcome.version)
+        if newest.state == "SUCCEEDED":
+            return RunState(RELEASED, f"run {newest.run_id} is {newest.state}")
+        return RunState(FAILED, describe_end(newest))
 
     def _resolve_race(self, experiment_id: str, name: str, run_id: str) -> str:
         """The result of a run that was just created, if others created runs at the same time: the first one stays."""
@@ -294,11 +296,11 @@ class KubeflowTrigger:
         self._server.terminate_run(run_id)
         return ALREADY if first.display_name == name else BUSY
 
-    def _find_outcome(self, request_id: str) -> RunOutcome | None:
+    def _find_outcome(self, run: str) -> RunOutcome | None:
         try:
-            return find_outcome(self._store, request_id)
+            return find_outcome(self._store, run)
         except (OSError, ValueError) as error:
-            raise PermanentError(f"reading the outcome of {request_id}: {error}") from error
+            raise PermanentError(f"reading the outcome of {run}: {error}") from error
 
     def _pipeline_version(self) -> PipelineVersion:
         """The uploaded version to run, looked up at each request: a new one needs no restart of the monitor."""

@@ -2,7 +2,8 @@
 
 It keeps the real server's rules: its filters; names of pipelines and of a pipeline's versions are taken once; a
 schedule has exactly one source, a cron expression that robfig/cron takes (five fields too, read as seconds to months)
-and between 1 and 10 runs at a time; several schedules may have one name. It runs no schedule.
+and between 1 and 10 runs at a time; several schedules may have one name. `fire` starts a schedule's run, `constants`
+are what the server puts in place of the placeholders of a pipeline's tasks, and `end` ends a run.
 
 Faults on request: an answer of any status, to the next few requests or to all; a request that hangs; an answer that is
 lost after the server has acted; a token that must be shown; a moment between looking and creating. What the real server
@@ -15,9 +16,13 @@ import threading
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.support.http_double import HttpDouble, Reply
+from tests.support.yaml_texts import documents
 
 FILTER_KEYS = {"run_id", "display_name", "name", "created_at", "state", "experiment_id", "namespace", "storage_state"}
 STATES = {"PENDING", "RUNNING", "SUCCEEDED", "SKIPPED", "FAILED", "CANCELING", "CANCELED", "PAUSED"}
+
+INNER = ("body", "resource_name")
+"""What the double keeps of a run and the API does not tell."""
 
 
 class ErrorAnswer(Exception):
@@ -39,12 +44,14 @@ class KfpServer(HttpDouble):
         self.versions: list[dict] = []
         self.requests: list[tuple[str, str]] = []
         self.failure: int | None = None
+        self.failure_text = "as the test says"
         self.failures: list[int] = []  # statuses of the next answers, before any are right again
         self.lost: list[tuple[str, str]] = []  # (method, end of path) of requests that are done and never answered
         self.token: str | None = None  # what `Authorization: Bearer` must show
         self.before_create = lambda body: None  # called outside the lock: another client may create meanwhile
         self.advance: dict[str, str] = {}  # state that a run is in -> state after it was looked at by name
         self.uploads: list[bytes] = []
+        self.files: dict[str, bytes] = {}  # uploaded file by id of the version
         self.schedules: list[dict] = []
         self.made_schedules = 0
         self.errors: dict[str, str] = {}  # id of a run -> message of its error
@@ -73,7 +80,7 @@ class KfpServer(HttpDouble):
     def add_run(self, name: str, state: str, experiment_id: str = "e1") -> dict:
         assert state in STATES
         run = {
-            "run_id": f"run-{len(self.runs)}",
+            "run_id": f"{len(self.runs) + 0x3011424B:08x}-cce0-40c0-bea8-f11f49badc9c",
             "display_name": name,
             "state": state,
             "experiment_id": experiment_id,
@@ -89,6 +96,46 @@ class KfpServer(HttpDouble):
     @property
     def active(self) -> list[dict]:
         return [run for run in self.runs if run["state"] not in ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")]
+
+    def fire(self, schedule_id: str) -> dict:
+        """Starts a run of the schedule, as its controller does: by the template that was compiled with the schedule."""
+        (schedule,) = (each for each in self.schedules if each["recurring_run_id"] == schedule_id)
+        name = f"evergreen-retrainingb9625-1-{1829784550 + len(self.runs)}"
+        run = self.add_run(name, "PENDING", schedule["experiment_id"])
+        run |= {"recurring_run_id": schedule_id, "resource_name": name, "body": schedule}
+        return run
+
+    def constants(self, run: dict) -> dict[str, dict[str, object]]:
+        """The constants that each task of the run is given, by the task's name.
+
+        The server (2.17, driver/resolve.go) replaces a constant that is a placeholder and nothing else. A schedule's
+        template has no display name, and so an empty one.
+        """
+        reference = run["body"].get("pipeline_version_reference")
+        if reference:
+            spec = documents(self.files[reference["pipeline_version_id"]].decode())[0]
+        else:
+            spec = run["body"]["pipeline_spec"]["pipeline_spec"]
+        known = {
+            "{{$.pipeline_job_name}}": "" if "recurring_run_id" in run else run["display_name"],
+            "{{$.pipeline_job_resource_name}}": run["resource_name"],
+            "{{$.pipeline_job_uuid}}": run["run_id"],
+        }
+        found = {}
+        for dag in [spec["root"], *spec["components"].values()]:
+            for name, task in dag.get("dag", {}).get("tasks", {}).items():
+                inputs = task.get("inputs", {}).get("parameters", {})
+                values = {
+                    key: value["runtimeValue"]["constant"] for key, value in inputs.items() if "runtimeValue" in value
+                }
+                found[name] = {key: known.get(value, value) for key, value in values.items()}
+        return found
+
+    def end(self, run: dict, state: str, **tasks: str) -> None:
+        """Ends a run; `tasks` are the states of its tasks by name, with `_` for `-`."""
+        run["state"] = state
+        details = [{"display_name": name.replace("_", "-"), "state": each} for name, each in tasks.items()]
+        run["run_details"] = {"task_details": details}
 
     def check_token(self, shown: str | None) -> None:
         if self.token is not None and shown != f"Bearer {self.token}":
@@ -115,7 +162,7 @@ class KfpServer(HttpDouble):
         path = parts.path.removeprefix("/apis/v2beta1/")
         self.requests.append((method, parts.path))
         if self.failure is not None:
-            raise ErrorAnswer(self.failure, "as the test says")
+            raise ErrorAnswer(self.failure, self.failure_text)
         if self.failures:
             raise ErrorAnswer(self.failures.pop(0), "as the test says, this once")
         if path == "pipelines/upload" and method == "POST":
@@ -171,7 +218,7 @@ class KfpServer(HttpDouble):
             raise ErrorAnswer(404, f"run {run_id}")
         if (method, verb) == ("GET", None):
             error = {"error": {"code": 13, "message": self.errors[run_id]}} if run_id in self.errors else {}
-            return {key: value for key, value in runs[0].items() if key != "body"} | error
+            return {key: value for key, value in runs[0].items() if key not in INNER} | error
         if (method, verb) == ("POST", ":terminate"):
             if runs[0] not in self.active:
                 raise ErrorAnswer(400, f"run {run_id} has ended")
@@ -189,8 +236,9 @@ class KfpServer(HttpDouble):
         if body["experiment_id"] not in {each["experiment_id"] for each in self.experiments}:
             raise ErrorAnswer(404, f"experiment {body['experiment_id']}")
         run = self.add_run(body["display_name"], "PENDING", body["experiment_id"])
-        run["body"] = body
-        return {key: value for key, value in run.items() if key != "body"}
+        run |= {"body": body, "resource_name": f"evergreen-retraining-{len(self.runs):05x}"}
+        run |= {key: body[key] for key in ("service_account", "description", "runtime_config") if key in body}
+        return {key: value for key, value in run.items() if key not in INNER}
 
     def upload_pipeline(self, query: dict, body: bytes) -> dict:
         if "namespace" in query:
@@ -217,6 +265,7 @@ class KfpServer(HttpDouble):
         version = {"pipeline_version_id": f"v{len(self.versions) + 1}", "display_name": query["name"]}
         version |= {"pipeline_id": query["pipelineid"], "description": query.get("description", "")}
         self.versions.append(version)
+        self.files[version["pipeline_version_id"]] = self.uploads[-1]
         return version
 
     def create_schedule(self, body: dict) -> dict:
@@ -268,7 +317,7 @@ class KfpServer(HttpDouble):
     def page(self, rows: list[dict], query: dict) -> dict:
         # Smaller pages than asked for, as a server may: the caller must follow the token.
         start = int(query.get("page_token") or 0)
-        shown = [{k: v for k, v in row.items() if k != "body"} for row in rows[start : start + 2]]
+        shown = [{k: v for k, v in row.items() if k not in INNER} for row in rows[start : start + 2]]
         token = str(start + 2) if start + 2 < len(rows) else ""
         return {"runs": shown, "total_size": len(rows), "next_page_token": token}
 

@@ -132,7 +132,7 @@ def arguments(make_candidate, tmp_path):
         manifest.write(artifacts[name].path)
     folders = {"store": store.as_uri(), "repository": (tmp_path / "a repository").as_uri()}
     return {
-        "run": "run-1", "triton_urls": "", "server": "python", "device": "cpu",
+        "run": "run-1", "run_resource": "x", "run_id": "", "triton_urls": "", "server": "python", "device": "cpu",
         "trigger_id": "",
         **folders, **artifacts,
         "release": SimpleNamespace(path=str(tmp_path / "outputs" / "release")), "metrics": Logged(),

@@ -120,8 +120,9 @@ def test_the_component_writes_the_manifest_and_counts(flags, tmp_path):
     raw_dataset = dsl.Dataset(name="raw_dataset", uri=str(tmp_path / "artifact"), metadata={})
     metrics = dsl.Metrics(name="metrics", uri=str(tmp_path / "metrics"), metadata={})
     arguments = {
-        "run": "r", "store": flags["--store"], "work": flags["--work"], "lake": flags["--lake"], "window_start": "",
-        "window_end": "", "parent": "current", "champion": "current", "recommender": "current",
+        "run": "r", "run_resource": "x", "run_id": "", "store": flags["--store"], "work": flags["--work"],
+        "lake": flags["--lake"], "window_start": "", "window_end": "",
+        "parent": "current", "champion": "current", "recommender": "current",
         "settings": "extraction.holdout_fraction=0.2", "dask_scheduler": "",
     }  # fmt: skip
     extraction.python_func(**arguments, raw_dataset=raw_dataset, metrics=metrics)

@@ -4,7 +4,7 @@ import pytest
 
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.runtime.kubeflow import ACTIVE_STATES
-from components.store.runs import RunOutcome, write_outcome
+from components.store.runs import RunOutcome, store_name, write_outcome
 from monitoring.acting.triggers import KubeflowSettings, KubeflowTrigger
 from tests.support.monitors import retrain_request as request
 
@@ -107,20 +107,78 @@ def test_run_states_are_translated(kubeflow, connect, state, expected):
 def test_a_successful_run_whose_gate_refused_is_reported_from_a_release(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
-    outcome = {"run": "a", "trigger_id": "a", "step": "evaluation", "reason": "auc fell", "version": None}
+    run = store_name("a", "", kubeflow.runs[0]["run_id"])
+    outcome = {"run": run, "trigger_id": "a", "step": "evaluation", "reason": "auc fell", "version": None}
     write_outcome(tmp_path / "store", RunOutcome(**outcome, state="refused", ended_at="2026-01-01"))
     assert trigger.state("a").state == "running"
     kubeflow.runs[0]["state"] = "SUCCEEDED"
     assert trigger.state("a") == ("refused", "evaluation: auc fell", None)
 
 
+def test_a_run_of_a_name_that_was_used_before_is_told_by_its_own_outcome(kubeflow, connect, tmp_path):
+    trigger = connect()
+    for state, kfp_state in (("failed", "FAILED"), ("refused", "SUCCEEDED")):
+        trigger.submit(request("a"))
+        run = store_name("a", "", kubeflow.runs[-1]["run_id"])
+        told = {"run": run, "trigger_id": "a", "step": "evaluation", "reason": state, "version": None}
+        write_outcome(tmp_path / "store", RunOutcome(**told, state=state, ended_at="2026-01-01"))
+        kubeflow.runs[-1]["state"] = kfp_state
+        assert trigger.state("a") == (state, f"evaluation: {state}", None)
+
+
+def test_a_release_stands_although_kubeflow_calls_its_run_failed(kubeflow, connect, tmp_path):
+    trigger = connect()
+    trigger.submit(request("a"))
+    run = store_name("a", "", kubeflow.runs[0]["run_id"])
+    told = {"run": run, "trigger_id": "a", "step": "deployment", "reason": "version 3 is live", "version": 3}
+    write_outcome(tmp_path / "store", RunOutcome(**told, state="released", ended_at="2026-01-01"))
+    kubeflow.runs[0]["state"] = "FAILED"
+    assert trigger.state("a") == ("released", "deployment: version 3 is live", 3)
+
+
+def test_a_run_that_a_person_terminated_is_called_that(kubeflow, connect, tmp_path):
+    trigger = connect()
+    trigger.submit(request("a"))
+    run_id = kubeflow.runs[0]["run_id"]
+    kubeflow.runs[0]["state"] = "CANCELED"
+    assert trigger.state("a") == ("failed", f"run {run_id} was terminated by a person", None)
+    told = {"trigger_id": "a", "state": "failed", "step": "training", "reason": "saved at epoch 2", "version": None}
+    run = store_name("a", "", run_id)
+    write_outcome(tmp_path / "store", RunOutcome(run=run, ended_at="2026-01-01", **told))
+    expected = f"run {run_id} was terminated by a person; training: saved at epoch 2"
+    assert trigger.state("a") == ("failed", expected, None)
+
+
+def test_a_run_whose_first_pod_could_not_be_created_says_that_no_step_ran(kubeflow, connect):
+    trigger = connect()
+    trigger.submit(request("a"))
+    kubeflow.end(kubeflow.runs[0], "FAILED", root_driver="FAILED", root="FAILED")
+    state, reason, _ = trigger.state("a")
+    assert state == "failed"
+    assert "no step ran; root-driver failed; expected service account the server's default to exist" in reason
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "error fetching manifest: Failed to get a pipeline version with id 0: ResourceNotFoundError: PipelineVersion 0",
+        "Failed to convert a API run detail: Invalid input error: Run name cannot be empty",
+    ],
+)
+def test_a_refusal_that_the_server_calls_an_internal_error_is_not_repeated(kubeflow, connect, body):
+    kubeflow.failure, kubeflow.failure_text = 500, body
+    with pytest.raises(PermanentError, match="answered 500"):
+        connect().submit(request("a"))
+
+
 def test_an_outcome_that_cannot_be_read_is_an_error_of_ours(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     kubeflow.runs[0]["state"] = "SUCCEEDED"
-    (tmp_path / "store" / "runs" / "a").mkdir(parents=True)
-    (tmp_path / "store" / "runs" / "a" / "outcome.json").write_text("{torn")
-    with pytest.raises(PermanentError, match="reading the outcome of a: "):
+    folder = tmp_path / "store" / "runs" / store_name("a", "", kubeflow.runs[0]["run_id"])
+    folder.mkdir(parents=True)
+    (folder / "outcome.json").write_text("{torn")
+    with pytest.raises(PermanentError, match=f"reading the outcome of {folder.name}: "):
         trigger.state("a")
 
 
