@@ -10,7 +10,7 @@ from typing import Any
 from components.contracts.manifests import Model, RawDataset, TrainingSet, ValidationReport, Verdict
 from components.evaluation.settings import GateSettings
 from components.models import share_cores
-from components.runtime.durable import write_whole
+from components.runtime.durable import own_umask, write_whole
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
@@ -42,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the step; see the module for what it returns."""
+    own_umask()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
     store = local_path(arguments.store)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from components.contracts.manifests import CURRENT
 from components.contracts.recommender import parse_settings
+from components.runtime.durable import own_umask
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 
@@ -61,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the step; see `runtime.exit_codes` for its exit codes."""
+    own_umask()
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _extract_window(arguments)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 
 from components.notices.webhook import compose, post
+from components.runtime.durable import own_umask
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
@@ -37,6 +38,7 @@ def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_st
 
     An empty `trigger_id` is that of a run that a person or a schedule started.
     """
+    own_umask()
     folder = local_path(store)
     notes = read_notes(folder, run)
     outcome = conclude(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from components.contracts.manifests import TrainingSet, ValidationReport
 from components.models import share_cores
 from components.models.configs import network_config
+from components.runtime.durable import own_umask
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
     SIGTERM preempts: the fit is saved, and the same command goes on from there. `log_metric` takes each number that KFP
     shows; only finite ones, others kill a KFP run.
     """
+    own_umask()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     flags = build_parser().parse_args(argv)
     share_cores()

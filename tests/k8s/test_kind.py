@@ -3,6 +3,7 @@
 The doubles note what they are told and know what was made; `kubectl kustomize` is the real one. No cluster was made.
 """
 
+import json
 import os
 import re
 import shlex
@@ -73,6 +74,21 @@ def test_nothing_is_asked_of_another_cluster_than_the_one_that_was_made(run):
     told = [line for line in run("pipelines", "evergreen", "lake", "traffic", "drift") if line.startswith("kubectl ")]
     assert len(told) > 10
     assert [line for line in told if "--context kind-evergreen " not in line] == ["kubectl kustomize k8s/kind"]
+
+
+@pytest.mark.parametrize("path", ["k8s/kind/up", "docs/gke.md", "docs/pipeline.md"])
+def test_every_installation_has_failed_steps_tried_again(path):
+    """Kubeflow Pipelines as installed tries none again, whatever the pipeline says."""
+    text = (REPOSITORY / path).read_text().replace("\\\n", " ")
+    (patch,) = re.findall(r"set env deployment/ml-pipeline .*'COMPILED_PIPELINE_SPEC_PATCH=(.+?)'", text)
+    assert json.loads(patch) == {"templateDefaults": {"retryStrategy": {"retryPolicy": "Always", "limit": "0"}}}
+
+
+def test_kubeflow_is_ready_only_with_its_settings(run):
+    told = run("pipelines")
+    (settings,) = [at for at, line in enumerate(told) if "COMPILED_PIPELINE_SPEC_PATCH={" in line]
+    assert " -n kubeflow set env deployment/ml-pipeline " in told[settings]
+    assert " rollout status deployment/ml-pipeline " in told[settings + 1]
 
 
 def test_what_is_applied_takes_the_images_that_are_built_by_the_tag(run):

@@ -11,6 +11,7 @@ from components.deployment.__main__ import main
 from components.deployment.component import deployment
 from components.store import runs
 from components.store.promotion_journal import canary_at_work, current
+from tests.support.file_modes import argo_umask, too_open
 from tests.support.recommenders import criteo_with
 
 
@@ -47,6 +48,21 @@ def test_the_step_writes_its_manifest_and_notes_and_signs_with_the_run(step, tmp
     assert note.facts["version"] == 1
     assert note.reason == f"version 1 is published; {Verdict.read(step.paths[True, 'verdict']).reason}"
     assert current(tmp_path / "store").who == "run-1"
+
+
+def test_release_under_argos_umask_is_open_to_triton_alone(step, tmp_path):
+    """Triton's process is another user; nobody else needs the registry, and nobody writes to either."""
+    made_before = set(too_open(tmp_path / "store", 0))
+    with argo_umask():
+        assert step(True, "run-1") == 0
+    left = too_open(tmp_path / "store", 0o640).keys() - made_before
+    assert left == set()
+    assert {"journal.jsonl", "runs/run-1/deployment.json"} <= too_open(tmp_path / "store", 0).keys()
+    repository = tmp_path / "repository"
+    assert too_open(repository, 0o644) == {}
+    unreadable = [p for p in repository.rglob("*") if not p.name.startswith(".") and not p.stat().st_mode & 0o004]
+    assert unreadable == []
+    assert repository.stat().st_mode & 0o777 == 0o755
 
 
 def test_a_model_that_is_not_to_be_released_is_kept_and_a_person_may_promote_it(step, tmp_path):
