@@ -155,7 +155,7 @@ def test_a_run_whose_first_pod_could_not_be_created_says_that_no_step_ran(kubefl
     kubeflow.end(kubeflow.runs[0], "FAILED", root_driver="FAILED", root="FAILED")
     state, reason, _ = trigger.state("a")
     assert state == "failed"
-    assert "no step ran; root-driver failed; expected service account the server's default to exist" in reason
+    assert "no step ran; root-driver failed; expected service account pipeline-runner to exist" in reason
 
 
 @pytest.mark.parametrize(
