@@ -60,7 +60,14 @@ def main(argv: list[str] | None = None) -> int:
     store = local_path(arguments.store)
     with runs.noted(store, arguments.run, STEP) as note:
         runs.forget_report(store, arguments.run, STEP)
-        _deploy(arguments, note)
+        try:
+            _deploy(arguments, note)
+        except Refused as error:
+            if arguments.html:
+                from components.charts.page import refusal_page
+
+                write_whole(arguments.html, refusal_page(STEP, str(error)))
+            raise
     return 0
 
 

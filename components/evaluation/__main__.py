@@ -11,6 +11,7 @@ from components.contracts.manifests import Model, RawDataset, TrainingSet, Valid
 from components.evaluation.settings import GateSettings
 from components.models import share_cores
 from components.runtime.durable import own_umask, write_whole
+from components.runtime.errors import Refused
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
@@ -48,7 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     store = local_path(arguments.store)
     with noted(store, arguments.run, STEP) as note:
         forget_report(store, arguments.run, STEP)
-        verdict = _run(arguments)
+        try:
+            verdict = _run(arguments)
+        except Refused as error:
+            if arguments.html:
+                from components.charts.page import refusal_page
+
+                write_whole(Path(arguments.html), refusal_page(STEP, str(error)))
+            raise
         champion, old = verdict.champion, verdict.old_distribution
         note.facts = {
             "decision": verdict.decision,

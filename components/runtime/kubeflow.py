@@ -49,6 +49,8 @@ class PipelineVersion:
 
     pipeline_id: str
     version_id: str
+    name: str = ""
+    """For people; empty where only the id is known."""
 
 
 class KubeflowServer:
@@ -162,11 +164,19 @@ class KubeflowServer:
         return answer.pipeline_versions[0] if answer.pipeline_versions else None
 
     def newest_version(self, pipeline_id: str) -> PipelineVersion | None:
-        """The version that was uploaded last; None if there is none."""
+        """Return the version that was uploaded last; None if there is none.
+
+        The server's times have whole seconds. Of several in the last one those of `evergreen submit` come first: a
+        pipeline is made together with a version of its own name.
+        """
         with self.requests():
-            answer = self.client.list_pipeline_versions(pipeline_id, page_size=1, sort_by="created_at desc")
+            answer = self.client.list_pipeline_versions(pipeline_id, page_size=_PAGE, sort_by="created_at desc")
         found = answer.pipeline_versions
-        return PipelineVersion(pipeline_id, str(found[0].pipeline_version_id)) if found else None
+        if not found:
+            return None
+        tied = [each for each in found if each.created_at == found[0].created_at]
+        newest = next((each for each in tied if (each.description or "").startswith("sha256:")), found[0])
+        return PipelineVersion(pipeline_id, str(newest.pipeline_version_id), str(newest.display_name))
 
     def find_runs(self, experiment_id: str, *, name: str) -> list[Any]:
         """The experiment's runs of that display name."""

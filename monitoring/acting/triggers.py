@@ -251,14 +251,16 @@ class KubeflowTrigger:
                 return ALREADY
             if server.active_runs(experiment_id):
                 return BUSY
+            version = self._pipeline_version()
             run_id = server.start_run(
                 experiment_id,
                 request.request_id,
-                source=self._pipeline_version(),
+                source=version,
                 parameters={**self._arguments, **request.pipeline_arguments()},
                 service_account=self._settings.kubeflow_service_account,
             )
-            logger.info("run %s started as %s", request.request_id, run_id)
+            named = version.name or version.version_id
+            logger.info("run %s started as %s, of pipeline version %s", request.request_id, run_id, named)
             return self._resolve_race(experiment_id, request.request_id, run_id)
 
     def state(self, request_id: str) -> RunState:

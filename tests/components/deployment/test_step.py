@@ -172,5 +172,8 @@ def test_component_whose_verdict_is_stale_ends_without_a_release_and_without_a_r
     )
     deployment.python_func(**arguments)
     assert not (tmp_path / "outputs" / "release").exists()
+    card = (tmp_path / "outputs" / "card").read_text()
+    assert "deployment refused" in card
+    assert "judged against model-0" in card
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert (note.state, "judged against model-0" in note.reason) == ("refused", True)

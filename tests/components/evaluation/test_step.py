@@ -229,7 +229,9 @@ def test_a_champion_that_extraction_did_not_know_is_no_opponent(make_round, caps
     assert main(made.flags(champion=asked)) == 1
     assert note_of(made).state == "refused"
     found = "champion-model" if asked == "current" else "none"
-    assert f"champion is {found}, expected {extracted or 'none'} as when" in capsys.readouterr().err
+    reason = f"champion is {found}, expected {extracted or 'none'} as when"
+    assert reason in capsys.readouterr().err
+    assert reason in made.path("report.html").read_text(), "Kubeflow shows an error for a report that is not there"
 
 
 def test_metrics_are_finite_and_named(make_round):

@@ -40,6 +40,16 @@ def test_a_pipeline_named_is_found_at_each_request_and_runs_in_its_newest_versio
     assert references == [{"pipeline_id": "p", "pipeline_version_id": version} for version in ("v1", "v2")]
 
 
+def test_of_versions_of_one_second_the_uploaded_one_runs_and_is_named(kubeflow, connect, caplog):
+    caplog.set_level("INFO")
+    for number, name, description in (("v2", "3f2a9c1", "sha256:f7"), ("v3", "ours", None)):
+        version = {"pipeline_id": "p", "pipeline_version_id": number, "display_name": name}
+        kubeflow.versions.append({**version, "created_at": "2026-01-01T00:00:07Z", "description": description})
+    assert connect().submit(request("a")) == "started"
+    assert kubeflow.runs[0]["body"]["pipeline_version_reference"]["pipeline_version_id"] == "v2"
+    assert "of pipeline version 3f2a9c1" in caplog.text
+
+
 def test_a_pipeline_that_is_not_there_or_twice_is_a_permanent_error(kubeflow, connect):
     trigger = connect()
     kubeflow.pipelines.clear()
