@@ -9,12 +9,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
-from components.runtime.flags import CommandParser
+from components.runtime.flags import CommandParser, whoami
 from components.runtime.kubeflow import (
     EXPERIMENT,
     PIPELINE_NAME,
@@ -287,7 +288,7 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     uploads = arguments.upload or arguments.upload_version is not None
     if arguments.no_run and not uploads:
         raise ContractError("--no-run without --upload leaves nothing to do")
-    from components.store.runs import find_outcome, new_run_name, store_name
+    from components.store.runs import find_outcome, store_name
     from pipelines import submit
     from pipelines.package import default_store, image_tag, read_parameters
     from pipelines.recommender import check_changes
@@ -313,7 +314,8 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     elif arguments.recurring:
         print(submit.schedule(server, run, arguments.recurring, name=arguments.pipeline))
     else:
-        name = parameters.get("trigger_id") or new_run_name("manual")
+        by = whoami().partition("@")[0]
+        name = parameters.get("trigger_id") or f"manual {datetime.now(timezone.utc):%Y-%m-%d %H:%M} by {by}"
         run_id = submit.start(server, run, name=name)
         print(run_id, flush=True)
         if arguments.wait:

@@ -79,7 +79,8 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             "run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         }
         record = run_outcome(**run, store=store, trigger_id=trigger_id, trigger_reason=trigger_reason)
-        with dsl.ExitHandler(place(record, "run_outcome", placement), name="record the outcome"):
+        # Kubeflow's page shows 16 letters of these names.
+        with dsl.ExitHandler(place(record, "run_outcome", placement), name="retraining"):
             extracted = extraction(
                 **run,
                 store=store,
@@ -105,7 +106,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             )
             place(validated, "validation", placement)
             raw_dataset = validated.outputs["valid_dataset"]
-            with dsl.If(validated.outputs["Output"] == True, name="data is fit to learn from"):  # noqa: E712
+            with dsl.If(validated.outputs["Output"] == True, name="data passed"):  # noqa: E712
                 preprocessed = preprocessing(
                     **run,
                     store=store,
@@ -139,7 +140,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     model=model,
                 )
                 place(judged, "evaluation", placement)
-                with dsl.If(judged.outputs["Output"] == True, name="candidate is accepted"):  # noqa: E712
+                with dsl.If(judged.outputs["Output"] == True, name="gate passed"):  # noqa: E712
                     released = deployment(
                         **run,
                         store=store,

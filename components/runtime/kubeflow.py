@@ -199,13 +199,19 @@ class KubeflowServer:
         source: Path | PipelineVersion,
         parameters: Mapping[str, Any],
         service_account: str = "",
+        description: str = "",
     ) -> str:
-        """Starts one run and returns its id.
+        """Start one run and return its id.
 
-        `source` is a compiled file or an uploaded version; KFP does not make `name` unique. An empty `service_account`
-        is the server's own choice.
+        Args:
+            experiment_id: Experiment of the run.
+            name: Name in Kubeflow's list. Other runs may have it too.
+            source: Compiled file, or uploaded version.
+            parameters: Parameters of the pipeline that differ from their defaults.
+            service_account: Service account of the steps' pods; empty = the server's own choice.
+            description: Text for people, on the run's page.
         """
-        with self.requests():
+        with self.requests(), self._described(description):
             made = self.client.run_pipeline(
                 experiment_id,
                 name,
@@ -214,6 +220,22 @@ class KubeflowServer:
                 **source_arguments(source),
             )
         return str(made.run_id)
+
+    @contextmanager
+    def _described(self, description: str) -> Iterator[None]:
+        """Gives runs that are created inside this description: kfp's client has no argument for it."""
+        api = self.client._run_api
+        create = api.run_service_create_run
+
+        def create_described(run: Any, **options: Any) -> Any:
+            run.description = description or None
+            return create(run=run, **options)
+
+        api.run_service_create_run = create_described
+        try:
+            yield
+        finally:
+            del api.run_service_create_run
 
     def get_run(self, run_id: str) -> Any:
         """The run as the server describes it now."""

@@ -79,6 +79,20 @@ class RunOutcome:
     """URI of the report for people, by step (`reports_of`)."""
 
 
+def run_title(name: str) -> str:
+    """Return a run's name for Kubeflow's list: its time as people write it, and no two names alike.
+
+    >>> run_title("drift-20261129T072200Z-v5"), run_title("weekly")
+    ('drift 2026-11-29 07:22:00 v5', 'weekly')
+    """
+    found = re.fullmatch(r"([a-z]+)-(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)(\d{6})?Z(?:-(.+))?", name)
+    if not found:
+        return name
+    kind, year, month, day, hour, minute, second, fraction, rest = found.groups()
+    time = f"{hour}:{minute}:{second}{'.' + fraction if fraction else ''}"
+    return f"{kind} {year}-{month}-{day} {time}{' ' + rest if rest else ''}"
+
+
 _LONGEST_NAME = 180
 """Bytes of Kubeflow's name in a folder's name: file systems allow 255, and files written aside add 34."""
 
@@ -104,7 +118,7 @@ def store_name(run: str, resource: str, run_id: str) -> str:
     """
     if not run_id:
         return run
-    escaped = re.sub(r"[^\w .,()+=@-]", lambda found: quote(found[0], safe="").replace("~", "%7E"), run or resource)
+    escaped = re.sub(r"[^\w .,:()+=@-]", lambda found: quote(found[0], safe="").replace("~", "%7E"), run or resource)
     return f"{escaped.encode()[:_LONGEST_NAME].decode(errors='ignore')}~{run_id[:8]}"
 
 

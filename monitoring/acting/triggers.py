@@ -8,7 +8,7 @@ process inherits a locked file, which is free again exactly when the process has
 meanwhile. A run leaves its outcome in the model store (`store.runs`), its exit code and its output in `<state>/runs`,
 so that a restarted monitor still learns how it ended.
 
-KFP has no idempotency key and run names are not unique (kubeflow/pipelines issue 10446). So the run is named by the
+KFP has no idempotency key and run names are not unique (kubeflow/pipelines issue 10446). So the run is named after the
 request; the experiment is searched for that name first, then for any active run. Another monitor, started by mistake,
 may create a run between the search and the creation: after creating, each searches again, and of several active runs
 only the one that the server created first stays; whoever sees that its own run is a later one terminates it.
@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from components.contracts.manifests import RetrainRequest
+from components.contracts.manifests import CURRENT, RetrainRequest
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.kubeflow import ACTIVE_STATES, EXPERIMENT, KubeflowServer, PipelineVersion, describe_end
 from components.store import runs
-from components.store.runs import RunOutcome, find_outcome, store_name
+from components.store.runs import RunOutcome, find_outcome, run_title, store_name
 
 STARTED = "started"
 BUSY = "busy"
@@ -246,7 +246,8 @@ class KubeflowTrigger:
         server = self._server
         with server.requests(f"submitting {request.request_id}"):
             experiment_id = server.experiment_id(self._settings.kubeflow_experiment)
-            named = server.find_runs(experiment_id, name=request.request_id)
+            title = run_title(request.request_id)
+            named = server.find_runs(experiment_id, name=title)
             if any(run.state not in DEAD_STATES for run in named):
                 return ALREADY
             if server.active_runs(experiment_id):
@@ -254,14 +255,15 @@ class KubeflowTrigger:
             version = self._pipeline_version()
             run_id = server.start_run(
                 experiment_id,
-                request.request_id,
+                title,
                 source=version,
+                description=self._description(request),
                 parameters={**self._arguments, **request.pipeline_arguments()},
                 service_account=self._settings.kubeflow_service_account,
             )
             named = version.name or version.version_id
             logger.info("run %s started as %s, of pipeline version %s", request.request_id, run_id, named)
-            return self._resolve_race(experiment_id, request.request_id, run_id)
+            return self._resolve_race(experiment_id, title, run_id)
 
     def state(self, request_id: str) -> RunState:
         """See `trigger.Trigger`.
@@ -272,7 +274,7 @@ class KubeflowTrigger:
         name = self._settings.kubeflow_experiment
         with self._server.requests(f"looking for {request_id}"):
             experiment_id = self._server.find_experiment(name)
-            runs = self._server.find_runs(experiment_id, name=request_id) if experiment_id else []
+            runs = self._server.find_runs(experiment_id, name=run_title(request_id)) if experiment_id else []
         if not runs:
             missing = "run of this name" if experiment_id else f"experiment {name} any more"
             return RunState(UNKNOWN, f"the server has no {missing}")
@@ -287,6 +289,11 @@ class KubeflowTrigger:
         if newest.state == "SUCCEEDED":
             return RunState(RELEASED, f"run {newest.run_id} is {newest.state}")
         return RunState(FAILED, describe_end(newest))
+
+    def _description(self, request: RetrainRequest) -> str:
+        """Why the run was asked for, by whom and for which recommender; Kubeflow's runs have no labels."""
+        recommender = self._arguments.get("recommender", CURRENT)
+        return f"{request.reason}; asked by the monitor as {request.request_id}; recommender {recommender}"
 
     def _resolve_race(self, experiment_id: str, name: str, run_id: str) -> str:
         """The result of a run that was just created, if others created runs at the same time: the first one stays."""

@@ -262,10 +262,11 @@ def test_run_that_is_waited_for_tells_what_it_made(server, command, tmp_path, mo
     monkeypatch.setattr("pipelines.__main__.wait", waiting_as(server, ends))
     assert command("--wait", "-p", f"store={tmp_path}") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "refused at evaluation: auc fell"
-    assert re.fullmatch(r"manual-\d{8}T\d{12}Z", server.runs[0]["body"]["display_name"])
+    assert re.fullmatch(r"manual \d{4}-\d\d-\d\d \d\d:\d\d by \S+", server.runs[0]["display_name"])
+    assert re.fullmatch(r"no reason given; asked by \S+@\S+; recommender current", server.runs[0]["description"])
     monkeypatch.setattr("pipelines.__main__.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED")))
     assert command("--wait") == 0
-    assert "`evergreen runs --store /evergreen/store` tells of run manual-" in capsys.readouterr().out
+    assert "`evergreen runs --store /evergreen/store` tells of run manual " in capsys.readouterr().out
 
 
 def test_failed_run_that_is_waited_for_names_step_reason_and_page(server, command, tmp_path, monkeypatch, capsys):

@@ -28,6 +28,22 @@ def test_a_request_becomes_a_run_of_its_name_with_its_parameters(kubeflow, conne
     assert [each["display_name"] for each in kubeflow.experiments] == ["evergreen-retraining"]
 
 
+def test_a_run_has_a_readable_name_and_says_why_it_was_asked_for(kubeflow, connect):
+    trigger = connect(pipeline_arguments='{"recommender": "3"}')
+    for name, title in (
+        ("drift-20261129T072200Z-v5", "drift 2026-11-29 07:22:00 v5"),
+        ("drift-20261129T072200000001Z-v5-full", "drift 2026-11-29 07:22:00.000001 v5-full"),
+    ):
+        asked = request(name)
+        assert trigger.submit(asked) == "started"
+        assert kubeflow.runs[-1]["display_name"] == title
+        assert kubeflow.runs[-1]["description"] == f"{asked.reason}; asked by the monitor as {name}; recommender 3"
+        assert trigger.submit(asked) == "already"
+        assert trigger.state(name).state == "running"
+        kubeflow.runs[-1]["state"] = "SUCCEEDED"
+        assert trigger.state(name).state == "released"
+
+
 def test_a_pipeline_named_is_found_at_each_request_and_runs_in_its_newest_version(kubeflow, connect):
     kubeflow.pipelines.append({"pipeline_id": "p0", "display_name": "another"})
     kubeflow.versions.append({"pipeline_id": "p0", "pipeline_version_id": "v0", "display_name": "theirs"})
