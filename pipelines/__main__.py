@@ -53,6 +53,7 @@ ROOMS = {
     "search": ("pipelines.search", (), "try settings on the same held-out rows; say which are best"),
     "reproduce": ("pipelines.reproduce", (), "train a model again from the lake and its parent; compare step by step"),
     "export": ("components.registries", (), "bring MLflow or Kubeflow's Model Registry up to date with the store"),
+    "doctor": ("pipelines.doctor", (), "look at a live installation: what is right, wrong and how to mend it"),
     "verify": ("components.deployment.verify", (), "prove offline that a version answered as it was released"),
     "canary": ("components.deployment.canary", (), "give a new version a growing share of traffic, or take it back"),
     "controller": ("components.deployment.controller", (), "probe servers, reload, take a bad release back"),

@@ -1,7 +1,7 @@
 """Deployment's place in the pipeline; the work is in `__main__` and the modules beside it."""
 
 from kfp import dsl
-from kfp.dsl import HTML, Artifact, Dataset, Input, Metrics, Model, Output
+from kfp.dsl import HTML, Artifact, Dataset, Input, Model, Output
 
 
 @dsl.component(base_image="evergreen-deployment", install_kfp_package=False)
@@ -19,7 +19,6 @@ def deployment(
     model: Input[Model],
     verdict: Input[Artifact],
     release: Output[Artifact],
-    metrics: Output[Metrics],
     card: Output[HTML],
 ) -> None:
     """Releases an accepted model to Triton: one ONNX graph, parity proven, published whole, probed, recorded.
@@ -41,10 +40,8 @@ def deployment(
         model: Model manifest.
         verdict: Verdict manifest; its scores are what the graph must repeat.
         release: Release manifest.
-        metrics: Version, parity and seconds.
         card: The model's card as of its release, for people.
     """
-    from components.contracts.manifests import Release
     from components.deployment.__main__ import main
     from components.runtime.flags import run_flags
     from components.store.runs import store_name
@@ -58,7 +55,3 @@ def deployment(
         if code == 1:
             return  # refused: a retry would be refused too
         raise SystemExit(code)
-    done = Release.read(release.path)
-    metrics.log_metric("version", done.version)
-    metrics.log_metric("parity_max_abs_diff", done.parity_max_abs_diff)
-    metrics.log_metric("parity_rows", done.parity_rows)

@@ -90,7 +90,7 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         final=local_path(arguments.work) / arguments.run / STEP,
     )
     if arguments.metrics:
-        _write_json(arguments.metrics, metrics_document(evaluation.verdict))
+        _write_json(arguments.metrics, metrics_document(evaluation.verdict, train_rows=model.num_train_rows))
     if arguments.roc:
         _write_json(arguments.roc, roc_document(evaluation.scored))
     validation = ValidationReport.read(arguments.validation_report) if arguments.validation_report else None

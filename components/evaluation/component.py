@@ -35,8 +35,8 @@ def evaluation(
         model: Model manifest of the candidate.
         validation_report: ValidationReport manifest, for the model's card.
         verdict: Verdict manifest.
-        metrics: AUC with its interval, log loss, normalized entropy and calibration; the champion's and the difference;
-            the same on old rows.
+        metrics: Figures that people compare runs by: AUC with its interval, log loss, calibration, the lead over the
+            champion, rows and the decision.
         roc: ROC curve of the candidate.
         report: The model's card as of the gate, for people: comparison, slices, drift, data, specification, lineage.
 

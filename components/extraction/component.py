@@ -1,7 +1,7 @@
 """The extraction step's KFP signature."""
 
 from kfp import dsl
-from kfp.dsl import Dataset, Metrics, Output
+from kfp.dsl import Dataset, Output
 
 
 @dsl.component(base_image="evergreen-extraction", install_kfp_package=False)
@@ -20,7 +20,6 @@ def extraction(
     settings: str,
     dask_scheduler: str,
     raw_dataset: Output[Dataset],
-    metrics: Output[Metrics],
 ) -> None:
     """Copies one time window of click logs, sorted and without duplicates, into training and held-out rows.
 
@@ -39,9 +38,7 @@ def extraction(
         settings: Changes of this run to it, such as `training.seed=7 model.tower=[64,32]`.
         dask_scheduler: Address of a running Dask scheduler; empty = this machine.
         raw_dataset: RawDataset manifest of the rows.
-        metrics: Counts of rows.
     """
-    from components.contracts.manifests import RawDataset
     from components.extraction.__main__ import main
     from components.runtime.flags import run_flags
     from components.store.runs import store_name
@@ -52,7 +49,3 @@ def extraction(
         dask_scheduler=dask_scheduler, output=raw_dataset.path)  # fmt: skip
     if code := main(flags):
         raise SystemExit(code)
-    dataset = RawDataset.read(raw_dataset.path)
-    counted = ("train_rows", "holdout_rows", "straddling_rows", "late_rows", "replay_rows", "replay_holdout_rows")
-    for name in (*counted, "malformed", "duplicates"):
-        metrics.log_metric(f"num_{name}", getattr(dataset, f"num_{name}"))

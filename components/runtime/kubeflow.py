@@ -16,6 +16,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,13 @@ class KubeflowServer:
             raise TemporaryError(f"{server} does not answer: {error}") from error
         except (OSError, ValueError) as error:
             raise PermanentError(f"{server}: {error}") from error
+
+    def health(self) -> tuple[bool, datetime | None]:
+        """Return whether the installation has several users, and the server's time, where it tells one."""
+        with self.requests():
+            answer, _, headers = self.client._healthz_api.healthz_service_get_healthz_with_http_info()
+            date = headers.get("Date")
+            return bool(answer.multi_user), parsedate_to_datetime(date) if date else None
 
     def experiment_id(self, name: str) -> str:
         """Id of the experiment, which is created if it is absent."""

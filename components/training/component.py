@@ -1,7 +1,7 @@
 """The training step's KFP signature."""
 
 from kfp import dsl
-from kfp.dsl import Artifact, Dataset, Input, Metrics, Model, Output
+from kfp.dsl import Artifact, Dataset, Input, Model, Output
 
 
 @dsl.component(base_image="evergreen-training", install_kfp_package=False)
@@ -18,7 +18,6 @@ def training(
     training_set: Input[Dataset],
     validation_report: Input[Artifact],
     model: Output[Model],
-    metrics: Output[Metrics],
 ) -> None:
     """Fits the network, from scratch or on from a parent, and puts the model into the store.
 
@@ -35,7 +34,6 @@ def training(
         training_set: Encoded rows (manifest).
         validation_report: Statistics and schema to keep beside the model (manifest).
         model: The trained model (manifest).
-        metrics: AUC and log loss on rows just before they were learned; rows, steps, rows per second.
     """
     from components.runtime.flags import run_flags
     from components.store.runs import store_name
@@ -45,5 +43,5 @@ def training(
     flags = run_flags(
         run=name, store=store, work=work, backend=backend, num_gpus=num_gpus, processes=processes, train_job=train_job,
         training_set=training_set.path, validation_report=validation_report.path, output=model.path)  # fmt: skip
-    if code := main(flags, log_metric=metrics.log_metric):
+    if code := main(flags):
         raise SystemExit(code)

@@ -1,7 +1,7 @@
 """The validation step as a KFP component; the work is `python -m components.validation`."""
 
 from kfp import dsl
-from kfp.dsl import HTML, Artifact, Dataset, Input, Metrics, Output
+from kfp.dsl import HTML, Artifact, Dataset, Input, Output
 
 
 @dsl.component(base_image="evergreen-validation", install_kfp_package=False)
@@ -18,7 +18,6 @@ def validation(
     valid_dataset: Output[Dataset],
     report: Output[Artifact],
     html: Output[HTML],
-    metrics: Output[Metrics],
 ) -> bool:
     """Judges the training rows with TFDV: anomalies, and drift against the champion's training rows.
 
@@ -35,15 +34,13 @@ def validation(
         valid_dataset: RawDataset manifest without the rows that were quarantined.
         report: ValidationReport manifest.
         html: Findings, drift and distributions for people.
-        metrics: Rows, findings and the largest drift.
 
     Returns:
         Output: True unless the rows must not be trained on.
     """
-    from components.contracts.manifests import ValidationReport
     from components.runtime.flags import run_flags
     from components.store.runs import store_name
-    from components.validation.__main__ import main, metric_values
+    from components.validation.__main__ import main
 
     name = store_name(run, run_resource, run_id)
     flags = run_flags(
@@ -51,6 +48,4 @@ def validation(
         raw_dataset=raw_dataset.path, valid_dataset=valid_dataset.path, output=report.path, html=html.path)  # fmt: skip
     if (code := main(flags)) > 1:
         raise SystemExit(code)
-    for name, value in metric_values(ValidationReport.read(report.path)).items():
-        metrics.log_metric(name, value)
     return code == 0

@@ -261,8 +261,8 @@ class KubeflowTrigger:
                 parameters={**self._arguments, **request.pipeline_arguments()},
                 service_account=self._settings.kubeflow_service_account,
             )
-            named = version.name or version.version_id
-            logger.info("run %s started as %s, of pipeline version %s", request.request_id, run_id, named)
+            of = version.name or version.version_id
+            logger.info("run %s started as %s, of pipeline version %s", request.request_id, run_id, of)
             return self._resolve_race(experiment_id, title, run_id)
 
     def state(self, request_id: str) -> RunState:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import doctor
 from pipelines.__main__ import build_parser
 from pipelines.images import DOCKERFILES, image_name
 from pipelines.placement import NEEDS, read_placement, read_values
@@ -110,11 +111,12 @@ def test_what_is_applied_takes_the_images_that_are_built_by_the_tag(run):
 def test_every_evergreen_command_of_the_script_is_one():
     text = SCRIPT.read_text().replace('"$tag"', "0123abc").replace("$store", "build/kind/store")
     commands = [shlex.split(line.partition("$evergreen ")[2]) for line in text.splitlines() if "$evergreen " in line]
-    assert [command[0] for command in commands] == ["recommender", "compile", "submit"]
-    recommender, compile_, submit = commands
+    assert [command[0] for command in commands] == ["recommender", "compile", "submit", "doctor"]
+    recommender, compile_, submit, look = commands
     recommender_file.build_parser().parse_args(recommender[1:])
     build_parser().parse_args(compile_)
     build_parser().parse_args([*submit, "--host", "http://127.0.0.1:1"])
+    doctor.build_parser().parse_args([*look[1:-2], "--host", "http://127.0.0.1:1"])
     for path in (recommender[2], compile_[2]):
         assert (REPOSITORY / path).is_file()
 

@@ -211,6 +211,9 @@ class KfpServer(HttpDouble):
             return without_empty({"pipelines": self.select(self.pipelines, query)})
         if method == "GET" and (found := re.fullmatch(r"pipelines/names/([^/]+)", path)):
             return self.pipeline_named(found[1])
+        if method == "GET" and (found := re.fullmatch(r"pipelines/[^/]+/versions/([^/]+)", path)):
+            self.check_version(found[1])
+            return next(each for each in self.versions if each["pipeline_version_id"] == found[1])
         if method == "GET" and (found := re.fullmatch(r"pipelines/([^/]+)/versions", path)):
             return self.list_versions(found[1], query)
         if (method, path) == ("POST", "recurringruns"):
