@@ -287,8 +287,8 @@ def conclude(
         state, version = "canary", canary.version
     elif last.state == "refused":
         state = "refused"
-    elif last.state == "done" and last.step == LAST_STEP and kfp_state not in FAILED_STATES:
-        state = "released" if last.facts["rollout"] == "full" else "canary"
+    elif last.state == "done" and "version" in last.facts and kfp_state not in FAILED_STATES:
+        state = "released" if last.facts.get("rollout") == "full" else "canary"
         version = int(last.facts["version"])
     elif made is not None:
         # The step was stopped between the journal's line and its own note.
